@@ -1,0 +1,204 @@
+"""Discovery on environments recorded from the real launchers (Slurm's from its documentation)."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from multiverso.errors import StartupError
+from multiverso.runtime.discovery import Ancestor, JobInfo, discover, process_ancestors, socket_name
+
+TORCHRUN = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_vmklo9o2/none_6nauqpdp/attempt_0/1/error.json",
+}
+OPENMPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "PMIX_NAMESPACE": "prterun-vm-4453@1",
+    "PMIX_RANK": "1",
+    "PMIX_SERVER_URI2": "prterun-vm-4453@0.0;tcp4://127.0.0.1:46885",
+}
+MPICH = {
+    "PMI_RANK": "1",
+    "PMI_SIZE": "2",
+    "PMI_FD": "11",
+    "PMI_HOSTNAME": "vm",
+    "HYDI_CONTROL_FD": "7",
+    "MPI_LOCALRANKID": "1",
+    "MPI_LOCALNRANKS": "2",
+}
+SLURM = {
+    "SLURM_JOB_ID": "71",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_PROCID": "2",
+    "SLURM_LOCALID": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "3",
+}
+OURS = {
+    "MULTIVERSO_NODE": "multiverso-abc",
+    "MULTIVERSO_WORKER_ID": "2",
+    "MULTIVERSO_WORKERS_NUM": "4",
+    "MULTIVERSO_ON_LOST": "continue",
+    "MULTIVERSO_LAUNCHED": "1",
+}
+ABOVE = (Ancestor(51, 9000, "bash"), Ancestor(50, 8000, "hydra_pmi_proxy"), Ancestor(49, 7000, "mpiexec"))
+
+
+def place(environ: dict[str, str], above: tuple[Ancestor, ...] = ABOVE, inode: int | None = 77) -> JobInfo:
+    return discover(environ, ancestors=lambda: iter(above), inode=lambda _: inode)
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, ("single", 0, 1)),
+        (TORCHRUN, ("torchrun", 1, 2)),
+        (OPENMPI, ("openmpi", 1, 4)),
+        (MPICH, ("mpich", 1, 2)),
+        (SLURM, ("slurm", 2, 3)),
+        (OURS, ("multiverso", 2, 4)),
+        # The innermost launcher wins.
+        (SLURM | TORCHRUN, ("torchrun", 1, 2)),
+        (OPENMPI | TORCHRUN, ("torchrun", 1, 2)),
+        (SLURM | MPICH, ("mpich", 1, 2)),
+        (SLURM | {"PMI_RANK": "2", "PMI_SIZE": "3", "PMI_FD": "9"}, ("slurm", 2, 3)),
+        (OPENMPI | OURS, ("multiverso", 2, 4)),
+        # Shells of a batch system are no workers.
+        ({"SLURM_JOB_ID": "71", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, ("single", 0, 1)),
+        (SLURM | {"SLURM_STEP_ID": "4294967291"}, ("single", 0, 1)),
+        (SLURM | {"SLURM_STEP_ID": "4294967290"}, ("single", 0, 1)),
+        (SLURM | {"SLURM_STEP_ID": "batch"}, ("single", 0, 1)),
+        # Left-over variables of a framework alone start no job.
+        ({"RANK": "1", "WORLD_SIZE": "2"}, ("single", 0, 1)),
+    ],
+)
+def test_finds_the_place(environ: dict[str, str], expected: tuple[str, int, int]) -> None:
+    job = place(environ)
+    assert (job.started_by, job.worker_id, job.workers_num) == expected
+
+
+def test_our_launcher_says_everything() -> None:
+    job = place(OURS)
+    assert job == JobInfo(
+        2, 4, 2, 4, "multiverso", address="multiverso-abc", on_lost="continue", launched=True
+    )
+    assert place({}).key is None
+    assert place({}).on_lost is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "other_worker"),
+    [
+        (
+            TORCHRUN,
+            {
+                "RANK": "0",
+                "LOCAL_RANK": "0",
+                "TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_vmklo9o2/none_6nauqpdp/attempt_0/0/error.json",
+            },
+        ),
+        (OPENMPI, {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "PMIX_RANK": "0"}),
+        (MPICH, {"PMI_RANK": "0", "MPI_LOCALRANKID": "0", "PMI_FD": "9"}),
+        (SLURM, {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}),
+    ],
+)
+def test_workers_of_one_job_have_one_key(environ: dict[str, str], other_worker: dict[str, str]) -> None:
+    mine, other = place(environ), place(environ | other_worker)
+    assert mine.key
+    assert mine.key == other.key
+    assert mine.worker_id != other.worker_id
+
+
+@pytest.mark.parametrize(
+    ("environ", "change"),
+    [
+        (TORCHRUN, {"TORCHELASTIC_RESTART_COUNT": "1"}),
+        (TORCHRUN, {"MASTER_PORT": "29501"}),
+        (TORCHRUN, {"TORCHELASTIC_RUN_ID": "night"}),
+        (TORCHRUN, {"TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_x/none_y/attempt_0/1/error.json"}),
+        (OPENMPI, {"PMIX_NAMESPACE": "prterun-vm-4454@1"}),
+        (OPENMPI, {"PMIX_SERVER_URI2": "prterun-vm-4453@0.0;tcp4://127.0.0.1:46886"}),
+        (SLURM, {"SLURM_JOB_ID": "72"}),
+        (SLURM, {"SLURM_STEP_ID": "1"}),
+        (SLURM, {"SLURM_RESTART_COUNT": "1"}),
+    ],
+)
+def test_another_job_has_another_key(environ: dict[str, str], change: dict[str, str]) -> None:
+    assert place(environ).key != place(environ | change).key
+
+
+def test_mpich_jobs_differ_by_their_proxy_or_its_socket() -> None:
+    reused_pid = (Ancestor(50, 8001, "hydra_pmi_proxy"),)
+    assert place(MPICH).key != place(MPICH, reused_pid).key
+    hidden = place(MPICH, (), inode=77)
+    assert hidden.key == place(MPICH, (), inode=77).key
+    assert hidden.key != place(MPICH, (), inode=78).key
+    # A wrapper that closes the descriptor does not part a worker from the others.
+    assert place(MPICH, inode=None).key == place(MPICH).key
+    with pytest.raises(StartupError, match="PMI_RANK=1"):
+        place(MPICH, (), inode=None)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        TORCHRUN | {"WORLD_SIZE": "8"},
+        OPENMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+        MPICH | {"MPI_LOCALNRANKS": "1"},
+        SLURM | {"SLURM_STEP_NUM_NODES": "2"},
+    ],
+)
+def test_several_hosts_are_refused_at_once(environ: dict[str, str]) -> None:
+    with pytest.raises(StartupError, match="on one host"):
+        place(environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        (OURS | {"MULTIVERSO_WORKER_ID": "4"}, "worker 4 of 4"),
+        (OURS | {"MULTIVERSO_WORKER_ID": "-1"}, "worker -1 of 4"),
+        (OURS | {"MULTIVERSO_WORKERS_NUM": "many"}, "MULTIVERSO_WORKERS_NUM is 'many'"),
+        (OURS | {"MULTIVERSO_ON_LOST": "retry"}, "MULTIVERSO_ON_LOST is 'retry'"),
+        (OURS | {"MULTIVERSO_NODE": ""}, "MULTIVERSO_NODE is empty"),
+        ({"MULTIVERSO_NODE": "x", "MULTIVERSO_WORKER_ID": "0"}, "MULTIVERSO_WORKERS_NUM is not set"),
+        ({"TORCHELASTIC_RUN_ID": "x"}, "RANK is not set"),
+        ({k: v for k, v in OPENMPI.items() if not k.startswith("PMIX")}, "PMIX_NAMESPACE"),
+        ({k: v for k, v in SLURM.items() if k != "SLURM_JOB_ID"}, "SLURM_JOB_ID is not"),
+    ],
+)
+def test_contradictions_are_named(environ: dict[str, str], words: str) -> None:
+    with pytest.raises(StartupError, match=words):
+        place(environ)
+
+
+def test_socket_name_is_stable_short_and_printable() -> None:
+    name = socket_name("torchrun|none|localhost|29500||0")
+    assert name == socket_name("torchrun|none|localhost|29500||0")
+    assert name != socket_name("torchrun|none|localhost|29500||1")
+    assert name.startswith("multiverso-")
+    assert name.isprintable()
+    assert len(name) < 100
+
+
+def test_ancestors_of_a_real_process() -> None:
+    above = list(process_ancestors())
+    assert above[0].pid == os.getppid()
+    assert all(process.start_ticks >= 0 and process.name for process in above)
+    code = "from multiverso.runtime.discovery import process_ancestors as p;print(*(a.pid for a in p()))"
+    command = [sys.executable, "-c", code]
+    child = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert [int(pid) for pid in child.stdout.split()][:2] == [os.getpid(), os.getppid()]
