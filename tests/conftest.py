@@ -1,0 +1,170 @@
+"""The harsh world that every test lives in: what it starts, opens or maps is gone when it ends.
+
+Compared before and after each test, with a few seconds to settle: processes (also ones that left our process
+group or were adopted by init: a mark in their environment shows them), Python threads, file descriptors,
+abstract sockets and mappings of shared memory.
+
+What is allowed to stay, because a test does not decide it:
+
+- processes of the standard library's that live as long as the interpreter (resource tracker, fork server);
+- descriptors and threads that a framework opens in the test that first imports it;
+- devices, /proc and /sys files and event descriptors (thread pools, entropy), at any time;
+- anything that a failing test leaves: its traceback holds its objects. Its processes are killed all the same.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MARK = "MULTIVERSO_TEST_RUN"
+SETTLE_SECONDS = 5.0
+FRAMEWORKS = (
+    "torch",
+    "keras",
+    "jax",
+    "pytensor",
+    "theano",
+    "lasagne",
+    "mpi4py",
+    "matplotlib",
+    "sklearn",
+    "zmq",
+)
+LIVES_ON = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
+UNOWNED_FILES = ("/dev/", "/proc/", "/sys/", "anon_inode:[event")
+
+os.environ[MARK] = uuid.uuid4().hex
+
+
+@dataclass(frozen=True)
+class Held:
+    """What this process holds, each thing with words that a person can act on."""
+
+    processes: dict[int, str]
+    threads: dict[int, str]
+    files: dict[str, str]
+    sockets: dict[str, str]
+    mappings: dict[str, str]
+    frameworks: frozenset[str]
+
+
+def _processes() -> dict[int, str]:
+    token = f"{MARK}={os.environ[MARK]}".encode()
+    me = os.getpid()
+    found = {}
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit() or int(entry.name) == me:
+            continue
+        try:
+            stat = Path(entry.path, "stat").read_text()
+            state, parent = stat.rpartition(")")[2].split()[:2]
+            if state in "ZX" or (int(parent) != me and token not in Path(entry.path, "environ").read_bytes()):
+                continue
+            command = Path(entry.path, "cmdline").read_bytes().replace(b"\0", b" ").strip()
+        except OSError:  # it ended while we looked
+            continue
+        if not any(name in command for name in LIVES_ON):
+            found[int(entry.name)] = command.decode(errors="replace")
+    return found
+
+
+def _files() -> dict[str, str]:
+    kept = _tracker_file()
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:  # the listing's own descriptor
+            continue
+        if int(name) != kept and not target.startswith(UNOWNED_FILES):
+            found[f"{name} -> {target}"] = target
+    return found
+
+
+def _tracker_file() -> int | None:
+    module = sys.modules.get("multiprocessing.resource_tracker")
+    return getattr(getattr(module, "_resource_tracker", None), "_fd", None)
+
+
+def _sockets(files: dict[str, str]) -> dict[str, str]:
+    inodes = {target[len("socket:[") : -1] for target in files.values() if target.startswith("socket:[")}
+    rows = (line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:])
+    return {row[6]: row[7] for row in rows if len(row) > 7 and row[6] in inodes and row[7].startswith("@")}
+
+
+def _mappings() -> dict[str, str]:
+    rows = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
+    return {row[0].partition("-")[0]: row[5] for row in rows if len(row) > 5 and "memfd:multiverso" in row[5]}
+
+
+def _held() -> Held:
+    files = _files()
+    return Held(
+        processes=_processes(),
+        threads={t.ident or 0: t.name for t in threading.enumerate() if t is not threading.main_thread()},
+        files=files,
+        sockets=_sockets(files),
+        mappings=_mappings(),
+        frameworks=frozenset(name for name in FRAMEWORKS if name in sys.modules),
+    )
+
+
+def _leaks(before: Held, after: Held) -> list[str]:
+    said = [f"process {pid}: {what}" for pid, what in after.processes.items() if pid not in before.processes]
+    said += [f"shared memory {what}" for key, what in after.mappings.items() if key not in before.mappings]
+    said += [f"abstract socket {what}" for key, what in after.sockets.items() if key not in before.sockets]
+    if after.frameworks == before.frameworks:
+        said += [f"thread {what}" for key, what in after.threads.items() if key not in before.threads]
+        said += [f"descriptor {what}" for what in after.files if what not in before.files]
+    return said
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails the test that leaves a process, thread, descriptor, socket or mapping behind."""
+    before = _held()
+    yield
+    leaks = _leaks(before, after := _held())
+    deadline = time.monotonic() + SETTLE_SECONDS
+    failed = request.node.stash.get(FAILED, False)
+    while leaks and not failed and time.monotonic() < deadline:
+        gc.collect()
+        threading.Event().wait(0.02)
+        leaks = _leaks(before, after := _held())
+    for pid in after.processes.keys() - before.processes.keys():
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    if leaks and not failed:
+        what = "\n  ".join(leaks)
+        pytest.fail(f"left behind {SETTLE_SECONDS:g} s after the test:\n  {what}", pytrace=False)
+
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    report = yield
+    if call.excinfo is not None and call.when in ("setup", "call"):
+        item.stash[FAILED] = True
+    return report
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The quick tests of the core go first, so that a broken core is seen at once."""
+    core = Path(__file__).parent / "core"
+    items.sort(key=lambda item: not item.path.is_relative_to(core))
