@@ -23,7 +23,7 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; 
 
 BIN := .venv/bin
 LEGACY := .venv-legacy
-INSTALL := -m pip install -q
+INSTALL := -m pip install -qq
 TORCH := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 # Options for pytest: make test PYTEST_ARGS="-k barrier -x"

@@ -1,0 +1,126 @@
+"""The documentation runs.
+
+On each page, in a folder of its own: a ``python`` block with a title is written to that file, the other
+``python`` blocks are run one after the other as one script, and each ``console`` block is typed in: its lines
+after ``$`` are run, and the lines below are what must come out (in any order, as workers race; ``...`` stands
+for anything). ``sh`` blocks are not run: they name what a reader's machine may not have. A page that needs
+other frameworks says ``<!-- tested by: tests/... -->`` on its first line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^( *)```(?P<language>[\w+-]*)(?P<info>[^\n]*)\n(?P<body>.*?)^\1```$", re.M | re.S)
+ELSEWHERE = re.compile(r"\A<!-- tested by: (\S+) -->")
+DEADLINE_SECONDS = 100
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    title: str
+    body: str
+    line: int
+
+
+def blocks(text: str) -> list[Block]:
+    found = []
+    for match in FENCE.finditer(text):
+        title = re.search(r'title="([^"]+)"', match["info"])
+        line = text.count("\n", 0, match.start("body"))
+        found.append(Block(match["language"], title[1] if title else "", match["body"], line))
+    return found
+
+
+def runs_here(page: Path) -> bool:
+    text = page.read_text()
+    return not ELSEWHERE.match(text) and any(b.language in ("python", "console") for b in blocks(text))
+
+
+def run(command: list[str] | str, folder: Path) -> str:
+    """Standard output, when the command succeeds; with everything that was said otherwise."""
+    environment = {
+        k: v for k, v in os.environ.items() if not k.startswith(("MULTIVERSO_NODE", "MULTIVERSO_W"))
+    }
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    result = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        shell=isinstance(command, str),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+    assert result.returncode == 0, (
+        f"{command} ended with {result.returncode}\n{result.stdout}\n{result.stderr}"
+    )
+    return result.stdout
+
+
+def agrees(expected: list[str], got: list[str]) -> bool:
+    patterns = [".*".join(re.escape(part) for part in line.split("...")) for line in sorted(expected)]
+    return len(expected) == len(got) and all(
+        re.fullmatch(pattern, line) for pattern, line in zip(patterns, sorted(got), strict=True)
+    )
+
+
+@pytest.mark.parametrize("page", filter(runs_here, PAGES), ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_the_page_shows_happens(page: Path, tmp_path: Path) -> None:
+    script: list[
+        str
+    ] = []  # each line where it stands on the page, so that a traceback names the page's lines
+    for block in blocks(page.read_text()):
+        if block.language == "python" and block.title:
+            (tmp_path / block.title).write_text(block.body)
+        elif block.language == "python":
+            script += [""] * (block.line - len(script)) + block.body.splitlines()
+        elif block.language == "console":
+            for part in re.split(r"^\$ ", block.body, flags=re.M)[1:]:
+                command, *expected = part.splitlines()
+                got = run(command, tmp_path).splitlines()
+                assert agrees(expected, got), f"{command}\nexpected {expected}\ngot      {got}"
+    if script:
+        (tmp_path / "page.py").write_text("\n".join(script) + "\n")
+        run([sys.executable, "-W", "error", "page.py"], tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_nothing_on_the_page_is_left_unrun(page: Path) -> None:
+    text = page.read_text()
+    if elsewhere := ELSEWHERE.match(text):
+        assert (ROOT / elsewhere[1]).exists()
+        return
+    found = blocks(text)
+    assert text.count("```") == 2 * len(found), "a fence that is not closed, or not seen by this test"
+    assert {b.language for b in found} <= {
+        "python",
+        "console",
+        "sh",
+        "text",
+        "json",
+        "toml",
+        "ini",
+        "mermaid",
+    }
+    commands = " ".join(b.body for b in found if b.language == "console")
+    for block in found:
+        if block.language == "python" and block.title:
+            assert block.title in commands, f"{block.title} is written but no console block runs it"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    missing = [p for page in PAGES[1:] if (p := str(page.relative_to(ROOT / "docs"))) not in navigation]
+    assert not missing

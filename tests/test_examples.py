@@ -1,0 +1,111 @@
+"""The examples do what their first lines say, on real data."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+EXAMPLE = "examples/logistic_regression.py"
+LAST_LINE = r"workers={} accuracy=(0\.9\d\d) seconds=\d+\.\d\d exchanges_per_second=\d+"
+
+
+def start(*command: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        k: v for k, v in os.environ.items() if not k.startswith(("MULTIVERSO_NODE", "MULTIVERSO_W"))
+    }
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+def train(workers: int, *options: str) -> list[str]:
+    """The master's lines, without the launcher's prefix."""
+    launcher = [str(BIN / "multiverso"), "run", "-n", str(workers)] if workers > 1 else [sys.executable]
+    result = start(*launcher, EXAMPLE, *options)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return [re.sub(r"^\[\d+\] ", "", line) for line in result.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("workers", "options"),
+    [
+        (1, []),
+        (4, []),
+        (2, ["--staleness", "3"]),
+    ],
+    ids=["alone", "asynchronous", "bounded"],
+)
+def test_it_learns_the_digits(workers: int, options: list[str]) -> None:
+    lines = train(workers, "--epochs", "12", *options)
+    assert [re.match(r"epoch=(\d+) accuracy=", line)[1] for line in lines[:-1]] == [
+        str(n) for n in range(1, 13)
+    ]  # type: ignore[index]
+    assert re.fullmatch(LAST_LINE.format(workers), lines[-1])
+
+
+def test_synchronous_runs_are_the_same() -> None:
+    first, second = (train(2, "--sync", "--epochs", "5") for _ in range(2))
+    assert first[:-1] == second[:-1]
+    assert first[-1].split()[:2] == second[-1].split()[:2]
+
+
+def write_idx(path: Path, values: np.ndarray) -> None:
+    content = (
+        bytes([0, 0, 8, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape) + values.tobytes()
+    )
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The bundled digits in MNIST's four files, two of them compressed."""
+    digits = load_digits()
+    images, labels = (digits.images * 15).astype(np.uint8), digits.target.astype(np.uint8)
+    write_idx(tmp_path / "train-images-idx3-ubyte.gz", images[:1500])
+    write_idx(tmp_path / "train-labels-idx1-ubyte", labels[:1500])
+    write_idx(tmp_path / "t10k-images-idx3-ubyte", images[1500:])
+    write_idx(tmp_path / "t10k-labels-idx1-ubyte.gz", labels[1500:])
+    return tmp_path
+
+
+def test_it_reads_idx_files(folder: Path) -> None:
+    assert re.fullmatch(LAST_LINE.format(1), train(1, "--data", str(folder), "--epochs", "12")[-1])
+
+
+def test_it_names_the_file_that_is_missing_or_cut(folder: Path) -> None:
+    (folder / "train-labels-idx1-ubyte").unlink()
+    result = start(sys.executable, EXAMPLE, "--data", str(folder))
+    assert result.returncode == 1
+    assert "neither train-labels-idx1-ubyte nor train-labels-idx1-ubyte.gz" in result.stderr
+    write_idx(folder / "train-labels-idx1-ubyte", np.zeros(10, np.uint8))
+    cut = (folder / "train-labels-idx1-ubyte").read_bytes()[:-1]
+    (folder / "train-labels-idx1-ubyte").write_bytes(cut)
+    result = start(sys.executable, EXAMPLE, "--data", str(folder))
+    assert result.returncode == 1
+    assert "train-labels-idx1-ubyte is not a complete IDX file" in result.stderr
+
+
+def test_the_demo_shows_one_and_four_workers_side_by_side() -> None:
+    result = start(sys.executable, "scripts/demo.py")
+    assert result.returncode == 0, result.stdout + result.stderr
+    table = result.stdout.splitlines()[-10:]
+    assert re.search(r"1 worker +4 workers$", "\n".join(table), re.M)
+    assert re.search(r"^accuracy at the end +0\.9\d\d +0\.9\d\d$", "\n".join(table), re.M)
+
+
+def test_every_example_is_run_by_some_test() -> None:
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    scripts = [path for path in (ROOT / "examples").rglob("*.py") if not path.name.startswith("_")]
+    assert scripts
+    assert [path.name for path in scripts if path.name not in tests and path.stem not in tests] == []

@@ -1,0 +1,171 @@
+"""The distribution: what it ships, what importing it does; and that the net below the tests holds."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import multiverso
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+SUBPACKAGES = {"torch", "keras", "jax", "theano", "theano_ext", "testing"}
+
+
+def start(*command: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_one_version_everywhere() -> None:
+    version = metadata.version("multiverso")
+    assert version in start(str(BIN / "multiverso"), "version").stdout
+    assert re.search(rf"^## {re.escape(version)}\b", (ROOT / "CHANGELOG.md").read_text(), re.M)
+
+
+def test_the_wheel_has_both_packages_their_types_and_the_licence(tmp_path: Path) -> None:
+    built = start(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path))
+    assert built.returncode == 0, built.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"multiverso/__init__.py", "multiverso/py.typed", "platoon/__init__.py", "platoon/py.typed"} <= {
+        *names
+    }
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not [
+        name
+        for name in names
+        if name.split("/")[0] not in ("multiverso", "platoon") and ".dist-info/" not in name
+    ]
+
+
+def test_importing_loads_no_framework_starts_nothing_and_reads_no_environment() -> None:
+    probe = """
+import os, sys, threading
+read = []
+class Environment(dict):
+    def __getitem__(self, name): read.append(name); return super().__getitem__(name)
+    def get(self, name, default=None): read.append(name); return super().get(name, default)
+import numpy, numba  # what these read is theirs
+os.environ = Environment(os.environ)
+import multiverso
+ours = ("MULTIVERSO", "OMPI", "PMI", "SLURM", "TORCHELASTIC")
+assert [name for name in read if name.startswith(ours)] == [], read
+assert threading.active_count() == 1
+assert open(f"/proc/self/task/{os.getpid()}/children").read() == ""
+heavy = {"torch", "keras", "jax", "theano", "pytensor", "mpi4py", "sklearn", "zmq", "typer", "rich"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+"""
+    result = start(sys.executable, "-c", probe)
+    assert result.returncode == 0, result.stderr
+
+
+def test_elsewhere_than_on_linux_it_imports_and_init_says_why_not() -> None:
+    probe = """
+import sys, numpy, numba
+sys.platform = "darwin"
+import multiverso
+try:
+    multiverso.init()
+except multiverso.errors.StartupError as error:
+    print(error)
+"""
+    result = start(sys.executable, "-c", probe)
+    assert result.returncode == 0, result.stderr
+    assert "Linux" in result.stdout
+    assert result.stdout.count("\n") == 1
+
+
+def test_the_door_defines_nothing_and_exports_what_it_says() -> None:
+    door = ast.parse((ROOT / "src/multiverso/__init__.py").read_text())
+    defined = [
+        node for node in door.body if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)
+    ]
+    assert [node.name for node in defined if not node.name.startswith("__")] == []
+    assert len(set(multiverso.__all__)) == len(multiverso.__all__)
+    assert [name for name in multiverso.__all__ if not hasattr(multiverso, name)] == []
+
+
+def test_every_exported_name_has_a_docstring_and_stands_in_the_documentation() -> None:
+    pages = "\n".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
+    values = {name: getattr(multiverso, name) for name in multiverso.__all__}
+    assert [name for name, value in values.items() if callable(value) and not value.__doc__] == []
+    assert [name for name in values if name not in pages] == []
+
+
+def test_no_outer_environment_reaches_the_makefile() -> None:
+    outer = {
+        "PYTHONPATH": "/outer",
+        "THEANO_FLAGS": "outer",
+        "VIRTUAL_ENV": "/outer",
+        "MULTIVERSO_NODE": "outer",
+    }
+    result = start("make", "--no-print-directory", "--eval", "show: ; @env", "show", **outer)
+    assert result.returncode == 0, result.stderr
+    assert [name for name in outer if f"{name}=" in result.stdout] == []
+
+
+def test_a_first_file_on_a_new_machine_needs_no_more_than_make_says() -> None:
+    listed = start("make", "help").stdout
+    assert [
+        name for name in ("demo", "test", "check", "bench", "chaos", "docs") if f"make {name}" not in listed
+    ] == []
+
+
+LEAKS = """
+import mmap, os, socket, subprocess, threading
+kept = []
+
+def test_orphan():
+    subprocess.run(["setsid", "--fork", "sleep", "60"], check=True)
+
+def test_child():
+    kept.append(subprocess.Popen(["sleep", "60"]))
+
+def test_thread():
+    kept.append(threading.Event())
+    threading.Thread(target=kept[-1].wait, args=(60,), daemon=True).start()
+
+def test_descriptor():
+    kept.append(open("/etc/passwd"))
+
+def test_socket():
+    kept.append(socket.socket(socket.AF_UNIX))
+    kept[-1].bind("\\0multiverso-leak")
+
+def test_mapping():
+    descriptor = os.memfd_create("multiverso-leak")
+    os.ftruncate(descriptor, 4096)
+    kept.append(mmap.mmap(descriptor, 4096))
+    os.close(descriptor)
+
+def test_clean():
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind("\\0multiverso-clean")
+    threading.Timer(0.2, print).start()
+    subprocess.run(["true"], check=True)
+"""
+
+
+def test_the_net_catches_whatever_a_test_leaves_behind(tmp_path: Path) -> None:
+    net = (ROOT / "tests/conftest.py").read_text()
+    (tmp_path / "conftest.py").write_text(net.replace("SETTLE_SECONDS = 5.0", "SETTLE_SECONDS = 0.5"))
+    (tmp_path / "test_leaks.py").write_text(LEAKS)
+    result = start(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".", cwd=tmp_path)
+    caught = set(re.findall(r"^ERROR test_leaks.py::test_(\w+)", result.stdout, re.M))
+    assert caught == {"orphan", "child", "thread", "descriptor", "socket", "mapping"}, result.stdout
+    for word in ("process", "thread", "descriptor", "abstract socket @multiverso-leak", "shared memory"):
+        assert f"  {word}" in result.stdout
