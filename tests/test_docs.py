@@ -76,7 +76,7 @@ def agrees(expected: list[str], got: list[str]) -> bool:
     )
 
 
-@pytest.mark.parametrize("page", filter(runs_here, PAGES), ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*filter(runs_here, PAGES)], ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_the_page_shows_happens(page: Path, tmp_path: Path) -> None:
     script: list[
         str
@@ -124,3 +124,10 @@ def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text()
     missing = [p for page in PAGES[1:] if (p := str(page.relative_to(ROOT / "docs"))) not in navigation]
     assert not missing
+
+
+def test_the_protocol_page_has_every_message() -> None:
+    source = "\n".join(path.read_text() for path in (ROOT / "src/multiverso/runtime").glob("*.py"))
+    sent = set(re.findall(r'"do": "(\w+)"', source))
+    rows = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/protocol.md").read_text(), re.M))
+    assert sent == rows

@@ -75,9 +75,9 @@ assert not heavy & set(sys.modules), heavy & set(sys.modules)
 
 def test_elsewhere_than_on_linux_it_imports_and_init_says_why_not() -> None:
     probe = """
-import sys, numpy, numba
-sys.platform = "darwin"
+import sys, numpy, numba, platform
 import multiverso
+sys.platform, platform.system = "darwin", lambda: "Darwin"
 try:
     multiverso.init()
 except multiverso.errors.StartupError as error:
