@@ -1,7 +1,8 @@
-"""Repair the installed Theano 1.0.5, Lasagne 0.1 and Keras 1.2.2 for CPython 3.11, NumPy 1.23.5 and SciPy 1.9.3.
+"""Repair the installed Theano 1.0.5 and Keras 1.2.2 for CPython 3.11, NumPy 1.23.5 and SciPy 1.9.3.
 
-Run once with the environment's own Python. Edits text in site-packages and adds one file, without importing what it
-repairs; a second run changes nothing, and a text that should be there and is not ends it with an error.
+Run once with the environment's own Python. Edits text in site-packages and adds one file, without importing
+what it repairs; a second run changes nothing, and a text that should be there and is not ends it with an
+error.
 """
 
 import importlib.util
@@ -24,7 +25,8 @@ THEANO_EDITS = [
         "np.distutils.__config__.blas_opt_info",
         "getattr(np.distutils.__config__, 'blas_opt_info', {})",
     ),
-    # Scan's loop in C came from Cython 0.28, which CPython 3.11 cannot compile: without it Scan uses its Python loop.
+    # Scan's loop in C came from Cython 0.28, which CPython 3.11 cannot compile: without it Scan uses its
+    # Python loop.
     (
         "scan_module/scan_op.py",
         "from . import scan_perform_ext\n",
@@ -66,7 +68,7 @@ def repair_theano(root: Path) -> None:
 
 
 def repair_keras(root: Path) -> None:
-    """Names that left collections (Python 3.10) and inspect (3.11), and an import that Keras leaves to others."""
+    """Names that left collections (Python 3.10) and inspect (3.11), and an import that is left to others."""
     for path in sorted(root.rglob("*.py")):
         old = text = path.read_text(encoding="utf-8")
         text = re.sub(

@@ -1,0 +1,206 @@
+"""The arrays of a model, shared: parameters add up what each worker changed, statistics are averaged.
+
+What every binding needs once: many arrays become a few flat buffers, one for each dtype, so that a model of a
+thousand arrays is one exchange and not a thousand.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from multiverso.api import current
+from multiverso.errors import DtypeMismatchError
+from multiverso.runtime import Session
+from multiverso.tables import ArrayTableHandler
+
+Array = NDArray[Any]
+
+
+def shared_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Returns the dtype in which arrays of ``dtype`` are shared: float32, or float64 for float64.
+
+    Sums stay in float32 for 16-bit floats, where small changes would vanish.
+
+    Raises:
+        DtypeMismatchError: not a real floating dtype; integers and booleans are counters and masks, which
+            neither a sum nor an average keeps meaningful, so they stay with their worker.
+    """
+    if dtype == np.float64:
+        return np.dtype(np.float64)
+    if dtype == np.float32 or dtype.name in ("float16", "bfloat16"):
+        return np.dtype(np.float32)
+    raise DtypeMismatchError(
+        f"a parameter of dtype {dtype} cannot be shared: expected float16, bfloat16, float32 or float64; "
+        "keep integer and boolean arrays out of the shared ones"
+    )
+
+
+@dataclass(frozen=True)
+class _Flat:
+    """One table with the buffers that this worker exchanges with it, all of one dtype and size."""
+
+    table: ArrayTableHandler
+    local: Array
+    last: Array
+    averaged: bool
+
+    def exchange(self, workers: int) -> None:
+        # A statistic moves its share of the way from the table's value now, and not from the one last seen: a
+        # straggler's old variance, subtracted from one that has shrunk since, would make it negative. An
+        # unchanged one only reads, so that workers agree after a barrier and an exchange.
+        if self.averaged and not np.array_equal(self.local, self.last, equal_nan=True):
+            self.table.snapshot(out=self.last)
+            np.subtract(self.local, self.last, out=self.local)
+            np.divide(self.local, workers, out=self.local)
+            np.add(self.local, self.last, out=self.local)
+        self.table.exchange(self.local, self.last)
+
+
+class SharedParams:
+    """Shares a model's arrays between all workers: collective, or by name.
+
+    Each worker's changes since its last exchange are added to the shared parameters; of ``statistics``
+    (running means and variances) it contributes a weighted average instead, so that a variance stays one. All
+    workers begin with the same values.
+
+    Attributes:
+        arrays: one writable view for each given array, of its shape, in float32 or float64 (`shared_dtype`).
+            Train on these views themselves, or copy into them before an exchange and out of them after it.
+        statistics: the same for the given statistics.
+
+    Not thread-safe: one thread at a time.
+
+    Example:
+        >>> import numpy as np, multiverso as mv
+        >>> mv.init()
+        >>> shared = SharedParams([np.zeros((2, 3), "float32"), np.zeros(3, "float32")])
+        >>> shared.arrays[0] += 1  # a training step
+        >>> shared.exchange()
+        >>> mv.shutdown()
+    """
+
+    def __init__(
+        self,
+        arrays: Sequence[Array],
+        statistics: Sequence[Array] = (),
+        *,
+        name: str | None = None,
+        every: int | timedelta = 1,
+        initial: str = "master",
+        session: Session | None = None,
+    ) -> None:
+        """Makes the tables; returns when every live worker has done so (with ``name``: at once).
+
+        Args:
+            arrays: parameters of any shape, float16, bfloat16, float32 or float64. Copied, never modified.
+            statistics: arrays that are averaged; the same dtypes.
+            name: create the tables, or attach to those of this name.
+            every: `step` exchanges at every so many calls, or when that much time has passed since the last
+                exchange. Time does not tick alike in all workers, so a synchronous job refuses it.
+            initial: whose values count, as in `multiverso.ArrayTableHandler`.
+            session: the session to use instead of the current one.
+
+        Raises:
+            DtypeMismatchError: an array that is not of a floating dtype; nothing has been made then.
+            ValueError: no arrays at all, or ``every`` below one call or not above zero time.
+        """
+        given = [(np.asarray(array), False) for array in arrays]
+        given += [(np.asarray(array), True) for array in statistics]
+        if not given:
+            raise ValueError("there is nothing to share: both lists of arrays are empty")
+        session = session or current()
+        self._session = session
+        self._due = Every(every)
+        if self._due.by_time and session.consistency.mode == "sync":
+            raise ValueError(
+                "every= by time lets workers exchange unequally often, and a synchronous round needs all of "
+                "them: give a number of steps"
+            )
+        groups: dict[tuple[bool, np.dtype[Any]], list[int]] = {}
+        for index, (array, averaged) in enumerate(given):
+            groups.setdefault((averaged, shared_dtype(array.dtype)), []).append(index)
+        views: list[Array] = [np.empty(0)] * len(given)
+        self._flats: list[_Flat] = []
+        for (averaged, dtype), members in sorted(groups.items(), key=str):
+            flat = np.concatenate([given[index][0].reshape(-1).astype(dtype) for index in members])
+            if flat.size:
+                self._flats.append(_share(flat, averaged, name, initial, session))
+            start = 0
+            for index in members:
+                array = given[index][0]
+                views[index] = flat[start : start + array.size].reshape(array.shape)
+                start += array.size
+        self.arrays = views[: len(arrays)]
+        self.statistics = views[len(arrays) :]
+
+    def exchange(self) -> None:
+        """Adds this worker's changes to the shared values and takes the values of all, in place.
+
+        Blocks as `multiverso.ArrayTableHandler.exchange` does: not at all in an asynchronous job, for the
+        round in a synchronous one (one exchange is one round).
+        """
+        for flat in self._flats:
+            flat.exchange(self._session.workers_num)
+        self._due.restart()
+
+    def due(self) -> bool:
+        """Counts one step of training; returns whether an exchange is due now."""
+        return self._due.step()
+
+    def step(self) -> bool:
+        """Counts one step of training and exchanges when that is due; returns whether it did."""
+        due = self.due()
+        if due:
+            self.exchange()
+        return due
+
+
+def _share(flat: Array, averaged: bool, name: str | None, initial: str, session: Session) -> _Flat:
+    if name is not None:
+        name = f"{name}/{'statistics' if averaged else 'parameters'}/{flat.dtype}"
+    table = ArrayTableHandler(
+        flat.size, flat, dtype=flat.dtype.name, name=name, initial=initial, session=session
+    )
+    table.snapshot(out=flat)  # the job's initial value, outside the clocks
+    return _Flat(table, flat, flat.copy(), averaged)
+
+
+class Every:
+    """Says when to exchange: every so many steps, or when so much time has passed."""
+
+    def __init__(self, every: int | timedelta) -> None:
+        if isinstance(every, timedelta):
+            self._steps, self._seconds = 0, every.total_seconds()
+            if self._seconds <= 0:
+                raise ValueError(f"every={every!r}: expected a time above zero")
+        elif isinstance(every, int) and not isinstance(every, bool):
+            self._steps, self._seconds = every, 0.0
+            if every < 1:
+                raise ValueError(f"every={every}: expected at least 1 step")
+        else:
+            raise TypeError(f"every={every!r}: expected a number of steps (int) or a datetime.timedelta")
+        self.restart()
+
+    @property
+    def by_time(self) -> bool:
+        """Whether time and not steps decides."""
+        return self._steps == 0
+
+    def step(self) -> bool:
+        """Counts a step; returns whether an exchange is due."""
+        self._count += 1
+        if self.by_time:
+            return time.monotonic() - self._since >= self._seconds
+        return self._count >= self._steps
+
+    def restart(self) -> None:
+        """Counts anew from here."""
+        self._count = 0
+        self._since = time.monotonic()

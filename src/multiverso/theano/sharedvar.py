@@ -1,0 +1,147 @@
+"""Shared variables that are shared between processes, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from multiverso.api import current
+from multiverso.errors import DtypeMismatchError, NotInitializedError, ShapeMismatchError
+from multiverso.tables import ArrayTableHandler
+from multiverso.theano.framework import array_of, framework
+
+
+class MVSharedVariable:
+    """A shared variable's link to a table of its size: whatever workers do to the variable adds up.
+
+    Making one is collective: the table begins with the master worker's value, and the variable of every
+    worker takes it. The variable itself stays what it is, the framework's own class, and gets an attribute
+    ``mv_sync``. Attributes of the variable can be read through the link.
+
+    Attributes:
+        variable: the framework's shared variable.
+        session: the session whose table it is linked to.
+
+    Pickling a variable keeps its value and not its table; the loaded one is a shared variable like any other,
+    and ``MVSharedVariable(loaded)`` gives it a table.
+    """
+
+    def __init__(self, svobj: Any) -> None:
+        """Shares ``svobj``, a shared variable of Theano or PyTensor, with the other workers.
+
+        Raises:
+            TypeError: not a shared variable, or one whose value is no array (a sparse matrix, say).
+            DtypeMismatchError: values that are not float16, float32, float64, int32 or int64.
+        """
+        value = array_of(svobj)
+        dtype = _table_dtype(value.dtype)
+        self.session = current()
+        self.variable = svobj
+        self._local = value.astype(dtype).reshape(-1)
+        self._table = ArrayTableHandler(value.size, self._local, dtype=dtype.name, session=self.session)
+        self._table.snapshot(out=self._local)
+        self._last = self._local.copy()
+        self._view: NDArray[Any] | None = None
+        self._publish(value)
+        svobj.mv_sync = self.mv_sync
+
+    def mv_sync(self) -> None:
+        """Adds what this worker changed since the last call to the table, and takes the table's values.
+
+        One exchange of the table: in a synchronous job it is one round.
+
+        Raises:
+            ShapeMismatchError: the variable has been given a value of another size.
+            NotInitializedError: the variable was loaded from a pickle, so it has no table.
+        """
+        if "_table" not in self.__dict__:
+            raise NotInitializedError(
+                f"the shared variable {self.variable} was loaded from a pickle or copied, so it has no "
+                "table; MVSharedVariable(variable), called alike in every worker, gives it one"
+            )
+        value = array_of(self.variable)
+        if value.size != self._local.size:
+            raise ShapeMismatchError(
+                f"the shared variable {self.variable} has {value.size} values now, shape {value.shape}; "
+                f"its table was made for {self._local.size}. Make a new variable with mv_shared"
+            )
+        if value is not self._view:
+            self._local[:] = value.reshape(-1)
+        self._table.exchange(self._local, self._last)
+        self._publish(value)
+
+    def _publish(self, old: NDArray[Any]) -> None:
+        # The variable is given the exchanged buffer itself: a framework that updates in place then trains on
+        # it, and the next exchange needs no copy.
+        if old is self._view:
+            return
+        view = self._local.reshape(old.shape)
+        if view.dtype != old.dtype:  # float16 is shared in float32
+            self.variable.set_value(view.astype(old.dtype), borrow=True)
+            return
+        self.variable.set_value(view, borrow=True)
+        stored = self.variable.get_value(borrow=True)
+        self._view = stored if np.shares_memory(stored, self._local) else None
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("variable", "session") or name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.variable, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"variable": self.variable}
+
+    def __repr__(self) -> str:
+        return f"MVSharedVariable({self.variable})"
+
+
+def mv_shared(*args: Any, **kwargs: Any) -> Any:
+    """Makes a shared variable whose value is shared between all workers: collective.
+
+    Takes what the framework's ``shared`` takes (``value``, ``name``, ``borrow``, ...) and returns the same
+    object: it can be a key of ``updates`` and be pickled. It has one more method, ``mv_sync()``. All workers
+    begin with the master worker's value. ``mv_shared.shared_vars`` lists what has been made.
+
+    Example:
+        >>> W = mv_shared(value=np.zeros((784, 10), "float32"), name="W")  # doctest: +SKIP
+        >>> W.mv_sync()  # doctest: +SKIP
+    """
+    variable = framework().shared(*args, **kwargs)
+    link = MVSharedVariable(variable)
+    _forget_ended()
+    _shared_vars.append(link)
+    return variable
+
+
+_shared_vars: list[MVSharedVariable] = []
+mv_shared.shared_vars = _shared_vars  # type: ignore[attr-defined]
+
+
+def sync_all_mv_shared_vars() -> None:
+    """Calls ``mv_sync()`` of every variable that `mv_shared` has made since ``init()``, in that order.
+
+    Raises:
+        NotInitializedError: before ``init()`` or after ``shutdown()``.
+    """
+    current()
+    _forget_ended()
+    for link in _shared_vars:
+        link.mv_sync()
+
+
+def _forget_ended() -> None:
+    # A variable of a session that is over cannot be exchanged; a new session starts a list of its own.
+    _shared_vars[:] = [link for link in _shared_vars if link.session.closed is None]
+
+
+def _table_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    if dtype.name in ("float32", "float64", "int32", "int64"):
+        return dtype
+    if dtype.name == "float16":
+        return np.dtype(np.float32)
+    raise DtypeMismatchError(
+        f"a shared variable of dtype {dtype} cannot be shared between workers: expected float16, float32, "
+        "float64, int32 or int64; make it with the framework's own shared() to keep it in this worker"
+    )

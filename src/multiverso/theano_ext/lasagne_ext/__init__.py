@@ -1,0 +1,1 @@
+"""Lasagne networks: ``param_manager``."""

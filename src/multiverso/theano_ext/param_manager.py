@@ -1,0 +1,107 @@
+"""A manager to be subclassed: any model whose parameters can be read and set as a list of arrays."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from multiverso.errors import DtypeMismatchError, ShapeMismatchError
+from multiverso.params import Array, SharedParams
+
+
+class MVModelParamManager(ABC):
+    """Shares a model's parameters between all workers: collective.
+
+    A subclass says how the parameters are read and set (`get_all_param_values`, `set_all_param_values`), and,
+    where the model has statistics such as a running mean, which ones they are (`statistic_indices`). All
+    workers begin with the master worker's values, which the constructor sets in the model.
+
+    Attributes:
+        model: what the constructor was given.
+
+    Example:
+        >>> class Manager(MVModelParamManager):
+        ...     def get_all_param_values(self):
+        ...         return [self.model.weights, self.model.bias]
+        ...
+        ...     def set_all_param_values(self, params):
+        ...         self.model.weights, self.model.bias = params
+    """
+
+    def __init__(self, model: Any) -> None:
+        """Shares ``model``; returns when every live worker has done so.
+
+        Raises:
+            DtypeMismatchError: a parameter that is neither a real float nor an integer or boolean.
+            ValueError: a model without parameters.
+        """
+        self.model = model
+        self._begin()
+
+    @abstractmethod
+    def get_all_param_values(self) -> Sequence[Array]:
+        """Returns the model's parameters, a list of arrays that always has the same length and order."""
+
+    @abstractmethod
+    def set_all_param_values(self, params: list[Array]) -> None:
+        """Sets the model's parameters to ``params``: new arrays, in the order of `get_all_param_values`."""
+
+    def statistic_indices(self) -> Iterable[int]:
+        """Returns which of the parameters are averaged instead of summed; none, unless a subclass says so."""
+        return ()
+
+    def sync_all_param(self) -> None:
+        """Adds what this worker changed since the last call, and sets the model to the values of all.
+
+        Integers and booleans stay as they are in this worker.
+
+        Raises:
+            ShapeMismatchError: the model has parameters of other shapes, or another number of them, than when
+                this manager was made; nothing has been exchanged.
+        """
+        values = self._read()
+        shapes = [value.shape for value in values]
+        if shapes != self._shapes:
+            raise ShapeMismatchError(
+                f"the model has parameters of the shapes {shapes} now, and had {self._shapes} when its "
+                f"{type(self).__name__} was made; make a new one"
+            )
+        for index, view in self._views.items():
+            np.copyto(view, values[index], casting="same_kind")
+        self._shared.exchange()
+        self._write(values)
+
+    def _begin(self, initial: str = "master", counts: bool = True) -> None:
+        values = self._read()
+        summed, averaged = self._parts(values)
+        self._shapes = [value.shape for value in values]
+        own = [value if counts else np.zeros_like(value) for value in values]
+        self._shared = SharedParams([own[i] for i in summed], [own[i] for i in averaged], initial=initial)
+        views = self._shared.arrays + self._shared.statistics
+        self._views = dict(zip(summed + averaged, views, strict=True))
+        self._write(values)
+
+    def _read(self) -> list[Array]:
+        return [np.asarray(value) for value in self.get_all_param_values()]
+
+    def _parts(self, values: list[Array]) -> tuple[list[int], list[int]]:
+        for index, value in enumerate(values):
+            if value.dtype.kind not in "fiub" and value.dtype.name != "bfloat16":
+                raise DtypeMismatchError(
+                    f"parameter {index} of the model has dtype {value.dtype}; expected a real float (shared) "
+                    "or an integer or boolean (kept in each worker)"
+                )
+        shared = [index for index, value in enumerate(values) if value.dtype.kind not in "iub"]
+        averaged = set(self.statistic_indices())
+        return [i for i in shared if i not in averaged], [i for i in shared if i in averaged]
+
+    def _write(self, values: list[Array]) -> None:
+        # New arrays, because a model may keep what it is given, and the next exchange writes into the views.
+        new = [
+            self._views[index].astype(value.dtype) if index in self._views else value
+            for index, value in enumerate(values)
+        ]
+        self.set_all_param_values(new)
