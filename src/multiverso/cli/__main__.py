@@ -1,0 +1,5 @@
+"""`python -m multiverso.cli`."""
+
+from multiverso.cli.main import main
+
+main()

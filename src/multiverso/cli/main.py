@@ -1,0 +1,97 @@
+"""The command line: parse, call, print. A command's imports are made when it runs, so that help is quick."""
+
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="Shared model parameters for training processes.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class OnFailure(StrEnum):
+    """What happens to the other workers when one fails."""
+
+    stop = "stop"
+    carry_on = "continue"
+
+
+_RUN_SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
+
+
+@app.command(name="run", context_settings=_RUN_SETTINGS)
+def run_command(
+    target: Annotated[str, typer.Argument(help="A Python script, or any program; with -m a module.")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="The target's own arguments.")] = None,
+    workers: Annotated[int, typer.Option("-n", "--workers", help="How many workers to start.")] = 1,
+    module: Annotated[bool, typer.Option("-m", help="Run the target as `python -m` does.")] = False,
+    on_failure: Annotated[
+        OnFailure, typer.Option(help="When a worker fails: stop the others, or let them continue without it.")
+    ] = OnFailure.stop,
+    gpus: Annotated[
+        str | None, typer.Option(help="'auto' or a list such as 0,1: worker i sees only the i-th of them.")
+    ] = None,
+    bind: Annotated[bool, typer.Option("--bind", help="Part the cores between the workers.")] = False,
+    log_dir: Annotated[
+        Path | None, typer.Option(help="Write each worker's output to worker-<i>.log in this folder, too.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object a line.")] = False,
+    timeout: Annotated[float | None, typer.Option(help="End the job after so many seconds.")] = None,
+    grace: Annotated[
+        float, typer.Option(help="Seconds that workers get to end by themselves, before they are killed.")
+    ] = 1.0,
+) -> None:
+    """Start a program in several workers of one job, on this host.
+
+    Each line of output gets its worker's number. SIGINT, SIGTERM, SIGHUP and SIGUSR1 are passed on.
+    OMP_NUM_THREADS is set to cores / workers where it is not set already.
+
+    The exit code is 0 when all workers succeeded; otherwise the failed worker's (128 + n for a signal n).
+    With --on-failure continue it is 0 when at least one worker succeeded. 124: timeout; 130: Ctrl-C; 2: not
+    started, because an option makes no sense here.
+    """
+    from multiverso.launch.local import RunOptions, launch
+
+    options = RunOptions(
+        target=target,
+        arguments=tuple(arguments or ()),
+        workers=workers,
+        module=module,
+        on_failure="continue" if on_failure is OnFailure.carry_on else "stop",
+        gpus=gpus,
+        bind=bind,
+        log_dir=log_dir,
+        json=as_json,
+        timeout_seconds=timeout,
+        grace_seconds=grace,
+    )
+    raise typer.Exit(_or_complain(lambda: launch(options)))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from importlib.metadata import version as installed_version
+
+    typer.echo(f"multiverso {installed_version('multiverso')}")
+
+
+def _or_complain(action: Callable[[], int]) -> int:
+    from multiverso.errors import StartupError
+
+    try:
+        return action()
+    except StartupError as error:
+        typer.echo(f"multiverso: {error}", err=True)
+        return 2
+
+
+def main() -> None:
+    """Run the command line; the entry point of the `multiverso` program."""
+    app(prog_name="multiverso")

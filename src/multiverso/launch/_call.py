@@ -1,0 +1,60 @@
+"""What a worker of `multiverso.run(function)` executes: read the call, make it, write the answer.
+
+Arguments: two inherited file descriptors of anonymous memory, with the call and for the answer. Both hold two
+pickles: [module search path, program name] then [function, args, kwargs], and [kind, traceback text] then the
+value or the exception.
+"""
+
+import os
+import pickle
+import sys
+import traceback
+from typing import IO, Any
+
+import cloudpickle
+
+
+def main() -> None:
+    """Call the function and answer; every exception is an answer."""
+    call_descriptor, answer_descriptor = (int(text) for text in sys.argv[1:3])
+    for descriptor in (call_descriptor, answer_descriptor):
+        os.set_inheritable(descriptor, False)
+    with open(answer_descriptor, "w+b") as answer:
+        try:
+            # Opened anew: the inherited descriptor shares its position with the other workers'.
+            with open(f"/proc/self/fd/{call_descriptor}", "rb") as call:
+                sys.path[:], sys.argv[:] = pickle.load(call)
+                function, args, kwargs = pickle.load(call)
+            value = function(*args, **kwargs)
+            if "multiverso.api" in sys.modules:
+                sys.modules["multiverso.api"].shutdown()
+            _write(answer, "value", "", value)
+        except BaseException as error:
+            _write_error(answer, error)
+            answer.close()
+            sys.exit(1)
+
+
+def _write(file: IO[bytes], kind: str, text: str, value: Any) -> None:
+    file.seek(0)
+    file.truncate()
+    pickle.dump((kind, text), file)
+    try:
+        cloudpickle.dump(value, file)
+    except Exception as error:
+        what = f"The worker's {kind}, of type {type(value).__qualname__}, cannot be sent back"
+        raise TypeError(f"{what}: {error}") from error
+    file.flush()
+
+
+def _write_error(file: IO[bytes], error: BaseException) -> None:
+    text = "".join(traceback.format_exception(error))
+    try:
+        pickle.loads(cloudpickle.dumps(error))  # some exceptions can be written and not read
+        _write(file, "error", text, error)
+    except Exception:
+        _write(file, "error", text, None)
+
+
+if __name__ == "__main__":
+    main()

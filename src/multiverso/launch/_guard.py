@@ -1,0 +1,78 @@
+"""Ends what a job leaves behind, also when its launcher is killed.
+
+A worker dies with its launcher (see `_shim`), but what the worker started does not. The guard is a process in
+a session of its own that reads a pipe whose other end only the launcher has. When that end closes, whatever
+the reason, every process of the job is killed: those in a worker's session, and those that carry the job's
+address in their environment, which a daemon that made its own session still does.
+
+Run as a script by its path in an isolated interpreter. Argument: the job's address. Standard input: one line
+per worker, "pid start_ticks".
+"""
+
+import os
+import select
+import signal
+import sys
+import time
+
+SWEEP_SECONDS = 10.0
+
+
+def sweep(address: str, sessions: dict[int, int]) -> int:
+    """Kill the processes that belong to the job; return how many there were."""
+    strangers = {pid for pid, ticks in sessions.items() if _stat(pid)[1] not in (ticks, None)}
+    wanted = sessions.keys() - strangers
+    marker = b"MULTIVERSO_NODE=" + address.encode()
+    found = 0
+    for name in os.listdir("/proc"):
+        if not name.isdecimal() or int(name) == os.getpid():
+            continue
+        pid = int(name)
+        try:
+            descriptor = os.pidfd_open(pid)  # so that a pid that is given out again meanwhile is not hit
+        except OSError:
+            continue
+        try:
+            session, _, state = _stat(pid)
+            if state not in "ZX" and (session in wanted or marker in _environ(pid)):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                found += 1
+        except OSError:
+            pass
+        finally:
+            os.close(descriptor)
+    return found
+
+
+def _stat(pid: int) -> tuple[int | None, int | None, str]:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b") ")[2].split()
+        return int(fields[3]), int(fields[19]), fields[0].decode()
+    except (OSError, IndexError):
+        return None, None, "X"
+
+
+def _environ(pid: int) -> list[bytes]:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:  # another user's, or gone
+        return []
+
+
+def main() -> None:
+    """Wait for the launcher's end of the pipe to close, then sweep until nothing is found."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    text = b""
+    while block := os.read(0, 65536):
+        text += block
+    sessions = {int(pid): int(ticks) for pid, ticks in (line.split() for line in text.splitlines())}
+    deadline = time.monotonic() + SWEEP_SECONDS
+    while sweep(sys.argv[1], sessions) and time.monotonic() < deadline:
+        select.select([], [], [], 0.01)  # let them go, then look for what they forked meanwhile
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,313 @@
+"""The workers of one job, from their start to the last one's end."""
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Literal
+
+from multiverso.errors import StartupError
+from multiverso.launch.output import Output
+from multiverso.launch.processes import Guard, WorkerCommand, catches, signal_group, signal_name, spawn
+
+OnFailure = Literal["stop", "continue"]
+Reason = Literal["finished", "failed", "signal", "timeout", "output closed"]
+
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+# A killed process that does not end is stuck in the kernel (a dead network disk); do not wait for ever.
+_STUCK_SECONDS = 10.0
+# `timeout` and some terminals send a signal twice.
+_SAME_SIGNAL_SECONDS = 0.2
+_GIVE_UP = 0
+_EXIT_CODES = {"timeout": 124, "output closed": 128 + signal.SIGPIPE}
+
+
+@dataclass(frozen=True)
+class WorkerExit:
+    """How a worker ended.
+
+    Attributes:
+        worker_id: Its number.
+        pid: Its process id.
+        code: Its exit code as a shell gives it: 128 + the signal's number when a signal ended it.
+        signal: The signal's name, or None.
+        ended_by_us: Whether the launcher had already told it to end.
+        seconds: How long it ran.
+    """
+
+    worker_id: int
+    pid: int
+    code: int
+    signal: str | None
+    ended_by_us: bool
+    seconds: float
+
+    @property
+    def failed(self) -> bool:
+        """Whether it failed on its own account."""
+        return self.code != 0 and not self.ended_by_us
+
+    def __str__(self) -> str:
+        how = f"was killed by {self.signal}" if self.signal else f"failed with exit code {self.code}"
+        return f"worker {self.worker_id} (pid {self.pid}) {how}"
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """How a job ended.
+
+    Attributes:
+        reason: What ended it.
+        exit_code: The failed worker's code; 0 also when the others were to go on and one finished; 128 + the
+            signal's number after a signal; 124 after a timeout; 141 when nobody reads our output.
+        culprit: The worker whose failure ended the job, or was the first, or None.
+        exits: How each worker ended, in worker order.
+        seconds: How long the job ran.
+    """
+
+    reason: Reason
+    exit_code: int
+    culprit: WorkerExit | None
+    exits: tuple[WorkerExit, ...]
+    seconds: float
+
+
+class Job:
+    """Starts workers, waits for them, ends them. Owned by the thread that calls `run`.
+
+    Args:
+        commands: One for each worker, in worker order.
+        address: The address of the job's node, unique to the job.
+        output: Reads the workers' pipes.
+        on_failure: "stop" ends the job at the first failure, "continue" lets the other workers go on.
+        grace_seconds: From the first request to end until SIGKILL.
+        on_start: Called with each worker's number and pid.
+        on_exit: Called at each worker's end.
+        lost_workers: Says which workers the node has lost, the first one first.
+    """
+
+    def __init__(
+        self,
+        commands: Sequence[WorkerCommand],
+        *,
+        address: str,
+        output: Output,
+        on_failure: OnFailure = "stop",
+        grace_seconds: float = 1.0,
+        on_start: Callable[[int, int], None] = lambda _, __: None,
+        on_exit: Callable[[WorkerExit], None] = lambda _: None,
+        lost_workers: Callable[[], Sequence[int]] = tuple,
+    ) -> None:
+        self._commands = commands
+        self._address = address
+        self._output = output
+        self._on_failure = on_failure
+        self._grace_seconds = grace_seconds
+        self._on_start = on_start
+        self._on_exit = on_exit
+        self._lost_workers = lost_workers
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._started_at: dict[int, float] = {}
+        self._exits: dict[int, WorkerExit] = {}  # in the order in which they ended
+        self._suspect: int | None = None
+        self._reason: Reason = "finished"
+        self._signal = 0
+        self._deadline: float | None = None
+        self._ending_since = 0.0
+        self._given_up = False
+        self._escalation: deque[tuple[float, int]] = deque()
+        self._received: deque[int] = deque()
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_writer.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
+        output.on_broken = self.wake
+
+    def run(self, timeout_seconds: float | None = None, *, forward_signals: bool = False) -> JobResult:
+        """Start the workers and wait for the last one's end; leave no process behind, whatever happens.
+
+        Args:
+            timeout_seconds: After this time the job is ended; None for no limit.
+            forward_signals: Pass SIGINT, SIGTERM, SIGHUP and SIGUSR1 on to the workers; main thread only.
+        """
+        began = time.monotonic()
+        self._deadline = None if timeout_seconds is None else began + timeout_seconds
+        try:
+            with Guard(self._address) as guard, _handlers(self._receive if forward_signals else None):
+                try:
+                    self._start(guard)
+                    while self._running() and not self._given_up:
+                        self._step()
+                finally:
+                    self._kill_all()
+        finally:
+            self._output.close()
+            self._close()
+        return self._result(time.monotonic() - began)
+
+    def wake(self) -> None:
+        """From another thread or a signal handler: look at what happened."""
+        try:
+            self._wake_writer.send(b"\0")
+        except OSError:
+            pass
+
+    def _receive(self, number: int) -> None:
+        self._received.append(number)
+        self.wake()
+
+    def _running(self) -> list[int]:
+        return [worker_id for worker_id in self._processes if worker_id not in self._exits]
+
+    def _start(self, guard: Guard) -> None:
+        for worker_id, command in enumerate(self._commands):
+            process = spawn(command, keep_stdin=worker_id == 0)
+            self._processes[worker_id] = process
+            self._started_at[worker_id] = time.monotonic()
+            guard.watch(process)
+            assert process.stdout is not None
+            assert process.stderr is not None
+            self._output.add(worker_id, process.stdout, process.stderr)
+            self._selector.register(os.pidfd_open(process.pid), selectors.EVENT_READ, worker_id)
+            self._on_start(worker_id, process.pid)
+        self._output.start()
+
+    def _step(self) -> None:
+        now = time.monotonic()
+        if self._deadline is not None and now >= self._deadline and self._reason == "finished":
+            self._end("timeout", signal.SIGTERM)
+        if self._output.broken and self._reason == "finished":
+            self._end("output closed", signal.SIGTERM)
+        while self._escalation and self._escalation[0][0] <= now:
+            self._signal_all(self._escalation.popleft()[1])
+        times = [self._escalation[0][0]] if self._escalation else []
+        if self._deadline is not None and self._reason == "finished":
+            times.append(self._deadline)
+        wait = max(0.0, min(times) - time.monotonic()) if times else None
+        for key, _ in self._selector.select(wait):
+            if key.data is None:
+                self._wake_reader.recv(4096)
+            else:
+                self._reap(key)
+        while self._received:
+            self._handle(self._received.popleft())
+
+    def _handle(self, number: int) -> None:
+        if number == signal.SIGUSR1:
+            for worker_id in self._running():
+                # Its default action would end a worker that has not come to init() yet.
+                if catches(self._processes[worker_id].pid, number):
+                    self._processes[worker_id].send_signal(number)
+        elif self._reason == "finished":
+            self._signal = number
+            self._end("signal", number)
+        elif time.monotonic() - self._ending_since > _SAME_SIGNAL_SECONDS:
+            self._end(self._reason, signal.SIGKILL)
+
+    def _end(self, reason: Reason, first: int) -> None:
+        now = time.monotonic()
+        self._reason, self._ending_since = reason, now
+        steps: list[tuple[float, int]] = [(now, first)]
+        if first == signal.SIGINT:
+            steps.append((now + self._grace_seconds / 2, signal.SIGTERM))
+        if first != signal.SIGKILL:
+            steps.append((now + self._grace_seconds, signal.SIGKILL))
+        self._escalation = deque([*steps, (steps[-1][0] + _STUCK_SECONDS, _GIVE_UP)])
+
+    def _signal_all(self, number: int) -> None:
+        if number == _GIVE_UP:
+            self._given_up = True
+            return
+        for worker_id in self._running():
+            signal_group(self._processes[worker_id], number)
+
+    def _reap(self, key: selectors.SelectorKey) -> None:
+        worker_id: int = key.data
+        process = self._processes[worker_id]
+        if self._suspect is None:
+            self._suspect = next(iter(self._lost_workers()), None)
+        # Still a zombie, so its number is its own: end what it started in its group before it is given back.
+        signal_group(process, signal.SIGKILL)
+        code = process.wait()
+        self._selector.unregister(key.fileobj)
+        os.close(key.fd)
+        ending = self._reason != "finished" and worker_id != self._suspect
+        end = WorkerExit(
+            worker_id,
+            process.pid,
+            128 - code if code < 0 else code,
+            signal_name(-code) if code < 0 else None,
+            ended_by_us=code != 0 and ending,
+            seconds=time.monotonic() - self._started_at[worker_id],
+        )
+        self._exits[worker_id] = end
+        self._on_exit(end)
+        if end.failed and self._on_failure == "stop" and self._reason == "finished":
+            self._end("failed", signal.SIGTERM)
+
+    def _kill_all(self) -> None:
+        for worker_id in self._running():
+            signal_group(self._processes[worker_id], signal.SIGKILL)
+        if not self._given_up:
+            for worker_id in self._running():
+                try:
+                    self._processes[worker_id].wait(_STUCK_SECONDS)
+                except subprocess.TimeoutExpired:
+                    pass
+
+    def _close(self) -> None:
+        for key in list(self._selector.get_map().values()):
+            self._selector.unregister(key.fileobj)
+            if key.data is not None:
+                os.close(key.fd)
+        self._selector.close()
+        self._wake_reader.close()
+        self._wake_writer.close()
+
+    def _result(self, seconds: float) -> JobResult:
+        exits = tuple(self._exits[worker_id] for worker_id in sorted(self._exits))
+        failures = [end for end in self._exits.values() if end.failed]
+        # What the node lost first made the others fail, even when their end was seen before its own.
+        failures.sort(key=lambda end: end.worker_id != self._suspect)
+        culprit = failures[0] if failures else None
+        if self._reason == "signal":
+            code = 128 + self._signal
+        elif self._reason in _EXIT_CODES:
+            code = _EXIT_CODES[self._reason]
+        elif culprit and (self._on_failure == "stop" or all(end.code for end in exits)):
+            code = culprit.code
+        else:
+            code = 0
+        return JobResult(self._reason, code, culprit, exits, seconds)
+
+
+@contextmanager
+def _handlers(receive: Callable[[int], None] | None) -> Iterator[None]:
+    """Pass signals to `receive` for a while; a SIGHUP that nohup had ignored stays ignored."""
+    if receive is None:
+        yield
+        return
+    if threading.current_thread() is not threading.main_thread():
+        raise StartupError("Signals can be forwarded from the main thread only.")
+
+    def handle(number: int, _: FrameType | None) -> None:
+        receive(number)
+
+    before = {number: signal.getsignal(number) for number in _FORWARDED}
+    if before[signal.SIGHUP] is signal.SIG_IGN:
+        del before[signal.SIGHUP]
+    try:
+        for number in before:
+            signal.signal(number, handle)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)

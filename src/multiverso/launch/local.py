@@ -1,0 +1,265 @@
+"""`multiverso run`: a program in several workers on this host, with the job's node in the launcher."""
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from multiverso.errors import StartupError
+from multiverso.launch.job import Job, JobResult, OnFailure, WorkerExit
+from multiverso.launch.output import Output, Sink, json_sink, prefix_sink, wants_colour, write_event
+from multiverso.launch.processes import WorkerCommand
+from multiverso.launch.resources import (
+    available_cores,
+    bound_environ,
+    choose_gpus,
+    split_cores,
+    thread_environ,
+)
+from multiverso.runtime.node import Node
+
+MAX_WORKERS = 1024
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What `multiverso run` was asked for.
+
+    Attributes:
+        target: A Python script, with `module` a module's name, or any program.
+        arguments: The target's own.
+        workers: How many workers to start.
+        module: Run the target as `python -m` does.
+        on_failure: "stop" ends the job when a worker fails; "continue" lets the others go on.
+        gpus: "auto" or a list of devices: worker i gets the i-th, and sees no other.
+        bind: Give each worker cores of its own and as many threads.
+        log_dir: Where to write a file with each worker's output, too.
+        json: Write JSON objects to standard output, nothing else.
+        timeout_seconds: End the job after this time.
+        grace_seconds: How long workers that are asked to end may take until they are killed.
+    """
+
+    target: str
+    arguments: tuple[str, ...] = ()
+    workers: int = 1
+    module: bool = False
+    on_failure: OnFailure = "stop"
+    gpus: str | None = None
+    bind: bool = False
+    log_dir: Path | None = None
+    json: bool = False
+    timeout_seconds: float | None = None
+    grace_seconds: float = 1.0
+
+
+def launch(options: RunOptions) -> int:
+    """Run the job in the calling, main thread; write to standard output and error.
+
+    Returns:
+        The exit code, as `JobResult` describes it.
+
+    Raises:
+        StartupError: Something asked for is not there; no worker was started.
+    """
+    _check(options)
+    program = _program(options)
+    devices = choose_gpus(options.gpus, os.environ) if options.gpus else []
+    logs = _log_files(options)
+    report = _JsonReport(sys.stdout.buffer) if options.json else _TextReport(options)
+    if devices and len(devices) < options.workers:
+        report.warn(f"{options.workers} workers share {len(devices)} GPU(s).")
+    with closing(Node(workers=options.workers, on_lost=options.on_failure)) as node:
+        output = Output(report.sink, log_files=logs)
+        report.output = output
+        commands = worker_commands(
+            [program] * options.workers,
+            address=node.address,
+            environ=os.environ,
+            on_failure=options.on_failure,
+            devices=devices,
+            bind=options.bind,
+        )
+        job = Job(
+            commands,
+            address=node.address,
+            output=output,
+            on_failure=options.on_failure,
+            grace_seconds=options.grace_seconds,
+            on_start=report.started,
+            on_exit=report.ended,
+            lost_workers=node.lost_workers,
+        )
+        result = job.run(options.timeout_seconds, forward_signals=True)
+    report.finished(result)
+    return result.exit_code
+
+
+def worker_commands(
+    programs: Sequence[Sequence[str]],
+    *,
+    address: str,
+    environ: Mapping[str, str],
+    on_failure: OnFailure = "stop",
+    devices: Sequence[str] = (),
+    bind: bool = False,
+    descriptors: Sequence[tuple[int, ...]] = (),
+) -> list[WorkerCommand]:
+    """Make each worker's command: who it is, and its share of the host, are in its environment.
+
+    Args:
+        programs: Each worker's program and arguments.
+        address: The node's abstract socket name.
+        environ: What to start from.
+        on_failure: What `init` is to do when a worker is lost, unless it is told otherwise.
+        devices: Values of CUDA_VISIBLE_DEVICES to deal out in turn; empty to leave it alone.
+        bind: Whether each worker gets cores of its own.
+        descriptors: Each worker's file descriptors to inherit.
+    """
+    workers = len(programs)
+    cores = available_cores()
+    shares = split_cores(cores, workers) if bind else [None] * workers
+    commands = []
+    for worker_id, share in enumerate(shares):
+        own = {
+            **environ,
+            **(bound_environ(len(share)) if share else thread_environ(environ, len(cores), workers)),
+            "PYTHONUNBUFFERED": "1",
+            "MULTIVERSO_NODE": address,
+            "MULTIVERSO_WORKER_ID": str(worker_id),
+            "MULTIVERSO_WORKERS_NUM": str(workers),
+            "MULTIVERSO_ON_LOST": on_failure,
+            "MULTIVERSO_LAUNCHED": "1",
+        }
+        if devices:
+            own["CUDA_VISIBLE_DEVICES"] = devices[worker_id % len(devices)]
+        inherited = descriptors[worker_id] if descriptors else ()
+        commands.append(WorkerCommand(tuple(programs[worker_id]), own, share, inherited))
+    return commands
+
+
+class _TextReport:
+    """Tells a person what happens: output to where it belongs, our own words to standard error."""
+
+    def __init__(self, options: RunOptions) -> None:
+        self.output: Output | None = None
+        self._going_on = options.on_failure == "continue"
+        self._timeout_seconds = options.timeout_seconds
+        self.sink: Sink = prefix_sink(
+            sys.stdout.buffer,
+            sys.stderr.buffer,
+            colours=(wants_colour(sys.stdout), wants_colour(sys.stderr)),
+        )
+
+    def warn(self, text: str) -> None:
+        def write() -> None:
+            print(f"multiverso: {text}", file=sys.stderr, flush=True)
+
+        if self.output:
+            self.output.notice(write)
+        else:
+            write()
+
+    def started(self, worker_id: int, pid: int) -> None:
+        pass
+
+    def ended(self, end: WorkerExit) -> None:
+        if end.failed and self._going_on:
+            self.warn(f"{end}; the others go on.")
+
+    def finished(self, result: JobResult) -> None:
+        if result.culprit and result.reason in ("failed", "finished"):
+            self.warn(f"{result.culprit}{'; the others were ended' if result.reason == 'failed' else ''}.")
+            tail = self.output.tail(result.culprit.worker_id) if self.output else []
+            if tail:
+                self.warn("its last lines were:")
+            for line in tail:
+                text = line.decode("utf-8", "backslashreplace")
+                print(f"multiverso: | {text}", file=sys.stderr)
+        elif result.reason == "timeout":
+            self.warn(f"the job took longer than {self._timeout_seconds:g} s and was ended.")
+        elif result.reason == "signal":
+            self.warn(f"ended by a signal after {result.seconds:.1f} s.")
+
+
+class _JsonReport:
+    """Tells a program what happens: one JSON object a line on standard output."""
+
+    def __init__(self, stdout: BinaryIO) -> None:
+        self.output: Output | None = None
+        self.sink: Sink = json_sink(stdout)
+        self._stdout = stdout
+
+    def warn(self, text: str) -> None:
+        self._write("warning", text=text)
+
+    def started(self, worker_id: int, pid: int) -> None:
+        self._write("start", worker=worker_id, pid=pid)
+
+    def ended(self, end: WorkerExit) -> None:
+        self._write("exit", **_exit_fields(end))
+
+    def finished(self, result: JobResult) -> None:
+        self._write(
+            "summary",
+            reason=result.reason,
+            exit_code=result.exit_code,
+            failed_worker=result.culprit.worker_id if result.culprit else None,
+            seconds=round(result.seconds, 3),
+            workers=[_exit_fields(end) for end in result.exits],
+        )
+
+    def _write(self, event: str, **fields: object) -> None:
+        def write() -> None:
+            write_event(self._stdout, event, **fields)
+            self._stdout.flush()
+
+        if self.output:
+            self.output.notice(write)
+        else:
+            write()
+
+
+def _exit_fields(end: WorkerExit) -> dict[str, object]:
+    fields = asdict(end)
+    return {"worker": fields.pop("worker_id"), **fields, "seconds": round(end.seconds, 3)}
+
+
+def _check(options: RunOptions) -> None:
+    if not 1 <= options.workers <= MAX_WORKERS:
+        raise StartupError(f"-n {options.workers}: the number of workers must be from 1 to {MAX_WORKERS}.")
+    if options.timeout_seconds is not None and not options.timeout_seconds > 0:
+        raise StartupError(f"--timeout {options.timeout_seconds:g}: it must be more than 0 seconds.")
+    if not options.grace_seconds >= 0:
+        raise StartupError(f"--grace {options.grace_seconds:g}: it must be 0 seconds or more.")
+
+
+def _program(options: RunOptions) -> tuple[str, ...]:
+    target = options.target
+    if options.module:
+        return (sys.executable, "-m", target, *options.arguments)
+    path = Path(target)
+    if path.suffix in (".py", ".pyz") or (path.is_dir() and (path / "__main__.py").is_file()):
+        if not path.exists():
+            raise StartupError(f"There is no file {target} (looked in {Path.cwd()}).")
+        return (sys.executable, target, *options.arguments)
+    found = shutil.which(target)
+    if found is None:
+        why = "is not executable, and its name does not end in .py" if path.exists() else "is not found"
+        raise StartupError(f"{target} {why}; give a Python script, a program, or `-m` and a module's name.")
+    return (found, *options.arguments)
+
+
+def _log_files(options: RunOptions) -> list[Path]:
+    if options.log_dir is None:
+        return []
+    try:
+        options.log_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartupError(f"--log-dir {options.log_dir}: {error.strerror}.") from None
+    if not os.access(options.log_dir, os.W_OK | os.X_OK):
+        raise StartupError(f"--log-dir {options.log_dir}: may not be written to.")
+    return [options.log_dir / f"worker-{worker_id}.log" for worker_id in range(options.workers)]

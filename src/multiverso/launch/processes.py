@@ -1,0 +1,131 @@
+"""A worker as an operating system process: start it, signal it, leave nothing of it behind."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from multiverso.errors import StartupError
+
+_HERE = Path(__file__).parent
+_GUARD_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class WorkerCommand:
+    """What to run as one worker.
+
+    Attributes:
+        arguments: The program and its arguments.
+        environ: The whole environment.
+        cores: The cores to run on, or None for the launcher's own.
+        descriptors: Open file descriptors to pass on, under their numbers.
+    """
+
+    arguments: tuple[str, ...]
+    environ: Mapping[str, str] = field(repr=False)
+    cores: tuple[int, ...] | None = None
+    descriptors: tuple[int, ...] = ()
+
+
+def spawn(command: WorkerCommand, *, keep_stdin: bool = False) -> subprocess.Popen[bytes]:
+    """Start a worker in a session of its own, with its output in two pipes.
+
+    The worker is killed when the calling *thread* ends, so the caller stays until the worker is gone.
+    """
+    cores = ",".join(map(str, command.cores)) if command.cores else "-"
+    shim = [_python(), "-I", "-S", str(_HERE / "_shim.py"), str(os.getpid()), cores]
+    return subprocess.Popen(
+        [*shim, *command.arguments],
+        env=dict(command.environ),
+        stdin=None if keep_stdin else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        start_new_session=True,
+        pass_fds=command.descriptors,
+    )
+
+
+def signal_group(process: subprocess.Popen[bytes], number: int) -> None:
+    """Signal a worker that is not yet reaped, and everything in its process group."""
+    try:
+        os.killpg(process.pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def catches(pid: int, number: int) -> bool:
+    """Tell whether a process has a handler for a signal whose default would end it."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    masks = dict(line.split(":", 1) for line in text.splitlines() if line.startswith(("SigCgt", "SigIgn")))
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks.values())
+
+
+def signal_name(number: int) -> str:
+    """Name a signal: "SIGKILL", or "signal 99" when it has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+class Guard:
+    """The process that ends what the job leaves behind (see `_guard`); use it as a context manager."""
+
+    def __init__(self, address: str) -> None:
+        command = [_python(), "-I", "-S", str(_HERE / "_guard.py"), address]
+        environ = {name: value for name, value in os.environ.items() if name != "MULTIVERSO_NODE"}
+        self._process = subprocess.Popen(
+            command,
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            start_new_session=True,
+        )
+
+    def watch(self, process: subprocess.Popen[bytes]) -> None:
+        """Add a worker that was just started, and is not yet reaped."""
+        stat = Path(f"/proc/{process.pid}/stat").read_bytes()
+        ticks = int(stat.rpartition(b") ")[2].split()[19])
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(f"{process.pid} {ticks}\n".encode())
+        except BrokenPipeError:
+            raise StartupError("The guard process of this job was killed; start the job again.") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Let it sweep, and wait until it has."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(_GUARD_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _python() -> str:
+    if not sys.executable:
+        raise StartupError(
+            "sys.executable is empty, so no worker can be started; run from a Python interpreter."
+        )
+    return sys.executable

@@ -1,0 +1,88 @@
+"""Start the real command and talk to it."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+MULTIVERSO = (sys.executable, "-m", "multiverso.cli")
+SECONDS = 60.0
+
+
+def command(*arguments: object) -> list[str]:
+    return [*MULTIVERSO, *map(str, arguments)]
+
+
+def environ(**changes: str | None) -> dict[str, str]:
+    result = {**os.environ, **{name: value for name, value in changes.items() if value is not None}}
+    for name, value in changes.items():
+        if value is None:
+            result.pop(name, None)
+    return result
+
+
+def multiverso(*arguments: object, **changes: str | None) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    return subprocess.run(
+        command(*arguments),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        env=environ(**changes),
+        check=False,
+    )
+
+
+class Running:
+    """A command that runs; its standard output is read line by line."""
+
+    def __init__(self, arguments: Sequence[object], **changes: str | None) -> None:
+        self.process = subprocess.Popen(
+            list(map(str, arguments)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environ(**changes),
+            start_new_session=True,
+        )
+
+    def lines(self, number: int) -> list[str]:
+        """Wait for so many lines (the test's own deadline ends the wait)."""
+        assert self.process.stdout is not None
+        found = []
+        for _ in range(number):
+            line = self.process.stdout.readline()
+            assert line, f"ended after {found}: {self.process.communicate()[1]}"
+            found.append(line.rstrip("\n"))
+        return found
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> tuple[int, str, str]:
+        """Wait for the end; return the exit code and what else was written."""
+        out, err = self.process.communicate(timeout=SECONDS)
+        return self.process.returncode, out, err
+
+
+def wait_until_gone(pids: Sequence[int]) -> list[int]:
+    """Wait until processes have ended; return those that have not."""
+    left = []
+    for pid in pids:
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        if not select.select([descriptor], [], [], SECONDS)[0]:
+            left.append(pid)
+        os.close(descriptor)
+    return left
+
+
+def script(folder: Path, text: str, name: str = "job.py") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
