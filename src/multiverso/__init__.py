@@ -1,0 +1,46 @@
+"""Shared model parameters for training processes."""
+
+from __future__ import annotations
+
+from multiverso import errors, updaters
+from multiverso.api import (
+    barrier,
+    init,
+    is_master_worker,
+    live_workers,
+    load,
+    num_workers,
+    save,
+    server_id,
+    shard,
+    shutdown,
+    stats,
+    worker_id,
+    workers_num,
+)
+from multiverso.runtime.current import current
+from multiverso.tables import ArrayTableHandler, MatrixTableHandler, TableHandler
+
+__version__ = "1.0.0.dev0"
+
+__all__ = [
+    "ArrayTableHandler",
+    "MatrixTableHandler",
+    "TableHandler",
+    "barrier",
+    "current",
+    "errors",
+    "init",
+    "is_master_worker",
+    "live_workers",
+    "load",
+    "num_workers",
+    "save",
+    "server_id",
+    "shard",
+    "shutdown",
+    "stats",
+    "updaters",
+    "worker_id",
+    "workers_num",
+]

@@ -1,0 +1,163 @@
+"""The module-level functions of the originals: they act on the current session, the one that ``init`` made."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from multiverso.errors import StartupError
+from multiverso.runtime.current import current, is_open, set_current
+from multiverso.runtime.joining import join
+
+_starting = threading.Lock()
+
+
+def init(
+    sync: bool = False,
+    *,
+    staleness: int | None = None,
+    on_lost: str | None = None,
+    timeout_seconds: float | None = None,
+    start_timeout_seconds: float | None = None,
+) -> None:
+    """Joins the job that this process belongs to; returns when all its workers have.
+
+    Which job that is, is found in the environment: `multiverso run`, mpirun, torchrun and srun leave their
+    marks there, and a plain ``python train.py`` is a job of one worker.
+
+    Args:
+        sync: synchronous rounds: the i-th ``get`` of a table returns the same bits in every worker.
+        staleness: bounded staleness instead: a read waits for workers more than this many ticks behind.
+        on_lost: what waits do when a worker dies: ``"stop"`` raise WorkerLostError (default), ``"continue"``
+            go on without it. None takes what the launcher was told.
+        timeout_seconds: deadline of barriers, rounds and clocks; by default MULTIVERSO_TIMEOUT_SECONDS, or
+            30 minutes.
+        start_timeout_seconds: deadline for all workers to come; 120 s by default.
+
+    Raises:
+        StartupError: already initialised, not on Linux, several hosts, or other options than other workers.
+        WaitTimeoutError: not all workers came in time.
+    """
+    with _starting:
+        if is_open():
+            raise StartupError("multiverso is already initialised in this process; call shutdown() first")
+        set_current(
+            join(
+                sync=sync,
+                staleness=staleness,
+                on_lost=on_lost,
+                timeout_seconds=timeout_seconds,
+                start_timeout_seconds=start_timeout_seconds,
+            )
+        )
+
+
+def shutdown() -> None:
+    """Finishes pending operations and leaves the job; waits for nobody. A second call does nothing.
+
+    The others go on without this worker. ``init`` afterwards begins a new session.
+    """
+    if is_open():
+        current().shutdown()
+
+
+def barrier(timeout_seconds: float | None = None) -> None:
+    """Waits until every live worker has reached this barrier.
+
+    This worker's pending adds are finished first, so after it everyone reads the same. In synchronous mode it
+    neither ends a round nor commits anything.
+    """
+    current().barrier(timeout_seconds)
+
+
+def workers_num() -> int:
+    """Returns how many workers the job has."""
+    return current().workers_num
+
+
+num_workers = workers_num
+
+
+def worker_id() -> int:
+    """Returns this worker's number, from 0 to ``workers_num() - 1``."""
+    return current().worker_id
+
+
+def server_id() -> int:
+    """Returns the same as :func:`worker_id`: every process of the original was a worker and a server."""
+    return current().worker_id
+
+
+def is_master_worker() -> bool:
+    """Whether this is worker 0: the one that validates, prints and saves."""
+    return current().worker_id == 0
+
+
+def live_workers() -> list[int]:
+    """Returns the workers that take part now: neither left nor lost."""
+    return current().live_workers()
+
+
+def shard(n: int, epoch: int = 0, seed: int = 0, equal: bool = True) -> npt.NDArray[np.int64]:
+    """Returns this worker's part of ``n`` samples, shuffled: another shuffle each epoch, the same in every worker.
+
+    Args:
+        n: how many samples there are, 0 or more.
+        epoch: the epoch's number.
+        seed: of the shuffle.
+        equal: every worker gets ``n // workers_num()`` samples and the rest is left out this time (other samples
+            each epoch). Unequal parts are the commonest way to break synchronous training. False: the first
+            ``n % workers_num()`` workers get one more.
+
+    Returns:
+        Indices in 0 .. n - 1, int64, of shape (samples of this worker,). No index is in two workers' parts.
+    """
+    from operator import index
+
+    count = index(n)
+    if count < 0:
+        raise ValueError(f"n is a number of samples, 0 or more; got {n!r}")
+    session = current()
+    order = np.random.default_rng([index(seed), index(epoch)]).permutation(count)
+    workers = session.workers_num
+    used = count - count % workers if equal else count
+    return order[:used][session.worker_id :: workers].astype(np.int64, copy=False)
+
+
+def stats() -> dict[str, Any]:
+    """Returns what this worker has done so far.
+
+    Returns:
+        ``worker_id``, ``workers_num``, ``waited_seconds`` and, in ``tables``, for each table by name or
+        number: ``adds``, ``gets``, ``exchanges``, ``bytes``, ``wait_seconds``, ``locks_recovered`` (taken over
+        from a dead worker), ``clock``, and the staleness of reads (``staleness_last``, ``_max``, ``_mean``): how
+        many pushes of other workers came since this worker's read before.
+    """
+    return current().statistics()
+
+
+def save(directory: str | os.PathLike[str]) -> None:
+    """Writes all tables of this worker's session to a directory, whole or not at all.
+
+    Call it in one worker. See :meth:`TableHandler.save`.
+    """
+    from multiverso.tables.collection import save_all
+
+    save_all(current(), directory)
+
+
+def load(directory: str | os.PathLike[str]) -> None:
+    """Replaces the values of all tables by what :func:`save` wrote; all fit, or nothing is changed.
+
+    Create the same tables first. Call it in one worker (or in all), then ``barrier()``.
+
+    Raises:
+        SnapshotError: no saved tables there, or other tables than this session has.
+    """
+    from multiverso.tables.collection import load_all
+
+    load_all(current(), directory)

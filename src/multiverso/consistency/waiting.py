@@ -1,0 +1,131 @@
+"""Who waits for whom: pure functions over what the workers publish.
+
+From the same facts come the error after a deadline, the warning after ten seconds, the answer to SIGUSR1 and
+`multiverso top`, and the discovery that nobody can go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from multiverso import layout as at
+
+
+@dataclass(frozen=True)
+class Member:
+    """How far one worker is in one table."""
+
+    phase: int
+    clock: int
+
+
+@dataclass(frozen=True)
+class Membership:
+    """A table's workers."""
+
+    name: str
+    members: Mapping[int, Member]
+
+
+@dataclass(frozen=True)
+class Wait:
+    """What a worker waits for; ``since_ns`` is CLOCK_MONOTONIC."""
+
+    kind: int
+    sequence: int
+    table: int
+    stage: int
+    target: int
+    since_ns: int
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """What one worker's block of the control segment says."""
+
+    worker_id: int
+    pid: int
+    fate: int
+    state: int
+    barrier: int
+    created: int
+    threaded: bool
+    wait: Wait | None
+
+    @property
+    def counts(self) -> bool:
+        """Alive and not left: others wait for it."""
+        return self.fate == at.ALIVE and self.state == at.ACTIVE
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Everything that is needed to say who waits for whom."""
+
+    workers: Mapping[int, WorkerState]
+    tables: Mapping[int, Membership]
+
+    def missing(self, wait: Wait) -> list[int]:
+        """Returns the live workers that a wait is for; empty when it can go ahead or cannot be told."""
+        live = [worker for worker in self.workers.values() if worker.counts]
+        if wait.kind == at.FOR_BARRIER:
+            return [worker.worker_id for worker in live if worker.barrier < wait.target]
+        if wait.kind == at.FOR_TABLE:
+            return [worker.worker_id for worker in live if worker.created < wait.target]
+        table = self.tables.get(wait.table)
+        if table is None:
+            return []
+        ids = {worker.worker_id for worker in live}
+        members = {i: member for i, member in table.members.items() if i in ids}
+        if wait.kind == at.FOR_ROUND:
+            return [i for i, member in members.items() if member.phase < 2 * wait.target - 1 + wait.stage]
+        if wait.kind == at.FOR_CLOCK:
+            return [i for i, member in members.items() if member.clock < wait.target]
+        return []
+
+    def name_of(self, wait: Wait) -> str:
+        """Returns a wait in words."""
+        table = self.tables.get(wait.table)
+        name = table.name if table else f"table {wait.table}"
+        return {
+            at.FOR_BARRIER: f"barrier {wait.target}",
+            at.FOR_ROUND: f"round {wait.target} of {name}",
+            at.FOR_CLOCK: f"clock {wait.target} of {name}",
+            at.FOR_TABLE: f"the creation of table number {wait.target}",
+            at.FOR_LOCK: f"a lock of {name}",
+        }.get(wait.kind, "nothing")
+
+    def deadlocked(self) -> bool:
+        """Whether every live worker waits for one that waits too, so that nobody can go on.
+
+        Only workers can make each other go on. A wait whose condition holds (its worker only has to wake up)
+        and a worker that is used by several threads both mean: no.
+        """
+        live = [worker for worker in self.workers.values() if worker.counts]
+        return len(live) > 0 and all(
+            worker.wait is not None and not worker.threaded and self.missing(worker.wait) for worker in live
+        )
+
+    def describe(self, now_ns: int) -> list[str]:
+        """Returns a line for each worker: what it waits for, for whom, since when."""
+        lines = []
+        for worker in self.workers.values():
+            who = f"worker {worker.worker_id} (pid {worker.pid})"
+            if worker.fate == at.LOST:
+                lines.append(f"{who} is lost")
+            elif worker.state == at.LEFT or worker.fate == at.GONE:
+                lines.append(f"{who} has left")
+            elif worker.wait is None:
+                lines.append(f"{who} is not waiting")
+            else:
+                seconds = (now_ns - worker.wait.since_ns) / 1e9
+                missing = self.missing(worker.wait)
+                for_whom = f", which needs {names(missing)}" if missing else ""
+                lines.append(f"{who} has waited {seconds:.1f} s for {self.name_of(worker.wait)}{for_whom}")
+        return lines
+
+
+def names(worker_ids: list[int]) -> str:
+    """Returns "worker 3", or "workers 1, 2"."""
+    return f"worker{'s' if len(worker_ids) > 1 else ''} {', '.join(map(str, worker_ids))}"

@@ -1,0 +1,231 @@
+"""Compiles each kernel once per machine and dtype, when first needed, and keeps the result on disk.
+
+Numba's cache does not notice a change in a function imported from another file, so the cache directory is named
+after a hash of every source that a kernel is made of. One process compiles, the others wait for its file lock.
+"""
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+_PACKAGE = Path(__file__).parent.parent
+_SOURCES = ("kernels", "updaters", "rules", "layout.py")
+_lock = threading.RLock()
+
+Update = Callable[..., None]
+"""``(values, delta, state, stride, hyper, count)``: a plain loop over pointers, see ``multiverso.updaters``."""
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The compiled kernels of one dtype; each module's functions as attributes."""
+
+    dense: Any
+    rows: Any
+    rounds: Any
+
+
+def _sources_digest() -> str:
+    import llvmlite.binding
+    import numba
+    import numpy
+
+    digest = hashlib.sha256()
+    for name in _SOURCES:
+        place = _PACKAGE / name
+        for path in [place] if place.is_file() else sorted(place.rglob("*.py")):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    machine = (numba.__version__, numpy.__version__, llvmlite.binding.get_host_cpu_name(), sys.version)
+    digest.update(repr(machine).encode())
+    return digest.hexdigest()[:16]
+
+
+@functools.cache
+def cache_directory() -> Path | None:
+    """Returns the directory of the compiled kernels, or None (with one warning) where none can be written."""
+    home = os.environ.get("MULTIVERSO_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
+    try:
+        place = Path(home) if home else Path.home() / ".cache"
+        directory = place / "multiverso" / f"kernels-{_sources_digest()}"
+        directory.mkdir(parents=True, exist_ok=True)
+        probe = directory / f".probe-{os.getpid()}-{threading.get_ident()}"
+        probe.touch()
+        probe.unlink()
+    except (OSError, RuntimeError) as error:
+        warnings.warn(
+            f"multiverso cannot keep its compiled kernels ({error}), so each process compiles them anew; "
+            "set MULTIVERSO_CACHE_DIR to a directory that can be written",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
+    return directory
+
+
+@contextlib.contextmanager
+def _caching() -> Iterator[bool]:
+    """Lets Numba keep what is decorated meanwhile in our directory; yields whether it can."""
+    import numba
+
+    directory = cache_directory()
+    with _lock:
+        before = numba.config.CACHE_DIR
+        try:
+            if directory is not None:
+                numba.config.CACHE_DIR = str(directory)
+            yield directory is not None
+        finally:
+            numba.config.CACHE_DIR = before
+
+
+@contextlib.contextmanager
+def _one_process_compiles(what: str) -> Iterator[None]:
+    """Holds the file lock while something is compiled for the first time on this machine."""
+    directory = cache_directory()
+    if directory is None:
+        yield
+        return
+    done = directory / f"{what}.done"
+    if done.exists():
+        yield
+        return
+    with (directory / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if done.exists():
+            yield
+            return
+        began = time.monotonic()
+        print(f"multiverso: compiling kernels ({what}), once on this machine ...", file=sys.stderr, flush=True)
+        yield
+        done.touch()
+        print(f"multiverso: compiled in {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+
+
+def compile_kernel(function: Callable[..., Any], signature: Any) -> Callable[..., Any]:
+    """Returns ``function`` compiled for one signature (Numba types), loaded from disk where it can be.
+
+    Call it inside :func:`building`.
+    """
+    import numba
+
+    with _caching() as cached:
+        kernel = numba.njit(nogil=True, cache=cached)(function)
+    kernel.compile(signature)
+    kernel.disable_compile()
+    compiled: Callable[..., Any] = kernel
+    return compiled
+
+
+@contextlib.contextmanager
+def building(what: str) -> Iterator[None]:
+    """Around the compilation of a group of kernels: one thread here, one process on the machine."""
+    with _lock, _one_process_compiles(what):
+        yield
+
+
+def _signatures(dtype: str) -> dict[str, dict[str, tuple[Any, ...]]]:
+    from numba import from_dtype, int64, uintp
+    from numpy import dtype as numpy_dtype
+
+    data = from_dtype(numpy_dtype(dtype))[::1]
+    ids = progress = int64[::1]
+    base = control = update = uintp
+    me = number = int64
+    return {
+        "dense": {
+            "add": (base, update, me, data, number),
+            "get": (base, me, data, number),
+            "put": (base, me, data, number),
+            "exchange": (base, update, me, data, data, number),
+        },
+        "rows": {
+            "get_rows": (base, me, ids, data, number),
+            "add_rows": (base, update, me, ids, data, number),
+        },
+        "rounds": {
+            "stage": (base, me, data, number),
+            "stage_difference": (base, me, data, data, number),
+            "stage_rows": (base, me, ids, data, number),
+            "commit": (control, base, update, me, number, progress, data),
+            "take": (control, base, me, progress, data),
+            "take_both": (control, base, me, progress, data, data),
+            "take_rows": (control, base, me, progress, ids, data),
+            "committed_copy": (base, number, data),
+            "committed_put": (base, number, data),
+        },
+    }
+
+
+@functools.cache
+def load(dtype: str) -> Kernels:
+    """Returns the kernels for tables of ``dtype``, compiled or from disk; the first time takes seconds."""
+    from multiverso.kernels import dense, rounds, rows
+
+    modules = {"dense": dense, "rows": rows, "rounds": rounds}
+    with building(dtype):
+        return Kernels(
+            **{
+                group: SimpleNamespace(
+                    **{name: compile_kernel(getattr(modules[group], name), s) for name, s in signatures.items()}
+                )
+                for group, signatures in _signatures(dtype).items()
+            }
+        )
+
+
+@functools.cache
+def load_waits() -> Any:
+    """Returns the kernels that need no dtype: barrier, clocks, waking."""
+    from numba import int32, int64, uintp
+
+    from multiverso.kernels import dense, rounds, waits
+
+    signatures: dict[Callable[..., Any], tuple[Any, ...]] = {
+        waits.barrier: (uintp, int64, int32),
+        waits.wait_clock: (uintp, uintp, int64, int64),
+        waits.tick: (uintp, uintp, int64),
+        waits.wake: (uintp,),
+        waits.set_word: (uintp, int32),
+        waits.set_long: (uintp, int64),
+        waits.begin_wait: (uintp, int64, int32, int32, int64),
+        waits.finish_wait: (uintp, int64),
+        dense.version: (uintp,),
+        rounds.leave: (uintp, uintp, int64, int64),
+    }
+    with building("waits"):
+        return SimpleNamespace(**{f.__name__: compile_kernel(f, s) for f, s in signatures.items()})
+
+
+@functools.cache
+def compile_update(function: Update, dtype: str) -> int:
+    """Returns the address of an updater's loop compiled for ``dtype``; the code is kept for the process's life."""
+    from numba import cfunc, from_dtype, int64, types, void
+    from numpy import dtype as numpy_dtype
+
+    pointer = types.CPointer(from_dtype(numpy_dtype(dtype)))
+    signature = void(pointer, pointer, pointer, int64, pointer, int64)
+    with _lock:
+        with _caching() as cached:
+            try:
+                compiled = cfunc(signature, cache=cached)(function)
+            except RuntimeError:  # no file to cache for: a function typed into a prompt
+                compiled = cfunc(signature)(function)
+        _kept.append(compiled)
+        return int(compiled.address)
+
+
+_kept: list[Any] = []

@@ -1,0 +1,210 @@
+"""Whole tables, asynchronously: one stripe after another, each under its lock.
+
+The inner loops are functions of their own that get slices: written as ``for i in range(lo, hi)`` over whole
+arrays they lose their vector code. A worker begins at its own stripe, so that workers do not queue up.
+"""
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+
+from __future__ import annotations
+
+import numpy as np
+from numba import carray, njit
+
+from multiverso import layout as at
+from multiverso.kernels.atomics import add64, call_update, load64, store64, void_pointer
+from multiverso.kernels.locking import lock, unlock
+
+_CHUNK = 4096
+
+
+@njit(nogil=True)
+def add_into(table, delta):
+    for i in range(table.size):
+        table[i] += delta[i]
+
+
+@njit(nogil=True)
+def copy_into(out, table):
+    for i in range(out.size):
+        out[i] = table[i]
+
+
+@njit(nogil=True)
+def push_pull(table, local, last):
+    for i in range(table.size):
+        value = table[i] + (local[i] - last[i])
+        table[i] = value
+        local[i] = value
+        last[i] = value
+
+
+@njit(nogil=True)
+def subtract_into(out, a, b):
+    for i in range(out.size):
+        out[i] = a[i] - b[i]
+
+
+@njit(nogil=True)
+def store_both(values, local, last):
+    for i in range(values.size):
+        value = values[i]
+        local[i] = value
+        last[i] = value
+
+
+@njit(nogil=True)
+def array_at(address, count, like):
+    return carray(void_pointer(address), (count,), like.dtype)
+
+
+@njit(nogil=True)
+def update_with(base, update, offset, values, delta, state):
+    """Runs a compiled updater on part of a table that begins ``offset`` elements in."""
+    itemsize = load64(base + at.ITEMSIZE)
+    call_update(
+        update,
+        values.ctypes.data,
+        delta.ctypes.data,
+        base + state + offset * itemsize,
+        load64(base + at.ELEMENTS),
+        base + at.HYPER,
+        values.size,
+    )
+
+
+@njit(nogil=True)
+def line_of(base, me):
+    return base + load64(base + at.LINES) + me * at.LINE_STRIDE
+
+
+@njit(nogil=True)
+def version_of(base):
+    """Adds and exchanges done by all workers."""
+    total = 0
+    for worker in range(load64(base + at.TABLE_WORKERS)):
+        line = line_of(base, worker)
+        total += load64(line + at.ADDS) + load64(line + at.EXCHANGES)
+    return total
+
+
+@njit(nogil=True)
+def note_read(base, line):
+    """Records how many pushes of others came since this worker's last read."""
+    now = version_of(base) - load64(line + at.ADDS) - load64(line + at.EXCHANGES)
+    stale = now - load64(line + at.SEEN)
+    store64(line + at.SEEN, now)
+    store64(line + at.STALENESS_LAST, stale)
+    if stale > load64(line + at.STALENESS_MAX):
+        store64(line + at.STALENESS_MAX, stale)
+    add64(line + at.STALENESS_SUM, stale)
+    add64(line + at.STALENESS_COUNT, 1)
+
+
+@njit(nogil=True)
+def count(base, me, what, size):
+    line = line_of(base, me)
+    add64(line + what, 1)
+    add64(line + at.BYTES, size * load64(base + at.ITEMSIZE))
+    return line
+
+
+@njit(nogil=True)
+def own_stripe(base, me, done):
+    stripes = load64(base + at.STRIPES)
+    return (me * stripes // max(load64(base + at.TABLE_WORKERS), me + 1) + done) % stripes
+
+
+@njit(nogil=True)
+def stripe_mutex(base, stripe):
+    return base + load64(base + at.LOCKS) + stripe * at.MUTEX_BYTES
+
+
+def add(base, update, me, delta, progress):
+    values = array_at(base + load64(base + at.BUFFER_0), delta.size, delta)
+    stripes, length = load64(base + at.STRIPES), load64(base + at.STRIPE)
+    for done in range(progress, stripes):
+        stripe = own_stripe(base, me, done)
+        mutex = stripe_mutex(base, stripe)
+        code = lock(mutex)
+        if code != 0:
+            if code != 130:
+                return (done << 16) | code
+            add64(line_of(base, me) + at.RECOVERED, 1)
+        lo = stripe * length
+        hi = min(delta.size, lo + length)
+        if update == 0:
+            add_into(values[lo:hi], delta[lo:hi])
+        else:
+            update_with(base, update, lo, values[lo:hi], delta[lo:hi], load64(base + at.STATE_0))
+        unlock(mutex)
+    count(base, me, at.ADDS, delta.size)
+    return 0
+
+
+def get(base, me, out, progress):
+    values = array_at(base + load64(base + at.BUFFER_0), out.size, out)
+    stripes, length = load64(base + at.STRIPES), load64(base + at.STRIPE)
+    for done in range(progress, stripes):
+        stripe = own_stripe(base, me, done)
+        mutex = stripe_mutex(base, stripe)
+        code = lock(mutex)
+        if code != 0:
+            if code != 130:
+                return (done << 16) | code
+            add64(line_of(base, me) + at.RECOVERED, 1)
+        lo = stripe * length
+        hi = min(out.size, lo + length)
+        copy_into(out[lo:hi], values[lo:hi])
+        unlock(mutex)
+    line = count(base, me, at.GETS, out.size)
+    note_read(base, line)
+    return 0
+
+
+def put(base, me, source, progress):
+    """Overwrites the table: initial values and loading."""
+    values = array_at(base + load64(base + at.BUFFER_0), source.size, source)
+    stripes, length = load64(base + at.STRIPES), load64(base + at.STRIPE)
+    for stripe in range(progress, stripes):
+        mutex = stripe_mutex(base, stripe)
+        code = lock(mutex)
+        if code != 0 and code != 130:
+            return (stripe << 16) | code
+        lo = stripe * length
+        hi = min(source.size, lo + length)
+        copy_into(values[lo:hi], source[lo:hi])
+        unlock(mutex)
+    return 0
+
+
+def exchange(base, update, me, local, last, progress):
+    values = array_at(base + load64(base + at.BUFFER_0), local.size, local)
+    stripes, length = load64(base + at.STRIPES), load64(base + at.STRIPE)
+    delta = np.empty(_CHUNK if update != 0 else 0, local.dtype)
+    for done in range(progress, stripes):
+        stripe = own_stripe(base, me, done)
+        mutex = stripe_mutex(base, stripe)
+        code = lock(mutex)
+        if code != 0:
+            if code != 130:
+                return (done << 16) | code
+            add64(line_of(base, me) + at.RECOVERED, 1)
+        lo = stripe * length
+        hi = min(local.size, lo + length)
+        if update == 0:
+            push_pull(values[lo:hi], local[lo:hi], last[lo:hi])
+        else:
+            state = load64(base + at.STATE_0)
+            for a in range(lo, hi, _CHUNK):
+                b = min(hi, a + _CHUNK)
+                subtract_into(delta[: b - a], local[a:b], last[a:b])
+                update_with(base, update, a, values[a:b], delta[: b - a], state)
+                store_both(values[a:b], local[a:b], last[a:b])
+        unlock(mutex)
+    line = count(base, me, at.EXCHANGES, 2 * local.size)
+    note_read(base, line)
+    return 0
+
+
+def version(base):
+    return version_of(base)

@@ -1,0 +1,214 @@
+"""All workers reduce an array together, through shared slots, in rank order.
+
+Shared memory holds a line for each worker (its phase, and what it is reducing) and slots. A phase word has
+one writer and only grows; a barrier is "everyone's phase is at least this". Every element is
+``((x0 op x1) op x2) op ...`` whatever the partition: the same bits in every worker and in every run.
+
+Small arrays: everyone reduces everything, one barrier. Larger ones go through in chunks, one barrier each: in
+its part of a chunk each worker reduces, and while it does, the chunk before is gathered. Three buffers
+suffice: who writes into a buffer has passed a barrier since the last reader was done with it.
+"""
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from multiverso import layout as at
+from multiverso.kernels.atomics import load32, load64, store32, store64
+from multiverso.kernels.dense import add_into, array_at, copy_into
+from multiverso.kernels.waits import block_of, is_lost, notify, sleep_on
+
+SUM, PRODUCT, MAXIMUM, MINIMUM, AVERAGE = range(5)
+# progress words of one call, kept by the caller so that it can be taken up again
+PHASE, CHUNK, STEP = 0, 1, 2
+BUFFERS = 3
+LINE = 128  # bytes of a worker's line
+PHASE_WORD, SIGNATURES = 0, 8
+LINES = LINE * at.MAX_WORKERS
+_LOST, _MISMATCH = 1, 257
+_BLOCK = 4096
+
+
+@njit(nogil=True)
+def _multiply_into(a, b):
+    for i in range(a.size):
+        a[i] *= b[i]
+
+
+@njit(nogil=True)
+def _maximum_into(a, b):
+    for i in range(a.size):
+        # a NaN stays, as in NumPy's maximum
+        a[i] = a[i] if (a[i] > b[i] or a[i] != a[i]) else b[i]
+
+
+@njit(nogil=True)
+def _minimum_into(a, b):
+    for i in range(a.size):
+        a[i] = a[i] if (a[i] < b[i] or a[i] != a[i]) else b[i]
+
+
+@njit(nogil=True)
+def _add_both(out, a, b):
+    for i in range(out.size):
+        out[i] = a[i] + b[i]
+
+
+@njit(nogil=True)
+def _combine(op, a, b):
+    if op == SUM or op == AVERAGE:
+        add_into(a, b)
+    elif op == PRODUCT:
+        _multiply_into(a, b)
+    elif op == MAXIMUM:
+        _maximum_into(a, b)
+    else:
+        _minimum_into(a, b)
+
+
+@njit(nogil=True)
+def _part(size, worker, elements):
+    """The part [lo, hi) of a worker, in whole cache lines."""
+    length = (elements + size - 1) // size
+    length = (length + 15) // 16 * 16
+    return min(elements, worker * length), min(elements, (worker + 1) * length)
+
+
+@njit(nogil=True)
+def _line(base, worker):
+    return base + LINE * worker
+
+
+@njit(nogil=True)
+def _publish(control, base, me, size, phase):
+    store32(_line(base, me) + PHASE_WORD, phase)
+    for worker in range(size):
+        if load32(_line(base, worker) + PHASE_WORD) < phase:
+            return
+    notify(control)
+
+
+@njit(nogil=True)
+def _wait(control, base, size, phase):
+    """Waits until every worker has reached a phase: 0, or LOST, EINTR, ETIMEDOUT."""
+    timespec = np.empty(2, np.int64)
+    rounds = 0
+    while True:
+        event = load32(control + at.EVENT)
+        ready = True
+        for worker in range(size):
+            if load32(_line(base, worker) + PHASE_WORD) < phase:
+                ready = False
+                if is_lost(control, worker) or load32(block_of(control, worker) + at.STATE) == at.LEFT:
+                    return _LOST
+        if ready:
+            return 0
+        rounds += 1
+        code = sleep_on(control, event, rounds, timespec)
+        if code != 0:
+            return code
+
+
+@njit(nogil=True)
+def _sign(base, me, phase, signature):
+    store64(_line(base, me) + SIGNATURES + 8 * (phase & 1), signature)
+
+
+@njit(nogil=True)
+def _agreed(base, size, phase, signature):
+    for worker in range(size):
+        if load64(_line(base, worker) + SIGNATURES + 8 * (phase & 1)) != signature:
+            return False
+    return True
+
+
+@njit(nogil=True)
+def _slot(slots, buffer, size, worker, stride, count, like):
+    return array_at(slots + (buffer * size + worker) * stride, count, like)
+
+
+def reduce_small(control, base, slots, stride, me, size, op, signature, source, out, progress):
+    """Reduces an array that fits into a small slot; ``out`` may be ``source``."""
+    n = source.size
+    if progress[STEP] == 0:
+        phase = progress[PHASE] + 1
+        copy_into(_slot(slots, phase & 1, size, me, stride, n, source), source)
+        _sign(base, me, phase, signature)
+        progress[PHASE] = phase
+        progress[STEP] = 1
+        _publish(control, base, me, size, phase)
+    phase = progress[PHASE]
+    code = _wait(control, base, size, phase)
+    if code != 0:
+        return code
+    progress[STEP] = 0
+    if not _agreed(base, size, phase, signature):
+        return _MISMATCH
+    copy_into(out, _slot(slots, phase & 1, size, 0, stride, n, source))
+    for worker in range(1, size):
+        _combine(op, out, _slot(slots, phase & 1, size, worker, stride, n, source))
+    return 0
+
+
+@njit(nogil=True)
+def _reduce_part(slots, buffer, stride, me, size, op, lo, hi, count, source, out):
+    """Reduces elements [lo, hi) of a chunk into ``out`` and into this worker's slot."""
+    own = _slot(slots, buffer, size, me, stride, count, source)
+    for a in range(lo, hi, _BLOCK):
+        b = min(hi, a + _BLOCK)
+        result = own[a:b]
+        first = source[a:b] if me == 0 else _slot(slots, buffer, size, 0, stride, count, source)[a:b]
+        if size == 2 and op == SUM:
+            second = source[a:b] if me == 1 else _slot(slots, buffer, size, 1, stride, count, source)[a:b]
+            _add_both(result, first, second)
+        else:
+            copy_into(result, first)
+            for worker in range(1, size):
+                if worker == me:
+                    _combine(op, result, source[a:b])
+                else:
+                    _combine(op, result, _slot(slots, buffer, size, worker, stride, count, source)[a:b])
+        copy_into(out[a:b], result)
+
+
+def reduce_chunks(control, base, slots, stride, me, size, op, signature, source, out, progress, chunk):
+    """Reduces an array of any size; ``out`` may be ``source``, and is not whole before the end."""
+    n = source.size
+    chunks = (n + chunk - 1) // chunk
+    while progress[CHUNK] <= chunks:
+        t = progress[CHUNK]
+        a, b = t * chunk, min(n, (t + 1) * chunk)
+        lo, hi = _part(size, me, max(0, b - a))
+        if progress[STEP] == 0:
+            phase = progress[PHASE] + 1
+            if t < chunks:
+                own = _slot(slots, phase % BUFFERS, size, me, stride, b - a, source)
+                copy_into(own[:lo], source[a : a + lo])
+                copy_into(own[hi:], source[a + hi : b])
+            if t == 0:
+                _sign(base, me, phase, signature)
+            progress[PHASE] = phase
+            progress[STEP] = 1
+            _publish(control, base, me, size, phase)
+        phase = progress[PHASE]
+        code = _wait(control, base, size, phase)
+        if code != 0:
+            return code
+        if t == 0 and not _agreed(base, size, phase, signature):
+            return _MISMATCH
+        if t < chunks:
+            _reduce_part(slots, phase % BUFFERS, stride, me, size, op, lo, hi, b - a, source[a:b], out[a:b])
+        if t > 0:
+            before = a - chunk
+            count = min(n, a) - before
+            for worker in range(size):
+                if worker != me:
+                    lo, hi = _part(size, worker, count)
+                    theirs = _slot(slots, (phase - 1) % BUFFERS, size, worker, stride, count, source)
+                    copy_into(out[before + lo : before + hi], theirs[lo:hi])
+        progress[CHUNK] = t + 1
+        progress[STEP] = 0
+    progress[CHUNK] = 0
+    return 0

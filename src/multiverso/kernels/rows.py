@@ -1,0 +1,95 @@
+"""Rows of a matrix, asynchronously. A row lies in one stripe, so a read row is never torn."""
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+
+from __future__ import annotations
+
+from numba import njit
+
+from multiverso import layout as at
+from multiverso.kernels.atomics import add64, load64
+from multiverso.kernels.dense import (
+    add_into,
+    array_at,
+    copy_into,
+    count,
+    line_of,
+    note_read,
+    stripe_mutex,
+    update_with,
+)
+from multiverso.kernels.locking import lock, unlock
+
+_BAD_ROW = 256
+
+
+@njit(nogil=True)
+def first_bad_row(ids, rows):
+    for i in range(ids.size):
+        if ids[i] < 0 or ids[i] >= rows:
+            return i
+    return -1
+
+
+def get_rows(base, me, ids, out, progress):
+    columns = load64(base + at.COLUMNS)
+    elements = load64(base + at.ELEMENTS)
+    if progress == 0:
+        bad = first_bad_row(ids, elements // columns)
+        if bad >= 0:
+            return (bad << 16) | _BAD_ROW
+    values = array_at(base + load64(base + at.BUFFER_0), elements, out)
+    rows_in_stripe = load64(base + at.STRIPE) // columns
+    held = -1
+    for i in range(progress, ids.size):
+        row = ids[i]
+        stripe = row // rows_in_stripe
+        if stripe != held:
+            if held >= 0:
+                unlock(stripe_mutex(base, held))
+            held = -1
+            code = lock(stripe_mutex(base, stripe))
+            if code != 0:
+                if code != 130:
+                    return (i << 16) | code
+                add64(line_of(base, me) + at.RECOVERED, 1)
+            held = stripe
+        copy_into(out[i * columns : (i + 1) * columns], values[row * columns : (row + 1) * columns])
+    if held >= 0:
+        unlock(stripe_mutex(base, held))
+    note_read(base, count(base, me, at.GETS, out.size))
+    return 0
+
+
+def add_rows(base, update, me, ids, delta, progress):
+    columns = load64(base + at.COLUMNS)
+    elements = load64(base + at.ELEMENTS)
+    if progress == 0:
+        bad = first_bad_row(ids, elements // columns)
+        if bad >= 0:
+            return (bad << 16) | _BAD_ROW
+    values = array_at(base + load64(base + at.BUFFER_0), elements, delta)
+    rows_in_stripe = load64(base + at.STRIPE) // columns
+    held = -1
+    for i in range(progress, ids.size):
+        row = ids[i]
+        stripe = row // rows_in_stripe
+        if stripe != held:
+            if held >= 0:
+                unlock(stripe_mutex(base, held))
+            held = -1
+            code = lock(stripe_mutex(base, stripe))
+            if code != 0:
+                if code != 130:
+                    return (i << 16) | code
+                add64(line_of(base, me) + at.RECOVERED, 1)
+            held = stripe
+        lo = row * columns
+        part = delta[i * columns : (i + 1) * columns]
+        if update == 0:
+            add_into(values[lo : lo + columns], part)
+        else:
+            update_with(base, update, lo, values[lo : lo + columns], part, load64(base + at.STATE_0))
+    if held >= 0:
+        unlock(stripe_mutex(base, held))
+    count(base, me, at.ADDS, delta.size)
+    return 0

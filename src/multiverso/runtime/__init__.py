@@ -1,0 +1,9 @@
+"""Nodes and sessions: the only place with threads, timers and processes."""
+
+from __future__ import annotations
+
+from multiverso.runtime.joining import join, observe
+from multiverso.runtime.node import Node
+from multiverso.runtime.session import Session
+
+__all__ = ["Node", "Session", "join", "observe"]

@@ -1,0 +1,129 @@
+"""The control segment: who is in the job, how far each is, what each waits for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from multiverso import layout as at
+from multiverso.consistency.waiting import Wait, WorkerState
+from multiverso.memory import mutex
+from multiverso.memory.segment import Segment
+from multiverso.memory.words import bump_and_wake, load32, load64, store32, store64
+
+
+@dataclass(frozen=True)
+class Control:
+    """A mapped control segment. The node writes fates, each worker the rest of its block."""
+
+    segment: Segment
+
+    @property
+    def address(self) -> int:
+        """Where it is mapped."""
+        return self.segment.address
+
+    @property
+    def capacity(self) -> int:
+        """Worker blocks in it."""
+        return load32(self.address + at.CAPACITY)
+
+    def block(self, worker_id: int) -> int:
+        """Address of a worker's block."""
+        return self.address + at.worker_block(worker_id)
+
+    def initialise(self, capacity: int) -> None:
+        """Writes the header into zeroed memory (the node, once)."""
+        store32(self.address + at.CAPACITY, capacity)
+        mutex.initialise(self.address + at.NODE_LIFE)
+        mutex.initialise(self.address + at.JOB_LOCK)
+
+    def continue_without_lost(self, do: bool) -> None:
+        """Says whether waits go on without lost workers (the node, before the first worker is let go)."""
+        store32(self.address + at.CONTINUE_WITHOUT_LOST, int(do))
+
+    @property
+    def continues(self) -> bool:
+        """Whether waits go on without lost workers."""
+        return load32(self.address + at.CONTINUE_WITHOUT_LOST) == 1
+
+    def admit(self, worker_id: int, pid: int) -> None:
+        """Gives a block to a new worker (the node)."""
+        block = self.block(worker_id)
+        for offset in range(at.FATE, at.WORKER_STRIDE, 8):
+            store64(block + offset, 0)
+        mutex.initialise(block + at.LIFE)
+        store32(block + at.PID, pid)
+        store32(block + at.FATE, at.ALIVE)
+
+    def settle(self, worker_id: int, fate: int) -> None:
+        """Says that a worker is lost or gone, and wakes whoever waits (the node)."""
+        store32(self.block(worker_id) + at.FATE, fate)
+        self.notify()
+
+    def activate(self, worker_id: int) -> None:
+        """Says that this worker takes part (the worker).
+
+        A latecomer counts as having reached the barriers that the others have reached. Once it is seen as
+        active no barrier completes without it, so the number is read again until it no longer moves.
+        """
+        block = self.block(worker_id)
+        store32(block + at.STATE, at.ACTIVE)
+        for word in (at.BARRIER, at.CREATED):
+            while True:
+                reached = max((getattr(w, _NAMES[word]) for w in self.workers() if w.counts), default=0)
+                if load32(block + word) >= reached:
+                    break
+                store32(block + word, reached)
+        self.notify()
+
+    def leave(self, worker_id: int) -> None:
+        """Says that this worker takes no more part (the worker)."""
+        store32(self.block(worker_id) + at.STATE, at.LEFT)
+        self.notify()
+
+    def notify(self) -> None:
+        """Wakes every waiter of the job to look again."""
+        bump_and_wake(self.address + at.EVENT)
+
+    def fate(self, worker_id: int) -> int:
+        """What the node says of a worker."""
+        return load32(self.block(worker_id) + at.FATE)
+
+    def state(self, worker_id: int) -> int:
+        """What a worker says of itself."""
+        return load32(self.block(worker_id) + at.STATE)
+
+    def worker(self, worker_id: int) -> WorkerState:
+        """Everything in a worker's block."""
+        block = self.block(worker_id)
+        kind = load32(block + at.WAIT_KIND)
+        return WorkerState(
+            worker_id=worker_id,
+            pid=load32(block + at.PID),
+            fate=load32(block + at.FATE),
+            state=load32(block + at.STATE),
+            barrier=load32(block + at.BARRIER),
+            created=load32(block + at.CREATED),
+            threaded=load32(block + at.THREADED) == 1,
+            wait=None
+            if kind == at.NOTHING
+            else Wait(
+                kind,
+                load32(block + at.WAIT_SEQ),
+                load32(block + at.WAIT_TABLE),
+                load32(block + at.WAIT_STAGE),
+                load64(block + at.WAIT_TARGET),
+                load64(block + at.WAIT_SINCE),
+            ),
+        )
+
+    def workers(self) -> list[WorkerState]:
+        """Every worker that has ever been admitted and whose number is not free again."""
+        return [w for w in map(self.worker, range(self.capacity)) if w.fate != at.FREE]
+
+    def waited_seconds(self, worker_id: int) -> float:
+        """Time that a worker has spent in finished waits of every kind."""
+        return load64(self.block(worker_id) + at.WAITED_NS) / 1e9
+
+
+_NAMES = {at.BARRIER: "barrier", at.CREATED: "created"}

@@ -1,0 +1,215 @@
+"""How tables come to be: by order (collective) or by name (create or attach), and whose initial value counts."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from multiverso import layout as at
+from multiverso.consistency.waiting import Picture, names
+from multiverso.errors import MultiversoError, TableMismatchError, WorkerLostError
+from multiverso.runtime.arenas import Arena, Arenas
+from multiverso.shards.shard import Shard, initialise
+from multiverso.spec import MODES, Places, TableSpec
+from multiverso.wire.messages import Message
+
+if TYPE_CHECKING:
+    from multiverso.runtime.control import Control
+    from multiverso.runtime.node import Connection
+
+
+@dataclass
+class Creation:
+    """A table that is being made. Owner: the node's thread."""
+
+    key: int | str
+    waiting: dict[int, tuple[Connection, Message]] = field(default_factory=dict)
+    table: int | None = None
+    turns: deque[int] = field(default_factory=deque)
+    turn_of: int | None = None
+
+
+class Catalogue:
+    """A job's tables, made and being made. Owner: the node's thread.
+
+    Args:
+        control: the job's control segment.
+        fixed: whether the number of workers is fixed, so that creation by order can be collective.
+    """
+
+    def __init__(self, control: Control, fixed: bool) -> None:
+        self.arenas = Arenas()
+        self.shards: dict[int, Shard] = {}
+        self._arena_of: dict[int, Arena] = {}
+        self._table_of: dict[int | str, int] = {}
+        self._creations: dict[int | str, Creation] = {}
+        self._control = control
+        self._fixed = fixed
+
+    def picture(self) -> Picture:
+        """Who is there, and how far in which table."""
+        workers = {w.worker_id: w for w in self._control.workers()}
+        return Picture(workers, {i: shard.membership() for i, shard in list(self.shards.items())})
+
+    def create(self, connection: Connection, request: Message, mode: str) -> None:
+        """A worker asks for a table; it is answered when everybody whom that concerns has asked."""
+        spec = TableSpec.from_message(request["spec"])
+        assert connection.worker_id is not None
+        key: int | str = spec.name if spec.name is not None else int(request["order"])
+        table = self._table_of.get(key)
+        if table is not None and key not in self._creations:
+            self._join(connection, request, spec, table)
+            return
+        creation = self._creations.setdefault(key, Creation(key))
+        if creation.table is not None:
+            # being initialised by its first workers: they decide, latecomers by name wait with them
+            self._check_equal(key, self.shards[creation.table].spec, spec)
+            self._hand_over(connection, request, creation.table)
+        creation.waiting[connection.worker_id] = (connection, request)
+        if spec.name is not None and creation.table is None:
+            self._make(creation, mode)
+        elif creation.table is None:
+            self._advance(creation, mode)
+
+    def _join(self, connection: Connection, request: Message, spec: TableSpec, table: int) -> None:
+        key: int | str = spec.name if spec.name is not None else int(request["order"])
+        self._check_equal(key, self.shards[table].spec, spec)
+        self._hand_over(connection, request, table)
+        connection.reply(request, {"turn": False})
+
+    @staticmethod
+    def _check_equal(key: int | str, made: TableSpec, asked: TableSpec) -> None:
+        if made != asked:
+            what = f"table {key!r}" if isinstance(key, str) else f"table number {key}"
+            raise TableMismatchError(
+                f"{what} is {made}; this worker asked for {asked}. All workers must create the same tables in "
+                "the same order, or by the same names"
+            )
+
+    def _concerned(self) -> list[int]:
+        return [w.worker_id for w in self._control.workers() if w.counts]
+
+    def _advance(self, creation: Creation, mode: str = "async") -> None:
+        """By order: make the table when every live worker has asked for it."""
+        waiting = creation.waiting
+        if not waiting or any(i not in waiting for i in self._concerned()):
+            return
+        specs = {i: TableSpec.from_message(request["spec"]) for i, (_, request) in waiting.items()}
+        if len(set(specs.values())) > 1:
+            asked = "; ".join(f"worker {i}: {spec}" for i, spec in sorted(specs.items()))
+            self._refuse(
+                creation,
+                TableMismatchError(
+                    f"table number {creation.key} differs between workers ({asked}). All workers must create "
+                    "the same tables in the same order; nothing was created, and the call can be repeated"
+                ),
+            )
+            return
+        self._make(creation, str(next(iter(waiting.values()))[1].get("mode", mode)))
+
+    def _make(self, creation: Creation, mode: str) -> None:
+        _, first = next(iter(creation.waiting.values()))
+        spec = TableSpec.from_message(first["spec"])
+        workers = self._control.capacity
+        size = Places.of(spec, workers, mode == "sync").size
+        try:
+            arena, offset = self.arenas.place(size)
+        except MultiversoError as error:
+            self._refuse(creation, error)
+            return
+        table = len(self.shards) + 1
+        initialise(arena.mapped.address + offset, spec, table, workers, MODES[mode])
+        self.shards[table] = Shard(arena.mapped, offset, spec, workers, MODES[mode])
+        self._arena_of[table] = arena
+        self._table_of[creation.key] = table
+        creation.table = table
+        for worker_id in sorted(creation.waiting):
+            self._hand_over(*creation.waiting[worker_id], table)
+        masters = [i for i, (_, request) in sorted(creation.waiting.items()) if request.get("master")]
+        if spec.name is not None:
+            creation.turns = deque(creation.waiting)
+        elif spec.initial == "master":
+            creation.turns = deque((masters or sorted(creation.waiting))[:1])
+        else:
+            creation.turns = deque(sorted(creation.waiting))
+        self._next_turn(creation)
+
+    def _hand_over(self, connection: Connection, request: Message, table: int) -> None:
+        """Sends where the table is, with its segment unless this worker has it."""
+        arena, shard = self._arena_of[table], self.shards[table]
+        descriptors = () if arena.number in connection.sent_arenas else (arena.descriptor,)
+        connection.sent_arenas.add(arena.number)
+        connection.reply(
+            request,
+            {"table": table, "arena": arena.number, "offset": shard.offset, "workers": shard.workers, "mode": shard.mode},
+            descriptors,
+        )
+
+    # -- initial values, one worker after another, so that a sum has one order --------------------------------
+
+    def _next_turn(self, creation: Creation) -> None:
+        while creation.turns:
+            worker_id = creation.turns.popleft()
+            if worker_id in creation.waiting:
+                creation.turn_of = worker_id
+                connection, request = creation.waiting[worker_id]
+                last = not creation.turns
+                connection.reply(request, {"turn": True, "of": len(creation.waiting), "last": last})
+                return
+        for connection, request in creation.waiting.values():
+            connection.reply(request, {"turn": False})
+        del self._creations[creation.key]
+
+    def initialised(self, connection: Connection, request: Message) -> None:
+        """A worker has done its turn."""
+        for creation in list(self._creations.values()):
+            if creation.turn_of is not None and creation.turn_of == connection.worker_id:
+                creation.turn_of = None
+                self._next_turn(creation)
+                return
+
+    # -- workers that go --------------------------------------------------------------------------------------
+
+    def _refuse(self, creation: Creation, error: MultiversoError) -> None:
+        for connection, request in creation.waiting.values():
+            connection.refuse(request, error)
+        if creation.table is not None:
+            self._table_of.pop(creation.key, None)
+        self._creations.pop(creation.key, None)
+
+    def lost_error(self, lost: list[int], when: str) -> WorkerLostError:
+        """Returns the error for whoever waited for a lost worker."""
+        return WorkerLostError(f"{names(lost)} died, or exited without shutdown(), {when}", lost)
+
+    def dropped(self, worker_id: int) -> None:
+        """A worker has left or is lost: creations that waited for it go on or fail."""
+        lost = [w.worker_id for w in self._control.workers() if w.fate == at.LOST]
+        for creation in list(self._creations.values()):
+            creation.waiting.pop(worker_id, None)
+            if lost and not self._control.continues:
+                self._refuse(creation, self.lost_error(lost, f"while table {creation.key} was being created"))
+            elif not creation.waiting:
+                self._refuse(creation, self.lost_error(lost, "while it was creating a table"))
+            elif creation.turn_of == worker_id:
+                creation.turn_of = None
+                if not creation.turns:
+                    # nobody is left whose value counts: the next worker's does
+                    creation.turns.append(min(creation.waiting))
+                self._next_turn(creation)
+            elif creation.table is None:
+                self._advance(creation)
+
+    def cancel(self, connection: Connection) -> None:
+        """A worker no longer waits for its table; its number in the order stays free for the next call."""
+        worker_id = connection.worker_id
+        for creation in list(self._creations.values()):
+            if worker_id in creation.waiting and creation.table is None:
+                del creation.waiting[worker_id]
+                if not creation.waiting:
+                    del self._creations[creation.key]
+
+    def forget(self, worker_id: int) -> None:
+        """A number is given to a new worker: the last one's part in the tables ends."""
+        for shard in self.shards.values():
+            shard.withdraw(worker_id)

@@ -1,0 +1,172 @@
+"""Joining the job that the environment names, and starting its node where nobody else has."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from multiverso.errors import NodeLostError, StartupError
+from multiverso.runtime.discovery import JobInfo, discover, socket_name
+from multiverso.runtime.node import Node
+from multiverso.runtime.session import START_SECONDS, Session
+from multiverso.wire import messages
+
+TIMEOUT_VARIABLE = "MULTIVERSO_TIMEOUT_SECONDS"
+
+
+def join(
+    environ: Mapping[str, str] | None = None,
+    *,
+    sync: bool = False,
+    staleness: int | None = None,
+    on_lost: str | None = None,
+    timeout_seconds: float | None = None,
+    start_timeout_seconds: float | None = None,
+) -> Session:
+    """Returns this process's session in the job that its environment belongs to.
+
+    A job of `multiverso run` has its node in the launcher. In one of mpirun, torchrun or srun the worker that
+    comes first starts the node as a child process; a plain process holds its node itself.
+
+    Raises:
+        StartupError: see ``multiverso.runtime.discovery``; or this is not Linux.
+    """
+    if platform.system() != "Linux" or platform.machine() not in ("x86_64", "aarch64"):
+        raise StartupError(
+            f"multiverso runs on Linux (x86-64, aarch64); this is {platform.system()} on {platform.machine()}"
+        )
+    if on_lost not in (None, "stop", "continue"):
+        raise StartupError(f"on_lost is 'stop' or 'continue'; got {on_lost!r}")
+    environ = os.environ if environ is None else environ
+    job = discover(environ)
+    timeout = _seconds(timeout_seconds, environ)
+    start = START_SECONDS if start_timeout_seconds is None else _positive(start_timeout_seconds)
+    options: dict[str, Any] = {
+        "sync": sync,
+        "staleness": staleness,
+        "on_lost": on_lost or job.on_lost,
+        "timeout_seconds": timeout,
+        "workers_num": job.workers_num,
+    }
+    session = _join(job, options, start)
+    _explain_on_sigusr1(session)
+    return session
+
+
+def _join(job: JobInfo, options: dict[str, Any], start: float) -> Session:
+    if job.address is not None:
+        return Session(
+            job.address, job.worker_id, start_timeout_seconds=start, ends_with_node=job.launched, **options
+        )
+    if job.key is None:
+        node = Node(1, on_lost=options["on_lost"] or "stop")
+        try:
+            return Session(node.address, 0, start_timeout_seconds=start, on_close=node.close, **options)
+        except BaseException:
+            node.close()
+            raise
+    deadline = time.monotonic() + start
+    name = socket_name(job.key)
+    while True:
+        left = max(0.1, deadline - time.monotonic())
+        _start_node_unless_there(name, job, options["on_lost"] or "stop")
+        try:
+            return Session(name, job.worker_id, start_timeout_seconds=left, **options)
+        except (NodeLostError, StartupError) as error:
+            # the node of the same processes' last job was just ending
+            gone = isinstance(error, NodeLostError) or isinstance(error.__cause__, ConnectionRefusedError)
+            if not gone or time.monotonic() >= deadline:
+                raise
+
+
+def _start_node_unless_there(name: str, job: JobInfo, on_lost: str) -> None:
+    """The worker that gets the name starts the node, and hands it the listening socket."""
+    try:
+        listener = messages.listen(name)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return
+        raise StartupError(f"cannot listen at {name!r}: {error}") from error
+    with listener:
+        # Standard streams and a process group of its own: a child that holds the launcher's pipe keeps mpiexec
+        # waiting, and Ctrl-C must reach the workers first.
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "multiverso.runtime.node_process",
+                str(listener.fileno()),
+                str(job.workers_num),
+                on_lost,
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=None if os.environ.get("MULTIVERSO_NODE_STDERR") else subprocess.DEVNULL,
+            pass_fds=(listener.fileno(),),
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        ).returncode = 0  # never waited for: it outlives us, and subprocess would warn
+
+
+def _positive(value: float) -> float:
+    seconds = float(value)
+    if not seconds > 0:
+        raise StartupError(f"a timeout is a number of seconds above 0; got {value!r}")
+    return seconds
+
+
+def _seconds(argument: float | None, environ: Mapping[str, str]) -> float | None:
+    if argument is not None:
+        return _positive(argument)
+    text = environ.get(TIMEOUT_VARIABLE)
+    if not text:
+        return None
+    try:
+        return _positive(float(text))
+    except ValueError:
+        raise StartupError(f"{TIMEOUT_VARIABLE} is {text!r}; it must be a number of seconds") from None
+
+
+def observe(address: str, timeout_seconds: float = 5.0) -> dict[str, Any]:
+    """Returns the status of a running job, asked of its node.
+
+    Raises:
+        StartupError: nobody listens there.
+        WaitTimeoutError, NodeLostError: the node did not answer.
+    """
+    from multiverso.runtime.link import Link
+
+    deadline = time.monotonic() + timeout_seconds
+    link = Link.to(address, deadline)
+    try:
+        answer, _ = link.ask({"do": "status"}, deadline, "the node's status")
+    finally:
+        link.close()
+    status: dict[str, Any] = answer["status"]
+    return status
+
+
+def _explain_on_sigusr1(session: Session) -> None:
+    """SIGUSR1 prints who waits for whom, unless the program uses the signal itself."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, _explain):
+        _explained.append(session)
+        signal.signal(signal.SIGUSR1, _explain)
+
+
+_explained: list[Session] = []
+
+
+def _explain(number: int, frame: object) -> None:
+    for session in [s for s in _explained if s.closed is None]:
+        for line in session.picture().describe(time.monotonic_ns()):
+            print(f"multiverso: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,125 @@
+"""A session's side of its connection to the node: ask, wait for the answer with a deadline."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from multiverso import errors
+from multiverso.errors import MultiversoError, NodeLostError, StartupError, WaitTimeoutError, WorkerLostError
+from multiverso.wire import messages
+from multiverso.wire.messages import Message
+
+_SLICE_SECONDS = 0.5
+
+
+@dataclass
+class Link:
+    """One connection. Owner: its session, which serialises the calls."""
+
+    connection: socket.socket
+    _number: int = field(default=0)
+
+    @classmethod
+    def to(cls, address: str, deadline: float) -> Link:
+        """Connects to a node.
+
+        Raises:
+            StartupError: nobody listens there.
+        """
+        try:
+            connection = messages.connect(address, max(0.1, deadline - time.monotonic()))
+        except OSError as error:
+            raise StartupError(
+                f"no node listens at {address!r} ({error.strerror or error}): the job is over, or this process "
+                "is in another container; start it with `multiverso run`, mpirun, torchrun or srun"
+            ) from error
+        connection.settimeout(None)
+        return cls(connection)
+
+    def tell(self, message: Message) -> None:
+        """Sends a message that has no answer of its own."""
+        self._send({**message, "id": self._number})
+
+    def ask(
+        self, message: Message, deadline: float, what: str, look: Callable[[], None] | None = None
+    ) -> tuple[Message, list[int]]:
+        """Sends a request and waits for its (first) answer.
+
+        Args:
+            message: the request.
+            deadline: on time.monotonic().
+            what: what is waited for, in words.
+            look: called twice a second meanwhile; may raise.
+
+        Returns:
+            The answer and the descriptors beside it.
+        """
+        self._number += 1
+        self._send({**message, "id": self._number})
+        return self.more(deadline, what, look)
+
+    def more(
+        self, deadline: float, what: str, look: Callable[[], None] | None = None
+    ) -> tuple[Message, list[int]]:
+        """Waits for the next answer to the last request."""
+        try:
+            while True:
+                if select.select([self.connection], [], [], self._slice(deadline))[0]:
+                    received = messages.receive(self.connection)
+                    if received is None:
+                        raise NodeLostError(f"the job's node is gone while waiting for {what}")
+                    answer, descriptors = received
+                    if answer.get("re") != self._number:  # to a request that was given up
+                        for descriptor in descriptors:
+                            os.close(descriptor)
+                        continue
+                    if "error" in answer:
+                        raise _as_error(answer)
+                    return answer, descriptors
+                if look is not None:
+                    look()
+                if time.monotonic() >= deadline:
+                    raise WaitTimeoutError(f"gave up waiting for {what}: {self._who_is_missing()}")
+        except BaseException:
+            self._give_up()
+            raise
+
+    @staticmethod
+    def _slice(deadline: float) -> float:
+        return max(0.0, min(_SLICE_SECONDS, deadline - time.monotonic()))
+
+    def _who_is_missing(self) -> str:
+        return "the node did not answer in time; `multiverso top` shows which workers are there"
+
+    def _send(self, message: Message) -> None:
+        try:
+            messages.send(self.connection, message)
+        except OSError as error:
+            raise NodeLostError(f"the job's node is gone ({error.strerror or error})") from error
+
+    def _give_up(self) -> None:
+        try:
+            messages.send(self.connection, {"do": "cancel", "id": self._number})
+        except OSError:
+            return  # the node is gone: nothing there to cancel
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self.connection.close()
+
+    def abandon(self) -> None:
+        """In a forked child: lets go of the descriptor without a word to the node."""
+        self.connection.close()
+
+
+def _as_error(answer: Message) -> MultiversoError:
+    kind = getattr(errors, str(answer["error"]), MultiversoError)
+    if kind is WorkerLostError:
+        return WorkerLostError(str(answer["message"]), answer.get("worker_ids", ()))
+    error: MultiversoError = kind(str(answer["message"]))
+    return error

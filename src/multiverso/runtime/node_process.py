@@ -1,0 +1,46 @@
+"""The node as a process of its own, started by the first worker of mpirun, torchrun or srun."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+
+from multiverso.runtime.node import Node
+
+_FIRST_WORKER_SECONDS = 120.0
+_LINGER_SECONDS = 0.5  # `init` again, right after `shutdown`, finds the same node
+
+
+def main(descriptor: int, workers: int, on_lost: str) -> None:
+    """Serves a job until its last worker has gone."""
+    # descriptors of the worker's launcher (pipes, MPI's control sockets) would keep that waiting for us
+    top = os.sysconf("SC_OPEN_MAX")
+    os.closerange(3, descriptor)
+    os.closerange(descriptor + 1, min(top, 65536))
+    os.chdir("/")
+    listener = socket.socket(fileno=descriptor)
+    listener.set_inheritable(False)
+    emptied = threading.Event()
+    with Node(workers, on_lost=on_lost, listener=listener, linger=emptied.set) as node:
+        if not node.wait(_FIRST_WORKER_SECONDS) and not node.live_workers():
+            return
+        while True:
+            emptied.clear()
+            if node.live_workers():
+                emptied.wait()
+            if not _someone_comes(node):
+                return
+
+
+def _someone_comes(node: Node) -> bool:
+    pause = threading.Event()
+    with contextlib.suppress(KeyboardInterrupt):
+        pause.wait(_LINGER_SECONDS)
+    return bool(node.live_workers())
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,110 @@
+"""What a waiting worker looks at between two slices of half a second: is anyone lost, is it time to give up?"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from multiverso import kernels
+from multiverso import layout as at
+from multiverso.consistency.waiting import names
+from multiverso.errors import ClosedError, DeadlockError, MultiversoError, WaitTimeoutError, WorkerLostError
+from multiverso.memory.mutex import owner_pid
+
+if TYPE_CHECKING:
+    from multiverso.runtime.session import Session
+
+_WARN_SECONDS = 10.0
+_STILL_SECONDS = 1.5
+
+
+class Patience:
+    """One wait of one session. Owner: the waiting thread."""
+
+    def __init__(self, session: Session, timeout_seconds: float, what: str) -> None:
+        self._session = session
+        self._began = time.monotonic()
+        self._timeout = timeout_seconds
+        self._what = what
+        self._warned = False
+        self._still: tuple[tuple[int, int], ...] = ()
+        self._still_since = self._began
+
+    def judge(self, code: int, mutex: int | None = None) -> None:
+        """Returns when the wait may go on after a kernel has stopped with ``code``; raises when it may not."""
+        if code == kernels.NOT_RECOVERABLE:
+            raise MultiversoError(
+                f"{self._what}: a lock cannot be recovered (its owner died, and the first to find out did not "
+                "repair it); restart the job"
+            )
+        if code == kernels.LOST_SOMEONE:
+            raise self._lost()
+        if code not in (kernels.EINTR, kernels.TIMED_OUT):
+            raise MultiversoError(f"{self._what}: unexpected code {code} from the operating system")
+        self.look(mutex)
+
+    def look(self, mutex: int | None = None) -> None:
+        """Raises when the wait has no more point: closed, node lost, deadline, deadlock. Warns once."""
+        session = self._session
+        if session.closed is not None:
+            raise ClosedError(session.closed)
+        if session.node_lost and mutex is None:
+            raise session.node_error()
+        waited = time.monotonic() - self._began
+        if waited >= self._timeout:
+            raise WaitTimeoutError(
+                f"gave up after {waited:.1f} s waiting for {self._what}: {self._whom(mutex)}. "
+                f"{self._everyone()}. A longer deadline: timeout_seconds=, or MULTIVERSO_TIMEOUT_SECONDS"
+            )
+        if waited >= _WARN_SECONDS and not self._warned:
+            self._warned = True
+            print(
+                f"multiverso: worker {session.worker_id} has waited {waited:.0f} s for {self._what}: "
+                f"{self._whom(mutex)}",
+                file=sys.stderr,
+                flush=True,
+            )
+        if mutex is None:
+            self._look_for_deadlock()
+
+    def _whom(self, mutex: int | None) -> str:
+        if mutex is not None:
+            owner = owner_pid(mutex)
+            if owner is None:
+                return "the lock was free a moment ago"
+            return f"process {owner} holds the lock (stopped, or being debugged?)"
+        picture = self._session.picture()
+        me = picture.workers.get(self._session.worker_id)
+        missing = picture.missing(me.wait) if me is not None and me.wait is not None else []
+        return f"missing {names(missing)}" if missing else "it is not known who is missing"
+
+    def _everyone(self) -> str:
+        return "; ".join(self._session.picture().describe(time.monotonic_ns()))
+
+    def _lost(self) -> WorkerLostError:
+        lost = [w.worker_id for w in self._session.control.workers() if w.fate == at.LOST]
+        pids = ", ".join(str(self._session.control.worker(i).pid) for i in lost)
+        return WorkerLostError(
+            f"{names(lost)} (pid {pids}) died, or exited without shutdown(), while this worker waited for "
+            f"{self._what}. To go on without lost workers: init(on_lost='continue'), or "
+            "`multiverso run --on-failure continue`",
+            lost,
+        )
+
+    def _look_for_deadlock(self) -> None:
+        """Everybody waits for somebody who waits, and nothing has moved for a while."""
+        picture = self._session.picture()
+        if not picture.deadlocked():
+            self._still = ()
+            return
+        now = time.monotonic()
+        waits = tuple((w.worker_id, w.wait.sequence) for w in picture.workers.values() if w.wait is not None)
+        if waits != self._still:
+            self._still, self._still_since = waits, now
+        elif now - self._still_since >= _STILL_SECONDS:
+            raise DeadlockError(
+                "all workers wait for different things, so nobody can go on: "
+                f"{self._everyone()}. In synchronous and bounded mode every worker has to read the same tables equally "
+                "often (multiverso.shard(equal=True) helps)"
+            )

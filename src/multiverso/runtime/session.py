@@ -1,0 +1,381 @@
+"""A worker's session: attaches to the node, maps the tables, and waits, always with a deadline.
+
+A session is a value: a process may hold several. It belongs to the process that made it; in a forked child it
+refuses to be used. Its public methods may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol, Self
+
+from multiverso import kernels
+from multiverso import layout as at
+from multiverso.consistency.waiting import Picture
+from multiverso.errors import ClosedError, NodeLostError
+from multiverso.memory.segment import Segment
+from multiverso.runtime.control import Control
+from multiverso.runtime.link import Link
+from multiverso.runtime.liveness import Liveness
+from multiverso.runtime.patience import Patience
+from multiverso.shards.shard import Shard
+from multiverso.spec import Consistency, TableSpec
+
+START_SECONDS = 120.0
+WAIT_SECONDS = 1800.0  # a master may validate for long
+_MOST_WAIT = 30.0
+
+
+
+class Handler(Protocol):
+    """What a session asks of a table's handler."""
+
+    def flush(self, timeout_seconds: float | None = None) -> None: ...
+    def close(self) -> None: ...
+
+
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+class Session:
+    """One worker's part in a job.
+
+    Args:
+        address: the node's abstract socket name (``Node.address``).
+        worker_id: this worker's number; None takes a free one.
+        workers_num: how many workers this one expects, to be checked; None accepts the node's number.
+        sync: synchronous rounds.
+        staleness: bounded staleness, in ticks; excludes ``sync``.
+        on_lost: ``"stop"`` or ``"continue"``; None takes the node's.
+        timeout_seconds: deadline of barriers, rounds and clocks (default 30 minutes).
+        start_timeout_seconds: deadline of starting and of attaching to tables (default 120 s).
+        ends_with_node: end this process when the node is gone (our launcher asks for it).
+        on_close: called once the session is over.
+
+    Raises:
+        StartupError: no such job, or the options differ from the other workers'.
+        WorkerLostError: another worker died while the job was starting.
+        WaitTimeoutError: the others did not come in time.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        worker_id: int | None = None,
+        *,
+        workers_num: int | None = None,
+        sync: bool = False,
+        staleness: int | None = None,
+        on_lost: str | None = None,
+        timeout_seconds: float | None = None,
+        start_timeout_seconds: float | None = None,
+        ends_with_node: bool = False,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        self.consistency = Consistency.of(sync, staleness)
+        self.timeout_seconds = WAIT_SECONDS if timeout_seconds is None else timeout_seconds
+        self.start_timeout_seconds = START_SECONDS if start_timeout_seconds is None else start_timeout_seconds
+        self.closed: str | None = None  # why it cannot be used any more
+        self._on_close = on_close
+        self._lock = threading.RLock()
+        self._closing = threading.Lock()
+        self._first_thread = threading.get_ident()
+        self._arenas: dict[int, Segment] = {}
+        self._tables: dict[int, Shard] = {}
+        self._handlers: list[Handler] = []
+        self._ordered = 0
+        self._barriers = 0
+        self._waits = kernels.load_waits()
+        deadline = time.monotonic() + self.start_timeout_seconds
+        self._link = Link.to(address, deadline)
+        try:
+            self._attach(worker_id, workers_num, on_lost, ends_with_node, deadline)
+        except BaseException:
+            self._link.close()
+            raise
+        _sessions.add(self)
+
+    def _attach(
+        self, wish: int | None, number: int | None, on_lost: str | None, ends_with_node: bool, deadline: float
+    ) -> None:
+        answer, descriptors = self._link.ask(
+            {
+                "do": "attach",
+                "protocol": 1,
+                "worker_id": wish,
+                "workers_num": number,
+                "consistency": {"mode": self.consistency.mode, "staleness": self.consistency.staleness},
+                "on_lost": on_lost,
+            },
+            deadline,
+            "a place in the job",
+        )
+        try:
+            self.control = Control(Segment(descriptors[0]))
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        self.worker_id: int = answer["worker_id"]
+        self._fixed_num: int | None = answer["workers_num"]
+        self._liveness = Liveness(self.control, self.worker_id, self._link.connection, ends_with_node)
+        try:
+            self._link.ask({"do": "ready"}, deadline, "the other workers to start")
+        except BaseException:
+            self._liveness.release()
+            raise
+        self.control.activate(self.worker_id)
+        self._barriers = self.control.worker(self.worker_id).barrier
+        self._ordered = self.control.worker(self.worker_id).created
+
+    # -- the job ---------------------------------------------------------------------------------------------
+
+    @property
+    def workers_num(self) -> int:
+        """How many workers the job has (in a job that workers join and leave at will: has now)."""
+        return self._fixed_num if self._fixed_num is not None else len(self.live_workers())
+
+    def live_workers(self) -> list[int]:
+        """Returns the workers that take part now."""
+        return [w.worker_id for w in self.control.workers() if w.counts]
+
+    def barrier(self, timeout_seconds: float | None = None) -> None:
+        """Waits until every live worker has reached this barrier. Flushes this worker's pending operations first.
+
+        Raises:
+            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: see ``multiverso.errors``.
+        """
+        self.check()
+        self.flush(timeout_seconds)
+        with self._lock:
+            target = self._barriers + 1
+            address, me = self.control.address, self.worker_id
+            code = self._waits.barrier(address, me, target)
+            if code:
+                self.go_on(code, lambda: self._waits.barrier(address, me, target), timeout_seconds, f"barrier {target}")
+            self._barriers = target
+
+    def flush(self, timeout_seconds: float | None = None) -> None:
+        """Waits until this worker's pending asynchronous operations are done."""
+        for handler in list(self._handlers):
+            handler.flush(timeout_seconds)
+
+    # -- tables ----------------------------------------------------------------------------------------------
+
+    def open_table(
+        self,
+        spec: TableSpec,
+        fill: Callable[[Shard, bool, int], None],
+        *,
+        master: bool = False,
+        timeout_seconds: float | None = None,
+    ) -> tuple[int, Shard]:
+        """Creates a table with the others, or attaches to it by its name.
+
+        Args:
+            spec: the table; has to be equal in every worker.
+            fill: writes this worker's initial value when its turn has come; called with the shard, whether
+                this is the last turn, and how many workers contribute.
+            master: this worker's initial value counts, instead of the lowest worker's.
+            timeout_seconds: deadline, instead of the session's.
+
+        Returns:
+            The table's number and its memory.
+
+        Raises:
+            TableMismatchError: the others asked for another table. The order does not advance.
+        """
+        self.check()
+        seconds = self.timeout_seconds if timeout_seconds is None else timeout_seconds
+        with self._lock:
+            order = self._ordered + 1
+            block = self.control.block(self.worker_id)
+            target = order if spec.name is None else 0
+            what = f"table {spec.name!r}" if spec.name else f"table number {order}"
+            if spec.name is None:
+                self._waits.set_word(block + at.CREATED, order)
+            self._waits.begin_wait(self.control.address, self.worker_id, at.FOR_TABLE, 0, target)
+            try:
+                table = self._open(spec, order, fill, master, time.monotonic() + seconds, seconds, what)
+            except BaseException:
+                if spec.name is None:
+                    self._waits.set_word(block + at.CREATED, order - 1)
+                raise
+            finally:
+                self._waits.finish_wait(self.control.address, self.worker_id)
+            if spec.name is None:
+                self._ordered = order
+            return table
+
+    def _open(
+        self,
+        spec: TableSpec,
+        order: int,
+        fill: Callable[[Shard, bool, int], None],
+        master: bool,
+        deadline: float,
+        seconds: float,
+        what: str,
+    ) -> tuple[int, Shard]:
+        patience = Patience(self, seconds, what)
+        request = {
+            "do": "create",
+            "order": order if spec.name is None else None,
+            "spec": spec.as_message(),
+            "master": master,
+            "mode": self.consistency.mode,
+        }
+        answer, descriptors = self._link.ask(request, deadline, what, patience.look)
+        if descriptors:
+            self._arenas[answer["arena"]] = Segment(descriptors[0])
+            os.close(descriptors[0])
+        shard = Shard(self._arenas[answer["arena"]], answer["offset"], spec, answer["workers"], answer["mode"])
+        table = int(answer["table"])
+        shard.enrol(self.worker_id)
+        while True:
+            answer, _ = self._link.more(deadline, what, patience.look)
+            if not answer["turn"]:
+                break
+            fill(shard, bool(answer["last"]), int(answer["of"]))
+            self._link.tell({"do": "initialised"})
+        self._tables[table] = shard
+        return table, shard
+
+    def picture(self) -> Picture:
+        """Returns who is there, how far each is, and what each waits for."""
+        workers = {w.worker_id: w for w in self.control.workers()}
+        return Picture(workers, {i: shard.membership() for i, shard in self._tables.items()})
+
+    def tables(self) -> dict[int, Shard]:
+        """Returns this worker's tables by number."""
+        return dict(self._tables)
+
+    def adopt(self, handler: Handler) -> None:
+        """Takes in a table's handler, to flush it at barriers and to close it at the end."""
+        self._handlers.append(handler)
+
+    def handlers(self) -> list[Any]:
+        """Returns the handlers of this session's tables, in the order of their creation."""
+        return list(self._handlers)
+
+    # -- waiting ---------------------------------------------------------------------------------------------
+
+    def go_on(
+        self,
+        code: int,
+        again: Callable[[], int],
+        timeout_seconds: float | None,
+        what: str,
+        *,
+        mutex: Callable[[int], int] | None = None,
+    ) -> int:
+        """Takes an unfinished kernel call up again until it is done, a deadline passes, or it cannot be.
+
+        Args:
+            code: what the first call returned.
+            again: makes the call again.
+            timeout_seconds: deadline, instead of the session's.
+            what: what is waited for, in words.
+            mutex: gives the address of the lock that a returned code is about.
+        """
+        seconds = self.timeout_seconds if timeout_seconds is None else timeout_seconds
+        patience = Patience(self, seconds, what)
+        try:
+            while code:
+                patience.judge(code & 0xFFFF, mutex(code) if mutex else None)
+                code = again()
+        finally:
+            self._waits.finish_wait(self.control.address, self.worker_id)
+        return code
+
+    def check(self) -> None:
+        """Raises ClosedError when the session is over, and notes when a second thread uses it."""
+        if self.closed is not None:
+            raise ClosedError(self.closed)
+        if threading.get_ident() != self._first_thread:
+            ctypes.c_int32.from_address(self.control.block(self.worker_id) + at.THREADED).value = 1
+
+    @property
+    def node_lost(self) -> bool:
+        """Whether the node is gone."""
+        return self._liveness.node_lost.is_set()
+
+    def node_error(self) -> NodeLostError:
+        """Returns the error for whoever waits after the node is gone."""
+        return NodeLostError(
+            "the node of this job (the process that holds its tables: the launcher, or a child of the first "
+            "worker) is gone, so nobody can be waited for; the values are still readable with table.snapshot()"
+        )
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Flushes, leaves the job, and waits for nobody. A second call does nothing."""
+        with self._closing:
+            if self.closed is not None:
+                return
+            try:
+                self.flush(_MOST_WAIT)
+            finally:
+                self.closed = (
+                    "the session is over: shutdown() was called; call init() again to begin a new one "
+                    "(tables of the old one cannot be used any more)"
+                )
+                for handler in self._handlers:
+                    handler.close()
+                self.control.leave(self.worker_id)
+                self._liveness.release()
+                self._link.close()
+                for segment in self._arenas.values():
+                    segment.freeze()
+                self._tables.clear()
+                self._handlers.clear()
+                _sessions.discard(self)
+                if self._on_close is not None:
+                    self._on_close()
+
+    def _forked(self) -> None:
+        """In a forked child: the memory is there, but locks and liveness belong to the parent."""
+        self.closed = (
+            f"this session belongs to process {self._owner}, and this is a forked child of it; "
+            "use multiverso in the parent only, or start workers with `multiverso run`"
+        )
+        self._link.abandon()
+
+    @property
+    def _owner(self) -> int:
+        return self.control.worker(self.worker_id).pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+
+    def __repr__(self) -> str:
+        return f"<Session of worker {self.worker_id} of {self.workers_num}{', closed' if self.closed else ''}>"
+
+    def statistics(self) -> dict[str, Any]:
+        """Returns what this worker has done: per table operations, bytes, seconds waited, staleness."""
+        self.check()
+        return {
+            "worker_id": self.worker_id,
+            "workers_num": self.workers_num,
+            "waited_seconds": self.control.waited_seconds(self.worker_id),
+            "tables": {
+                shard.spec.name or str(number): shard.statistics(self.worker_id)
+                for number, shard in self._tables.items()
+            },
+        }
+
+
+def _after_fork_in_child() -> None:
+    for session in list(_sessions):
+        session._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,148 @@
+"""One part of a table in a segment: header, locks, workers' lines, values, updater state, slots.
+
+Today a host's shard is the whole table. Made by the node, used by the sessions; it starts nothing and waits
+for nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from multiverso import layout as at
+from multiverso.consistency.waiting import Member, Membership
+from multiverso.memory import mutex
+from multiverso.memory.segment import Segment
+from multiverso.memory.words import load32, load64, store32, store64
+from multiverso.spec import Partition, Places, TableSpec
+
+
+def initialise(address: int, spec: TableSpec, table_id: int, workers: int, mode: int) -> None:
+    """Writes a table's header and locks into zeroed memory."""
+    partition = Partition.of(spec)
+    places = Places.of(spec, workers, mode == at.SYNCHRONOUS)
+    words = {
+        at.ELEMENTS: spec.elements,
+        at.STRIPE: partition.stripe,
+        at.STRIPES: partition.stripes,
+        at.ITEMSIZE: spec.itemsize,
+        at.COLUMNS: spec.columns,
+        at.TABLE_WORKERS: workers,
+        at.MODE: mode,
+        at.LOCKS: places.locks,
+        at.BUFFER_0: places.buffers[0],
+        at.BUFFER_1: places.buffers[1],
+        at.STATE_0: places.states[0],
+        at.STATE_1: places.states[1],
+        at.STATES: spec.states,
+        at.SLOTS: places.slots,
+        at.SLOT_STRIDE: places.slot_stride,
+        at.LINES: places.lines,
+        at.TABLE_ID: table_id,
+    }
+    for offset, value in words.items():
+        store64(address + offset, value)
+    hyper = np.asarray(spec.hyper, dtype=spec.dtype).tobytes()
+    np.ctypeslib.as_array((np.ctypeslib.ctypes.c_char * len(hyper)).from_address(address + at.HYPER))[:] = (
+        np.frombuffer(hyper, dtype="S1")
+    )
+    mutex.initialise(address + places.locks, partition.stripes, at.MUTEX_BYTES)
+    store64(address + at.MAGIC, at.TABLE_MAGIC)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A table's memory as one process sees it."""
+
+    segment: Segment
+    offset: int
+    spec: TableSpec
+    workers: int
+    mode: int
+
+    @property
+    def base(self) -> int:
+        """Address of the table's first byte."""
+        return self.segment.address + self.offset
+
+    @property
+    def places(self) -> Places:
+        """Where its parts lie."""
+        return Places.of(self.spec, self.workers, self.mode == at.SYNCHRONOUS)
+
+    def line(self, worker_id: int) -> int:
+        """Address of a worker's line."""
+        return self.base + load64(self.base + at.LINES) + at.LINE_STRIDE * worker_id
+
+    @property
+    def committed(self) -> int:
+        """The last finished synchronous round; 0 before the first."""
+        return load64(self.base + at.COMMITTED)
+
+    def values_offset(self) -> int:
+        """Where the current values begin in the segment: in sync mode, the last committed round's."""
+        return self.offset + self.places.buffers[self.committed & 1]
+
+    def values(self) -> npt.NDArray[Any]:
+        """The current values themselves, flat and writable."""
+        return self.segment.array(self.values_offset(), self.spec.elements, self.spec.dtype)
+
+    def states(self) -> list[npt.NDArray[Any]]:
+        """The updater's arrays themselves, flat and writable."""
+        start = self.offset + self.places.states[self.committed & 1]
+        whole = self.spec.elements * self.spec.itemsize
+        count, dtype = self.spec.elements, self.spec.dtype
+        return [self.segment.array(start + i * whole, count, dtype) for i in range(self.spec.states)]
+
+    def enrol(self, worker_id: int) -> int:
+        """Makes a worker take part in the table's rounds and clocks; returns its first round.
+
+        A worker that joins late begins at the fastest clock, so that nobody has to wait for it, and its first round is the one after the
+        last finished (the round then in flight may still go on without it).
+        """
+        line = self.line(worker_id)
+        for offset in range(0, at.LINE_STRIDE, 8):
+            if offset not in (at.ADDS, at.EXCHANGES):  # the table's version never goes back
+                store64(line + offset, 0)
+        clocks = [load64(self.line(w) + at.CLOCK) for w in range(self.workers) if self._enrolled(w)]
+        store64(line + at.CLOCK, max(clocks, default=0))
+        store32(line + at.ENROLLED, 1)
+        return self.committed + 1
+
+    def withdraw(self, worker_id: int) -> None:
+        """Ends a worker's part in the table's rounds and clocks (the node, before its number is given away)."""
+        store32(self.line(worker_id) + at.ENROLLED, 0)
+
+    def _enrolled(self, worker_id: int) -> bool:
+        return load32(self.line(worker_id) + at.ENROLLED) == 1
+
+    def membership(self) -> Membership:
+        """Who takes part, and how far each is."""
+        return Membership(
+            self.spec.name or f"table {load64(self.base + at.TABLE_ID)}",
+            {
+                worker: Member(load32(self.line(worker) + at.PHASE), load64(self.line(worker) + at.CLOCK))
+                for worker in range(self.workers)
+                if self._enrolled(worker)
+            },
+        )
+
+    def statistics(self, worker_id: int) -> dict[str, float]:
+        """What a worker has done with the table: operations, bytes, seconds waited, staleness in pushes."""
+        line = self.line(worker_id)
+        number = load64(line + at.STALENESS_COUNT)
+        return {
+            "adds": load64(line + at.ADDS),
+            "gets": load64(line + at.GETS),
+            "exchanges": load64(line + at.EXCHANGES),
+            "bytes": load64(line + at.BYTES),
+            "wait_seconds": load64(line + at.WAITED) / 1e9,
+            "locks_recovered": load64(line + at.RECOVERED),
+            "staleness_last": load64(line + at.STALENESS_LAST),
+            "staleness_max": load64(line + at.STALENESS_MAX),
+            "staleness_mean": load64(line + at.STALENESS_SUM) / number if number else 0.0,
+            "clock": load64(line + at.CLOCK),
+        }

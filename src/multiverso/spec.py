@@ -1,0 +1,173 @@
+"""What a table is, and how it is cut: plain data and arithmetic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from multiverso import layout as at
+from multiverso.errors import DtypeMismatchError, ShapeMismatchError, StartupError
+
+DTYPES = ("float32", "float64", "int32", "int64")
+INITIAL = ("master", "mean", "sum")
+MODES = {"async": at.ASYNCHRONOUS, "sync": at.SYNCHRONOUS, "bounded": at.BOUNDED}
+
+
+@dataclass(frozen=True)
+class Consistency:
+    """When a read may go ahead: ``async``, ``sync``, or ``bounded`` by a staleness in ticks."""
+
+    mode: str = "async"
+    staleness: int = 0
+
+    @classmethod
+    def of(cls, sync: bool, staleness: int | None) -> Consistency:
+        """Returns what ``init(sync=, staleness=)`` mean together."""
+        if staleness is None:
+            return cls("sync" if sync else "async")
+        if sync:
+            raise StartupError("sync=True and staleness= exclude each other: choose one")
+        if isinstance(staleness, bool) or not isinstance(staleness, int) or staleness < 0:
+            raise StartupError(f"staleness is a number of ticks, 0 or more; got {staleness!r}")
+        return cls("bounded", staleness)
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """One table: everything that its workers have to agree on.
+
+    Attributes:
+        rows: rows of a matrix, or 1.
+        columns: columns of a matrix, or the elements of an array.
+        kind: ``"array"`` or ``"matrix"``.
+        dtype: one of DTYPES.
+        updater: name of the updater, with its hyperparameters in ``hyper``.
+        states: arrays of the table's size that the updater keeps.
+        initial: whose initial value counts: ``"master"``, ``"mean"`` or ``"sum"``.
+        name: for tables that are created or attached to by name.
+    """
+
+    kind: str
+    rows: int
+    columns: int
+    dtype: str = "float32"
+    updater: str = "add"
+    hyper: tuple[float, ...] = ()
+    states: int = 0
+    initial: str = "master"
+    name: str | None = None
+
+    @property
+    def elements(self) -> int:
+        """Numbers in the table."""
+        return self.rows * self.columns
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """What ``get()`` returns: (elements,) or (rows, columns)."""
+        return (self.rows, self.columns) if self.kind == "matrix" else (self.columns,)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one number."""
+        return np.dtype(self.dtype).itemsize
+
+    def as_message(self) -> dict[str, Any]:
+        """Returns it as JSON can carry it."""
+        return asdict(self)
+
+    @classmethod
+    def from_message(cls, message: dict[str, Any]) -> TableSpec:
+        """The inverse of :meth:`as_message`."""
+        return cls(**{**message, "hyper": tuple(message["hyper"])})
+
+    def __str__(self) -> str:
+        size = " x ".join(map(str, self.shape))
+        hyper = f"{self.hyper}" if self.hyper else ""
+        name = f" named {self.name!r}" if self.name else ""
+        return f"{self.kind} of {size} {self.dtype}{name} (updater {self.updater}{hyper}, initial {self.initial})"
+
+
+def checked_count(value: Any, what: str) -> int:
+    """Returns a size as an int.
+
+    Raises:
+        ShapeMismatchError: not an integer of at least 1.
+    """
+    try:
+        count = value.__index__()
+    except (AttributeError, TypeError):
+        raise ShapeMismatchError(f"{what} must be an integer of at least 1; got {value!r}") from None
+    if isinstance(value, bool) or count < 1:
+        raise ShapeMismatchError(f"{what} must be an integer of at least 1; got {value!r}")
+    return int(count)
+
+
+def checked_dtype(value: Any) -> str:
+    """Returns the name of a table's dtype."""
+    try:
+        name = np.dtype(value).name
+    except TypeError:
+        name = str(value)
+    if name not in DTYPES:
+        raise DtypeMismatchError(
+            f"a table's dtype is one of {', '.join(DTYPES)}; got {value!r} "
+            "(16-bit data go into a float32 table: sums stay in float32)"
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class Partition:
+    """How a table is cut into stripes, each under one lock. A row is never cut."""
+
+    stripe: int
+    stripes: int
+
+    @classmethod
+    def of(cls, spec: TableSpec) -> Partition:
+        """Returns the stripes of a table: about 128 KiB each, whole rows of a matrix."""
+        unit = spec.columns if spec.kind == "matrix" else 1
+        length = max(1, at.STRIPE_BYTES // spec.itemsize // unit) * unit
+        return cls(length, math.ceil(spec.elements / length))
+
+
+@dataclass(frozen=True)
+class Places:
+    """Offsets of a table's parts from its first byte, and its size, in bytes."""
+
+    locks: int
+    lines: int
+    buffers: tuple[int, int]
+    states: tuple[int, int]
+    slots: int
+    slot_stride: int
+    size: int
+
+    @classmethod
+    def of(cls, spec: TableSpec, workers: int, synchronous: bool) -> Places:
+        """Lays a table out: header, locks, workers' lines, values (twice in sync mode), state, slots."""
+        end = at.TABLE_HEADER
+
+        def take(size: int, align: int = at.PAGE) -> int:
+            nonlocal end
+            start = at.round_up(end, align)
+            end = start + size
+            return start
+
+        whole = spec.elements * spec.itemsize
+        locks = take(Partition.of(spec).stripes * at.MUTEX_BYTES, at.CACHE_LINE)
+        lines = take(workers * at.LINE_STRIDE, at.CACHE_LINE)
+        align = at.PAGE if whole >= at.PAGE else at.CACHE_LINE
+        first = take(whole, align)
+        state = take(whole * spec.states, align)
+        buffers, states, slots, stride = (first, first), (state, state), 0, 0
+        if synchronous:
+            buffers = (first, take(whole, align))
+            states = (state, take(whole * spec.states, align))
+            stride = at.round_up(whole, align)
+            slots = take(stride * workers, align)
+        return cls(locks, lines, buffers, states, slots, stride, at.round_up(end, at.CACHE_LINE))

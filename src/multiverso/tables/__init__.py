@@ -1,0 +1,10 @@
+"""Tables: what a user holds."""
+
+from __future__ import annotations
+
+from multiverso.tables.array import ArrayTableHandler
+from multiverso.tables.handler import TableHandler
+from multiverso.tables.matrix import MatrixTableHandler
+from multiverso.tables.pending import Pending
+
+__all__ = ["ArrayTableHandler", "MatrixTableHandler", "Pending", "TableHandler"]

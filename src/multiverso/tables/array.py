@@ -1,0 +1,71 @@
+"""One-dimensional tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+
+from multiverso.runtime.current import current
+from multiverso.runtime.session import Session
+from multiverso.spec import TableSpec, checked_count, checked_dtype
+from multiverso.tables.handler import TableHandler
+from multiverso.updaters import Updater, resolve
+
+
+class ArrayTableHandler(TableHandler):
+    """An array of ``size`` numbers that all workers of the job share.
+
+    Creating one without a name is collective: it returns when every live worker has created an equal one, and
+    the initial value is visible then. With a ``name`` the first worker creates the table and others attach to
+    it whenever they come.
+
+    Args:
+        size: how many numbers, 1 or more.
+        init_value: ``size`` numbers in any shape, or one number for all; zeros by default.
+        dtype: of the table: float32 (default), float64, int32 or int64, whatever the initial value's.
+        name: create the table by this name, or attach to it.
+        updater: how adds reach the values: a name (``"add"``, ``"sgd"``) or an ``Updater``.
+        initial: whose ``init_value`` counts: ``"master"`` (worker 0's), ``"mean"`` or ``"sum"`` of all.
+        session: the session it belongs to; the current one by default.
+        master: this worker's initial value counts instead of worker 0's (one worker may say so).
+
+    Raises:
+        TableMismatchError: other workers asked for another table.
+        OutOfMemoryError: there is no room for it.
+
+    Example:
+        >>> import multiverso as mv
+        >>> mv.init()
+        >>> table = mv.ArrayTableHandler(3, init_value=[1, 2, 3])
+        >>> table.add([1, 1, 1])
+        >>> table.get()
+        array([2., 3., 4.], dtype=float32)
+        >>> mv.shutdown()
+    """
+
+    def __init__(
+        self,
+        size: int,
+        init_value: Any = None,
+        *,
+        dtype: npt.DTypeLike = "float32",
+        name: str | None = None,
+        updater: str | Updater = "add",
+        initial: str = "master",
+        session: Session | None = None,
+        master: bool = False,
+    ) -> None:
+        rule = resolve(updater)
+        spec = TableSpec(
+            kind="array",
+            rows=1,
+            columns=checked_count(size, "size"),
+            dtype=checked_dtype(dtype),
+            updater=rule.name,
+            hyper=tuple(map(float, rule.hyper)),
+            states=rule.states,
+            initial=initial,
+            name=name,
+        )
+        super().__init__(session or current(), spec, rule, init_value, master)

@@ -1,0 +1,158 @@
+"""What users hand in, as flat arrays that a kernel can read; refused with a clear message before anything changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from multiverso.errors import DtypeMismatchError, RowIdError, ShapeMismatchError
+from multiverso.spec import TableSpec
+
+Array = npt.NDArray[Any]
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether it is a torch tensor, asked without importing torch."""
+    return type(value).__module__.partition(".")[0] == "torch" or (
+        hasattr(value, "detach") and hasattr(value, "data_ptr")
+    )
+
+
+def as_numpy(value: Any, what: str) -> Array:
+    """Returns anything array-like as an array, without a copy where that is possible.
+
+    Torch tensors are detached and fetched from their device; 16-bit floats NumPy does not know become float32.
+
+    Raises:
+        ShapeMismatchError: a ragged sequence.
+        DtypeMismatchError: no numbers.
+    """
+    if isinstance(value, np.ndarray):
+        array = value
+    elif is_tensor(value):
+        tensor = value.detach().cpu()
+        array = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
+    elif hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+        array = np.from_dlpack(value)
+    else:
+        try:
+            array = np.asarray(value)
+        except (ValueError, TypeError) as error:
+            raise ShapeMismatchError(f"{what} cannot become an array of numbers: {error}") from error
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+def as_data(value: Any, dtype: np.dtype[Any], what: str) -> Array:
+    """Returns data as a flat C-contiguous array of a table's dtype; a copy only where it has to be.
+
+    Raises:
+        DtypeMismatchError: not of the same kind (float for an integer table, complex, text), or finite values
+            that the table's dtype cannot hold.
+    """
+    array = as_numpy(value, what)
+    if array.dtype != dtype:
+        array = _cast(array, dtype, what)
+    if not array.flags.c_contiguous or not array.flags.aligned:
+        array = np.array(array, order="C")
+    return readable(array if array.ndim == 1 else array.reshape(-1))
+
+
+def readable(array: Array) -> Array:
+    """Returns the array itself, or a writable alias of it: kernels are compiled for writable arrays.
+
+    The caller keeps the array alive and does not write to the alias.
+    """
+    if array.flags.writeable:
+        return array
+    if array.size == 0:
+        return np.empty(0, array.dtype)
+    alias = _Memory(array)
+    return np.asarray(alias)
+
+
+class _Memory:
+    """The memory of a read-only array, as a writable one that keeps it alive."""
+
+    def __init__(self, array: Array) -> None:
+        interface = array.__array_interface__
+        self._kept = array
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+
+
+def _cast(array: Array, dtype: np.dtype[Any], what: str) -> Array:
+    kind = array.dtype.kind
+    if kind not in "biuf" or (kind == "f" and dtype.kind != "f"):
+        raise DtypeMismatchError(
+            f"{what} is {array.dtype}, the table is {dtype}: "
+            + ("round it yourself, or create a float table" if kind == "f" else "only real numbers can go in")
+        )
+    if dtype.kind == "i" and array.size:
+        limits = np.iinfo(dtype)
+        low, high = int(array.min()), int(array.max())
+        if low < limits.min or high > limits.max:
+            raise DtypeMismatchError(f"{what} holds {low if low < limits.min else high}, too large for a table of {dtype}")
+    if dtype.kind == "f" and kind == "f" and array.dtype.itemsize > dtype.itemsize:
+        with np.errstate(over="ignore"):
+            result = array.astype(dtype)
+        bad = np.isinf(result) & np.isfinite(array)
+        if bad.any():
+            worst = array[bad].flat[0]
+            raise DtypeMismatchError(f"{what} holds {worst!r}, too large for a table of {dtype}")
+        return result
+    return array.astype(dtype)
+
+
+def check_size(array: Array, shape: tuple[int, ...], spec: TableSpec, what: str) -> None:
+    """Raises ShapeMismatchError unless the array has what ``spec`` takes: any shape of an array table's size, the
+    given shape or a flat one for a matrix (so that a transposed one is found out)."""
+    size = int(np.prod(shape))
+    if array.size == size and (spec.kind == "array" or array.ndim == 1 or array.shape == shape):
+        return
+    expected = f"shape {shape}" + (f", or {size} numbers flat" if spec.kind == "matrix" else "")
+    raise ShapeMismatchError(f"{what} has shape {array.shape}; this {spec.kind} table expects {expected}")
+
+
+def as_row_ids(row_ids: Any, rows: int) -> npt.NDArray[np.int64]:
+    """Returns row ids as int64. Duplicates and any order are fine; their range is checked by the kernel.
+
+    Raises:
+        RowIdError: not one-dimensional, not integers.
+    """
+    try:
+        array = as_numpy(row_ids, "row_ids")
+    except ValueError as error:
+        raise RowIdError(f"row_ids must be a one-dimensional sequence of integers: {error}") from error
+    if array.size == 0 and array.ndim == 1:
+        return np.empty(0, np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise RowIdError(
+            f"row_ids must be a one-dimensional sequence of integers; got {array.dtype} of shape {array.shape}"
+        )
+    if array.dtype == np.uint64 and array.max() >= 2**63:
+        raise RowIdError(f"row id {array.max()} is not in 0 .. {rows - 1}")
+    ids: npt.NDArray[np.int64] = np.ascontiguousarray(array, dtype=np.int64)
+    return readable(ids)
+
+
+def writable(array: Any, size: int, dtype: np.dtype[Any], what: str) -> Array:
+    """Returns an argument that is written to, flat and without a copy.
+
+    Raises:
+        ShapeMismatchError: another size, or not C-contiguous.
+        DtypeMismatchError: another dtype, read-only, or not an array in this process's memory.
+    """
+    if is_tensor(array) and array.device.type == "cpu" and str(array.dtype) != "torch.bfloat16":
+        array = array.detach().numpy()
+    if not isinstance(array, np.ndarray):
+        raise DtypeMismatchError(f"{what} is written to, so it must be a NumPy array or a torch CPU tensor; got {type(array)}")
+    if array.dtype != dtype:
+        raise DtypeMismatchError(f"{what} is written to, so it must have the table's dtype {dtype}; got {array.dtype}")
+    if array.size != size:
+        raise ShapeMismatchError(f"{what} has {array.size} numbers; the table has {size}")
+    if not array.flags.writeable:
+        raise DtypeMismatchError(f"{what} is written to, but it is read-only; pass a copy")
+    if not array.flags.c_contiguous or not array.flags.aligned:
+        raise ShapeMismatchError(f"{what} is written to in place, so it must be C-contiguous and aligned")
+    return array if array.ndim == 1 else array.reshape(-1)

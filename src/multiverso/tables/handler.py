@@ -1,0 +1,360 @@
+"""What all tables have in common."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from multiverso.errors import DtypeMismatchError, ShapeMismatchError
+from multiverso.kernels.compiling import compile_update
+from multiverso.runtime.session import Session
+from multiverso.shards.shard import Shard
+from multiverso.spec import INITIAL, TableSpec
+from multiverso.tables import saving
+from multiverso.tables.access import access_to
+from multiverso.tables.convert import Array, as_data, as_numpy, check_size, is_tensor, readable, writable
+from multiverso.tables.pending import Pending, Queue
+from multiverso.updaters import Updater
+
+_SIXTEEN_BITS = ("float16", "bfloat16")
+
+
+class TableHandler:
+    """A table that all workers of the job share.
+
+    Do not make one yourself: make an ``ArrayTableHandler`` or a ``MatrixTableHandler``. Every method may be
+    called from any thread; in synchronous mode one thread at a time gets in.
+
+    Owner: its session. After ``shutdown`` only ``view()``s taken before are still readable.
+    """
+
+    def __init__(
+        self, session: Session, spec: TableSpec, updater: Updater, init_value: Any, master: bool
+    ) -> None:
+        if spec.initial not in INITIAL:
+            raise ValueError(f"initial is one of {', '.join(INITIAL)}; got {spec.initial!r}")
+        self._session = session
+        self._spec = spec
+        self._dtype = np.dtype(spec.dtype)
+        value = self._initial(init_value)
+        update = 0 if updater.name == "add" else compile_update(updater.apply, spec.dtype)
+        name = f"table {spec.name!r}" if spec.name else f"a {spec}"
+        self._queue = Queue(spec.name or spec.kind)
+
+        def fill(shard: Shard, last: bool, number: int) -> None:
+            _fill(shard, spec.initial, value, last, number)
+
+        self._number, self._shard = session.open_table(spec, fill, master=master)
+        self._access = access_to(session, self._shard, update, name)
+        session.adopt(self)
+
+    def _initial(self, init_value: Any) -> Array | None:
+        if init_value is None:
+            return None
+        array = as_numpy(init_value, "init_value")
+        if array.ndim == 0 and self._spec.elements > 1:
+            array = np.full(self._spec.elements, array)
+        check_size(array, self._spec.shape, self._spec, "init_value")
+        return as_data(array, self._dtype, "init_value")
+
+    # -- what it is ------------------------------------------------------------------------------------------
+
+    @property
+    def spec(self) -> TableSpec:
+        """Everything that the workers have agreed on."""
+        return self._spec
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(size,) of an array, (num_row, num_col) of a matrix."""
+        return self._spec.shape
+
+    @property
+    def size(self) -> int:
+        """Numbers in the table."""
+        return self._spec.elements
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the values in the shared memory."""
+        return self._dtype
+
+    @property
+    def name(self) -> str | None:
+        """Its name, or None for one that was created by order."""
+        return self._spec.name
+
+    @property
+    def number(self) -> int:
+        """Its number in the job, from 1: the same in every worker."""
+        return self._number
+
+    @property
+    def version(self) -> int:
+        """Adds and exchanges done by all workers so far; in synchronous mode, rounds finished."""
+        self._session.check()
+        return self._access.version()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._spec}>"
+
+    # -- reading and adding ----------------------------------------------------------------------------------
+
+    def get(
+        self,
+        out: Any = None,
+        sync: bool = True,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Any:
+        """Returns the table's values, in the table's shape.
+
+        In synchronous mode this ends a round: it waits until every live worker reads, and all get the same
+        bits. With bounded staleness it waits for workers that are too far behind. Otherwise it never waits.
+
+        Args:
+            out: written to and returned: a NumPy array of the table's size and dtype (or float16), or a torch
+                tensor; no copy is made between where dtype and memory allow.
+            sync: accepted for older programs; a read always comes after this worker's own adds.
+            dtype: of the result, where ``out`` is not given: the table's, ``"float16"`` or ``"bfloat16"``.
+            timeout_seconds: deadline of the wait, instead of the session's.
+
+        Raises:
+            ShapeMismatchError, DtypeMismatchError: ``out`` does not fit.
+            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: the wait could not end well.
+        """
+        self._ready(timeout_seconds)
+        target, given = self._target(out, dtype, self.shape)
+        self._access.get(target, timeout_seconds)
+        return self._finish(target, given, dtype, self.shape)
+
+    def add(self, data: Any, sync: bool = False) -> None:
+        """Adds to the whole table, through its updater.
+
+        Args:
+            data: ``size`` numbers in any shape (a matrix: (num_row, num_col) or flat); any sequence, array or
+                tensor. It is not modified. Same-kind numbers are rounded to the table's dtype.
+            sync: True returns when the add is applied; as applying at once is fastest, it always is.
+
+        Raises:
+            ShapeMismatchError, DtypeMismatchError: the data do not fit; nothing was changed.
+        """
+        self._ready(None)
+        self._access.add(self._delta(data))
+
+    def exchange(self, local: Any, last: Any, *, timeout_seconds: float | None = None) -> None:
+        """Pushes ``local - last`` and pulls the result into both, in one pass over the memory.
+
+        The push-pull of a training loop: ``local`` are the worker's parameters, ``last`` what they were after
+        the last exchange.
+
+        Args:
+            local: ``size`` numbers of the table's dtype, C-contiguous and writable; overwritten.
+            last: the same; overwritten.
+            timeout_seconds: deadline of the wait, instead of the session's.
+        """
+        self._ready(timeout_seconds)
+        self._access.exchange(*self._pair(local, last), timeout_seconds)
+
+    def _pair(self, local: Any, last: Any) -> tuple[Array, Array]:
+        a = writable(local, self._spec.elements, self._dtype, "local")
+        b = writable(last, self._spec.elements, self._dtype, "last")
+        if np.may_share_memory(a, b):
+            raise ShapeMismatchError("local and last share memory; they must be two arrays (last = local.copy())")
+        return a, b
+
+    # -- in the background -----------------------------------------------------------------------------------
+
+    def add_async(self, data: Any) -> Pending:
+        """Like :meth:`add`, in the background. The data are copied first, so they may change at once.
+
+        Operations of one worker on one table are done in the order of the calls, and later synchronous calls
+        wait for them. At most 16 are pending; the next call then blocks.
+        """
+        self._session.check()
+        delta = np.array(self._delta(data))
+        return self._later(lambda: self._access.add(delta), "an add")
+
+    def get_async(self, out: Any = None) -> Pending:
+        """Like :meth:`get`, in the background; ``wait()`` returns the values."""
+        self._session.check()
+        target, given = self._target(out, None, self.shape)
+
+        def get() -> Any:
+            self._access.get(target, None)
+            return self._finish(target, given, None, self.shape)
+
+        return self._later(get, "a get")
+
+    def exchange_async(self, local: Any, last: Any) -> Pending:
+        """Like :meth:`exchange`, in the background. Leave both arrays alone until ``wait()`` returns."""
+        self._session.check()
+        a, b = self._pair(local, last)
+        return self._later(lambda: self._access.exchange(a, b, None), "an exchange")
+
+    def _later(self, operation: Any, what: str) -> Pending:
+        def run() -> Any:
+            self._session.check()
+            return operation()
+
+        return self._queue.put(Pending(run, f"{what} of {self!r}"), self._session.timeout_seconds)
+
+    # -- outside the clocks ----------------------------------------------------------------------------------
+
+    def view(self) -> Array:
+        """Returns a read-only window on the shared memory, without a copy, in the table's shape.
+
+        It shows other workers' adds as they come, with no promise about their order (in synchronous mode: the
+        last finished round; take a new view after each read). It outlives ``shutdown``, frozen.
+        """
+        self._session.check()
+        offset = self._shard.values_offset()
+        return self._shard.segment.view(offset, self.size, self._dtype).reshape(self.shape)
+
+    def snapshot(self, out: Any = None) -> Any:
+        """Returns a copy of the values outside the rounds and clocks, at any time, in any mode; never waits.
+
+        In synchronous mode it is the last finished round. Otherwise each stripe of 128 KiB is consistent.
+        """
+        self._ready(None)
+        target, given = self._target(out, None, self.shape)
+        self._access.snapshot(target)
+        return self._finish(target, given, None, self.shape)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes values and updater state to a safetensors file, whole or not at all.
+
+        Other workers' adds meanwhile may be in it or not: call ``barrier()`` first for an exact moment.
+        """
+        self._ready(None)
+        saving.save(path, self._spec, self.version, self.snapshot().reshape(-1), self._shard.states())
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Replaces values and updater state by what :meth:`save` wrote.
+
+        Call it in one worker (or in all), and ``barrier()`` before anyone goes on.
+
+        Raises:
+            SnapshotError: no such file, not a saved table, or another shape, dtype or updater.
+        """
+        self._ready(None)
+        self.replace(*saving.load(path, self._spec))
+
+    def replace(self, values: Array, states: list[Array]) -> None:
+        """Overwrites values and updater state (flat, of the table's dtype and size)."""
+        self._ready(None)
+        self._access.put(values)
+        for state, saved in zip(self._shard.states(), states, strict=True):
+            state[:] = saved
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _ready(self, timeout_seconds: float | None) -> None:
+        self._session.check()
+        if self._queue.used:
+            self.flush(timeout_seconds)
+
+    def flush(self, timeout_seconds: float | None = None) -> None:
+        """Waits for this worker's pending operations on the table; raises what one of them raised."""
+        self._queue.flush(self._session.timeout_seconds if timeout_seconds is None else timeout_seconds)
+
+    def close(self) -> None:
+        """Ends this worker's part in the table (its session calls it)."""
+        self._queue.close()
+        self._access.leave()
+
+    def _delta(self, data: Any) -> Array:
+        if (
+            type(data) is np.ndarray
+            and data.dtype is self._dtype
+            and data.ndim == 1
+            and data.size == self._spec.elements
+        ):
+            flags = data.flags
+            if flags.carray:  # contiguous, aligned, writable: nothing to do
+                return data
+        array = as_numpy(data, "data")
+        check_size(array, self.shape, self._spec, "data")
+        return as_data(array, self._dtype, "data")
+
+    def _target(
+        self, out: Any, dtype: npt.DTypeLike | None, shape: tuple[int, ...]
+    ) -> tuple[Array, Any]:
+        """Returns the flat array that a kernel fills, and the ``out`` that still has to be filled from it."""
+        size = int(np.prod(shape))
+        if out is None:
+            if dtype is not None and dtype_name(dtype) not in (*_SIXTEEN_BITS, self._dtype.name):
+                raise DtypeMismatchError(
+                    f"get(dtype=) is the table's {self._dtype}, float16 or bfloat16; got {dtype!r}"
+                )
+            return np.empty(size, self._dtype), None
+        if tuple(out.shape) != shape and not (out.ndim == 1 and tuple(out.shape) == (size,)):
+            if self._spec.kind == "matrix" or np.size(out) != size:
+                raise ShapeMismatchError(f"out has shape {tuple(out.shape)}; expected {shape}, or {size} flat")
+        if is_tensor(out) and (out.device.type != "cpu" or not out.is_contiguous() or str(out.dtype) == "torch.bfloat16"):
+            return np.empty(size, self._dtype), out
+        if isinstance(out, np.ndarray) and out.dtype.name in _SIXTEEN_BITS and self._dtype.kind == "f":
+            if not out.flags.writeable:
+                raise DtypeMismatchError("out is written to, but it is read-only")
+            return np.empty(size, self._dtype), out
+        return writable(out, size, self._dtype, "out"), _Filled(out)
+
+    def _finish(
+        self, target: Array, given: Any, dtype: npt.DTypeLike | None, shape: tuple[int, ...]
+    ) -> Any:
+        if isinstance(given, _Filled):
+            return given.out
+        if given is None:
+            result = target if len(shape) == 1 else target.reshape(shape)
+            return result if dtype is None else result.astype(numpy_dtype(dtype))
+        if is_tensor(given):
+            import torch
+
+            given.detach().copy_(torch.from_numpy(target.reshape(tuple(given.shape))))
+        else:
+            given[...] = target.reshape(given.shape)
+        return given
+
+
+class _Filled:
+    """An ``out`` that the kernel itself fills."""
+
+    __slots__ = ("out",)
+
+    def __init__(self, out: Any) -> None:
+        self.out = out
+
+
+def dtype_name(dtype: Any) -> str:
+    """Returns a dtype's name; that of ml-dtypes too, also where NumPy does not know it by name."""
+    return "bfloat16" if str(dtype) == "bfloat16" else np.dtype(dtype).name
+
+
+def numpy_dtype(dtype: Any) -> np.dtype[Any]:
+    """Returns the dtype; bfloat16 comes from ml-dtypes."""
+    if dtype_name(dtype) != "bfloat16":
+        return np.dtype(dtype)
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise DtypeMismatchError("bfloat16 arrays need ml-dtypes: pip install ml-dtypes") from error
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def _fill(shard: Shard, initial: str, value: Array | None, last: bool, number: int) -> None:
+    """One worker's part in the initial value; the node lets one worker in after another, in their order."""
+    values = shard.values()
+    if value is not None:
+        if initial == "master":
+            values[:] = readable(value)
+        else:
+            values += value
+    if initial == "mean" and last:
+        if values.dtype.kind == "f":
+            values /= number
+        else:
+            values //= number

@@ -1,0 +1,123 @@
+"""Matrices, whole or by rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from multiverso.errors import ShapeMismatchError
+from multiverso.runtime.current import current
+from multiverso.runtime.session import Session
+from multiverso.spec import TableSpec, checked_count, checked_dtype
+from multiverso.tables.convert import as_data, as_numpy, as_row_ids, check_size
+from multiverso.tables.handler import TableHandler
+from multiverso.updaters import Updater, resolve
+
+
+class MatrixTableHandler(TableHandler):
+    """A matrix of ``num_row`` x ``num_col`` numbers that all workers of the job share.
+
+    Created as :class:`ArrayTableHandler` is. A row that is read is never torn.
+
+    Args:
+        num_row: rows, 1 or more.
+        num_col: columns, 1 or more.
+        init_value: (num_row, num_col) numbers, or flat, or one number for all; zeros by default.
+        dtype, name, updater, initial, session, master: see :class:`ArrayTableHandler`.
+
+    Example:
+        >>> import multiverso as mv
+        >>> mv.init()
+        >>> table = mv.MatrixTableHandler(4, 2)
+        >>> table.add([[1, 1], [2, 2], [3, 3]], row_ids=[0, 3, 3])
+        >>> table.get(row_ids=[3, 0])
+        array([[5., 5.],
+               [1., 1.]], dtype=float32)
+        >>> mv.shutdown()
+    """
+
+    def __init__(
+        self,
+        num_row: int,
+        num_col: int,
+        init_value: Any = None,
+        *,
+        dtype: npt.DTypeLike = "float32",
+        name: str | None = None,
+        updater: str | Updater = "add",
+        initial: str = "master",
+        session: Session | None = None,
+        master: bool = False,
+    ) -> None:
+        rule = resolve(updater)
+        spec = TableSpec(
+            kind="matrix",
+            rows=checked_count(num_row, "num_row"),
+            columns=checked_count(num_col, "num_col"),
+            dtype=checked_dtype(dtype),
+            updater=rule.name,
+            hyper=tuple(map(float, rule.hyper)),
+            states=rule.states,
+            initial=initial,
+            name=name,
+        )
+        super().__init__(session or current(), spec, rule, init_value, master)
+
+    def get(  # type: ignore[override]
+        self,
+        row_ids: Any = None,
+        out: Any = None,
+        sync: bool = True,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Any:
+        """Returns the whole matrix, or some of its rows.
+
+        Args:
+            row_ids: a one-dimensional sequence of integers in 0 .. num_row - 1, in any order, also repeated;
+                None for all rows.
+            out: written to and returned: (len(row_ids), num_col), or flat.
+            sync, dtype, timeout_seconds: see :meth:`TableHandler.get`.
+
+        Returns:
+            (num_row, num_col), or (len(row_ids), num_col).
+
+        Raises:
+            RowIdError: an id is no integer, or no row.
+        """
+        if row_ids is None:
+            return super().get(out, sync, dtype=dtype, timeout_seconds=timeout_seconds)
+        self._ready(timeout_seconds)
+        ids = as_row_ids(row_ids, self._spec.rows)
+        shape = (ids.size, self._spec.columns)
+        target, given = self._target(out, dtype, shape)
+        self._access.get_rows(ids, target, timeout_seconds)
+        return self._finish(target, given, dtype, shape)
+
+    def add(self, data: Any = None, row_ids: Any = None, sync: bool = False) -> None:  # type: ignore[override]
+        """Adds to the whole matrix, or to some of its rows, through the table's updater.
+
+        Args:
+            data: (num_row, num_col), or (len(row_ids), num_col); or flat. It is not modified.
+            row_ids: as for :meth:`get`; a row that is named twice gets both.
+            sync: see :meth:`TableHandler.add`.
+
+        Raises:
+            RowIdError: an id is no integer, or no row; nothing was changed.
+        """
+        if data is None:
+            raise ShapeMismatchError("add needs data: (num_row, num_col) numbers, or a row for each of row_ids")
+        if row_ids is None:
+            super().add(data, sync)
+            return
+        self._ready(None)
+        self._access.add_rows(*self._rows(data, row_ids))
+
+    def _rows(self, data: Any, row_ids: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
+        ids = as_row_ids(row_ids, self._spec.rows)
+        array = as_numpy(data, "data")
+        check_size(array, (ids.size, self._spec.columns), self._spec, "data")
+        return ids, as_data(array, self._dtype, "data")

@@ -1,0 +1,136 @@
+"""Operations that go on in the background: first in, first out for each table."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from multiverso.errors import ClosedError, WaitTimeoutError
+
+_MOST = 16
+
+
+class Pending:
+    """The result, some time, of an operation in the background. Any thread may wait for it."""
+
+    def __init__(self, operation: Callable[[], Any], what: str) -> None:
+        self._operation = operation
+        self._what = what
+        self._finished = threading.Event()
+        self._result: Any = None
+        self._error: BaseException | None = None
+
+    def done(self) -> bool:
+        """Whether it is over; never blocks."""
+        return self._finished.is_set()
+
+    def wait(self, timeout_seconds: float | None = None) -> Any:
+        """Waits for the operation and returns its result.
+
+        Raises:
+            WaitTimeoutError: it was not over in time; it goes on.
+            MultiversoError: whatever the operation itself raised.
+        """
+        if not self._finished.wait(timeout_seconds):
+            raise WaitTimeoutError(f"{self._what} in the background was not done after {timeout_seconds} s")
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def run(self) -> BaseException | None:
+        """Does it (the queue's thread)."""
+        try:
+            self._result = self._operation()
+        except BaseException as error:
+            self._error = error
+        self._operation = _nothing  # the arrays it refers to are free from here on
+        self._finished.set()
+        return self._error
+
+
+def _nothing() -> None:
+    return None
+
+
+class Queue:
+    """One table's background operations. Owner: the table; its thread starts with the first operation."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = threading.Condition()
+        self._waiting: deque[Pending] = deque()
+        self._running = False
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._failed: BaseException | None = None
+
+    @property
+    def used(self) -> bool:
+        """Whether it has ever held anything; never blocks."""
+        return self._thread is not None
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is pending; never blocks."""
+        return self._running or bool(self._waiting)
+
+    def put(self, pending: Pending, timeout_seconds: float) -> Pending:
+        """Adds an operation; blocks while there are already as many as allowed."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(self._waiting) < _MOST or self._closed, timeout_seconds):
+                raise WaitTimeoutError(f"{_MOST} operations on {self._name} are pending and none was done in {timeout_seconds} s")
+            if self._closed:
+                raise ClosedError(f"the session of {self._name} is over")
+            self._waiting.append(pending)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"multiverso-{self._name}", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+        return pending
+
+    def flush(self, timeout_seconds: float) -> None:
+        """Waits until nothing is pending; raises what an operation that nobody waited for raised."""
+        if threading.current_thread() is self._thread:
+            return
+        if self.busy:
+            deadline = time.monotonic() + timeout_seconds
+            with self._changed:
+                while self.busy:
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        raise WaitTimeoutError(
+                            f"operations on {self._name} were still pending after {timeout_seconds} s"
+                        )
+                    self._changed.wait(min(left, 0.5))
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+
+    def close(self) -> None:
+        """Ends the thread after its current operation."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None and threading.current_thread() is not self._thread:
+            self._thread.join(2.0)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                if self._closed:
+                    for pending in self._waiting:
+                        pending._error = ClosedError(f"the session of {self._name} is over")
+                        pending._finished.set()
+                    self._waiting.clear()
+                    return
+                pending = self._waiting.popleft()
+                self._running = True
+            error = pending.run()
+            with self._changed:
+                self._running = False
+                self._failed = self._failed or error
+                self._changed.notify_all()

@@ -1,0 +1,76 @@
+"""Saved tables: a safetensors file with a header that says what is in it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from multiverso.errors import SnapshotError
+from multiverso.spec import TableSpec
+
+_FORMAT = "multiverso table 1"
+Array = npt.NDArray[Any]
+PathLike = str | os.PathLike[str]
+
+
+def save(path: PathLike, spec: TableSpec, version: int, values: Array, states: list[Array]) -> None:
+    """Writes a table's values (flat, in its dtype) and updater arrays to one file, whole or not at all."""
+    from safetensors.numpy import save as serialise
+
+    header = {"format": _FORMAT, "table": json.dumps(spec.as_message()), "version": str(version)}
+    arrays = {"values": values.reshape(spec.shape)}
+    arrays |= {f"state.{i}": np.array(state).reshape(spec.shape) for i, state in enumerate(states)}
+    write_whole(path, serialise(arrays, metadata=header))
+
+
+def write_whole(path: PathLike, content: bytes) -> None:
+    """Writes a file so that a reader sees the old content or the new, also after a crash."""
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load(path: PathLike, spec: TableSpec) -> tuple[Array, list[Array]]:
+    """Returns the values and updater arrays that :func:`save` wrote, flat, if they fit the table.
+
+    Raises:
+        SnapshotError: they do not, or this is no saved table.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(os.fspath(path), framework="numpy") as file:
+            header = file.metadata() or {}
+            if header.get("format") != _FORMAT:
+                raise SnapshotError(f"{path} is a safetensors file, but not a saved table of multiverso")
+            saved = TableSpec.from_message(json.loads(header["table"]))
+            _check_fits(path, saved, spec)
+            arrays = {name: file.get_tensor(name).reshape(-1) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise SnapshotError(f"{path} cannot be read as a saved table: {error}") from error
+    names = ["values", *(f"state.{i}" for i in range(spec.states))]
+    missing = [name for name in names if name not in arrays or arrays[name].size != spec.elements]
+    if missing:
+        raise SnapshotError(f"{path} is damaged: {', '.join(missing)} missing or of another size")
+    return arrays["values"], [arrays[name] for name in names[1:]]
+
+
+def _check_fits(path: PathLike, saved: TableSpec, spec: TableSpec) -> None:
+    for what in ("kind", "shape", "dtype", "updater", "states"):
+        if getattr(saved, what) != getattr(spec, what):
+            raise SnapshotError(
+                f"{path} holds a table of {what} {getattr(saved, what)!r}, but it is loaded into one of "
+                f"{what} {getattr(spec, what)!r}; nothing was changed"
+            )

@@ -1,0 +1,34 @@
+"""Updaters: one file each. A new one is a file beside these and a line in ``BY_NAME``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from multiverso.updaters.add import add
+from multiverso.updaters.sgd import sgd
+from multiverso.updaters.updater import Updater
+
+BY_NAME: dict[str, Callable[[], Updater]] = {
+    "add": add,
+    "sgd": sgd,
+}
+
+_MOST_HYPER = 8  # the place for them in a table's header, in float64
+
+
+def resolve(updater: str | Updater) -> Updater:
+    """Returns the updater that a table's ``updater=`` argument names.
+
+    Raises:
+        ValueError: no updater has this name, or a given one has too many hyperparameters.
+    """
+    if isinstance(updater, Updater):
+        if len(updater.hyper) > _MOST_HYPER:
+            raise ValueError(f"an updater has at most {_MOST_HYPER} hyperparameters; {updater.name} has more")
+        return updater
+    if updater not in BY_NAME:
+        raise ValueError(f"no updater is called {updater!r}; there are {', '.join(sorted(BY_NAME))}")
+    return BY_NAME[updater]()
+
+
+__all__ = ["BY_NAME", "Updater", "add", "resolve", "sgd"]

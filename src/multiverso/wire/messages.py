@@ -1,0 +1,92 @@
+"""Messages between a session and its node: one JSON object per packet, with file descriptors beside it.
+
+``docs/protocol.md`` lists every message. A body too long for a packet travels in a memfd.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+from typing import Any
+
+PROTOCOL = 1
+_LONGEST = 60_000
+_MOST_DESCRIPTORS = 8
+
+Message = dict[str, Any]
+
+
+def listen(name: str) -> socket.socket:
+    """Returns a listening abstract Unix socket. Raises OSError (EADDRINUSE) when the name is taken."""
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    try:
+        server.bind("\0" + name)
+        server.listen(128)
+    except OSError:
+        server.close()
+        raise
+    return server
+
+
+def connect(name: str, timeout_seconds: float) -> socket.socket:
+    """Returns a connection to a node. Raises OSError when nobody listens."""
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    client.settimeout(timeout_seconds)
+    try:
+        client.connect("\0" + name)
+    except OSError:
+        client.close()
+        raise
+    return client
+
+
+def send(connection: socket.socket, message: Message, descriptors: tuple[int, ...] = ()) -> None:
+    """Sends one message. The descriptors stay the caller's."""
+    body = json.dumps(message).encode()
+    if len(body) <= _LONGEST:
+        socket.send_fds(connection, [body], descriptors)
+        return
+    carrier = os.memfd_create("multiverso-message", os.MFD_CLOEXEC)
+    try:
+        with os.fdopen(os.dup(carrier), "wb") as file:
+            file.write(body)
+        socket.send_fds(connection, [b'{"long": %d}' % len(body)], (*descriptors, carrier))
+    finally:
+        os.close(carrier)
+
+
+def receive(connection: socket.socket) -> tuple[Message, list[int]] | None:
+    """Returns the next message and its descriptors (now the caller's), or None at the end of the connection."""
+    try:
+        body, descriptors, flags, _ = socket.recv_fds(
+            connection, _LONGEST + 1024, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+        )
+    except ConnectionResetError:
+        return None
+    if not body:
+        return None
+    try:
+        if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC):
+            raise OSError("a message was cut short: this process has too few file descriptors left (ulimit -n)")
+        message = json.loads(body)
+        if not isinstance(message, dict):
+            raise ValueError("not a JSON object")
+        if "long" in message:
+            with os.fdopen(descriptors.pop(), "rb") as file:
+                file.seek(0)
+                message = json.loads(file.read(message["long"]))
+    except BaseException:
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        raise
+    return message, list(descriptors)
+
+
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """Returns (process id, user id) of the other end, as the kernel knows them."""
+    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid
