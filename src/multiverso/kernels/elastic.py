@@ -36,5 +36,5 @@ def elastic(base, me, local, alpha, progress):
         hi = min(local.size, lo + length)
         _draw_together(values[lo:hi], local[lo:hi], alpha)
         unlock(mutex)
-    note_read(base, count(base, me, at.EXCHANGES, 2 * local.size), 1)
+    note_read(base, count(base, me, at.EXCHANGES, 2 * local.size))
     return 0

@@ -58,7 +58,7 @@ def _add_both(out, a, b):
 
 @njit(nogil=True)
 def _combine(op, a, b):
-    if op == SUM or op == AVERAGE:
+    if op in (SUM, AVERAGE):
         add_into(a, b)
     elif op == PRODUCT:
         _multiply_into(a, b)

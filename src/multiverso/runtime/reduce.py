@@ -121,7 +121,8 @@ class Reducer:
             out = np.empty(source.shape, source.dtype)
         elif out.shape != source.shape or out.dtype != source.dtype or not out.flags.writeable:
             raise ShapeMismatchError(
-                f"the result has to be a writable array of {source.shape} {source.dtype}; got {out.shape} {out.dtype}"
+                f"the result has to be a writable array of {source.shape} {source.dtype}; "
+                f"got {out.shape} {out.dtype}"
             )
         if self._broken is not None:
             raise WorkerLostError(
@@ -143,10 +144,11 @@ class Reducer:
     ) -> None:
         number = OPERATIONS.index(operation)
         signature = zlib.crc32(f"{operation} {given}".encode()) << 31 ^ flat.size
+        more: tuple[int, ...] = ()
         kernel, control = _kernels(flat.dtype.name), self._session.control.address
         lines = self._address(self._lines)
         if flat.nbytes <= SMALL_BYTES:
-            slots, stride, call, more = lines + _LINES_BYTES, SMALL_BYTES, kernel.small, ()
+            slots, stride, call = lines + _LINES_BYTES, SMALL_BYTES, kernel.small
         else:
             if self._chunks is None:
                 self._chunks = self._open("chunks", 3 * self.size * self._chunk_bytes)

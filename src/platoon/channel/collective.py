@@ -1,0 +1,163 @@
+"""What all workers compute together: in shared memory, over torch.distributed, across hosts over MPI."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from multiverso.errors import ShapeMismatchError
+from multiverso.runtime import Session
+from multiverso.runtime.reduce import Reducer, working_dtype
+from platoon.channel.requests import Requests
+from platoon.channel.sharing import memory_named
+from platoon.channel.wire import Array
+from platoon.util import PlatoonError
+
+OPERATIONS = {
+    **dict.fromkeys(("sum", "+", "add"), "sum"),
+    **dict.fromkeys(("product", "prod", "*", "mul"), "product"),
+    **dict.fromkeys(("max", "maximum"), "max"),
+    **dict.fromkeys(("min", "minimum"), "min"),
+    **dict.fromkeys(("average", "avg", "mean"), "average"),
+}
+
+
+class Collective:
+    """This worker's part in the collectives.
+
+    Args:
+        session: the worker's session.
+        info: what the controller answered when the worker came.
+        requests: the way to the controller.
+
+    Raises:
+        PlatoonError: the number of workers is not fixed.
+    """
+
+    def __init__(self, session: Session, info: dict[str, Any], requests: Requests) -> None:
+        size = info["local_size"]
+        if size is None:
+            raise PlatoonError(
+                "all_reduce needs a fixed number of workers: give the controller its devices (-D cpu cpu)"
+            )
+        self._session = session
+        self._requests = requests
+        self._hosts = int(info["hosts"])
+        self._global_size = int(info["global_size"])
+        self._reducer = Reducer(session, int(size))
+        self._between_hosts: dict[str, Array] = {}
+        self.shared_arrays: dict[int, Array] = {}
+
+    def all_reduce(self, src: Any, op: str, dest: Any) -> Any:
+        """See `Worker.all_reduce`."""
+        try:
+            operation = OPERATIONS[op]
+        except KeyError:
+            raise PlatoonError(f"op is one of {', '.join(OPERATIONS)}; got {op!r}") from None
+        if "torch" in sys.modules:
+            import torch
+
+            if isinstance(src, torch.Tensor):
+                return self._reduce_tensor(src, operation, dest)
+        source = np.asarray(src)
+        if dest is not None and not isinstance(dest, np.ndarray):
+            raise ShapeMismatchError(f"dest has to be an array like src; got {type(dest).__name__}")
+        result = self._reduce(source, operation, dest)
+        return result if dest is None else None
+
+    def _reduce(self, source: Array, operation: str, out: Array | None) -> Array:
+        if self._hosts == 1:
+            return self._reducer.all_reduce(source, operation, out)
+        return self._reduce_across_hosts(source, operation, out)
+
+    def _reduce_across_hosts(self, source: Array, operation: str, out: Array | None) -> Array:
+        """Within the host first; then one worker asks the controller to combine with the other hosts."""
+        working = source.astype(working_dtype(source.dtype), copy=False)
+        inner = "sum" if operation == "average" else operation
+        mine = self._reducer.all_reduce(working, inner)
+        size = max(1 << 16, 1 << (mine.nbytes - 1).bit_length())
+        name = f"platoon-hosts-{size}"
+        if name not in self._between_hosts:
+            self._between_hosts[name] = memory_named(self._session, name, size)
+        between = self._between_hosts[name][: mine.nbytes].view(mine.dtype)
+        if self._reducer.rank == 0:
+            # All workers are in this all_reduce, so nobody still reads the last one's result.
+            between[...] = mine.reshape(-1)
+            info = {
+                "name": name,
+                "capacity": size,
+                "bytes": mine.nbytes,
+                "dtype": mine.dtype.str,
+                "op": inner,
+            }
+            self._requests.ask("platoon-all_reduce", info)
+        self._reducer.all_reduce(np.zeros(1, np.int32))  # until the answer is there
+        result = between.reshape(mine.shape)
+        if operation == "average":
+            divide = np.floor_divide if mine.dtype.kind == "i" else np.divide
+            result = divide(result, mine.dtype.type(self._global_size))
+        out = np.empty(source.shape, source.dtype) if out is None else out
+        out[...] = result
+        return out
+
+    def _reduce_tensor(self, src: Any, operation: str, dest: Any) -> Any:
+        import torch
+
+        if dest is not None and (
+            not isinstance(dest, torch.Tensor) or dest.shape != src.shape or dest.dtype != src.dtype
+        ):
+            raise ShapeMismatchError(
+                f"dest has to be a tensor like src: {tuple(src.shape)} {src.dtype}; got {dest!r:.80}"
+            )
+        with torch.no_grad():
+            result = _by_torch(src, operation) if _torch_is_ready() else self._by_memory(src, operation, dest)
+            if dest is None:
+                return result
+            if result is not dest:
+                dest.copy_(result)
+        return None
+
+    def _by_memory(self, src: Any, operation: str, dest: Any) -> Any:
+        """Reduces a tensor in shared memory; one on a GPU, or 16-bit, through a copy."""
+        import torch
+
+        source = src.detach().to("cpu")
+        working = torch.float32 if source.dtype in (torch.float16, torch.bfloat16) else source.dtype
+        array = source.to(working).contiguous().numpy()
+        if dest is not None and dest.device.type == "cpu" and dest.dtype == working and dest.is_contiguous():
+            self._reduce(array, operation, dest.detach().numpy())
+            return dest
+        return torch.from_numpy(self._reduce(array, operation, None)).to(src.device, src.dtype)
+
+    def shared(self, array: Any) -> Array:
+        """See `Worker.shared`."""
+        like = np.asarray(array)
+        if like.dtype.hasobject or like.nbytes == 0:
+            raise PlatoonError(
+                f"an array of {like.shape} {like.dtype} cannot be shared: no plain memory of any size"
+            )
+        if like.nbytes not in self.shared_arrays:
+            memory = memory_named(self._session, f"platoon-shared-{like.nbytes}", like.nbytes)
+            flat = memory[: like.nbytes].view(like.dtype)
+            fortran = like.flags.f_contiguous and not like.flags.c_contiguous
+            self.shared_arrays[like.nbytes] = flat.reshape(like.shape, order="F" if fortran else "C")
+        return self.shared_arrays[like.nbytes]
+
+
+def _torch_is_ready() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and bool(distributed.is_initialized())
+
+
+def _by_torch(src: Any, operation: str) -> Any:
+    from torch import distributed
+
+    names = {"sum": "SUM", "product": "PRODUCT", "max": "MAX", "min": "MIN", "average": "SUM"}
+    result = src.detach().clone()
+    distributed.all_reduce(result, getattr(distributed.ReduceOp, names[operation]))
+    if operation == "average":
+        size = distributed.get_world_size()
+        result = result / size if result.is_floating_point() else result.div(size, rounding_mode="floor")
+    return result

@@ -1,0 +1,466 @@
+"""The controller: answers requests, deals minibatches, starts workers and notices their deaths."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import socket
+import sys
+import traceback
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+from platoon.channel.data import BatchServer, bind
+from platoon.channel.members import Member, Members
+from platoon.channel.wire import RESERVED, Array, dumps, loads
+from platoon.devices import find_devices
+from platoon.processes import end_processes, failure_text, on_sigterm
+from platoon.reporting import Reporter
+from platoon.util import PlatoonError
+
+if TYPE_CHECKING:
+    from multiverso.runtime import Node, Session
+    from platoon.channel.hosts import Hosts
+
+DEFAULT_PORT = 5567
+_AT_ONCE = 256  # requests answered before a look at the processes
+_SEND_MB_SECONDS = 1800.0
+
+
+class Controller:
+    """Coordinates the workers of one host. Made to be subclassed: override `handle_control`.
+
+    It owns the memory of the shared parameters (it hosts their node), so it lives as long as they are needed.
+
+    Args:
+        control_port: where requests arrive; None means 5567, or a free one when it starts its own workers.
+        data_port: where minibatches are sent from, 0 for a free one; None if there are none.
+        data_hwm: how many minibatches may be on their way to one worker.
+        devices: names such as ``cpu`` or ``cuda0``, one worker for each, in rank order. An empty list means
+            the configured ones or all GPUs. None, without an experiment: workers come as they like.
+        experiment_name: starts ``NAME_worker.py`` of the working directory on each device.
+        log_directory: where the workers' output goes.
+        worker_args: what to append to the workers' command line, as one string.
+        multi: one of several controllers, one on each host, started by MPI; listens on all interfaces.
+
+    Raises:
+        PlatoonError: no device was found, a port is taken, or there is no MPI for ``multi``.
+    """
+
+    def __init__(
+        self,
+        control_port: int | None = None,
+        data_port: int | None = None,
+        data_hwm: int = 10,
+        devices: Sequence[str] | None = None,
+        experiment_name: str = "",
+        log_directory: str = "",
+        worker_args: str | None = "",
+        multi: bool = False,
+    ) -> None:
+        self.control_port = control_port
+        self.data_hwm = data_hwm
+        self._members = Members()
+        self._reporter = Reporter(os.environ.get("PLATOON_STATUS_FD"))
+        self._multi = multi
+        self._batches: BatchServer | None = None
+        self._context: zmq.Context | None = None
+        self._control: zmq.Socket | None = None
+        self._node: Node | None = None
+        self._hosts: Hosts | None = None
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_out.setblocking(False)
+        self._process = os.getpid()
+        self._closed = False
+        self._failed = False
+        self._stopped: str | None = None
+        self._observer: Session | None = None
+        self._job_uid = uuid.uuid4().hex
+        self._devices: list[str] = []
+        try:
+            if devices is not None or experiment_name:
+                self._devices = self.get_workers_devices(devices)
+            if multi:
+                from platoon.channel.hosts import Hosts
+
+                self._hosts = Hosts(len(self._devices), self._shared_memory)
+            if data_port is not None:
+                self.init_data(data_port, data_hwm)
+            if experiment_name:
+                self._open(control_port or 0)
+                self._start_workers(experiment_name, log_directory, shlex.split(worker_args or ""))
+        except BaseException:
+            self._close()
+            raise
+
+    # -- to be overridden ----------------------------------------------------------------------------------
+
+    def handle_control(self, req: Any, worker_id: int, req_info: Any) -> Any:
+        """Answers a worker's request; override it.
+
+        Args:
+            req: what the worker asked (anything that JSON has); those that begin with ``platoon-`` never come
+                here.
+            worker_id: the process id of the worker.
+            req_info: what it sent with the request.
+
+        Returns:
+            the answer, anything that JSON has; NumPy's numbers and arrays too.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} does not know the request {req!r}; "
+            "override handle_control(req, worker_id, req_info)"
+        )
+
+    # -- control -------------------------------------------------------------------------------------------
+
+    def init_control(self, port: int) -> None:
+        """Sets the port for requests, as programs written for older versions do; 0 for a free one."""
+        if self._control is not None and port != self.control_port:
+            raise PlatoonError(f"requests are already served on port {self.control_port}")
+        self._open(port)
+
+    def serve(self) -> int:
+        """Answers requests until the workers are gone, and closes the controller.
+
+        Started workers: until all have ended, or one has failed; then the others are ended too. Workers
+        started by
+        hand: until at least one has come and all are gone. Costs no processor time while there is nothing to
+            do.
+
+        Returns:
+            0, or 1 if a worker failed, or a request raised an error, or SIGTERM or Ctrl-C came.
+        """
+        self._open(DEFAULT_PORT if self.control_port is None else self.control_port)
+        restore = on_sigterm(self.stop)
+        self._failed = True
+        try:
+            self._failed = not self._serve()
+        except KeyboardInterrupt:
+            self._reporter.say("interrupted", "interrupted: ending the workers")
+        except PlatoonError as error:
+            self._reporter.say("failed", f"the controller failed: {error}")
+        finally:
+            restore()
+            self._close()
+        return int(self._failed)
+
+    def stop(self, why: str = "stopped") -> None:
+        """Makes `serve` end the workers and return 1. Any thread or signal handler may call it."""
+        self._stopped = why
+        self.wake()
+
+    def worker_is_done(self, worker_id: int) -> None:
+        """Says that a worker started by hand needs no more answers; `serve` need not wait for its end.
+
+        Nothing has to call it: a worker that ends is noticed.
+        """
+        member = self._members.by_pid(worker_id)
+        if member is not None:
+            member.done = True
+
+    def wake(self) -> None:
+        """Makes the serving thread look around."""
+        try:
+            self._wake_out.send(b"x")
+        except OSError:
+            pass  # full: it will wake anyway; closed: there is nothing to wake
+
+    # -- minibatches ---------------------------------------------------------------------------------------
+
+    def init_data(self, port: int = 0, data_hwm: int = 10) -> None:
+        """Opens the channel for minibatches.
+
+        Args:
+            port: where to listen; 0 for a free one, which workers ask for by `Worker.init_mb_sock()`.
+            data_hwm: how many minibatches may be on their way to one worker.
+        """
+        if self._batches is not None and self._process == os.getpid():
+            raise PlatoonError(f"minibatches are already sent from port {self._batches.port}")
+        self.data_hwm = data_hwm
+        self._batches = BatchServer(self._interface, port)
+
+    def send_mb(self, arrays: Sequence[Any], copy: bool = True) -> None:
+        """Sends a minibatch to the next worker that has room, and waits for one (half an hour at most).
+
+        A thread can send while `serve` answers requests in another; neither starves the other.
+
+        Args:
+            arrays: a list of arrays (or one array, whose rows are sent as a list), any shape, order and
+                number dtype.
+            copy: False saves one copy; then the arrays must not change until their worker has them.
+
+        Raises:
+            PlatoonError: no worker had room in time, the controller is closed, or an array cannot be sent.
+        """
+        self._data().send(arrays, copy, _SEND_MB_SECONDS)
+
+    def end_mb(self) -> None:
+        """Says that there are no more minibatches: every `Worker.recv_mb` now returns an empty list."""
+        self._data().end()
+        self.wake()
+
+    # -- arguments -----------------------------------------------------------------------------------------
+
+    @staticmethod
+    def get_workers_devices(devices: Sequence[str] | None) -> list[str]:
+        """Returns the devices given, else the configured ones, else all GPUs of this host.
+
+        Raises:
+            PlatoonError: there are none.
+        """
+        return find_devices(list(devices or []))
+
+    @staticmethod
+    def default_parser() -> argparse.ArgumentParser:
+        """Returns a parser for what the launcher hands to a controller; add your own arguments to it."""
+        parser = argparse.ArgumentParser(
+            description="A Platoon controller: coordinates the workers of one host."
+        )
+        parser.add_argument("experiment_name", help="NAME of the experiment: NAME_worker.py is started")
+        parser.add_argument("log_directory", help="where the workers' output goes")
+        hosts = parser.add_mutually_exclusive_group(required=True)
+        hosts.add_argument("--single", action="store_true", help="the only controller")
+        hosts.add_argument(
+            "--multi", action="store_true", help="one of several, started by MPI (needs mpi4py)"
+        )
+        parser.add_argument(
+            "-D",
+            "--devices",
+            nargs="+",
+            default=[],
+            metavar="DEVICE",
+            help="cpu, cuda0, ...: a worker for each",
+        )
+        parser.add_argument(
+            "-w", "--worker-args", default="", help='the workers\' arguments: -w="--rate 0.1"'
+        )
+        parser.add_argument("--control-port", type=int, help="port for requests (default: a free one)")
+        parser.add_argument(
+            "--data-port", type=int, help="port for minibatches, 0 for a free one (default: none)"
+        )
+        parser.add_argument("--data-hwm", type=int, default=10, help="minibatches on their way to one worker")
+        return parser
+
+    @staticmethod
+    def default_arguments(args: argparse.Namespace) -> dict[str, Any]:
+        """Returns the constructor's arguments among those that `default_parser` read."""
+        names = ["control_port", "data_port", "data_hwm", "devices"]
+        names += ["experiment_name", "log_directory", "worker_args", "multi"]
+        return {name: getattr(args, name) for name in names if hasattr(args, name)}
+
+    # -- within --------------------------------------------------------------------------------------------
+
+    @property
+    def _workers(self) -> set[int]:
+        return {member.pid for member in self._members.by_rank.values()}
+
+    @property
+    def _interface(self) -> str:
+        return "*" if self._multi else "127.0.0.1"
+
+    def _data(self) -> BatchServer:
+        if self._batches is None:
+            raise PlatoonError("call init_data() before minibatches are sent")
+        return self._batches
+
+    def _open(self, port: int) -> None:
+        if self._closed:
+            raise PlatoonError("this controller is closed: make a new one")
+        if self._control is not None:
+            return
+        from multiverso.runtime import Node
+
+        self._context = zmq.Context()
+        control = self._context.socket(zmq.ROUTER)
+        control.setsockopt(zmq.LINGER, 1000)
+        self._control = control
+        self.control_port = bind(control, self._interface, port)
+        self._node = Node(workers=None, on_lost="continue")
+
+    def _start_workers(self, experiment: str, log_directory: str, arguments: list[str]) -> None:
+        script = f"{experiment}_worker.py"
+        if not Path(script).is_file():
+            raise PlatoonError(f"there is no {script} in {Path.cwd()}")
+        threads = os.environ.get("OMP_NUM_THREADS")
+        share = max(1, len(os.sched_getaffinity(0)) // len(self._devices))
+        for rank, device in enumerate(self._devices):
+            variables = {
+                "PLATOON_CONTROL_PORT": str(self.control_port),
+                "PLATOON_LOCAL_RANK": str(rank),
+                "OMP_NUM_THREADS": threads or str(share),  # so that workers do not fight for the cores
+            }
+            member = self._members.start(rank, [script, *arguments], device, log_directory, variables)
+            log = str(member.process.err) if member.process else ""
+            self._reporter.event("started", rank=rank, device=device, pid=member.pid, log=log)
+
+    def _serve(self) -> bool:
+        while not self._members.all_gone:
+            ready = {
+                what for what, _ in zmq.zmq_poll(self._watched(), self._hosts.wait_ms if self._hosts else -1)
+            }
+            if self._wake_in.fileno() in ready:
+                self._wake_in.recv(4096)
+            if self._stopped is not None:
+                self._reporter.say("stopped", f"{self._stopped}: ending the workers")
+                return False
+            if self._hosts is not None:
+                for address, answer in self._hosts.finished():
+                    self._reply(address, {"ok": answer})
+            if self._control in ready and not self._answer_requests():
+                return False
+            if self._batches is not None and self._batches.ended:
+                self._batches.answer_end()
+            ended = [member for member in self._members.by_rank.values() if member.watch in ready]
+            fates = [self._has_ended(member) for member in ended]  # each has to be noted
+            if not all(fates):
+                return False
+        self._reporter.event("finished")
+        return True
+
+    def _watched(self) -> list[tuple[Any, int]]:
+        sources = [self._control, self._wake_in.fileno()]
+        sources += [member.watch for member in self._members.by_rank.values()]
+        if self._batches is not None and self._batches.ended:
+            sources.append(self._batches.socket)
+        return [(source, zmq.POLLIN) for source in sources]
+
+    def _reply(self, address: list[bytes], answer: dict[str, Any]) -> None:
+        assert self._control is not None
+        self._control.send_multipart([*address, dumps(answer)])
+
+    def _answer_requests(self) -> bool:
+        assert self._control is not None
+        for _ in range(_AT_ONCE):
+            try:
+                frames = self._control.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            if len(frames) != 3:
+                continue  # not one of our workers
+            address = frames[:2]
+            try:
+                answer = self._answer(loads(frames[2]), address)
+                if answer is not _LATER:
+                    self._reply(address, {"ok": answer})
+            except PlatoonError as error:
+                self._reply(address, {"error": str(error)})
+            except Exception as error:
+                text = "".join(traceback.format_exception(error))
+                self._reply(address, {"error": f"the controller failed:\n{text}"})
+                self._reporter.say("failed", f"the controller failed in handle_control:\n{text}")
+                return False
+        return True
+
+    def _answer(self, query: Any, address: list[bytes]) -> Any:
+        req, worker_id, info = query["req"], query["worker_id"], query["req_info"]
+        if isinstance(req, str) and req.startswith(RESERVED):
+            return self._answer_reserved(req, worker_id, info, address)
+        self._reporter.count_request()
+        return self.handle_control(req, worker_id, info)
+
+    def _answer_reserved(self, req: str, worker_id: int, info: Any, address: list[bytes]) -> Any:
+        if req == "platoon-hello":
+            most = len(self._devices) or None
+            member = self._members.come(worker_id, info["local_rank"], most)
+            self._reporter.event("came", rank=member.rank, pid=member.pid)
+            assert self._node is not None
+            return {
+                "job_uid": self._job_uid,
+                "controller": os.getpid(),
+                "node": self._node.address,
+                "local_rank": member.rank,
+                "local_size": most,
+                "global_rank": member.rank + (self._hosts.ranks_before if self._hosts else 0),
+                "global_size": self._hosts.global_size if self._hosts else most,
+                "hosts": self._hosts.size if self._hosts else 1,
+            }
+        if req == "platoon-get_job_uid":
+            return self._job_uid
+        if req == "platoon-data":
+            return {"port": self._data().port, "data_hwm": self.data_hwm}
+        if req == "platoon-size":
+            return sum(member.present and not member.done for member in self._members.by_rank.values())
+        if req == "platoon-bye":
+            self.worker_is_done(worker_id)
+            return None
+        if req == "platoon-all_reduce" and self._hosts is not None:
+            self._hosts.begin(info, address)
+            return _LATER
+        raise PlatoonError(f"there is no request {req!r}; names that begin with {RESERVED!r} are reserved")
+
+    def _shared_memory(self, name: str, size: int) -> Array:
+        """Returns shared memory of this host's workers; for that the controller enters its own node."""
+        from multiverso import layout as at
+        from multiverso.runtime import Session
+        from platoon.channel.sharing import memory_named
+
+        if self._observer is None:
+            assert self._node is not None
+            self._observer = Session(self._node.address, worker_id=at.MAX_WORKERS - 1)
+        return memory_named(self._observer, name, size)
+
+    def _has_ended(self, member: Member) -> bool:
+        """Notes that a worker's process has ended, and returns whether that is as it should be."""
+        self._members.remove(member)
+        process, who = member.process, f"worker {member.rank} (process {member.pid})"
+        if process is None:
+            if not member.done:
+                self._reporter.say(
+                    "lost", f"{who} ended without Worker.close(): it died, or was killed", "lost"
+                )
+            return True
+        code = process.handle.wait()
+        end_processes([process], 0)  # what it left behind in its process group
+        self._reporter.event("ended", rank=member.rank, code=code)
+        if code == 0:
+            return True
+        self._reporter.say("failed", failure_text(who, process, code))
+        return False
+
+    def _close(self) -> None:
+        if self._closed or os.getpid() != self._process:
+            return
+        self._closed = True
+        end_processes(self._members.processes)
+        self._members.close()
+        if self._batches is not None:
+            self._batches.close()
+        if self._hosts is not None:
+            self._hosts.close(self._failed)
+        if self._observer is not None:
+            self._observer.shutdown()
+        if self._node is not None:
+            self._node.close()
+        if self._control is not None:
+            self._control.close()
+        if self._context is not None:
+            self._context.term()
+        self._wake_in.close()
+        self._wake_out.close()
+        self._reporter.close()
+
+
+_LATER = object()  # the answer comes when the other hosts have answered
+
+
+def spawn_controller(arguments: Sequence[str] | None = None) -> int:
+    """Runs a controller that knows no requests of its own: what `platoon-launcher` uses by default."""
+    args = Controller.default_parser().parse_args(arguments)
+    try:
+        return Controller(**Controller.default_arguments(args)).serve()
+    except PlatoonError as error:
+        print(f"platoon: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"platoon: {error}", file=sys.stderr)
+        return 3
+
+
+if __name__ == "__main__":
+    sys.exit(spawn_controller())

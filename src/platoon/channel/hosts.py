@@ -1,0 +1,87 @@
+"""Several controllers, one on each host, combine arrays over MPI. Each is an MPI process; workers are none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from platoon.channel.wire import Array
+from platoon.util import PlatoonError
+
+_WAIT_SECONDS = 1800.0
+_LOOK_MS = 1
+_NAMES = {"sum": "SUM", "product": "PROD", "max": "MAX", "min": "MIN"}
+
+
+@dataclass
+class _Pending:
+    """A combination that is under way, and who is to be told of its end."""
+
+    request: Any
+    address: list[bytes]
+    until: float
+    array: Array
+
+
+class Hosts:
+    """This controller's place among the controllers. Used by the thread that made it alone.
+
+    Args:
+        local_size: how many workers this host has.
+        memory: returns the shared memory of a name and size, as bytes.
+
+    Raises:
+        PlatoonError: there is no MPI.
+    """
+
+    def __init__(self, local_size: int, memory: Callable[[str, int], Array]) -> None:
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            raise PlatoonError(
+                "several controllers need MPI: pip install mpi4py mpich, and start them with that mpiexec",
+                error,
+            ) from error
+        self._mpi = MPI
+        self._memory = memory
+        self._comm = MPI.COMM_WORLD
+        sizes = self._comm.allgather(local_size)
+        if 0 in sizes:
+            raise PlatoonError(f"every controller needs devices; they have {sizes}")
+        self.size = len(sizes)
+        self.global_size = sum(sizes)
+        self.ranks_before = sum(sizes[: self._comm.rank])
+        self._pending: list[_Pending] = []
+
+    @property
+    def wait_ms(self) -> int:
+        """How long the controller may sleep: MPI has nothing that it could be woken by."""
+        return _LOOK_MS if self._pending else -1
+
+    def begin(self, info: dict[str, Any], address: list[bytes]) -> None:
+        """Begins to combine this host's array with those of the other hosts, in place."""
+        array = self._memory(info["name"], info["capacity"])[: info["bytes"]].view(np.dtype(info["dtype"]))
+        operation = getattr(self._mpi, _NAMES[info["op"]])
+        request = self._comm.Iallreduce(self._mpi.IN_PLACE, array, operation)
+        self._pending.append(_Pending(request, address, time.monotonic() + _WAIT_SECONDS, array))
+
+    def finished(self) -> list[tuple[list[bytes], None]]:
+        """Returns who is to be told that their combination is done.
+
+        Raises:
+            PlatoonError: another host did not come within half an hour.
+        """
+        done = [pending for pending in self._pending if pending.request.Test()]
+        self._pending = [pending for pending in self._pending if pending not in done]
+        if any(time.monotonic() > pending.until for pending in self._pending):
+            raise PlatoonError(f"another host did not come to all_reduce within {_WAIT_SECONDS:g} s")
+        return [(pending.address, None) for pending in done]
+
+    def close(self, failed: bool) -> None:
+        """Ends MPI for this controller and, if it failed, for all: the others would wait for it for ever."""
+        if failed:
+            self._comm.Abort(1)

@@ -1,0 +1,111 @@
+"""The workers that a controller knows: those that it started, and those that came by themselves."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from platoon.processes import Process, launch_process
+from platoon.util import PlatoonError
+
+
+# A worker is no MPI process, even if its controller is: with these variables its own mpi4py would think so.
+_OF_MPI = ("PMI", "OMPI_", "HYD", "MPI_LOCAL")
+
+
+@dataclass
+class Member:
+    """A worker: its rank on this host, its process id, and the process if the controller started it.
+
+    ``watch`` is a pidfd, readable when the process has ended.
+    """
+
+    rank: int
+    pid: int
+    watch: int
+    process: Process | None = None
+    present: bool = False
+    done: bool = False
+
+
+class Members:
+    """Who belongs to this controller. Used by its serving thread alone."""
+
+    def __init__(self) -> None:
+        self.by_rank: dict[int, Member] = {}
+        self.ever = 0
+
+    def start(
+        self, rank: int, command: list[str], device: str, log_directory: str, variables: dict[str, str]
+    ) -> Member:
+        """Starts the worker of a rank."""
+        name = f"worker{rank}_{device}"
+        process = launch_process(name, command, device, log_directory, variables=variables, without=_OF_MPI)
+        member = Member(rank, process.pid, os.pidfd_open(process.pid), process)
+        self.by_rank[rank] = member
+        self.ever += 1
+        return member
+
+    def come(self, pid: int, rank: int | None, most: int | None) -> Member:
+        """Enters a worker that says hello.
+
+        Args:
+            pid: its process id.
+            rank: the rank that it was started with, or None if it was started by hand.
+            most: how many workers there may be, or None for any number.
+
+        Raises:
+            PlatoonError: there is no place for it.
+        """
+        known = self.by_pid(pid)
+        if known is not None:
+            known.present, known.done = True, False
+            return known
+        if rank is None:
+            rank = next(i for i in range(len(self.by_rank) + 1) if i not in self.by_rank)
+            if most is not None and rank >= most:
+                raise PlatoonError(
+                    f"this controller has devices for {most} workers, and all of them are here"
+                )
+        elif rank in self.by_rank:
+            # Started by the controller through another program: the process that says hello is the worker.
+            member = self.by_rank[rank]
+            if member.present:
+                raise PlatoonError(f"worker {rank} is already there, as process {member.pid}")
+            member.pid, member.present = pid, True
+            return member
+        try:
+            watch = os.pidfd_open(pid)
+        except OSError as error:
+            raise PlatoonError(
+                f"there is no process {pid} here: a worker runs on its controller's host"
+            ) from error
+        member = self.by_rank[rank] = Member(rank, pid, watch, present=True)
+        self.ever += 1
+        return member
+
+    def by_pid(self, pid: int) -> Member | None:
+        """Returns the worker with a process id."""
+        return next((member for member in self.by_rank.values() if member.pid == pid), None)
+
+    def remove(self, member: Member) -> None:
+        """Forgets a worker whose process has ended."""
+        os.close(member.watch)
+        del self.by_rank[member.rank]
+
+    @property
+    def processes(self) -> list[Process]:
+        """Those that the controller started and that have not been removed."""
+        return [member.process for member in self.by_rank.values() if member.process is not None]
+
+    @property
+    def all_gone(self) -> bool:
+        """True when at least one worker has come, and all have ended or, if started by hand, are done."""
+        return self.ever > 0 and all(
+            member.done and member.process is None for member in self.by_rank.values()
+        )
+
+    def close(self) -> None:
+        """Forgets everyone."""
+        for member in list(self.by_rank.values()):
+            self.remove(member)

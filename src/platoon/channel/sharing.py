@@ -1,0 +1,184 @@
+"""The shared parameters of a worker: tables that the first worker fills and the later ones attach to."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from multiverso import kernels
+from multiverso.errors import TableMismatchError
+from multiverso.kernels.compiling import building, compile_kernel
+from multiverso.runtime import Session
+from multiverso.shards.shard import Shard
+from multiverso.spec import TableSpec
+from platoon.channel.joblock import JobLock
+from platoon.param_sync import ASGD, EASGD, ParamSyncRule
+from platoon.params import Parameter, adapt
+from platoon.util import PlatoonError
+
+Array = npt.NDArray[Any]
+
+
+class SharedParameters:
+    """What `Worker.init_shared_params` makes.
+
+    Args:
+        session: the worker's session.
+        lock: the job's lock.
+        params: the worker's own parameters.
+        rule: how they and the shared ones meet.
+
+    Raises:
+        PlatoonError: the other workers share parameters of other shapes or dtypes, or in another order.
+    """
+
+    def __init__(self, session: Session, lock: JobLock, params: Any, rule: ParamSyncRule) -> None:
+        self._session = session
+        self._lock = lock
+        self._local = adapt(params)
+        if not self._local:
+            raise PlatoonError("there is no parameter to share: the list is empty")
+        self._shards = [self._open(number, parameter) for number, parameter in enumerate(self._local)]
+        self.arrays: list[Array] = [
+            shard.values().reshape(parameter.shape)
+            for shard, parameter in zip(self._shards, self._local, strict=True)
+        ]
+        self._update = self._updater(params, rule)
+
+    def _open(self, number: int, parameter: Parameter) -> Shard:
+        value = parameter.load().reshape(-1)
+        if value.size == 0:
+            raise PlatoonError(f"parameter {number} has no elements (shape {parameter.shape})")
+        spec = TableSpec(
+            "array", 1, value.size, dtype=parameter.dtype.name, name=f"platoon-parameter-{number}"
+        )
+        try:
+            _, shard = self._session.open_table(spec, lambda made, last, of: np.copyto(made.values(), value))
+        except TableMismatchError as error:
+            raise PlatoonError(
+                f"parameter {number} is not what the others share there; all workers must give the same "
+                "parameters in the same order",
+                error,
+            ) from error
+        return shard
+
+    def _updater(self, params: Any, rule: ParamSyncRule) -> Callable[[bool], None]:
+        """Returns what a synchronisation does; its argument says whether the job's lock counts."""
+        fused = self._fused(rule)
+        if fused is not None:
+
+            def update(locked: bool) -> None:
+                if locked:
+                    with self._lock.shared():
+                        fused()
+                else:
+                    fused()
+
+            return update
+        whole = rule.make_update_function(params)
+
+        def update_whole(locked: bool) -> None:
+            if locked:
+                with self._lock.alone():
+                    whole(self.arrays)
+            else:
+                whole(self.arrays)
+
+        return update_whole
+
+    def _fused(self, rule: ParamSyncRule) -> Callable[[], None] | None:
+        """Returns a rule's pass over the shared memory, or None if it is a rule of the user's own."""
+        overridden = [
+            name for name in _METHODS if getattr(type(rule), name) is not getattr(_base_of(rule), name)
+        ]
+        if overridden:
+            return None
+        if isinstance(rule, EASGD):
+            whole = [parameter for parameter in self._local if parameter.dtype.kind != "f"]
+            if whole:
+                raise PlatoonError(f"EASGD averages, which a parameter of dtype {whole[0].dtype} cannot hold")
+            return lambda: self._each(lambda i, local: self._elastic(i, local, rule.get_alpha()))
+        if isinstance(rule, ASGD):
+            last = [np.array(parameter.load()).reshape(-1) for parameter in self._local]
+            return lambda: self._each(lambda i, local: self._exchange(i, local, last[i]))
+        return None
+
+    def _each(self, work: Callable[[int, Array], None]) -> None:
+        for i, parameter in enumerate(self._local):
+            value = parameter.load()
+            work(i, value.reshape(-1))
+            parameter.write(value)
+
+    def _run(self, kernel: Callable[..., int], number: int, *arguments: Any) -> None:
+        shard = self._shards[number]
+        code = kernel(shard.base, *arguments, 0)
+        if code == 0:
+            return
+
+        def again() -> int:
+            nonlocal code
+            code = kernel(shard.base, *arguments, code >> 16)  # from the stripe at which it stopped
+            return code
+
+        self._session.go_on(code, again, None, f"a part of the shared parameter {number}")
+
+    def _exchange(self, number: int, local: Array, last: Array) -> None:
+        self._run(_dense(local).exchange, number, 0, self._session.worker_id, local, last)
+
+    def _elastic(self, number: int, local: Array, alpha: float) -> None:
+        self._run(_elastic_kernel(local.dtype.name), number, self._session.worker_id, local, alpha)
+
+    def synchronise(self, locked: bool) -> None:
+        """Lets the worker's parameters and the shared ones meet."""
+        self._session.check()
+        self._update(locked)
+
+    def copy_to_local(self, locked: bool) -> None:
+        """Sets the worker's parameters to the shared ones."""
+        with self._maybe_shared(locked):
+            self._each(lambda i, local: self._run(_dense(local).get, i, self._session.worker_id, local))
+
+    def copy_to_global(self, locked: bool) -> None:
+        """Sets the shared parameters to the worker's."""
+        with self._maybe_shared(locked):
+            for i, parameter in enumerate(self._local):
+                local = parameter.load().reshape(-1)
+                self._run(_dense(local).put, i, self._session.worker_id, local)
+
+    def _maybe_shared(self, locked: bool) -> AbstractContextManager[None]:
+        self._session.check()
+        return self._lock.shared() if locked else nullcontext()
+
+
+def _dense(array: Array) -> Any:
+    return kernels.load(array.dtype.name).dense
+
+
+@functools.cache
+def _elastic_kernel(dtype: str) -> Callable[..., int]:
+    from numba import from_dtype, int64, uintp
+
+    from multiverso.kernels.elastic import elastic
+
+    number = from_dtype(np.dtype(dtype))
+    with building(f"elastic-{dtype}"):
+        return compile_kernel(elastic, (uintp, int64, number[::1], number, int64))
+
+
+def memory_named(session: Session, name: str, size: int) -> Array:
+    """Returns zeroed memory that all workers of a host share under a name: ``size`` bytes, or a few more."""
+    spec = TableSpec("array", 1, -(-size // 8), dtype="int64", name=name)
+    _, shard = session.open_table(spec, lambda made, last, of: None)
+    return shard.values().view(np.uint8)
+
+
+_METHODS = ("make_update_function", "theano_update", "update_params")
+
+
+def _base_of(rule: ParamSyncRule) -> type[ParamSyncRule]:
+    return next((base for base in (EASGD, ASGD) if isinstance(rule, base)), ParamSyncRule)

@@ -1,0 +1,56 @@
+"""What a controller tells the world: sentences for people on stderr, events for the launcher on a pipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+
+class Reporter:
+    """Writes events as JSON lines to a file descriptor, if there is one.
+
+    Args:
+        descriptor: the number of an inherited descriptor, as text, or None.
+    """
+
+    def __init__(self, descriptor: str | None) -> None:
+        self._descriptor = int(descriptor) if descriptor else None
+        self._requests = 0
+        self._told = 0.0
+        if self._descriptor is not None:
+            # Neither a worker nor whatever handle_control starts may keep the launcher's pipe open.
+            os.environ.pop("PLATOON_STATUS_FD", None)
+            os.set_inheritable(self._descriptor, False)
+
+    def event(self, kind: str, **fields: object) -> None:
+        """Tells the launcher."""
+        if self._descriptor is None:
+            return
+        line = json.dumps({"event": kind, **fields}) + "\n"
+        try:
+            os.write(self._descriptor, line.encode())
+        except OSError:
+            self._descriptor = None  # the launcher is gone
+
+    def say(self, kind: str, text: str, *more: object) -> None:
+        """Tells people, and the launcher."""
+        print(f"platoon: {text}", file=sys.stderr, flush=True)
+        self.event(kind, text=text)
+
+    def count_request(self) -> None:
+        """Counts a request, and tells the launcher how many there were, at most once a second."""
+        self._requests += 1
+        if self._descriptor is not None and self._requests % 16 == 1:
+            now = time.monotonic()
+            if now - self._told >= 1:
+                self._told = now
+                self.event("requests", count=self._requests)
+
+    def close(self) -> None:
+        """Tells the final count and lets go of the descriptor."""
+        self.event("requests", count=self._requests)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

@@ -1,0 +1,1 @@
+"""Rules of synchronous training, and the asynchronous ones under their other name."""

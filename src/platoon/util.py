@@ -1,0 +1,48 @@
+"""What the whole package shares: its error, its warning, and reading the end of a log."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+class PlatoonError(Exception):
+    """Something between a worker and its controller went wrong; the message says what and what to do.
+
+    Args:
+        message: what happened.
+        cause: the exception behind it, shown after the message.
+    """
+
+    def __init__(self, message: str, cause: BaseException | None = None) -> None:
+        super().__init__(message if cause is None else f"{message}: {type(cause).__name__}: {cause}")
+        if cause is not None:
+            self.__cause__ = cause
+
+
+class PlatoonWarning(UserWarning):
+    """Something that a user should know, and that does not stop the work."""
+
+
+def last_lines(path: str | os.PathLike[str], count: int = 20, most_bytes: int = 16384) -> list[str]:
+    """Returns the last lines of a log, or an empty list if there is none."""
+    try:
+        with Path(path).open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(0, size - most_bytes))
+            text = log.read().decode(errors="replace")
+    except OSError:
+        return []
+    return text.splitlines()[-count:]
+
+
+def exit_text(code: int) -> str:
+    """Returns what an exit code of `subprocess` says, as words: ``exit code 3`` or ``signal SIGKILL``."""
+    if code >= 0:
+        return f"exit code {code}"
+    import signal
+
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"
