@@ -18,6 +18,7 @@ from multiverso.api import (
     worker_id,
     workers_num,
 )
+from multiverso.launch import run
 from multiverso.runtime.current import current
 from multiverso.tables import ArrayTableHandler, MatrixTableHandler, TableHandler
 
@@ -35,6 +36,7 @@ __all__ = [
     "live_workers",
     "load",
     "num_workers",
+    "run",
     "save",
     "server_id",
     "shard",

@@ -10,8 +10,6 @@ from contextlib import ExitStack, closing, contextmanager
 from types import ModuleType
 from typing import IO, Any
 
-import cloudpickle
-
 from multiverso.errors import (
     DeadlockError,
     NodeLostError,
@@ -79,6 +77,8 @@ def run(
         raise TypeError(f"multiverso.run: expected a function, got {type(function).__name__}.")
     if not 1 <= workers <= MAX_WORKERS:
         raise StartupError(f"multiverso.run: workers is {workers}; it must be from 1 to {MAX_WORKERS}.")
+    if timeout_seconds is not None and not timeout_seconds > 0:
+        raise StartupError(f"multiverso.run: timeout_seconds is {timeout_seconds}; it must be more than 0.")
     if on_failure not in ("stop", "continue"):
         raise StartupError(f"multiverso.run: on_failure is {on_failure!r}; it must be 'stop' or 'continue'.")
     with ExitStack() as stack:
@@ -166,6 +166,8 @@ def _memory(name: str) -> Iterator[IO[bytes]]:
 
 
 def _write_call(file: IO[bytes], function: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> None:
+    import cloudpickle  # here, so that `import multiverso` does not pay for it
+
     pickle.dump((sys.path, sys.argv[:1] or [""]), file)
     modules = {id(module): module for module in _modules([function, *args, *kwargs.values()])}
     with _by_value_lock, ExitStack() as stack:
@@ -202,4 +204,7 @@ def _importable(module: ModuleType) -> bool:
         if spec is None:
             return False
         path = spec.submodule_search_locations
-    return spec is not None and spec.origin is not None and os.path.samefile(spec.origin, file)
+    assert spec is not None
+    if not spec.has_location or spec.origin is None:  # built in, frozen, or a namespace
+        return True
+    return os.path.samefile(spec.origin, file)

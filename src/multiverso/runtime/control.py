@@ -60,7 +60,7 @@ class Control:
         store32(self.block(worker_id) + at.FATE, fate)
         self.notify()
 
-    def activate(self, worker_id: int) -> None:
+    def activate(self, worker_id: int, joins_late: bool) -> None:
         """Says that this worker takes part (the worker).
 
         A latecomer counts as having reached the barriers that the others have reached. Once it is seen as
@@ -68,12 +68,11 @@ class Control:
         """
         block = self.block(worker_id)
         store32(block + at.STATE, at.ACTIVE)
-        for word in (at.BARRIER, at.CREATED):
-            while True:
-                reached = max((getattr(w, _NAMES[word]) for w in self.workers() if w.counts), default=0)
-                if load32(block + word) >= reached:
-                    break
-                store32(block + word, reached)
+        while joins_late:
+            reached = max(w.barrier for w in self.workers() if w.counts)
+            if load32(block + at.BARRIER) >= reached:
+                break
+            store32(block + at.BARRIER, reached)
         self.notify()
 
     def leave(self, worker_id: int) -> None:
@@ -124,6 +123,3 @@ class Control:
     def waited_seconds(self, worker_id: int) -> float:
         """Time that a worker has spent in finished waits of every kind."""
         return load64(self.block(worker_id) + at.WAITED_NS) / 1e9
-
-
-_NAMES = {at.BARRIER: "barrier", at.CREATED: "created"}

@@ -124,13 +124,13 @@ class Session:
         self._fixed_num: int | None = answer["workers_num"]
         self._liveness = Liveness(self.control, self.worker_id, self._link.connection, ends_with_node)
         try:
+            # before anyone is let go, or the first could pass a barrier that the last does not know of yet
+            self.control.activate(self.worker_id, joins_late=self._fixed_num is None)
+            self._barriers = self.control.worker(self.worker_id).barrier
             self._link.ask({"do": "ready"}, deadline, "the other workers to start")
         except BaseException:
             self._liveness.release()
             raise
-        self.control.activate(self.worker_id)
-        self._barriers = self.control.worker(self.worker_id).barrier
-        self._ordered = self.control.worker(self.worker_id).created
 
     # -- the job ---------------------------------------------------------------------------------------------
 
