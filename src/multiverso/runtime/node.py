@@ -126,8 +126,15 @@ class Node:
             return self._emptied.wait_for(lambda: self._had_workers and not self._attached, timeout_seconds)
 
     def lost_workers(self) -> list[int]:
-        """Returns the workers that died, or exited without ``shutdown()``."""
-        return [w.worker_id for w in self._control.workers() if w.fate == at.LOST]
+        """Returns the workers that died, or exited without ``shutdown()``, the first one first."""
+        lost = {w.worker_id for w in self._control.workers() if w.fate == at.LOST}
+        order = [i for i in self._lost_in_order if i in lost]
+        return order + sorted(lost - set(order))
+
+    def absent(self, worker_id: int) -> None:
+        """Says that a worker's process has ended. If it never attached, the others need not wait for it."""
+        self._posted.put(("absent", worker_id, 0))
+        self._poke()
 
     def live_workers(self) -> list[int]:
         """Returns the workers that are attached now."""
@@ -162,6 +169,7 @@ class Node:
         self._control.initialise(capacity)
         self._control.continue_without_lost(self.on_lost == "continue")
         self._catalogue = Catalogue(self._control, self.workers_num is not None)
+        self._lost_in_order: list[int] = []
         self._options = None
 
     def _serve(self, started: threading.Event) -> None:
@@ -385,7 +393,12 @@ class Node:
             except queue.Empty:
                 return
             worker = self._attached.get(worker_id)
-            if worker is not None and worker.connection.life == life:
+            if what == "absent":
+                if self._control.fate(worker_id) == at.FREE:
+                    self._control.settle(worker_id, at.LOST)
+                    self._catalogue.dropped(worker_id)
+                    self._answer_ready()
+            elif worker is not None and worker.connection.life == life:
                 self._settle(worker_id, at.GONE if what == "left" else at.LOST)
 
     def _settle(self, worker_id: int, fate: int) -> None:
@@ -393,6 +406,8 @@ class Node:
         worker = self._attached.pop(worker_id, None)
         if worker is None:
             return
+        if fate == at.LOST:
+            self._lost_in_order.append(worker_id)
         worker.connection.worker_id = worker.connection.life = None
         self._control.settle(worker_id, fate)
         self._catalogue.dropped(worker_id)
