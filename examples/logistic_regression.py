@@ -6,7 +6,7 @@
     mpirun -np 4 python examples/logistic_regression.py              # four, under MPI
 
 The data is scikit-learn's bundled digits (1,797 images of 8 x 8), or MNIST when --data names a folder with
-its four IDX files. Model and gradient are plain NumPy; the lines marked "multiverso" are all that sharing takes.
+its four IDX files. Model and gradient are plain NumPy; lines marked "multiverso" are all that sharing takes.
 """
 
 from __future__ import annotations
