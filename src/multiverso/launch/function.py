@@ -100,6 +100,7 @@ def run(
             address=node.address,
             output=Output(text_sink(sys.stdout, sys.stderr)),
             on_failure=on_failure,
+            on_exit=lambda end: node.absent(end.worker_id),
             lost_workers=node.lost_workers,
         )
         result = job.run(timeout_seconds)

@@ -232,7 +232,7 @@ class Job:
     def _reap(self, key: selectors.SelectorKey) -> None:
         worker_id: int = key.data
         process = self._processes[worker_id]
-        if self._suspect is None:
+        if self._suspect is None and self._reason == "finished":
             self._suspect = next(iter(self._lost_workers()), None)
         # Still a zombie, so its number is its own: end what it started in its group before it is given back.
         signal_group(process, signal.SIGKILL)

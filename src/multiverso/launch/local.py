@@ -83,6 +83,11 @@ def launch(options: RunOptions) -> int:
             devices=devices,
             bind=options.bind,
         )
+
+        def ended(end: WorkerExit) -> None:
+            node.absent(end.worker_id)
+            report.ended(end)
+
         job = Job(
             commands,
             address=node.address,
@@ -90,7 +95,7 @@ def launch(options: RunOptions) -> int:
             on_failure=options.on_failure,
             grace_seconds=options.grace_seconds,
             on_start=report.started,
-            on_exit=report.ended,
+            on_exit=ended,
             lost_workers=node.lost_workers,
         )
         result = job.run(options.timeout_seconds, forward_signals=True)

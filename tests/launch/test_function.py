@@ -1,0 +1,289 @@
+"""`multiverso.run(function)`: results, exceptions, deaths, from where it is called."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from launch_support import SECONDS, environ, script, wait_until_gone
+
+import multiverso as mv
+from multiverso.errors import StartupError, WaitTimeoutError, WorkerFailedError, WorkerLostError
+
+
+def worker() -> int:
+    return int(os.environ["MULTIVERSO_WORKER_ID"])
+
+
+class OddError(Exception):
+    """Can be pickled, but not read back."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+class OwnError(ValueError):
+    """Defined where only this process finds it."""
+
+
+def test_results_come_in_worker_order() -> None:
+    def function(base: int, *, step: int) -> tuple[int, int]:
+        return worker(), base + step * worker()
+
+    assert mv.run(function, workers=3, args=(10,), kwargs={"step": 2}) == [(0, 10), (1, 12), (2, 14)]
+
+
+def test_the_workers_are_a_job() -> None:
+    def function() -> tuple[int, float]:
+        mv.init()
+        table = mv.ArrayTableHandler(1000)
+        mv.barrier()
+        table.add(np.full(1000, mv.worker_id() + 1.0))
+        mv.barrier()
+        total = table.get()
+        assert (total == total[0]).all()
+        return mv.workers_num(), float(total[0])
+
+    assert mv.run(function, workers=3) == [(3, 6.0)] * 3
+
+
+def test_shutdown_is_made_up_for_and_harmless_when_made() -> None:
+    def function(leaves_itself: bool) -> int:
+        mv.init()
+        if leaves_itself or worker() == 0:
+            mv.shutdown()
+        else:
+            time.sleep(0.2)  # outlives worker 0, which must not count as lost
+        return worker()
+
+    assert mv.run(function, workers=2, args=(True,)) == [0, 1]
+    assert mv.run(function, workers=2, args=(False,)) == [0, 1]
+
+
+def test_an_exception_arrives_with_its_type_and_traceback() -> None:
+    def fail_here() -> None:
+        if worker() == 1:
+            raise OwnError("the reason")
+        time.sleep(1000)
+
+    with pytest.raises(OwnError, match="the reason") as caught:
+        mv.run(fail_here, workers=2)
+    (note,) = caught.value.__notes__
+    assert "In multiverso worker 1 (pid " in note
+    assert "fail_here" in note
+
+
+def test_the_cause_is_raised_not_its_consequences() -> None:
+    def function() -> None:
+        mv.init()
+        mv.barrier()
+        if worker() == 2:
+            raise KeyError("cause")
+        mv.barrier()
+
+    with pytest.raises(KeyError, match="cause"):
+        mv.run(function, workers=4)
+
+
+@pytest.mark.parametrize("error", [OddError(1, 2), SystemExit(3), KeyboardInterrupt()])
+def test_what_cannot_be_raised_here_is_told(error: BaseException) -> None:
+    def function(odd: bool, kind: str) -> None:
+        raise OddError(1, 2) if odd else {"SystemExit": SystemExit(3)}.get(kind, KeyboardInterrupt())
+
+    with pytest.raises(WorkerFailedError, match=r"Worker 0 \(pid \d+\) failed") as caught:
+        mv.run(function, workers=1, args=(isinstance(error, OddError), type(error).__name__))
+    assert type(error).__name__ in str(caught.value)
+
+
+def test_a_result_that_cannot_be_sent_is_an_error() -> None:
+    with pytest.raises(TypeError, match="value, of type lock, cannot be sent back"):
+        mv.run(threading.Lock, workers=1)
+
+
+def test_a_killed_worker_is_named_with_its_signal() -> None:
+    def function() -> None:
+        if worker() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1000)
+
+    with pytest.raises(WorkerLostError, match=r"Worker 1 \(pid \d+\) was killed by SIGKILL") as caught:
+        mv.run(function, workers=3)
+    assert caught.value.worker_ids == (1,)
+
+
+def test_a_killed_worker_is_named_though_the_others_complain_first() -> None:
+    def function() -> None:
+        mv.init()
+        mv.barrier()
+        if worker() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        mv.barrier()
+
+    with pytest.raises(WorkerLostError, match=r"Worker 1 \(pid \d+\) was killed by SIGKILL"):
+        mv.run(function, workers=3)
+
+
+def test_a_worker_that_leaves_without_a_result_is_lost() -> None:
+    with pytest.raises(WorkerLostError, match="ended with exit code 4 before the function returned"):
+        mv.run(os._exit, workers=1, args=(4,))
+    with pytest.raises(WorkerLostError, match="ended with exit code 0 before the function returned"):
+        mv.run(os._exit, workers=2, args=(0,))
+
+
+def test_continue_gives_the_survivors_results() -> None:
+    def function() -> int:
+        if worker() == 0:
+            raise OwnError("gone")
+        return worker()
+
+    results = mv.run(function, workers=3, on_failure="continue")
+    assert isinstance(results[0], OwnError)
+    assert results[1:] == [1, 2]
+    with pytest.raises(OwnError):
+        mv.run(function, workers=1, on_failure="continue")
+
+
+def test_continue_goes_on_without_a_worker_that_never_came() -> None:
+    def function() -> float:
+        if worker() == 1:
+            os._exit(1)
+        mv.init()
+        table = mv.ArrayTableHandler(3)
+        table.add([1.0, 1.0, 1.0])
+        mv.barrier()
+        return float(table.get()[0])
+
+    first, lost, third = mv.run(function, workers=3, on_failure="continue")
+    assert (first, third) == (2.0, 2.0)
+    assert isinstance(lost, WorkerLostError)
+
+
+def test_timeout_names_who_had_not_finished() -> None:
+    def function() -> None:
+        if worker() == 1:
+            time.sleep(1000)
+
+    with pytest.raises(WaitTimeoutError, match=r"timeout_seconds=1.*workers \[1\] had not finished"):
+        mv.run(function, workers=2, timeout_seconds=1.0)
+
+
+def test_large_arguments_and_results() -> None:
+    array = np.arange(3_000_000, dtype=np.float64)
+    results = mv.run(lambda x: x * (worker() + 1), workers=2, args=(array,))
+    assert all(np.array_equal(result, array * (i + 1)) for i, result in enumerate(results))
+
+
+def test_callables_of_every_kind() -> None:
+    assert mv.run(os.getppid, workers=2) == [os.getpid()] * 2
+    assert mv.run(partial(pow, 2), workers=1, args=(5,)) == [32]
+    assert mv.run("a-b".split, workers=1, args=("-",)) == [["a", "b"]]
+
+
+def test_env_is_set_in_the_workers() -> None:
+    assert mv.run(os.getenv, workers=2, args=("COLOUR_OF_X",), env={"COLOUR_OF_X": "red"}) == ["red"] * 2
+    assert "COLOUR_OF_X" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"workers": 0}, "workers is 0"),
+        ({"workers": 10**6}, "workers is 1000000"),
+        ({"on_failure": "retry"}, "on_failure is 'retry'"),
+        ({"timeout_seconds": 0}, "timeout_seconds is 0"),
+    ],
+)
+def test_options_are_checked(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(StartupError, match=words):
+        mv.run(os.getpid, **arguments)
+
+
+def test_no_function_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="expected a function, got int"):
+        mv.run(3)  # type: ignore[arg-type]
+
+
+def test_output_appears_here_line_by_line(capfd: pytest.CaptureFixture[str]) -> None:
+    mv.run(lambda: print("hello from", worker()), workers=2)
+    assert sorted(capfd.readouterr().out.splitlines()) == ["[0] hello from 0", "[1] hello from 1"]
+
+
+def test_several_calls_from_threads_at_once() -> None:
+    results: dict[int, list[int]] = {}
+
+    def call(number: int) -> None:
+        results[number] = mv.run(lambda: worker() + number, workers=2)
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in (10, 20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {10: [10, 11], 20: [20, 21]}
+
+
+def test_from_a_script_without_a_guard(tmp_path: Path) -> None:
+    path = script(
+        tmp_path,
+        """
+import multiverso as mv
+print("the script runs once")
+factor = 3
+class Box:
+    def __init__(self, content): self.content = content
+def work():
+    mv.init()
+    return Box(factor * mv.worker_id())
+print([box.content for box in mv.run(work, workers=2) if isinstance(box, Box)])
+""",
+    )
+    command = [sys.executable, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True)
+    assert done.stdout == "the script runs once\n[0, 3]\n", done.stderr
+
+
+def test_from_an_interactive_interpreter() -> None:
+    typed = (
+        "import multiverso as mv\n"
+        + "def f():\n    mv.init()\n    return mv.worker_id()\n\nmv.run(f, workers=2)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-i", "-q"], input=typed, capture_output=True, text=True, timeout=SECONDS, check=True
+    )
+    assert done.stdout == "[0, 1]\n", done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_outlives_the_caller(tmp_path: Path, number: signal.Signals) -> None:
+    path = script(
+        tmp_path,
+        """
+import os, subprocess, time
+import multiverso as mv
+def work():
+    child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    print(os.getpid(), child.pid)
+    time.sleep(1000)
+mv.run(work, workers=2)
+""",
+    )
+    caller = subprocess.Popen(
+        [sys.executable, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ()
+    )
+    with caller:
+        assert caller.stdout is not None
+        pids = [int(pid) for _ in range(2) for pid in caller.stdout.readline().split()[1:]]
+        assert len(pids) == 4
+        caller.send_signal(number)
+        _, err = caller.communicate(timeout=SECONDS)
+    assert wait_until_gone(pids) == []
+    assert caller.returncode == -number
+    if number == signal.SIGINT:
+        assert "KeyboardInterrupt" in err
