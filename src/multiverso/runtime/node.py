@@ -297,7 +297,10 @@ class Node:
 
     def _is_over(self, wish: int | None) -> bool:
         ids = range(self._control.capacity) if wish is None else [wish]
-        return any(self._control.fate(i) in (at.GONE, at.LOST) and i not in self._attached for i in ids)
+        # its own word counts before the watcher has noticed: `init` may follow `shutdown` at once
+        return any(
+            self._control.fate(i) in (at.GONE, at.LOST) or self._control.state(i) == at.LEFT for i in ids
+        )
 
     def _free_id(self, wish: int | None) -> int | None:
         ids = range(self._control.capacity) if wish is None else [wish]
