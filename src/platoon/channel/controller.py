@@ -95,7 +95,7 @@ class Controller:
                 self._open(control_port or 0)
                 self._start_workers(experiment_name, log_directory, shlex.split(worker_args or ""))
         except BaseException:
-            self._close()
+            self.close()
             raise
 
     # -- to be overridden ----------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class Controller:
             self._reporter.say("failed", f"the controller failed: {error}")
         finally:
             restore()
-            self._close()
+            self.close()
         return int(self._failed)
 
     def stop(self, why: str = "stopped") -> None:
@@ -277,11 +277,15 @@ class Controller:
         from multiverso.runtime import Node
 
         self._context = zmq.Context()
-        control = self._context.socket(zmq.ROUTER)
-        control.setsockopt(zmq.LINGER, 1000)
-        self._control = control
-        self.control_port = bind(control, self._interface, port)
-        self._node = Node(workers=None, on_lost="continue")
+        self._control = self._context.socket(zmq.ROUTER)
+        self._control.setsockopt(zmq.LINGER, 1000)
+        try:
+            self.control_port = bind(self._control, self._interface, port)
+            # A worker's death is no reason for the others to stop: in elastic training they need nobody.
+            self._node = Node(workers=None, on_lost="continue")
+        except BaseException:
+            self.close()
+            raise
 
     def _start_workers(self, experiment: str, log_directory: str, arguments: list[str]) -> None:
         script = f"{experiment}_worker.py"
@@ -423,7 +427,8 @@ class Controller:
         self._reporter.say("failed", failure_text(who, process, code))
         return False
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Ends the workers that it started, and frees everything. `serve` does it at its end."""
         if self._closed or os.getpid() != self._process:
             return
         self._closed = True
@@ -435,8 +440,10 @@ class Controller:
             self._hosts.close(self._failed)
         if self._observer is not None:
             self._observer.shutdown()
+            self._observer = None
         if self._node is not None:
             self._node.close()
+            self._node = None  # its memory goes with the last reference
         if self._control is not None:
             self._control.close()
         if self._context is not None:

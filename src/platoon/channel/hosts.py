@@ -1,4 +1,4 @@
-"""Several controllers, one on each host, combine arrays over MPI. Each is an MPI process; workers are none."""
+"""Several controllers, one on each host, combine arrays over MPI. Each is an MPI process, workers are not."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from platoon.processes import Process, launch_process
 from platoon.util import PlatoonError
 
-
 # A worker is no MPI process, even if its controller is: with these variables its own mpi4py would think so.
 _OF_MPI = ("PMI", "OMPI_", "HYD", "MPI_LOCAL")
 

@@ -48,6 +48,7 @@ class SharedParameters:
             shard.values().reshape(parameter.shape)
             for shard, parameter in zip(self._shards, self._local, strict=True)
         ]
+        self._last: list[Array] = []  # for ASGD: the worker's values when they last met the shared ones
         self._update = self._updater(params, rule)
 
     def _open(self, number: int, parameter: Parameter) -> Shard:
@@ -104,7 +105,7 @@ class SharedParameters:
                 raise PlatoonError(f"EASGD averages, which a parameter of dtype {whole[0].dtype} cannot hold")
             return lambda: self._each(lambda i, local: self._elastic(i, local, rule.get_alpha()))
         if isinstance(rule, ASGD):
-            last = [np.array(parameter.load()).reshape(-1) for parameter in self._local]
+            self._last = last = [np.array(parameter.load()).reshape(-1) for parameter in self._local]
             return lambda: self._each(lambda i, local: self._exchange(i, local, last[i]))
         return None
 
@@ -142,6 +143,7 @@ class SharedParameters:
         """Sets the worker's parameters to the shared ones."""
         with self._maybe_shared(locked):
             self._each(lambda i, local: self._run(_dense(local).get, i, self._session.worker_id, local))
+            self._note_meeting()
 
     def copy_to_global(self, locked: bool) -> None:
         """Sets the shared parameters to the worker's."""
@@ -149,6 +151,12 @@ class SharedParameters:
             for i, parameter in enumerate(self._local):
                 local = parameter.load().reshape(-1)
                 self._run(_dense(local).put, i, self._session.worker_id, local)
+            self._note_meeting()
+
+    def _note_meeting(self) -> None:
+        """Without this, ASGD would push what it has just copied as if the worker had learnt it."""
+        for last, parameter in zip(self._last, self._local, strict=False):
+            np.copyto(last, parameter.load().reshape(-1))
 
     def _maybe_shared(self, locked: bool) -> AbstractContextManager[None]:
         self._session.check()

@@ -88,7 +88,7 @@ def unpack_arrays(frames: Sequence[Any], copy: bool = True) -> list[Array]:
 
     Args:
         frames: the frames as ZeroMQ gave them (`zmq.Frame`).
-        copy: fresh, writable arrays; otherwise read-only ones on the received memory.
+        copy: fresh, aligned, writable arrays; otherwise arrays on the received memory, aligned or not.
 
     Raises:
         PlatoonError: header and frames do not fit each other.

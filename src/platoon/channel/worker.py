@@ -127,7 +127,7 @@ class Worker(metaclass=_OnePerProcess):
         """Waits for a minibatch and returns its arrays; an empty list means that there are no more.
 
         Args:
-            copy: False saves a copy; the arrays are then read-only.
+            copy: False saves a copy; the arrays then lie in the message, and may not be aligned.
 
         Raises:
             PlatoonError: none came in time, or the controller is gone.
@@ -278,6 +278,8 @@ class Worker(metaclass=_OnePerProcess):
             self._closed = True
             if self._session is not None:
                 self._session.shutdown()
+            # The memory goes with the last reference to it, which may be an array that the user still has.
+            self._session = self._lock = self._shared = self._collective = None
             if self._batches is not None:
                 self._batches.close()
             self._requests.close()

@@ -1,0 +1,205 @@
+"""The launcher: files, arguments, logs, exit codes, and what it says when something fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WORKER = """
+    import os, sys
+    from platoon import Worker
+    worker = Worker(control_port=5567)
+    print(worker.local_rank, worker.local_size, os.environ["PLATOON_DEVICE"], sys.argv[1:], flush=True)
+    print("on stderr", file=sys.stderr)
+"""
+
+
+def test_without_a_controller_file(experiment: Any) -> None:
+    result = experiment.write(plain_worker=WORKER).launch(
+        "plain", "-D", "cpu", "cpu", "cpu", '-w=--rate "0.1 or so" -n 3'
+    )
+    assert result.code == 0, result
+    for rank, text in enumerate(result.outputs()):
+        assert text == f"{rank} 3 cpu ['--rate', '0.1 or so', '-n', '3']\n"
+    assert "success: 3 workers" in result.out
+    assert set(result.logs) == {
+        f"{name}.{kind}"
+        for name in ("controller", "worker0_cpu", "worker1_cpu", "worker2_cpu")
+        for kind in ("out", "err")
+    }
+    assert all("on stderr" in result.logs[f"worker{i}_cpu.err"] for i in range(3))
+    folder = re.search(r"logs in (PLATOON_LOGS/plain/\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d\S*)", result.out)
+    assert folder is not None
+    assert (experiment.folder / folder[1]).is_dir()
+
+
+def test_with_a_controller_file_and_json(experiment: Any) -> None:
+    experiment.write(
+        own_worker="""
+        from platoon import Worker
+        worker = Worker()
+        print([worker.send_req("turn") for _ in range(3)])
+        """,
+        own_controller="""
+        import sys
+        from platoon.channel import Controller
+
+        class Turns(Controller):
+            def handle_control(self, req, worker_id, req_info):
+                assert worker_id in self._workers
+                self.turns += 1
+                return self.turns
+
+        parser = Controller.default_parser()
+        parser.add_argument("--turns", type=int)
+        args = parser.parse_args()
+        controller = Turns(**Controller.default_arguments(args))
+        controller.turns = args.turns
+        sys.exit(controller.serve())
+        """,
+    )
+    result = experiment.launch("own", "--json", "-D", "cpu", "-c=--turns 150")
+    assert result.code == 0, result
+    assert result.outputs() == ["[151, 152, 153]\n"]
+    events = [json.loads(line) for line in result.out.splitlines()]
+    assert [event["event"] for event in events if event["event"] != "requests"] == [
+        *("launched", "started", "came", "ended", "finished", "success")
+    ]
+    assert max(event["count"] for event in events if event["event"] == "requests") == 3
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["missing", "-D", "cpu"], "no missing_worker.py"),
+        (["there", "-D", "tpu0"], "'tpu0' is no device"),
+        (["there"], "-D cpu cpu"),
+        (["there", "-D", "cpu", "-H", "one", "two"], "not supported yet"),
+        (["there", "-D", "cpu", "-H", "elsewhere"], "elsewhere is not this one"),
+        (["there", "-D", "cpu", "-c=--unknown"], "unrecognized arguments: --unknown"),
+        (["-D", "cpu"], "required: NAME"),
+    ],
+)
+def test_wrong_arguments(experiment: Any, arguments: list[str], message: str) -> None:
+    experiment.write(there_worker="print('started')")
+    result = experiment.launch(*arguments, CUDA_VISIBLE_DEVICES="")
+    assert result.code == 2, result
+    assert message in result.err
+
+
+def test_logs_that_cannot_be_written(experiment: Any) -> None:
+    (experiment.folder / "PLATOON_LOGS").write_text("a file where the folder should be")
+    result = experiment.write(there_worker="pass").launch("there", "-D", "cpu")
+    assert result.code == 3, result
+
+
+FAILURES = {
+    "exit": ("import sys; print('the last words', file=sys.stderr); sys.exit(7)", "exit code 7"),
+    "error": ("raise ValueError('the last words')", "exit code 1"),
+    "kill": (
+        "import os, sys; print('the last words', file=sys.stderr, flush=True); os.kill(os.getpid(), 9)",
+        "signal SIGKILL",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", FAILURES)
+def test_a_worker_that_fails_ends_the_job_and_is_shown(experiment: Any, how: str) -> None:
+    does, said = FAILURES[how]
+    experiment.write(
+        failing_worker=f"""
+        import subprocess, sys
+        from platoon import Worker
+        worker = Worker()
+        if worker.local_rank == 1:
+            subprocess.Popen(["sleep", "1000"])
+            {does}
+        worker.recv_mb() if worker.init_mb_sock() else worker.recv_mb()
+        """,
+        failing_controller="""
+        import sys
+        from platoon.channel import Controller
+        args = Controller.default_parser().parse_args()
+        controller = Controller(**{**Controller.default_arguments(args), "data_port": 0})
+        sys.exit(controller.serve())
+        """,
+    )
+    result = experiment.launch("failing", "-D", "cpu", "cpu")
+    assert result.code == 1, result
+    assert re.search(rf"worker 1 \(process \d+\) on cpu ended with {said}", result.err), result
+    assert "worker1_cpu.err" in result.err
+    assert "the last words" in result.err
+    assert not left_running(experiment.folder)
+
+
+def test_sigterm_ends_everything(experiment: Any, wait_until: Any) -> None:
+    experiment.write(
+        long_worker="""
+        from platoon import Worker
+        worker = Worker()
+        open(f"here-{worker.local_rank}", "w").close()
+        worker.lock()
+        worker.send_req("platoon-size") and __import__("signal").pause()
+        """
+    )
+    launcher = experiment.start("-m", "platoon.launcher", "long", "-D", "cpu", "cpu")
+    wait_until(lambda: len(list(experiment.folder.glob("here-*"))) == 2)
+    os.kill(launcher.pid, signal.SIGTERM)
+    assert "interrupted" in experiment.finish(launcher, 1)
+    wait_until(lambda: not left_running(experiment.folder))
+
+
+def test_a_launcher_that_is_killed_leaves_nothing(experiment: Any, wait_until: Any) -> None:
+    experiment.write(
+        long_worker="""
+        import signal
+        from platoon import Worker
+        worker = Worker()
+        open(f"here-{worker.local_rank}", "w").close()
+        signal.pause()
+        """
+    )
+    launcher = experiment.start("-m", "platoon.launcher", "long", "-D", "cpu", "cpu")
+    wait_until(lambda: len(list(experiment.folder.glob("here-*"))) == 2)
+    os.kill(launcher.pid, signal.SIGKILL)
+    wait_until(lambda: not left_running(experiment.folder))
+
+
+def test_two_jobs_at_once_do_not_collide(experiment: Any) -> None:
+    experiment.write(
+        pair_worker="""
+        import numpy as np
+        from platoon import Worker
+        from platoon.param_sync import ASGD
+        worker = Worker(control_port=5567)
+        mine = [np.zeros(1000)]
+        worker.init_shared_params(mine, ASGD())
+        mine[0] += 1
+        worker.sync_params()
+        worker.all_reduce(np.ones(1))
+        print(worker.shared_params[0].sum())
+        """
+    )
+    jobs = [experiment.start("-m", "platoon.launcher", "pair", "-D", "cpu", "cpu") for _ in range(2)]
+    for job in jobs:
+        experiment.finish(job)
+    outputs = [file.read_text() for file in (experiment.folder / "PLATOON_LOGS").glob("*/*/worker*.out")]
+    assert outputs == ["2000.0\n"] * 4
+
+
+def left_running(folder: Path) -> list[str]:
+    """Command lines of the processes that have a test's folder as their working directory."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and os.readlink(entry / "cwd") == str(folder):
+                found.append((entry / "cmdline").read_text())
+        except OSError:
+            continue
+    return found

@@ -1,0 +1,205 @@
+"""Minibatches: content and order, back pressure, the end, deaths, and requests meanwhile."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from platoon.channel import Controller, Worker
+from platoon.util import PlatoonError
+
+Pair = tuple[Controller, Worker]
+
+
+class Echo(Controller):
+    def handle_control(self, req: Any, worker_id: int, req_info: Any) -> Any:
+        return req
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """A controller that serves in a thread, and a worker, in one process: both ends in sight."""
+    controller = Echo(control_port=0, data_port=0, data_hwm=3)
+    controller.init_control(0)
+    thread = threading.Thread(target=controller.serve)
+    thread.start()
+    worker = Worker(control_port=controller.control_port)
+    worker.init_mb_sock()
+    try:
+        yield controller, worker
+    finally:
+        worker.close()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def test_content_shape_dtype_and_order_are_kept(pair: Pair) -> None:
+    controller, worker = pair
+    rng = np.random.default_rng(0)
+    batch = [
+        rng.standard_normal((3, 4)),
+        np.asfortranarray(rng.standard_normal((5, 6)).astype(np.float32)),
+        rng.integers(0, 9, (4, 4, 4))[::2, :, 1],
+        np.zeros((0, 7), np.int32),
+        np.array(3.5),
+        np.array([True, False]),
+        np.arange(4, dtype=">i2"),
+        rng.standard_normal(9).astype(ml_dtypes.bfloat16),
+    ]
+    for copy in (True, False):
+        controller.send_mb(batch, copy=copy)
+        came = worker.recv_mb(copy=copy)
+        assert len(came) == len(batch)
+        for got, sent in zip(came, batch, strict=True):
+            assert (got.shape, got.dtype) == (sent.shape, sent.dtype)
+            np.testing.assert_array_equal(got, sent)
+        assert came[1].flags.f_contiguous
+        assert came[0].flags.aligned or not copy
+        assert came[0].flags.writeable or not copy
+
+
+def test_minibatches_come_in_order_while_requests_are_answered(pair: Pair) -> None:
+    controller, worker = pair
+    number = 400
+
+    def deal() -> None:
+        buffer = np.empty(4096, np.int64)
+        for i in range(number):
+            buffer[:] = i  # one buffer for all: what is sent is what was there when it was sent
+            controller.send_mb([buffer, np.array(i)])
+        controller.end_mb()
+
+    dealer = threading.Thread(target=deal)
+    dealer.start()
+    for i in range(number):
+        data, index = worker.recv_mb()
+        assert index == i
+        assert (data == i).all()
+        assert worker.send_req(i) == i
+    assert worker.recv_mb() == []
+    assert worker.recv_mb() == []
+    dealer.join(10)
+    with pytest.raises(PlatoonError, match="no more minibatches"):
+        controller.send_mb([np.zeros(1)])
+
+
+def test_a_worker_gets_no_more_than_it_has_room_for(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    controller, worker = pair
+    monkeypatch.setattr("platoon.channel.controller._SEND_MB_SECONDS", 0.3)
+    for i in range(3):
+        controller.send_mb([np.array(i)])
+    with pytest.raises(PlatoonError, match="no worker had room for a minibatch"):
+        controller.send_mb([np.array(3)])
+    assert [int(worker.recv_mb()[0]) for _ in range(3)] == [0, 1, 2]
+    controller.send_mb([np.array(4)])
+    assert int(worker.recv_mb()[0]) == 4
+
+
+def test_what_was_not_opened_or_cannot_be_sent(pair: Pair) -> None:
+    controller, worker = pair
+    with pytest.raises(PlatoonError, match="at least one array"):
+        controller.send_mb([])
+    with pytest.raises(PlatoonError, match="already"):
+        controller.init_data(0)
+    with pytest.raises(PlatoonError, match="already"):
+        worker.init_mb_sock()
+    with pytest.raises(PlatoonError, match="cannot be sent"):
+        controller.send_mb([np.array([{}])])
+
+
+def test_none_in_time_is_an_error(pair: Pair) -> None:
+    _, worker = pair
+    worker._seconds = 0.2
+    with pytest.raises(PlatoonError, match="a minibatch"):
+        worker.recv_mb()
+
+
+def test_before_the_channel_is_open() -> None:
+    controller = Controller(control_port=0)
+    try:
+        with pytest.raises(PlatoonError, match=r"init_data\(\)"):
+            controller.send_mb([np.zeros(1)])
+    finally:
+        controller.close()
+
+
+DEALER = """
+    import sys, threading
+    import numpy as np
+    from platoon.channel import Controller
+
+    class Dealer(Controller):
+        done = 0
+
+        def handle_control(self, req, worker_id, req_info):
+            if req == "done":
+                self.done += req_info
+            return self.done
+
+        def deal(self):
+            for i in range(60):
+                self.send_mb([np.full(1000, i)])
+            self.end_mb()
+
+    args = Controller.default_parser().parse_args()
+    dealer = Dealer(**{**Controller.default_arguments(args), "data_port": 0})
+    threading.Thread(target=dealer.deal, daemon=True).start()
+    code = dealer.serve()
+    print("done", dealer.done)
+    sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_any_number_of_workers_shares_them_out(experiment: Any, workers: int) -> None:
+    experiment.write(
+        deal_controller=DEALER,
+        deal_worker="""
+        from platoon import Worker
+        worker = Worker()
+        worker.init_mb_sock(data_hwm=2)
+        while batch := worker.recv_mb():
+            assert (batch[0] == batch[0][0]).all()
+            worker.send_req("done", int(batch[0][0]))
+        """,
+    )
+    result = experiment.launch("deal", "-D", *["cpu"] * workers)
+    assert result.code == 0, result
+    assert f"done {sum(range(60))}" in result.logs["controller.out"]
+
+
+def test_a_dead_workers_credits_take_nobodys_minibatches(experiment: Any, port: int) -> None:
+    experiment.write(
+        worker="""
+        import os, sys
+        from platoon import Worker
+        worker = Worker(control_port=int(sys.argv[1]))
+        worker.init_mb_sock(data_hwm=10)
+        worker.send_req("here")
+        os.kill(os.getpid(), 9)
+        """
+    )
+    controller = Echo(control_port=port, data_port=0)
+    controller.init_control(port)
+    thread = threading.Thread(target=controller.serve)
+    thread.start()
+    try:
+        with Worker(control_port=port) as worker:
+            dead = experiment.start("worker.py", str(port))
+            experiment.finish(dead, -9)
+            worker.init_mb_sock(data_hwm=2)
+            dealer = threading.Thread(target=lambda: [controller.send_mb([np.array(i)]) for i in range(20)])
+            dealer.start()
+            received = [int(worker.recv_mb()[0]) for _ in range(20)]
+            dealer.join(10)
+            assert received == list(range(20))
+            assert os.getpid() in controller._workers
+    finally:
+        controller.stop()
+        thread.join(20)

@@ -1,0 +1,74 @@
+"""What goes over the channels: any array comes out as it went in, and nothing is executed."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+import zmq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from platoon.channel.wire import Array, dumps, loads, pack_arrays, unpack_arrays
+from platoon.util import PlatoonError
+
+DTYPES = hnp.scalar_dtypes() | st.sampled_from([np.dtype(ml_dtypes.bfloat16)])
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> Array:
+    dtype = draw(DTYPES)
+    shape = draw(hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
+    size = int(np.prod(shape)) * max(1, dtype.itemsize)
+    array = np.frombuffer(draw(st.binary(min_size=size, max_size=size)), np.uint8)
+    array = (
+        (array % 2).view(dtype)
+        if dtype.kind == "b"
+        else array[: int(np.prod(shape)) * dtype.itemsize].view(dtype)
+    )
+    array = array.reshape(shape)
+    if draw(st.booleans()):
+        array = np.asfortranarray(array)
+    if array.ndim and draw(st.booleans()):
+        array = array[::2]
+    return array
+
+
+def through(items: list[Array], copy: bool) -> list[Array]:
+    return unpack_arrays([zmq.Frame(bytes(frame)) for frame in pack_arrays(items)], copy)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(arrays(), min_size=1, max_size=3), st.booleans())
+def test_arrays_come_out_as_they_went_in(items: list[Array], copy: bool) -> None:
+    for went, came in zip(items, through(items, copy), strict=True):
+        assert came.shape == went.shape
+        assert came.dtype == went.dtype
+        assert came.tobytes() == went.tobytes()
+        if went.flags.f_contiguous and not went.flags.c_contiguous:
+            assert came.flags.f_contiguous
+        assert came.flags.writeable or not copy
+
+
+@pytest.mark.parametrize("bad", [[], [np.array([object()])], [np.zeros(2, [("a", int)])]])
+def test_what_cannot_be_sent_is_refused(bad: list[Array]) -> None:
+    with pytest.raises(PlatoonError):
+        pack_arrays(bad)
+
+
+def test_frames_that_do_not_fit_are_refused() -> None:
+    frames = [zmq.Frame(bytes(frame)) for frame in pack_arrays([np.zeros(3)])]
+    with pytest.raises(PlatoonError, match="24"):
+        unpack_arrays([frames[0], zmq.Frame(b"short")])
+    with pytest.raises(PlatoonError, match="2 arrays"):
+        unpack_arrays([*frames, frames[1]])
+    with pytest.raises(PlatoonError, match="not JSON"):
+        unpack_arrays([zmq.Frame(b"\x80\x04."), frames[1]])
+
+
+def test_requests_are_json_and_numpy_numbers_are_plain() -> None:
+    value = {"error": np.float32(0.5), "ids": np.arange(3), "done": [1, None, True]}
+    assert loads(dumps(value)) == {"error": 0.5, "ids": [0, 1, 2], "done": [1, None, True]}
+    with pytest.raises(PlatoonError, match="must be made of"):
+        dumps({"model": object()})
