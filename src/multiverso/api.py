@@ -63,6 +63,7 @@ def shutdown() -> None:
     """
     if is_open():
         current().shutdown()
+        set_current(None)
 
 
 def barrier(timeout_seconds: float | None = None) -> None:

@@ -6,6 +6,7 @@ from multiverso.errors import ClosedError, NotInitializedError
 from multiverso.runtime.session import Session
 
 _current: Session | None = None
+_over: str | None = None  # why the last one cannot be used any more; itself it is let go, with its memory
 
 
 def current() -> Session:
@@ -15,11 +16,13 @@ def current() -> Session:
         NotInitializedError: there is none.
         ClosedError: it is over, or this is a forked child.
     """
-    if _current is None:
+    session = _current
+    if session is not None and session.closed is None:
+        return session
+    reason = _over if session is None else session.closed
+    if reason is None:
         raise NotInitializedError("multiverso is not initialised: call multiverso.init() first")
-    if _current.closed is not None:
-        raise ClosedError(_current.closed)
-    return _current
+    raise ClosedError(reason)
 
 
 def is_open() -> bool:
@@ -28,6 +31,8 @@ def is_open() -> bool:
 
 
 def set_current(session: Session | None) -> None:
-    """Makes a session the current one."""
-    global _current
+    """Makes a session the current one; None lets the last one go."""
+    global _current, _over
+    if session is None and _current is not None:
+        _over = _current.closed
     _current = session

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -159,14 +160,14 @@ def _explain_on_sigusr1(session: Session) -> None:
     if threading.current_thread() is not threading.main_thread():
         return
     if signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, _explain):
-        _explained.append(session)
+        _explained.add(session)
         signal.signal(signal.SIGUSR1, _explain)
 
 
-_explained: list[Session] = []
+_explained: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
 def _explain(number: int, frame: object) -> None:
-    for session in [s for s in _explained if s.closed is None]:
+    for session in [s for s in list(_explained) if s.closed is None]:
         for line in session.picture().describe(time.monotonic_ns()):
             print(f"multiverso: {line}", file=sys.stderr, flush=True)
