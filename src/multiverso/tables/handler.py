@@ -39,6 +39,7 @@ class TableHandler:
         self._session = session
         self._spec = spec
         self._dtype = np.dtype(spec.dtype)
+        self._size = spec.elements
         value = self._initial(init_value)
         update = 0 if updater.name == "add" else compile_update(updater.apply, spec.dtype)
         name = f"table {spec.name!r}" if spec.name else f"a {spec}"
@@ -128,6 +129,9 @@ class TableHandler:
             WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: the wait could not end well.
         """
         self._ready(timeout_seconds)
+        if self._is_plain(out):
+            self._access.get(out, timeout_seconds)
+            return out
         target, given = self._target(out, dtype, self.shape)
         self._access.get(target, timeout_seconds)
         return self._finish(target, given, dtype, self.shape)
@@ -144,7 +148,7 @@ class TableHandler:
             ShapeMismatchError, DtypeMismatchError: the data do not fit; nothing was changed.
         """
         self._ready(None)
-        self._access.add(self._delta(data))
+        self._access.add(data if self._is_plain(data) else self._delta(data))
 
     def exchange(self, local: Any, last: Any, *, timeout_seconds: float | None = None) -> None:
         """Pushes ``local - last`` and pulls the result into both, in one pass over the memory.
@@ -161,8 +165,8 @@ class TableHandler:
         self._access.exchange(*self._pair(local, last), timeout_seconds)
 
     def _pair(self, local: Any, last: Any) -> tuple[Array, Array]:
-        a = writable(local, self._spec.elements, self._dtype, "local")
-        b = writable(last, self._spec.elements, self._dtype, "last")
+        a = local if self._is_plain(local) else writable(local, self._size, self._dtype, "local")
+        b = last if self._is_plain(last) else writable(last, self._size, self._dtype, "last")
         if np.may_share_memory(a, b):
             raise ShapeMismatchError("local and last share memory; they must be two arrays (last = local.copy())")
         return a, b
@@ -267,16 +271,17 @@ class TableHandler:
         self._queue.close()
         self._access.leave()
 
+    def _is_plain(self, array: Any) -> bool:
+        """Whether a kernel can take an array of the table's size as it is: most calls, so it is quick."""
+        return (
+            type(array) is np.ndarray
+            and array.dtype is self._dtype
+            and array.ndim == 1
+            and array.size == self._size
+            and array.flags.carray
+        )
+
     def _delta(self, data: Any) -> Array:
-        if (
-            type(data) is np.ndarray
-            and data.dtype is self._dtype
-            and data.ndim == 1
-            and data.size == self._spec.elements
-        ):
-            flags = data.flags
-            if flags.carray:  # contiguous, aligned, writable: nothing to do
-                return data
         array = as_numpy(data, "data")
         check_size(array, self.shape, self._spec, "data")
         return as_data(array, self._dtype, "data")

@@ -1,0 +1,117 @@
+"""Which measurements there are, and how the workers' figures become one."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from multiverso.bench import workers
+from multiverso.launch import run
+
+RESNET32_ELEMENTS = 464_154  # the parameters of the originals' experiments
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much to measure."""
+
+    sizes: tuple[int, ...]
+    row_batches: tuple[int, ...]
+    workers: tuple[int, ...]
+    repeats: int
+    seconds: float
+    elements_a_size: int
+    step_seconds: float
+
+
+FULL = Plan((1_000, 100_000, 1_000_000, 10_000_000, 25_000_000), (100, 1_000, 10_000), (1, 2, 4), 5, 3.0, 10**8, 10.0)
+QUICK = Plan((1_000, 1_000_000), (1_000,), (1, 2), 1, 0.3, 10**7, 1.0)
+
+
+def measure(plan: Plan, progress: Callable[[str], None] = lambda what: None) -> dict[str, Any]:
+    """Runs every measurement.
+
+    Args:
+        plan: sizes, workers, repeats.
+        progress: told what is measured next.
+
+    Returns:
+        As JSON can carry it: ``machine``, ``single`` and ``rows`` (ratios to the limit in the same run),
+        ``together`` (several workers at once, with bytes a second of all), ``rounds`` and ``steps``.
+    """
+    progress("one worker against private memory")
+    single = run(workers.against_the_limit, 1, (list(plan.sizes), plan.seconds))[0]
+    progress("rows")
+    rows = run(workers.rows_against_the_limit, 1, (list(plan.row_batches), plan.seconds))[0]
+    together, rounds = [], []
+    for number in plan.workers:
+        progress(f"{number} workers at once")
+        together += _repeated(plan, number, workers.together)
+        if number > 1:
+            progress(f"synchronous rounds of {number} workers")
+            rounds += _repeated(plan, number, workers.rounds)
+    for row in together:
+        if row["elements"]:
+            moved = {"add": 3, "get": 2, "exchange": 6}[row["operation"]] * 4 * row["elements"]
+            row["gigabytes_a_second"] = moved * row["workers"] / row["microseconds"] / 1e3
+    progress("training loops with slept compute")
+    return {
+        "machine": describe_machine(),
+        "single": single,
+        "rows": rows,
+        "together": together,
+        "rounds": rounds,
+        "steps": _steps(plan),
+    }
+
+
+def _repeated(plan: Plan, number: int, function: Callable[..., Any]) -> list[dict[str, Any]]:
+    """The median over the repeats of the mean over the workers: they share a machine, so they end up alike."""
+    runs = [run(function, number, (list(plan.sizes), plan.elements_a_size)) for _ in range(plan.repeats)]
+    result = []
+    for position, first in enumerate(runs[0][0]):
+        means = [statistics.mean(worker[position]["microseconds"] for worker in one) for one in runs]
+        result.append({**first, "workers": number, "microseconds": statistics.median(means), "runs": means})
+    return result
+
+
+def _steps(plan: Plan) -> dict[str, Any]:
+    compute = 0.05
+    alone = run(workers.steps, 1, (plan.step_seconds, compute, RESNET32_ELEMENTS, False))[0]
+    shared = {
+        number: sum(run(workers.steps, number, (plan.step_seconds, compute, RESNET32_ELEMENTS, True)))
+        for number in plan.workers
+    }
+    one = shared[plan.workers[0]]
+    return {
+        "compute_seconds": compute,
+        "elements": RESNET32_ELEMENTS,
+        "steps_a_second_without": alone,
+        "steps_a_second": shared,
+        "loss_of_one_worker": 1 - one / alone,
+        "speed_up": {number: rate / one for number, rate in shared.items()},
+    }
+
+
+def describe_machine() -> dict[str, Any]:
+    """Returns what the figures depend on."""
+    import numba
+
+    model = "unknown"
+    with open("/proc/cpuinfo") as file:
+        lines: Iterable[str] = file
+        model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "load": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "numba": numba.__version__,
+    }
