@@ -126,6 +126,39 @@ def test_every_page_is_in_the_navigation() -> None:
     assert not missing
 
 
+DOCTESTS = """
+import doctest, importlib, pkgutil, sys
+import multiverso
+tried = 0
+for found in pkgutil.walk_packages(multiverso.__path__, "multiverso."):
+    if found.name.endswith("__main__"):
+        continue
+    try:
+        module = importlib.import_module(found.name)
+    except ImportError as error:
+        # bindings of frameworks that are not in this environment; anything of our own must import
+        assert error.name and not error.name.startswith("multiverso"), found.name
+        continue
+    result = doctest.testmod(module)
+    tried += result.attempted
+    if result.failed:
+        sys.exit(1)
+print(tried)
+"""
+
+
+def test_the_examples_in_docstrings_run(tmp_path: Path) -> None:
+    assert int(run([sys.executable, "-c", DOCTESTS], tmp_path)) > 0
+
+
+def test_every_variable_of_the_environment_is_documented() -> None:
+    sources = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    names = set(re.findall(r'"((?:MULTIVERSO|PLATOON)(?:_[A-Z_]+|RC))"', sources))
+    pages = "\n".join(page.read_text() for page in PAGES)
+    assert names
+    assert sorted(name for name in names if name not in pages) == []
+
+
 def test_the_protocol_page_has_every_message() -> None:
     source = "\n".join(path.read_text() for path in (ROOT / "src/multiverso/runtime").glob("*.py"))
     sent = set(re.findall(r'"do": "(\w+)"', source))
