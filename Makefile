@@ -30,6 +30,8 @@ TORCH := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 # Options for pytest: make test PYTEST_ARGS="-k barrier -x"
 PYTEST_ARGS ?=
+# Options for the benchmarks: make bench BENCH_ARGS=--quick
+BENCH_ARGS ?=
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -49,7 +51,7 @@ check: .venv/.dev ## format, lint, types, layers, strict documentation
 	@echo "make check: passed"
 
 bench: .venv/.full ## speed, beside this machine's own limits (JSON in benchmarks/results)
-	$(BIN)/multiverso bench
+	@$(BIN)/python benchmarks/tables.py --output benchmarks/results/tables.json $(BENCH_ARGS) >/dev/null
 
 chaos: .venv/.full ## thousands of kills from a seed; what the survivors waited and what was left behind
 	$(BIN)/python -m multiverso.testing.chaos
