@@ -93,7 +93,7 @@ def _publish(control, base, me, size, phase):
 @njit(nogil=True)
 def _wait(control, base, size, phase):
     """Waits until every worker has reached a phase: 0, or LOST, EINTR, ETIMEDOUT."""
-    timespec = np.empty(2, np.int64)
+    timespec = np.zeros(3, np.int64)
     rounds = 0
     while True:
         event = load32(control + at.EVENT)

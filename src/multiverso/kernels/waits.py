@@ -17,6 +17,7 @@ from multiverso.kernels.atomics import (
     _errno_location,
     _syscall,
     add32,
+    add64,
     load32,
     load64,
     sched_yield,
@@ -50,8 +51,18 @@ def sleep_on(control, event, rounds, timespec):
     if rounds <= _YIELDS:
         sched_yield()
         return 0
+    # The slice counts from the first sleep, not from the last wake: others' rounds wake us without end, and
+    # signals and deadlines must be looked at all the same.
+    left = _SLICE_NANOSECONDS
+    if timespec.size > 2:
+        now = monotonic_ns(timespec)
+        if timespec[2] == 0:
+            timespec[2] = now
+        left -= now - timespec[2]
+        if left <= 0:
+            return _ETIMEDOUT
     timespec[0] = 0
-    timespec[1] = _SLICE_NANOSECONDS
+    timespec[1] = left
     add32(control + at.WAITERS, 1)
     code = 0
     if _syscall(FUTEX_CALL, control + at.EVENT, 0, event, timespec.ctypes.data, 0, 0) != 0:
@@ -117,7 +128,7 @@ def barrier(control, me, target):
         if _barrier_state(control, target) == _READY:
             notify(control)
             return 0
-    timespec = np.empty(2, np.int64)
+    timespec = np.zeros(3, np.int64)
     rounds = 0
     while True:
         event = load32(control + at.EVENT)
@@ -150,7 +161,7 @@ def _clock_state(control, lines, me, target):
 def wait_clock(control, base, me, target):
     """Waits until every live worker of the table has done ``target`` ticks."""
     lines = base + load64(base + at.LINES)
-    timespec = np.empty(2, np.int64)
+    timespec = np.zeros(3, np.int64)
     block = block_of(control, me)
     rounds = 0
     while True:
@@ -174,7 +185,7 @@ def wait_clock(control, base, me, target):
 def tick(control, base, me):
     """One tick of this worker's clock of the table."""
     line = base + load64(base + at.LINES) + me * at.LINE_STRIDE
-    store64(line + at.CLOCK, load64(line + at.CLOCK) + 1)
+    add64(line + at.CLOCK, 1)  # a worker's threads may tick at once
     notify(control)
 
 
