@@ -80,13 +80,19 @@ class Queue:
     def put(self, pending: Pending, timeout_seconds: float) -> Pending:
         """Adds an operation; blocks while there are already as many as allowed."""
         with self._changed:
-            if not self._changed.wait_for(lambda: len(self._waiting) < _MOST or self._closed, timeout_seconds):
-                raise WaitTimeoutError(f"{_MOST} operations on {self._name} are pending and none was done in {timeout_seconds} s")
+            if not self._changed.wait_for(
+                lambda: len(self._waiting) < _MOST or self._closed, timeout_seconds
+            ):
+                raise WaitTimeoutError(
+                    f"{_MOST} operations on {self._name} are pending and none was done in {timeout_seconds} s"
+                )
             if self._closed:
                 raise ClosedError(f"the session of {self._name} is over")
             self._waiting.append(pending)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"multiverso-{self._name}", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._run, name=f"multiverso-{self._name}", daemon=True
+                )
                 self._thread.start()
             self._changed.notify_all()
         return pending
@@ -127,8 +133,8 @@ class Queue:
                         pending._finished.set()
                     self._waiting.clear()
                     return
+                self._running = True  # first: `busy` is read without the lock
                 pending = self._waiting.popleft()
-                self._running = True
             error = pending.run()
             with self._changed:
                 self._running = False
