@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 _MANIFEST = "manifest.json"
 _FORMAT = "multiverso tables 1"
+_OURS = re.compile(
+    r"table-\d+-[0-9a-f]{12}\.safetensors|\.(table-\d+-[0-9a-f]{12}\.safetensors|manifest\.json)\.\d+\.tmp"
+)
 
 
 def _key(table: TableHandler) -> str:
@@ -30,7 +34,8 @@ def save_all(session: Session, directory: str | os.PathLike[str]) -> None:
     """Writes every table of the session."""
     place = Path(directory)
     place.mkdir(parents=True, exist_ok=True)
-    before = _manifest(place) if (place / _MANIFEST).exists() else {"tables": {}}
+    if (place / _MANIFEST).exists():
+        _manifest(place)  # somebody else's is not replaced
     stamp = os.urandom(6).hex()
     files: dict[str, str] = {}
     try:
@@ -43,8 +48,10 @@ def save_all(session: Session, directory: str | os.PathLike[str]) -> None:
         for name in files.values():
             (place / name).unlink(missing_ok=True)
         raise
-    for name in before["tables"].values():
-        (place / name).unlink(missing_ok=True)
+    # the save before, and what a crash in the middle of one has left
+    for path in place.iterdir():
+        if _OURS.fullmatch(path.name) and path.name not in files.values():
+            path.unlink(missing_ok=True)
 
 
 def load_all(session: Session, directory: str | os.PathLike[str]) -> None:

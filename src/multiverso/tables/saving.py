@@ -61,9 +61,13 @@ def load(path: PathLike, spec: TableSpec) -> tuple[Array, list[Array]]:
     except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise SnapshotError(f"{path} cannot be read as a saved table: {error}") from error
     names = ["values", *(f"state.{i}" for i in range(spec.states))]
-    missing = [name for name in names if name not in arrays or arrays[name].size != spec.elements]
-    if missing:
-        raise SnapshotError(f"{path} is damaged: {', '.join(missing)} missing or of another size")
+    bad = [
+        name
+        for name in names
+        if name not in arrays or arrays[name].size != spec.elements or arrays[name].dtype != spec.dtype
+    ]
+    if bad:
+        raise SnapshotError(f"{path} is damaged: {', '.join(bad)} missing, or of another size or dtype")
     return arrays["values"], [arrays[name] for name in names[1:]]
 
 
