@@ -31,7 +31,6 @@ WAIT_SECONDS = 1800.0  # a master may validate for long
 _MOST_WAIT = 30.0
 
 
-
 class Handler(Protocol):
     """What a session asks of a table's handler."""
 
@@ -156,7 +155,12 @@ class Session:
             address, me = self.control.address, self.worker_id
             code = self._waits.barrier(address, me, target)
             if code:
-                self.go_on(code, lambda: self._waits.barrier(address, me, target), timeout_seconds, f"barrier {target}")
+                self.go_on(
+                    code,
+                    lambda: self._waits.barrier(address, me, target),
+                    timeout_seconds,
+                    f"barrier {target}",
+                )
             self._barriers = target
 
     def flush(self, timeout_seconds: float | None = None) -> None:
@@ -230,12 +234,18 @@ class Session:
             "mode": self.consistency.mode,
         }
         answer, descriptors = self._link.ask(request, deadline, what, patience.look)
-        if descriptors:
-            self._arenas[answer["arena"]] = Segment(descriptors[0])
-            os.close(descriptors[0])
-        shard = Shard(self._arenas[answer["arena"]], answer["offset"], spec, answer["workers"], answer["mode"])
+        try:
+            if descriptors and answer["arena"] not in self._arenas:
+                self._arenas[answer["arena"]] = Segment(descriptors[0])
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        shard = Shard(
+            self._arenas[answer["arena"]], answer["offset"], spec, answer["workers"], answer["mode"]
+        )
         table = int(answer["table"])
-        shard.enrol(self.worker_id)
+        if table not in self._tables:  # a second handler of a named table goes on where the first one is
+            shard.enrol(self.worker_id)
         while True:
             answer, _ = self._link.more(deadline, what, patience.look)
             if not answer["turn"]:
@@ -357,7 +367,9 @@ class Session:
         self.shutdown()
 
     def __repr__(self) -> str:
-        return f"<Session of worker {self.worker_id} of {self.workers_num}{', closed' if self.closed else ''}>"
+        return (
+            f"<Session of worker {self.worker_id} of {self.workers_num}{', closed' if self.closed else ''}>"
+        )
 
     def statistics(self) -> dict[str, Any]:
         """Returns what this worker has done: per table operations, bytes, seconds waited, staleness."""

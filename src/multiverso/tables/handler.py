@@ -49,14 +49,18 @@ class TableHandler:
             _fill(shard, spec.initial, value, last, number)
 
         self._number, self._shard = session.open_table(spec, fill, master=master)
-        self._access = access_to(session, self._shard, update, name)
+        twin = next((h for h in session.handlers() if h.number == self._number), None)
+        if twin is None:
+            self._access = access_to(session, self._shard, update, name)
+        else:  # the same named table again: one slot, one round, one order of pending operations
+            self._access, self._queue = twin._access, twin._queue
         session.adopt(self)
 
     def _initial(self, init_value: Any) -> Array | None:
         if init_value is None:
             return None
         array = as_numpy(init_value, "init_value")
-        if array.ndim == 0 and self._spec.elements > 1:
+        if array.ndim == 0:
             array = np.full(self._spec.elements, array)
         check_size(array, self._spec.shape, self._spec, "init_value")
         return as_data(array, self._dtype, "init_value")
@@ -297,6 +301,8 @@ class TableHandler:
                     f"get(dtype=) is the table's {self._dtype}, float16 or bfloat16; got {dtype!r}"
                 )
             return np.empty(size, self._dtype), None
+        if not isinstance(out, np.ndarray) and not is_tensor(out):
+            raise DtypeMismatchError(f"out must be a NumPy array or a torch tensor; got {type(out).__name__}")
         if tuple(out.shape) != shape and not (out.ndim == 1 and tuple(out.shape) == (size,)):
             if self._spec.kind == "matrix" or np.size(out) != size:
                 raise ShapeMismatchError(f"out has shape {tuple(out.shape)}; expected {shape}, or {size} flat")
