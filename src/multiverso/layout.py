@@ -36,6 +36,7 @@ WAIT_STAGE = 204  # int32: 0 collecting a round, 1 folding it
 WAIT_TARGET = 208  # int64: barrier number, round, or clock
 WAIT_SINCE = 216  # int64: CLOCK_MONOTONIC nanoseconds
 WAITED_NS = 224  # int64: time spent in finished waits
+GAVE_UP = 232  # int64: CLOCK_MONOTONIC nanoseconds of its last DeadlockError, for the others in the deadlock
 
 # FATE
 FREE, ALIVE, LOST, GONE = 0, 1, 2, 3
@@ -49,17 +50,21 @@ NOTHING, FOR_BARRIER, FOR_ROUND, FOR_CLOCK, FOR_TABLE, FOR_LOCK = range(6)
 MAGIC, ELEMENTS, STRIPE, STRIPES, ITEMSIZE, COLUMNS, TABLE_WORKERS, MODE = (8 * word for word in range(8))
 LOCKS, BUFFER_0, BUFFER_1, STATE_0, STATE_1, STATES, SLOTS, SLOT_STRIDE, LINES = (64 + 8 * w for w in range(9))
 TABLE_ID = 136
+CHUNK, CHUNKS, SMALL_SLOTS = 144, 152, 160  # elements of a chunk, chunks of a round, where a slot's small ones begin
+MEAN = 168  # 1 when the updater gets the mean of a round's contributions instead of their sum
 COMMITTED = 192  # int64: the last finished round; all members write the same value
-DECISIONS = 256  # 2 x int64, compare-and-swap: (round << 32) | proposer + 1, for even and odd rounds
+DECISIONS = 256  # 2 x int64, compare-and-swap: (step << 8) | proposer + 1, for even and odd steps
 HYPER = 320  # up to 16 hyperparameters in the table's dtype
 TABLE_HEADER = 512
 
 # a worker's line in a table
 LINE_STRIDE = 256
-PHASE = 0  # int32: 2 i - 1 when the slot of round i is ready, 2 i when this worker's part is folded
-ENROLLED = 4  # int32: takes part in this table's rounds and clocks
-HAS_DELTA = 8  # 2 x int32, for even and odd rounds: the slot holds something
-PROPOSAL = 16  # 2 x int64: members of a round, for even and odd rounds
+ENROLLED = 0  # int32: takes part in this table's rounds and clocks
+SOURCES = 4  # 2 x int32, for even and odd rounds: what the slot of the round holds, see kernels/rounds.py
+PROPOSALS = 16  # 2 x int64: members of a step, for even and odd steps
+STAGED = 32  # int64: the last step of which this worker's slot is ready
+FOLDED = 40  # int64: the last step of which this worker's part is folded
+FIRST_STEP = 48  # int64: the first step in which this worker takes part
 CLOCK = 64  # int64: ticks done (bounded staleness)
 ADDS, GETS, EXCHANGES, BYTES, WAITED, RECOVERED = (72 + 8 * word for word in range(6))  # int64
 STALENESS_LAST, STALENESS_MAX, STALENESS_SUM, STALENESS_COUNT, SEEN = (128 + 8 * w for w in range(5))  # int64
@@ -69,6 +74,7 @@ ASYNCHRONOUS, SYNCHRONOUS, BOUNDED = 0, 1, 2
 
 TABLE_MAGIC = 0x6D756C7469763031
 STRIPE_BYTES = 128 * 1024
+CHUNK_BYTES = 1024 * 1024  # measured: 1 MiB, so that the slots of a step stay in the cache
 
 
 def round_up(value: int, to: int) -> int:

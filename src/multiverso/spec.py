@@ -48,6 +48,8 @@ class TableSpec:
         states: arrays of the table's size that the updater keeps.
         initial: whose initial value counts: ``"master"``, ``"mean"`` or ``"sum"``.
         name: for tables that are created or attached to by name.
+        mean: the updater gets the mean of a round's contributions instead of their sum.
+        per_worker: arrays of the table's size that each worker has for itself (a rule's own arrays).
     """
 
     kind: str
@@ -59,6 +61,8 @@ class TableSpec:
     states: int = 0
     initial: str = "master"
     name: str | None = None
+    mean: bool = False
+    per_worker: int = 0
 
     @property
     def elements(self) -> int:
@@ -135,6 +139,11 @@ class Partition:
         return cls(length, math.ceil(spec.elements / length))
 
 
+def chunk_of(spec: TableSpec) -> int:
+    """Returns how many elements go through one step of a synchronous round."""
+    return min(spec.elements, at.CHUNK_BYTES // spec.itemsize)
+
+
 @dataclass(frozen=True)
 class Places:
     """Offsets of a table's parts from its first byte, and its size, in bytes."""
@@ -145,11 +154,14 @@ class Places:
     states: tuple[int, int]
     slots: int
     slot_stride: int
+    small_slots: int
+    own: int
+    own_stride: int
     size: int
 
     @classmethod
     def of(cls, spec: TableSpec, workers: int, synchronous: bool) -> Places:
-        """Lays a table out: header, locks, workers' lines, values (twice in sync mode), state, slots."""
+        """Lays a table out: header, locks, workers' lines, values (twice in sync mode), state, slots, own arrays."""
         end = at.TABLE_HEADER
 
         def take(size: int, align: int = at.PAGE) -> int:
@@ -164,10 +176,16 @@ class Places:
         align = at.PAGE if whole >= at.PAGE else at.CACHE_LINE
         first = take(whole, align)
         state = take(whole * spec.states, align)
-        buffers, states, slots, stride = (first, first), (state, state), 0, 0
+        buffers, states, slots, stride, small = (first, first), (state, state), 0, 0, 0
         if synchronous:
             buffers = (first, take(whole, align))
             states = (state, take(whole * spec.states, align))
-            stride = at.round_up(whole, align)
+            # a slot of the table's size, for adds, and two of a chunk's, for exchanges
+            small = at.round_up(whole, at.CACHE_LINE)
+            chunk = at.round_up(chunk_of(spec) * spec.itemsize, at.CACHE_LINE)
+            stride = at.round_up(small + 2 * chunk, align)
             slots = take(stride * workers, align)
-        return cls(locks, lines, buffers, states, slots, stride, at.round_up(end, at.CACHE_LINE))
+        own_stride = at.round_up(whole * spec.per_worker, align)
+        own = take(own_stride * workers, align)
+        size = at.round_up(end, at.CACHE_LINE)
+        return cls(locks, lines, buffers, states, slots, stride, small, own, own_stride, size)

@@ -14,10 +14,18 @@ from multiverso import layout as at
 
 @dataclass(frozen=True)
 class Member:
-    """How far one worker is in one table."""
+    """How far one worker is in one table: in steps of rounds, and in ticks."""
 
-    phase: int
+    staged: int
+    folded: int
+    first_step: int
     clock: int
+
+    def is_behind(self, step: int, stage: int) -> bool:
+        """Whether a step waits for it: for its slot (stage 0), or for its part of the folding (stage 1)."""
+        if step < self.first_step:
+            return False
+        return self.folded < step if stage else self.staged < step or self.folded < step - 1
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,7 @@ class Membership:
     """A table's workers."""
 
     name: str
+    chunks: int
     members: Mapping[int, Member]
 
 
@@ -51,6 +60,7 @@ class WorkerState:
     barrier: int
     created: int
     threaded: bool
+    gave_up_ns: int
     wait: Wait | None
 
     @property
@@ -79,7 +89,7 @@ class Picture:
         ids = {worker.worker_id for worker in live}
         members = {i: member for i, member in table.members.items() if i in ids}
         if wait.kind == at.FOR_ROUND:
-            return [i for i, member in members.items() if member.phase < 2 * wait.target - 1 + wait.stage]
+            return [i for i, member in members.items() if member.is_behind(wait.target, wait.stage)]
         if wait.kind == at.FOR_CLOCK:
             return [i for i, member in members.items() if member.clock < wait.target]
         return []
@@ -90,7 +100,7 @@ class Picture:
         name = table.name if table else f"table {wait.table}"
         return {
             at.FOR_BARRIER: f"barrier {wait.target}",
-            at.FOR_ROUND: f"round {wait.target} of {name}",
+            at.FOR_ROUND: f"round {(wait.target - 1) // (table.chunks if table else 1) + 1} of {name}",
             at.FOR_CLOCK: f"clock {wait.target} of {name}",
             at.FOR_TABLE: f"the creation of table number {wait.target}",
             at.FOR_LOCK: f"a lock of {name}",
@@ -105,6 +115,13 @@ class Picture:
         live = [worker for worker in self.workers.values() if worker.counts]
         return len(live) > 0 and all(
             worker.wait is not None and not worker.threaded and self.missing(worker.wait) for worker in live
+        )
+
+    def given_up(self, worker_id: int) -> bool:
+        """Whether another worker has ended a deadlock that this worker, still waiting, is part of."""
+        wait = self.workers[worker_id].wait
+        return wait is not None and any(
+            worker.gave_up_ns > wait.since_ns for i, worker in self.workers.items() if i != worker_id
         )
 
     def describe(self, now_ns: int) -> list[str]:

@@ -161,9 +161,10 @@ def _signatures(dtype: str) -> dict[str, dict[str, tuple[Any, ...]]]:
             "stage_difference": (base, me, data, data, number),
             "stage_rows": (base, me, ids, data, number),
             "commit": (control, base, update, me, number, progress, data),
-            "take": (control, base, me, progress, data),
-            "take_both": (control, base, me, progress, data, data),
-            "take_rows": (control, base, me, progress, ids, data),
+            "commit_exchange": (control, base, update, me, progress, data, data),
+            "take": (base, me, progress, data),
+            "take_both": (base, me, progress, data, data),
+            "take_rows": (base, me, progress, ids, data),
             "committed_copy": (base, number, data),
             "committed_put": (base, number, data),
         },
@@ -185,6 +186,25 @@ def load(dtype: str) -> Kernels:
                 for group, signatures in _signatures(dtype).items()
             }
         )
+
+
+@functools.cache
+def load_steps(dtype: str) -> Any:
+    """Returns the kernels that run rules on tables of ``dtype``."""
+    from numba import from_dtype, int64, uintp
+    from numpy import dtype as numpy_dtype
+
+    from multiverso.kernels import steps
+
+    data = from_dtype(numpy_dtype(dtype))[::1]
+    progress, address, number = int64[::1], uintp, int64
+    signatures: dict[Callable[..., Any], tuple[Any, ...]] = {
+        steps.step: (address, address, address, address, number, address, address, data, number, number),
+        steps.stage_step: (address, address, number, address, address, progress, data, number, number),
+        steps.finish_step: (address, address, number, address, address, progress, data, number),
+    }
+    with building(f"steps-{dtype}"):
+        return SimpleNamespace(**{f.__name__: compile_kernel(f, s) for f, s in signatures.items()})
 
 
 @functools.cache
@@ -213,11 +233,28 @@ def load_waits() -> Any:
 @functools.cache
 def compile_update(function: Update, dtype: str) -> int:
     """Returns the address of an updater's loop compiled for ``dtype``; the code is kept for the process's life."""
+    return _compile_loop(function, dtype, "pppnpn")
+
+
+@functools.cache
+def compile_push(function: Callable[..., None], dtype: str) -> int:
+    """Returns the address of a rule's push, see ``multiverso.rules.Rule``."""
+    return _compile_loop(function, dtype, "pppnppn")
+
+
+@functools.cache
+def compile_pull(function: Callable[..., None], dtype: str) -> int:
+    """Returns the address of a rule's pull, see ``multiverso.rules.Rule``."""
+    return _compile_loop(function, dtype, "pppnpn")
+
+
+def _compile_loop(function: Callable[..., None], dtype: str, arguments: str) -> int:
+    """Compiles a loop over pointers of ``dtype`` (p) and numbers (n)."""
     from numba import cfunc, from_dtype, int64, types, void
     from numpy import dtype as numpy_dtype
 
-    pointer = types.CPointer(from_dtype(numpy_dtype(dtype)))
-    signature = void(pointer, pointer, pointer, int64, pointer, int64)
+    kinds = {"p": types.CPointer(from_dtype(numpy_dtype(dtype))), "n": int64}
+    signature = void(*(kinds[argument] for argument in arguments))
     with _lock:
         with _caching() as cached:
             try:

@@ -1,10 +1,15 @@
 """Synchronous rounds: every worker's slot is folded in worker order into the other of two buffers.
 
-A worker's phase word says how far it is in round i: 2 i - 1, its slot is ready; 2 i, its part is folded. No
-counter and no lock, so a death leaves nothing half-updated. The first worker that sees everybody there fixes
-the round's members by one compare-and-swap; the lowest live member folds the part of a member that is gone
-(from the old buffer into the new one, so doing it twice is harmless). Every element is
-``((t + d0) + d1) + ...`` whatever the partition: the same bits in every worker and in every run.
+A round goes through a table in steps, a chunk of 1 MiB each, so that what is exchanged stays in the cache. Two
+words say how far a worker is: the last step of which its slot is ready (STAGED), and the last of which its part
+is folded (FOLDED). Only it writes them, there is no counter and no lock, so a death leaves nothing half-updated.
+The first worker that sees all live ones at a step fixes its members by one compare-and-swap; the lowest live
+member folds the part of one that is gone (from the old buffer into the new, so doing it twice is harmless).
+Every element is ``((t + d0) + d1) + ...`` whatever the partition: the same bits in every worker and every run.
+
+What was added with ``add`` is in the worker's slot as a whole before the round begins; an ``exchange`` puts chunk
+after chunk into two small slots. A worker that dies in the middle of an exchange may so have contributed to the
+first chunks only: to the same ones in all survivors.
 """
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
 
@@ -36,15 +41,41 @@ from multiverso.kernels.waits import (
 )
 
 _READY, _LOST, _NOT_READY = 0, 1, 2
-_CHUNK = 4096
-# progress words of an unfinished round, kept by the caller so that a call can be taken up again
-STAGE, MEMBERS, ROUND = 0, 1, 2
+_PART = 4096
+# what a worker's slot holds in a round
+NOTHING, WHOLE, CHUNKED = 0, 1, 2
+# an unfinished round, kept by the caller so that a call can be taken up again; members of each chunk follow
+OPEN, CHUNK, ROUND, STAGE, MEMBERS = 0, 1, 2, 3, 4
+
+
+@njit(nogil=True)
+def step_of(base, number, chunk):
+    return (number - 1) * load64(base + at.CHUNKS) + chunk + 1
+
+
+@njit(nogil=True)
+def bounds(base, chunk):
+    length = load64(base + at.CHUNK)
+    return chunk * length, min(load64(base + at.ELEMENTS), (chunk + 1) * length)
+
+
+@njit(nogil=True)
+def slot_address(base, worker):
+    return base + load64(base + at.SLOTS) + worker * load64(base + at.SLOT_STRIDE)
 
 
 @njit(nogil=True)
 def slot_at(base, worker, like):
-    address = base + load64(base + at.SLOTS) + worker * load64(base + at.SLOT_STRIDE)
-    return array_at(address, load64(base + at.ELEMENTS), like)
+    return array_at(slot_address(base, worker), load64(base + at.ELEMENTS), like)
+
+
+@njit(nogil=True)
+def small_slot_at(base, worker, chunk, like):
+    """One of a worker's two small slots: a chunk's is written again two steps later, when all have folded it."""
+    length = load64(base + at.CHUNK)
+    size = (length * load64(base + at.ITEMSIZE) + at.CACHE_LINE - 1) // at.CACHE_LINE * at.CACHE_LINE
+    address = slot_address(base, worker) + load64(base + at.SMALL_SLOTS) + (chunk & 1) * size
+    return array_at(address, length, like)
 
 
 @njit(nogil=True)
@@ -58,22 +89,23 @@ def state_of(base, number):
 
 
 @njit(nogil=True)
-def phase(base, worker):
-    return load32(line_of(base, worker) + at.PHASE)
-
-
-@njit(nogil=True)
-def part_of(members, worker, elements):
-    """The part [lo, hi) of a member, in whole cache lines."""
+def part_of(members, worker, lo, hi):
+    """The part of [lo, hi) that a member folds, in whole cache lines."""
     number, before = 0, 0
     for other in range(at.MAX_WORKERS):
         if (members >> other) & 1:
             number += 1
             if other < worker:
                 before += 1
-    length = (elements + number - 1) // number
+    length = (hi - lo + number - 1) // number
     length = (length + 15) // 16 * 16
-    return min(elements, before * length), min(elements, (before + 1) * length)
+    return min(hi, lo + before * length), min(hi, lo + (before + 1) * length)
+
+
+@njit(nogil=True)
+def add_one(out, table, a):
+    for i in range(out.size):
+        out[i] = table[i] + a[i]
 
 
 @njit(nogil=True)
@@ -89,163 +121,189 @@ def add_four(out, table, a, b, c, d):
 
 
 @njit(nogil=True)
-def add_one(out, table, a):
-    for i in range(out.size):
-        out[i] = table[i] + a[i]
+def contribution(base, worker, number, chunk, lo, hi, like):
+    """A member's slot of [lo, hi), a part of the chunk."""
+    if load32(line_of(base, worker) + at.SOURCES + 4 * (number & 1)) == WHOLE:
+        return slot_at(base, worker, like)[lo:hi]
+    start, _ = bounds(base, chunk)
+    return small_slot_at(base, worker, chunk, like)[lo - start : hi - start]
 
 
 @njit(nogil=True)
-def contributors(base, members, number):
-    who = np.int64(0)
-    for worker in range(at.MAX_WORKERS):
-        if (members >> worker) & 1 and load32(line_of(base, worker) + at.HAS_DELTA + 4 * (number & 1)):
-            who |= np.int64(1) << worker
-    return who
-
-
-@njit(nogil=True)
-def fold(base, update, number, members, lo, hi, like):
-    """new[lo:hi] = old[lo:hi] with the contributors' slots, in worker order."""
-    elements, itemsize = load64(base + at.ELEMENTS), load64(base + at.ITEMSIZE)
-    new = array_at(base + buffer_of(base, number), elements, like)
-    old = array_at(base + buffer_of(base, number - 1), elements, like)
-    who = contributors(base, members, number)
+def fold(base, update, number, chunk, members, lo, hi, like):
+    """new[lo:hi] = old[lo:hi] with the members' slots, in worker order."""
+    elements = load64(base + at.ELEMENTS)
+    new = array_at(base + buffer_of(base, number), elements, like)[lo:hi]
+    old = array_at(base + buffer_of(base, number - 1), elements, like)[lo:hi]
     ids = np.empty(at.MAX_WORKERS, np.int64)
     n = 0
     for worker in range(at.MAX_WORKERS):
-        if (who >> worker) & 1:
+        if (members >> worker) & 1 and load32(line_of(base, worker) + at.SOURCES + 4 * (number & 1)) != NOTHING:
             ids[n] = worker
             n += 1
     if update != 0:
-        _fold_update(base, update, number, ids[:n], lo, hi, like, itemsize)
-        return
-    if n == 0:
-        copy_into(new[lo:hi], old[lo:hi])
+        _fold_update(base, update, number, chunk, ids[:n], lo, new, old, like)
+    elif n == 0:
+        copy_into(new, old)
     elif n == 2:
-        a, b = slot_at(base, ids[0], like), slot_at(base, ids[1], like)
-        add_two(new[lo:hi], old[lo:hi], a[lo:hi], b[lo:hi])
+        a = contribution(base, ids[0], number, chunk, lo, hi, like)
+        b = contribution(base, ids[1], number, chunk, lo, hi, like)
+        add_two(new, old, a, b)
     elif n == 4:
-        a, b = slot_at(base, ids[0], like), slot_at(base, ids[1], like)
-        c, d = slot_at(base, ids[2], like), slot_at(base, ids[3], like)
-        add_four(new[lo:hi], old[lo:hi], a[lo:hi], b[lo:hi], c[lo:hi], d[lo:hi])
+        a = contribution(base, ids[0], number, chunk, lo, hi, like)
+        b = contribution(base, ids[1], number, chunk, lo, hi, like)
+        c = contribution(base, ids[2], number, chunk, lo, hi, like)
+        d = contribution(base, ids[3], number, chunk, lo, hi, like)
+        add_four(new, old, a, b, c, d)
     else:
-        for a in range(lo, hi, _CHUNK):
-            b = min(hi, a + _CHUNK)
-            add_one(new[a:b], old[a:b], slot_at(base, ids[0], like)[a:b])
+        for a in range(0, hi - lo, _PART):
+            b = min(hi - lo, a + _PART)
+            add_one(new[a:b], old[a:b], contribution(base, ids[0], number, chunk, lo + a, lo + b, like))
             for k in range(1, n):
-                add_into(new[a:b], slot_at(base, ids[k], like)[a:b])
+                add_into(new[a:b], contribution(base, ids[k], number, chunk, lo + a, lo + b, like))
 
 
 @njit(nogil=True)
-def _fold_update(base, update, number, ids, lo, hi, like, itemsize):
+def divide_by(values, number):
+    divisor = values.dtype.type(number)
+    for i in range(values.size):
+        values[i] /= divisor
+
+
+@njit(nogil=True)
+def _fold_update(base, update, number, chunk, ids, lo, new, old, like):
     """An updater sees the sum of the round's slots once: one step of synchronous training."""
-    elements = load64(base + at.ELEMENTS)
-    new = array_at(base + buffer_of(base, number), elements, like)
-    old = array_at(base + buffer_of(base, number - 1), elements, like)
-    total = np.empty(_CHUNK, like.dtype)
-    for a in range(lo, hi, _CHUNK):
-        b = min(hi, a + _CHUNK)
+    elements, itemsize = load64(base + at.ELEMENTS), load64(base + at.ITEMSIZE)
+    total = np.empty(_PART, like.dtype)
+    for a in range(0, new.size, _PART):
+        b = min(new.size, a + _PART)
         copy_into(new[a:b], old[a:b])
         for s in range(load64(base + at.STATES)):
-            skip = (s * elements + a) * itemsize
+            skip = (s * elements + lo + a) * itemsize
             target = array_at(base + state_of(base, number) + skip, b - a, like)
             copy_into(target, array_at(base + state_of(base, number - 1) + skip, b - a, like))
         if ids.size > 0:
             part = total[: b - a]
-            copy_into(part, slot_at(base, ids[0], like)[a:b])
+            copy_into(part, contribution(base, ids[0], number, chunk, lo + a, lo + b, like))
             for k in range(1, ids.size):
-                add_into(part, slot_at(base, ids[k], like)[a:b])
-            update_with(base, update, a, new[a:b], part, state_of(base, number))
+                add_into(part, contribution(base, ids[k], number, chunk, lo + a, lo + b, like))
+            if load64(base + at.MEAN):
+                divide_by(part, ids.size)
+            update_with(base, update, lo + a, new[a:b], part, state_of(base, number))
 
 
 @njit(nogil=True)
-def takes_part(control, base, worker):
-    return load32(line_of(base, worker) + at.ENROLLED) == 1 and counts(control, worker)
+def takes_part(control, base, worker, step):
+    line = line_of(base, worker)
+    return load32(line + at.ENROLLED) == 1 and load64(line + at.FIRST_STEP) <= step and counts(control, worker)
 
 
 @njit(nogil=True)
-def _collect(control, base, number):
-    """(state, members) of round ``number``: have all live workers of the table their slots ready?"""
+def _collect(control, base, step):
+    """(state, members) of a step: have all live workers of the table their slots ready?
+
+    Each must have folded the step before, too: then it has read that step's decision, whose place is used again
+    two steps later.
+    """
     go_on = load32(control + at.CONTINUE_WITHOUT_LOST)
     members = np.int64(0)
     state = _READY
     for worker in range(load64(base + at.TABLE_WORKERS)):
-        if load32(line_of(base, worker) + at.ENROLLED) != 1:
+        line = line_of(base, worker)
+        if load32(line + at.ENROLLED) != 1:
             continue
-        arrived = phase(base, worker) >= 2 * number - 1
         if is_lost(control, worker) and go_on == 0:
             return _LOST, members
-        if counts(control, worker) and not arrived:
+        staged = load64(line + at.STAGED) >= step
+        if takes_part(control, base, worker, step) and (not staged or load64(line + at.FOLDED) < step - 1):
             state = _NOT_READY
-        if arrived:
+        if staged and load64(line + at.FIRST_STEP) <= step:
             # whoever died or left after its slot was ready is a member like the others
             members |= np.int64(1) << worker
     return state, members
 
 
 @njit(nogil=True)
-def _publish(control, base, me, value, members):
-    store32(line_of(base, me) + at.PHASE, value)
+def _all_live_staged(control, base, step):
     for worker in range(load64(base + at.TABLE_WORKERS)):
-        if (members >> worker) & 1 and phase(base, worker) < value:
+        if takes_part(control, base, worker, step) and load64(line_of(base, worker) + at.STAGED) < step:
+            return False
+    return True
+
+
+@njit(nogil=True)
+def _publish_staged(control, base, me, step, last):
+    """Says that this worker's slot is ready for all steps up to ``last``; who completes ``step`` wakes the rest."""
+    store64(line_of(base, me) + at.STAGED, last)
+    if _all_live_staged(control, base, step):
+        notify(control)
+
+
+@njit(nogil=True)
+def _publish_folded(control, base, worker, step, members):
+    store64(line_of(base, worker) + at.FOLDED, step)
+    for other in range(load64(base + at.TABLE_WORKERS)):
+        if (members >> other) & 1 and load64(line_of(base, other) + at.FOLDED) < step:
             return
     notify(control)
 
 
 @njit(nogil=True)
-def _live_members(control, base):
-    members = np.int64(0)
-    for worker in range(load64(base + at.TABLE_WORKERS)):
-        if takes_part(control, base, worker):
-            members |= np.int64(1) << worker
-    return members
+def _move_to_next_round(base, me, progress):
+    """This worker joined too late for the round: it takes part from the next one on."""
+    line = line_of(base, me)
+    number = progress[ROUND] + 1
+    source = load32(line + at.SOURCES + 4 * ((number - 1) & 1))
+    store32(line + at.SOURCES + 4 * (number & 1), source)
+    first = step_of(base, number, 0)
+    staged = load64(line + at.STAGED) + load64(base + at.CHUNKS)
+    store64(line + at.FIRST_STEP, first)
+    store64(line + at.FOLDED, first - 1)
+    store64(line + at.STAGED, staged)
+    progress[ROUND] = number
 
 
 @njit(nogil=True)
 def _decide(control, base, me, progress, rounds, timespec):
-    """Fixes or learns the members of the round: 0, or why it has to wait or stop."""
-    number = progress[ROUND]
-    decision = base + at.DECISIONS + 8 * (number & 1)
+    """Fixes or learns the members of the step: 0, or why it has to wait or stop."""
     while True:
         event = load32(control + at.EVENT)
+        step = step_of(base, progress[ROUND], progress[CHUNK])
+        decision = base + at.DECISIONS + 8 * (step & 1)
         seen = load64(decision)
-        if seen >> 32 == number:
-            proposer = (seen & 0xFFFFFFFF) - 1
-            members = load64(line_of(base, proposer) + at.PROPOSAL + 8 * (number & 1))
+        if seen >> 8 >= step:
+            members = np.int64(0)
+            if seen >> 8 == step:
+                members = load64(line_of(base, (seen & 0xFF) - 1) + at.PROPOSALS + 8 * (step & 1))
             if (members >> me) & 1:
-                progress[MEMBERS] = members
+                progress[MEMBERS + progress[CHUNK]] = members
                 return 0
-            # joined too late for this round: take part in the next one
-            line = line_of(base, me)
-            store32(line + at.HAS_DELTA + 4 * ((number + 1) & 1), load32(line + at.HAS_DELTA + 4 * (number & 1)))
-            number += 1
-            progress[ROUND] = number
-            decision = base + at.DECISIONS + 8 * (number & 1)
-            _publish(control, base, me, 2 * number - 1, _live_members(control, base))
+            _move_to_next_round(base, me, progress)
+            notify(control)  # the others no longer wait for this worker
             continue
-        state, members = _collect(control, base, number)
+        state, members = _collect(control, base, step)
         if state == _LOST:
             return _LOST
         if state == _READY:
-            again, same = _collect(control, base, number)
+            again, same = _collect(control, base, step)
             if again == _READY and same == members:
-                store64(line_of(base, me) + at.PROPOSAL + 8 * (number & 1), members)
-                compare_swap64(decision, seen, (number << 32) | (me + 1))
+                store64(line_of(base, me) + at.PROPOSALS + 8 * (step & 1), members)
+                compare_swap64(decision, seen, (step << 8) | (me + 1))
                 notify(control)
             continue
         rounds[0] += 1
         if rounds[0] == _YIELDS and load32(block_of(control, me) + at.WAIT_KIND) == at.NOTHING:
-            describe_wait(control, me, at.FOR_ROUND, load64(base + at.TABLE_ID), 0, number)
+            describe_wait(control, me, at.FOR_ROUND, load64(base + at.TABLE_ID), 0, step)
         code = sleep_on(control, event, rounds[0], timespec)
         if code != 0:
             return code
 
 
 @njit(nogil=True)
-def _gather(control, base, update, me, progress, rounds, timespec, like):
-    """Waits until every part of the new buffer is folded; does the parts of members that are gone."""
-    number, members = progress[ROUND], progress[MEMBERS]
-    elements = load64(base + at.ELEMENTS)
+def _gather(control, base, update, me, number, chunk, members, rounds, timespec, like):
+    """Waits until every part of a chunk is folded; folds the parts of members that are gone."""
+    step = step_of(base, number, chunk)
+    lo, hi = bounds(base, chunk)
     go_on = load32(control + at.CONTINUE_WITHOUT_LOST)
     while True:
         event = load32(control + at.EVENT)
@@ -257,7 +315,7 @@ def _gather(control, base, update, me, progress, rounds, timespec, like):
             here = counts(control, worker)
             if here and lowest < 0:
                 lowest = worker
-            if phase(base, worker) < 2 * number:
+            if load64(line_of(base, worker) + at.FOLDED) < step:
                 ready = False
                 if not here:
                     gone = True
@@ -267,14 +325,15 @@ def _gather(control, base, update, me, progress, rounds, timespec, like):
             return 0
         if gone and lowest == me:
             for worker in range(load64(base + at.TABLE_WORKERS)):
-                if (members >> worker) & 1 and phase(base, worker) < 2 * number and not counts(control, worker):
-                    lo, hi = part_of(members, worker, elements)
-                    fold(base, update, number, members, lo, hi, like)
-                    _publish(control, base, worker, 2 * number, members)
+                folded = load64(line_of(base, worker) + at.FOLDED) >= step
+                if (members >> worker) & 1 and not folded and not counts(control, worker):
+                    a, b = part_of(members, worker, lo, hi)
+                    fold(base, update, number, chunk, members, a, b, like)
+                    _publish_folded(control, base, worker, step, members)
             continue
         rounds[0] += 1
         if rounds[0] == _YIELDS and load32(block_of(control, me) + at.WAIT_KIND) == at.NOTHING:
-            describe_wait(control, me, at.FOR_ROUND, load64(base + at.TABLE_ID), 1, number)
+            describe_wait(control, me, at.FOR_ROUND, load64(base + at.TABLE_ID), 1, step)
         code = sleep_on(control, event, rounds[0], timespec)
         if code != 0:
             return code
@@ -283,18 +342,74 @@ def _gather(control, base, update, me, progress, rounds, timespec, like):
 @njit(nogil=True)
 def _note_wait(control, base, me):
     waited = end_wait(control, me)
-    line = line_of(base, me)
-    store64(line + at.WAITED, load64(line + at.WAITED) + waited)
+    if waited > 0:
+        line = line_of(base, me)
+        store64(line + at.WAITED, load64(line + at.WAITED) + waited)
 
 
 @njit(nogil=True)
-def _finish(control, base, me, progress, what, size):
-    _note_wait(control, base, me)
+def _round(control, base, update, me, source, progress, local, last, like):
+    """Goes through the chunks of a round, one behind with what the others fold: 0, or why it stopped.
+
+    The stages of a chunk: 0 stage it, 1 gather the chunk before, 2 decide, 3 fold.
+    """
+    rounds = np.zeros(1, np.int64)
+    timespec = np.empty(2, np.int64)
+    chunks = load64(base + at.CHUNKS)
+    while True:
+        chunk, number = progress[CHUNK], progress[ROUND]
+        if progress[STAGE] == 0:
+            if chunk == 0:
+                progress[OPEN] = 1
+                store32(line_of(base, me) + at.SOURCES + 4 * (number & 1), source)
+            if chunk < chunks and source == CHUNKED:
+                a, b = bounds(base, chunk)
+                subtract_into(small_slot_at(base, me, chunk, like)[: b - a], local[a:b], last[a:b])
+                step = step_of(base, number, chunk)
+                _publish_staged(control, base, me, step, step)
+            elif chunk == 0:
+                _publish_staged(
+                    control, base, me, step_of(base, number, 0), step_of(base, number, chunks - 1)
+                )
+            progress[STAGE] = 1
+        if progress[STAGE] == 1:
+            if chunk > 0:
+                members = progress[MEMBERS + chunk - 1]
+                code = _gather(control, base, update, me, number, chunk - 1, members, rounds, timespec, like)
+                if code != 0:
+                    return code
+                if source == CHUNKED:
+                    a, b = bounds(base, chunk - 1)
+                    values = array_at(base + buffer_of(base, number), local.size, like)
+                    store_both(values[a:b], local[a:b], last[a:b])
+            if chunk == chunks:
+                _note_wait(control, base, me)
+                return 0
+            progress[STAGE] = 2
+        if progress[STAGE] == 2:
+            code = _decide(control, base, me, progress, rounds, timespec)
+            if code != 0:
+                return code
+            _note_wait(control, base, me)
+            number = progress[ROUND]
+            a, b = bounds(base, chunk)
+            members = progress[MEMBERS + chunk]
+            lo, hi = part_of(members, me, a, b)
+            fold(base, update, number, chunk, members, lo, hi, like)
+            _publish_folded(control, base, me, step_of(base, number, chunk), members)
+            progress[CHUNK] = chunk + 1
+            progress[STAGE] = 0
+            rounds[0] = 0
+
+
+@njit(nogil=True)
+def _finish(base, me, progress, what, size):
     store64(base + at.COMMITTED, progress[ROUND])
     line = line_of(base, me)
-    store32(line + at.HAS_DELTA + 4 * ((progress[ROUND] + 1) & 1), 0)
     store64(line + what, load64(line + what) + 1)
     store64(line + at.BYTES, load64(line + at.BYTES) + size * load64(base + at.ITEMSIZE))
+    progress[OPEN] = 0
+    progress[CHUNK] = 0
     progress[STAGE] = 0
     progress[ROUND] += 1
 
@@ -338,57 +453,47 @@ def stage_rows(base, me, ids, delta, first):
     return -1
 
 
-def commit(control, base, update, me, has_delta, progress, like):
-    """Goes through the round up to the point where the new buffer is whole; 0, or why it stopped."""
-    rounds = np.zeros(1, np.int64)
-    timespec = np.empty(2, np.int64)
-    number = progress[ROUND]
-    if progress[STAGE] == 0:
-        store32(line_of(base, me) + at.HAS_DELTA + 4 * (number & 1), has_delta)
-        _publish(control, base, me, 2 * number - 1, _live_members(control, base))
-        progress[STAGE] = 1
-    if progress[STAGE] == 1:
-        code = _decide(control, base, me, progress, rounds, timespec)
-        if code != 0:
-            return code
-        _note_wait(control, base, me)
-        number = progress[ROUND]
-        lo, hi = part_of(progress[MEMBERS], me, load64(base + at.ELEMENTS))
-        fold(base, update, number, progress[MEMBERS], lo, hi, like)
-        _publish(control, base, me, 2 * number, progress[MEMBERS])
-        progress[STAGE] = 2
-        rounds[0] = 0
-    return _gather(control, base, update, me, progress, rounds, timespec, like)
+def commit(control, base, update, me, staged, progress, like):
+    """Goes through a round with what is in this worker's slot (``staged`` 1) or nothing; 0, or why it stopped."""
+    return _round(control, base, update, me, WHOLE if staged else NOTHING, progress, like, like, like)
 
 
-def take(control, base, me, progress, out):
+def commit_exchange(control, base, update, me, progress, local, last):
+    """A whole round of ``local - last``, whose result is in both arrays afterwards; 0, or why it stopped."""
+    code = _round(control, base, update, me, CHUNKED, progress, local, last, local)
+    if code == 0:
+        _finish(base, me, progress, at.EXCHANGES, 2 * local.size)
+    return code
+
+
+def take(base, me, progress, out):
     """The end of a ``get``: the new buffer into ``out``."""
     values = array_at(base + buffer_of(base, progress[ROUND]), out.size, out)
     copy_into(out, values)
-    _finish(control, base, me, progress, at.GETS, out.size)
+    _finish(base, me, progress, at.GETS, out.size)
 
 
-def take_both(control, base, me, progress, local, last):
-    """The end of an ``exchange``: the new buffer into both arrays."""
+def take_both(base, me, progress, local, last):
+    """The end of an ``exchange`` whose delta was staged: the new buffer into both arrays."""
     values = array_at(base + buffer_of(base, progress[ROUND]), local.size, local)
     store_both(values, local, last)
-    _finish(control, base, me, progress, at.EXCHANGES, 2 * local.size)
+    _finish(base, me, progress, at.EXCHANGES, 2 * local.size)
 
 
-def take_rows(control, base, me, progress, ids, out):
+def take_rows(base, me, progress, ids, out):
     """The end of a ``get`` of rows; their ids were checked before the round began."""
     columns = load64(base + at.COLUMNS)
     values = array_at(base + buffer_of(base, progress[ROUND]), load64(base + at.ELEMENTS), out)
     for i in range(ids.size):
         lo = ids[i] * columns
         copy_into(out[i * columns : (i + 1) * columns], values[lo : lo + columns])
-    _finish(control, base, me, progress, at.GETS, out.size)
+    _finish(base, me, progress, at.GETS, out.size)
 
 
 def leave(control, base, me, number):
     """Publishes what was added since the last read, for the others' next round, before a worker leaves."""
-    store32(line_of(base, me) + at.HAS_DELTA + 4 * (number & 1), 1)
-    _publish(control, base, me, 2 * number - 1, 0)
+    store32(line_of(base, me) + at.SOURCES + 4 * (number & 1), WHOLE)
+    store64(line_of(base, me) + at.STAGED, step_of(base, number, load64(base + at.CHUNKS) - 1))
     notify(control)
 
 

@@ -17,7 +17,7 @@ from multiverso.consistency.waiting import Member, Membership
 from multiverso.memory import mutex
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import load32, load64, store32, store64
-from multiverso.spec import Partition, Places, TableSpec
+from multiverso.spec import Partition, Places, TableSpec, chunk_of
 
 
 def initialise(address: int, spec: TableSpec, table_id: int, workers: int, mode: int) -> None:
@@ -42,6 +42,10 @@ def initialise(address: int, spec: TableSpec, table_id: int, workers: int, mode:
         at.SLOT_STRIDE: places.slot_stride,
         at.LINES: places.lines,
         at.TABLE_ID: table_id,
+        at.CHUNK: chunk_of(spec),
+        at.CHUNKS: -(-spec.elements // chunk_of(spec)),
+        at.SMALL_SLOTS: places.small_slots,
+        at.MEAN: int(spec.mean),
     }
     for offset, value in words.items():
         store64(address + offset, value)
@@ -97,8 +101,15 @@ class Shard:
         count, dtype = self.spec.elements, self.spec.dtype
         return [self.segment.array(start + i * whole, count, dtype) for i in range(self.spec.states)]
 
-    def enrol(self, worker_id: int) -> int:
-        """Makes a worker take part in the table's rounds and clocks; returns its first round.
+    def own(self, worker_id: int) -> list[npt.NDArray[Any]]:
+        """The arrays that a worker has for itself, flat and writable."""
+        start = self.offset + self.places.own + self.places.own_stride * worker_id
+        whole = self.spec.elements * self.spec.itemsize
+        count, dtype = self.spec.elements, self.spec.dtype
+        return [self.segment.array(start + i * whole, count, dtype) for i in range(self.spec.per_worker)]
+
+    def enrol(self, worker_id: int) -> None:
+        """Makes a worker take part in the table's rounds and clocks.
 
         A worker that joins late begins at the fastest clock, so that nobody has to wait for it, and its first round is the one after the
         last finished (the round then in flight may still go on without it).
@@ -109,8 +120,15 @@ class Shard:
                 store64(line + offset, 0)
         clocks = [load64(self.line(w) + at.CLOCK) for w in range(self.workers) if self._enrolled(w)]
         store64(line + at.CLOCK, max(clocks, default=0))
+        last = self.committed * load64(self.base + at.CHUNKS)
+        store64(line + at.STAGED, last)
+        store64(line + at.FOLDED, last)
+        store64(line + at.FIRST_STEP, last + 1)
         store32(line + at.ENROLLED, 1)
-        return self.committed + 1
+
+    def first_round(self, worker_id: int) -> int:
+        """The round that a worker's first read ends, or one before it if that goes on without the worker."""
+        return load64(self.line(worker_id) + at.STAGED) // load64(self.base + at.CHUNKS) + 1
 
     def withdraw(self, worker_id: int) -> None:
         """Ends a worker's part in the table's rounds and clocks (the node, before its number is given away)."""
@@ -123,8 +141,9 @@ class Shard:
         """Who takes part, and how far each is."""
         return Membership(
             self.spec.name or f"table {load64(self.base + at.TABLE_ID)}",
+            load64(self.base + at.CHUNKS),
             {
-                worker: Member(load32(self.line(worker) + at.PHASE), load64(self.line(worker) + at.CLOCK))
+                worker: Member(*(load64(self.line(worker) + word) for word in _PROGRESS))
                 for worker in range(self.workers)
                 if self._enrolled(worker)
             },
@@ -146,3 +165,6 @@ class Shard:
             "staleness_mean": load64(line + at.STALENESS_SUM) / number if number else 0.0,
             "clock": load64(line + at.CLOCK),
         }
+
+
+_PROGRESS = (at.STAGED, at.FOLDED, at.FIRST_STEP, at.CLOCK)

@@ -196,8 +196,9 @@ class Synchronous:
         self._like = np.empty(0, shard.spec.dtype)
         self._lock = threading.Lock()
         self._staged = False
-        # stage, members, round of the unfinished round; see kernels.rounds
-        self._progress = np.array([0, 0, shard.committed + 1, 0], np.int64)
+        # open, chunk, round, stage, members of each chunk: the unfinished round; see kernels.rounds
+        self._progress = np.zeros(4 + load64(shard.base + at.CHUNKS), np.int64)
+        self._progress[2] = shard.first_round(session.worker_id)
         self._reading: str | None = None  # what an interrupted read was
 
     def add(self, delta: Array) -> None:
@@ -217,7 +218,7 @@ class Synchronous:
     def get(self, out: Array, timeout_seconds: float | None) -> None:
         with self._lock:
             self._commit("get", timeout_seconds)
-            self._rounds.take(self._control, self._base, self._me, self._progress, out)
+            self._rounds.take(self._base, self._me, self._progress, out)
 
     def get_rows(self, ids: RowIds, out: Array, timeout_seconds: float | None) -> None:
         if ids.size and (ids.min() < 0 or ids.max() >= self._shard.spec.rows):
@@ -225,17 +226,21 @@ class Synchronous:
             raise bad_row(ids, int(np.argmax(outside)), self._shard)
         with self._lock:
             self._commit("get", timeout_seconds)
-            self._rounds.take_rows(self._control, self._base, self._me, self._progress, ids, out)
+            self._rounds.take_rows(self._base, self._me, self._progress, ids, out)
 
     def exchange(self, local: Array, last: Array, timeout_seconds: float | None) -> None:
         with self._lock:
-            if self._progress[0] == 0:
-                self._rounds.stage_difference(self._base, self._me, local, last, int(not self._staged))
-                self._staged = True
-            elif self._reading != "exchange":
+            if self._progress[0] and self._reading != "exchange":
                 self._refuse_in_round()
-            self._commit("exchange", timeout_seconds)
-            self._rounds.take_both(self._control, self._base, self._me, self._progress, local, last)
+            if self._staged:  # adds of this round are in the slot already: this one joins them
+                if not self._progress[0]:
+                    self._rounds.stage_difference(self._base, self._me, local, last, 0)
+                self._commit("exchange", timeout_seconds)
+                self._rounds.take_both(self._base, self._me, self._progress, local, last)
+                return
+            self._reading = "exchange"
+            arguments = (self._control, self._base, self._update, self._me, self._progress, local, last)
+            self._go_through(lambda: self._rounds.commit_exchange(*arguments), timeout_seconds)
 
     def snapshot(self, out: Array) -> None:
         for _ in range(_SNAPSHOT_TRIES):
@@ -257,6 +262,7 @@ class Synchronous:
     def leave(self) -> None:
         """What was added since the last read goes into the others' next round."""
         if self._staged and self._progress[0] == 0:
+            self._staged = False
             self._waits.leave(self._control, self._base, self._me, int(self._progress[2]))
 
     def _refuse_in_round(self) -> None:
@@ -267,6 +273,8 @@ class Synchronous:
             )
 
     def _commit(self, reading: str, timeout_seconds: float | None) -> None:
+        if self._progress[0] and self._reading != reading:
+            self._refuse_in_round()
         self._reading = reading
         arguments = (
             self._control,
@@ -277,8 +285,11 @@ class Synchronous:
             self._progress,
             self._like,
         )
-        code = self._rounds.commit(*arguments)
+        self._go_through(lambda: self._rounds.commit(*arguments), timeout_seconds)
+        self._staged = False
+
+    def _go_through(self, commit: Callable[[], int], timeout_seconds: float | None) -> None:
+        code = commit()
         if code:
             what = f"round {self._progress[2]} of {self._name}"
-            self._session.go_on(code, lambda: self._rounds.commit(*arguments), timeout_seconds, what)
-        self._staged = False
+            self._session.go_on(code, commit, timeout_seconds, what)
