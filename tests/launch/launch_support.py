@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 MULTIVERSO = (sys.executable, "-m", "multiverso.cli")
-SECONDS = 60.0
+SECONDS = 100.0
 
 
 def command(*arguments: object) -> list[str]:

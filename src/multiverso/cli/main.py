@@ -75,6 +75,32 @@ def run_command(
 
 
 @app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object.")] = False,
+) -> None:
+    """Try what multiverso depends on here, and say what to do where it fails.
+
+    The exit code is 1 when something failed.
+    """
+    from multiverso.cli.doctor import examine
+    from multiverso.cli.show import show_findings
+
+    raise typer.Exit(show_findings(examine(), as_json))
+
+
+@app.command()
+def top(
+    once: Annotated[bool, typer.Option("--once", help="Show the jobs once and end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write the jobs once as a JSON list.")] = False,
+    interval: Annotated[float, typer.Option(help="Seconds from one look to the next.")] = 1.0,
+) -> None:
+    """Show the running jobs of this user, live: workers, what they wait for, tables. Ctrl-C ends it."""
+    from multiverso.cli.top import show_jobs
+
+    raise typer.Exit(_or_complain(lambda: show_jobs(once=once, as_json=as_json, interval_seconds=interval)))
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     from importlib.metadata import version as installed_version

@@ -1,0 +1,293 @@
+"""`multiverso doctor`: try what we depend on, for real, and say what to do where it fails.
+
+Versions say little: sandboxes and container settings change what the system calls do.
+"""
+
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from multiverso.cli import trials
+
+State = Literal["ok", "warn", "fail"]
+
+_GIB = 1 << 30
+_FRAMEWORKS = ("torch", "keras", "jax", "optax", "pytensor", "Theano", "Lasagne", "mpi4py")
+_PROGRAM_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found.
+
+    Attributes:
+        name: What was checked.
+        state: "ok"; "warn": works, with a limit; "fail": multiverso does not work here.
+        text: What was seen.
+        advice: What to do about it; empty when there is nothing to do.
+    """
+
+    name: str
+    state: State
+    text: str
+    advice: str = ""
+
+
+class Advice(Exception):
+    """Raised by a check that found something wrong, with what to do about it."""
+
+    def __init__(self, state: State, text: str, advice: str) -> None:
+        super().__init__(text)
+        self.state = state
+        self.advice = advice
+
+
+def examine() -> Iterator[Finding]:
+    """Run every check, one after the other; a check that breaks is a finding, too."""
+    for name, check in CHECKS.items():
+        yield _run(name, check)
+
+
+def _run(name: str, check: Callable[[], str]) -> Finding:
+    try:
+        return Finding(name, "ok", check())
+    except Advice as problem:
+        return Finding(name, problem.state, str(problem), problem.advice)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        return Finding(name, "fail", text, _ADVICE.get(name, "Please report this with the text above."))
+
+
+def _platform() -> str:
+    system = f"{platform.system()} {platform.release()} on {platform.machine()}"
+    text = f"{system}, Python {platform.python_version()}"
+    if platform.system() != "Linux" or platform.machine() not in ("x86_64", "aarch64"):
+        raise Advice("fail", text, "multiverso runs on Linux, x86-64 or aarch64.")
+    return text
+
+
+def _packages() -> str:
+    names = ("multiverso", "numpy", "numba", "safetensors", "cloudpickle")
+    return ", ".join(f"{name} {metadata.version(name)}" for name in names)
+
+
+def _cores() -> str:
+    cores = len(os.sched_getaffinity(0))
+    text = f"{cores} of {os.cpu_count()} may be used"
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return text
+    if quota == "max" or int(quota) >= cores * int(period):
+        return text
+    share = int(quota) / int(period)
+    advice = f"Start no more than {max(1, int(share))} workers, or raise the container's CPU limit."
+    raise Advice("warn", f"{text}, but the container may use the time of {share:g} only", advice)
+
+
+def _memory() -> str:
+    from multiverso.memory.segment import free_memory
+
+    free = free_memory()
+    text = f"{free / _GIB:.1f} GiB available"
+    limit = _container_limit()
+    if limit is not None:
+        text += f" (the container's limit is {limit / _GIB:.1f} GiB)"
+    if free < _GIB // 4:
+        raise Advice("fail", text, "Free some memory, or raise the container's limit.")
+    if free < _GIB:
+        raise Advice("warn", text, "Large tables will be refused; free some memory, or raise the limit.")
+    return text
+
+
+def _container_limit() -> int | None:
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            limit = int(Path(path).read_text())
+        except (OSError, ValueError):  # absent, or "max"
+            continue
+        if limit < 1 << 60:
+            return limit
+    return None
+
+
+def _open_files() -> str:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    text = f"{soft} at a time"
+    if 0 <= soft < 256:
+        more = "raise it with `ulimit -n 1024`" if hard < 0 or hard >= 1024 else "ask for a higher hard limit"
+        raise Advice("warn", text, f"A large job needs a few per worker; {more}.")
+    return text
+
+
+def _proc() -> str:
+    for path in ("/proc/self/stat", "/proc/self/environ", "/proc/self/ns/pid", "/proc/net/unix"):
+        Path(path).stat()
+    if str(os.getpid()) not in os.listdir("/proc"):
+        raise Advice("fail", "this process is not in /proc", "Mount /proc of this process's own namespace.")
+    return "readable"
+
+
+def _numba_cache() -> str:
+    from multiverso.kernels.compiling import cache_directory
+
+    directory = cache_directory()
+    if directory is None:
+        advice = (
+            "Set MULTIVERSO_CACHE_DIR to a folder that can be written; until then each process compiles anew."
+        )
+        raise Advice("warn", "no folder for compiled kernels can be written", advice)
+    with tempfile.TemporaryDirectory(dir=directory, prefix="doctor-") as folder:
+        script = Path(folder) / "probe.py"
+        script.write_text(trials.CACHE_PROBE)
+        hits = [int(_python(str(script), NUMBA_CACHE_DIR=folder)) for _ in range(2)]
+    if hits != [0, 1]:
+        raise RuntimeError(f"a second process loaded {hits[1]} of 1 compiled functions")
+    return f"{directory}: a second process loads what the first compiled"
+
+
+def _job() -> str:
+    from multiverso.launch import run
+
+    began = time.monotonic()
+    results = run(trials.job_of_two, workers=2, timeout_seconds=150.0)
+    if results != [3.0, 3.0]:
+        raise RuntimeError(f"two workers added 1 and 2 to a table and read {results}")
+    return f"two workers added to one table and read the sum ({time.monotonic() - began:.1f} s)"
+
+
+def _environment() -> str:
+    from multiverso.errors import StartupError
+    from multiverso.runtime.discovery import discover
+
+    try:
+        job = discover()
+    except StartupError as error:
+        advice = "init() would fail in this shell; unset the launcher's variables that are left over."
+        raise Advice("warn", str(error), advice) from None
+    if job.started_by == "single":
+        return "no launcher's variables: `python train.py` is a job of one worker"
+    return f"worker {job.worker_id} of {job.workers_num}, started by {job.started_by}"
+
+
+def _launchers() -> str:
+    found = ["multiverso run"]
+    root = os.getuid() == 0
+    for name in ("mpiexec", "mpirun"):
+        path = _program(name)
+        if path is None:
+            continue
+        kind = _version_line([path, "--version"])
+        found.append(f"{path} ({kind})")
+        if "open mpi" in kind.lower() and root and not os.environ.get("OMPI_ALLOW_RUN_AS_ROOT"):
+            advice = "Set OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1, or use another user."
+            raise Advice("warn", f"{', '.join(found)}: it refuses to run as root", advice)
+        break
+    found += [str(path) for name in ("torchrun", "srun") if (path := _program(name))]
+    return ", ".join(found)
+
+
+def _frameworks() -> str:
+    found = []
+    for name in _FRAMEWORKS:
+        try:
+            found.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            continue
+    return ", ".join(found) or "none (NumPy is enough)"
+
+
+def _gpus() -> str:
+    from multiverso.errors import StartupError
+    from multiverso.launch.resources import choose_gpus
+
+    try:
+        return f"`multiverso run --gpus auto` would share out {', '.join(choose_gpus('auto', os.environ))}"
+    except StartupError:
+        return "none found (none needed)"
+
+
+def _program(name: str) -> str | None:
+    beside = Path(sys.prefix) / "bin" / name
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which(name)
+
+
+def _version_line(command: Sequence[str]) -> str:
+    try:
+        answer = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=_PROGRAM_SECONDS,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"does not run: {error}"
+    text = f"{answer.stdout}\n{answer.stderr}".strip()
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    told = next((line for line in lines if "open mpi" in line.lower() or "openrte" in line.lower()), None)
+    told = told or next((line for line in lines if "version" in line.lower()), *lines[:1])
+    return f"MPICH, {told}" if "hydra" in text.lower() else told
+
+
+def _python(*arguments: str, **environ: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+        check=False,
+        env={**os.environ, **environ},
+    )
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}")
+    return done.stdout
+
+
+CHECKS: dict[str, Callable[[], str]] = {
+    "platform": _platform,
+    "packages": _packages,
+    "cores": _cores,
+    "memory": _memory,
+    "open files": _open_files,
+    "/proc": _proc,
+    "shared memory": trials.shared_memory,
+    "abstract sockets": trials.abstract_sockets,
+    "robust lock": trials.robust_lock,
+    "lock deadline": trials.lock_deadline,
+    "futex": trials.futex,
+    "process end": trials.process_end,
+    "kernel cache": _numba_cache,
+    "a small job": _job,
+    "environment": _environment,
+    "launchers": _launchers,
+    "frameworks": _frameworks,
+    "GPUs": _gpus,
+}
+
+_SANDBOX = (
+    "This kernel or sandbox lacks it (gVisor and old kernels do); run on a plain Linux kernel 5.4 or newer."
+)
+_ADVICE = {
+    "packages": "Install the package again: pip install --force-reinstall multiverso",
+    "/proc": "Mount /proc in this container; multiverso reads pids and limits there.",
+    "shared memory": _SANDBOX,
+    "abstract sockets": "Allow Unix sockets in this sandbox: workers get their memory through one.",
+    "robust lock": _SANDBOX,
+    "lock deadline": "glibc 2.30 or newer is needed (pthread_mutex_clocklock); musl is not enough.",
+    "futex": _SANDBOX,
+    "process end": _SANDBOX,
+    "kernel cache": "Check that Numba works: python -m numba -s",
+    "a small job": "The checks above that failed say why; otherwise please report this with the text.",
+}

@@ -1,0 +1,194 @@
+"""`multiverso top`: the running jobs of this user, asked of their nodes."""
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from multiverso.errors import MultiversoError, StartupError
+from multiverso.runtime import observe
+
+Status = dict[str, Any]
+
+_ACCEPTS_CONNECTIONS = 0x10000  # __SO_ACCEPTCON in /proc/net/unix
+_ANSWER_SECONDS = 2.0
+_STATE_STYLES = {"alive": "green", "lost": "red", "left": "dim"}
+
+
+def find_jobs() -> list[Status]:
+    """Ask every node of this user for its status; those that do not answer are left out."""
+    jobs = []
+    for address in node_addresses():
+        try:
+            jobs.append(observe(address, _ANSWER_SECONDS))
+        except MultiversoError:  # another user's, or just over
+            continue
+    return jobs
+
+
+def node_addresses(table: str | None = None) -> list[str]:
+    """List the abstract sockets on which nodes listen.
+
+    Args:
+        table: The text of /proc/net/unix, which is read by default.
+    """
+    text = Path("/proc/net/unix").read_text() if table is None else table
+    found = set()
+    for row in text.splitlines()[1:]:
+        columns = row.split(maxsplit=7)
+        listens = len(columns) == 8 and int(columns[3], 16) & _ACCEPTS_CONNECTIONS
+        if listens and columns[7].startswith("@multiverso-"):
+            found.add(columns[7][1:])
+    return sorted(found)
+
+
+def show_jobs(*, once: bool, as_json: bool, interval_seconds: float) -> int:
+    """Print the jobs once, or keep showing them until Ctrl-C; return the exit code."""
+    if not interval_seconds > 0:
+        raise StartupError(f"--interval {interval_seconds:g}: it must be more than 0 seconds.")
+    if as_json:
+        print(json.dumps(find_jobs()))
+        return 0
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
+    if once:
+        console.print(render(find_jobs(), {}))
+        return 0
+    rates: dict[str, Rates] = {}
+    try:
+        with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+            while True:
+                jobs = find_jobs()
+                rates = {job["address"]: rates.get(job["address"], Rates()).seen(job) for job in jobs}
+                live.update(render(jobs, rates), refresh=True)
+                time.sleep(interval_seconds)
+    except KeyboardInterrupt:
+        return 0
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How fast a job's tables are used, from two looks at its counters."""
+
+    at_seconds: float = 0.0
+    counters: Mapping[Any, tuple[float, float]] = field(default_factory=dict)
+    per_second: Mapping[Any, tuple[float, float]] = field(default_factory=dict)
+
+    def seen(self, job: Status) -> "Rates":
+        """Look at the job's counters again."""
+        now = float(job["up_seconds"])
+        counters = {table["id"]: _work(table) for table in job["tables"]}
+        elapsed = now - self.at_seconds
+        per_second = {
+            table: (
+                (operations - self.counters[table][0]) / elapsed,
+                (size - self.counters[table][1]) / elapsed,
+            )
+            for table, (operations, size) in counters.items()
+            if table in self.counters and elapsed > 0
+        }
+        return Rates(now, counters, per_second)
+
+
+def render(jobs: list[Status], rates: Mapping[str, Rates]) -> RenderableType:
+    """Lay the jobs out, one below the other."""
+    if not jobs:
+        return Text("No job of this user is running here.")
+    return Group(*(part for job in jobs for part in _render_job(job, rates.get(job["address"], Rates()))))
+
+
+def _render_job(job: Status, rates: Rates) -> Iterator[RenderableType]:
+    number = job["workers_num"]
+    workers = f"{number} workers" if number is not None else f"{len(job['workers'])} workers, any number"
+    yield Text(f"{job['address']}  {workers}, up {_duration(job['up_seconds'])}", style="bold")
+    table = Table(
+        "worker",
+        "pid",
+        "state",
+        "memory",
+        "waits for",
+        "since",
+        "missing",
+        "waited",
+        box=None,
+        pad_edge=False,
+    )
+    for worker in job["workers"]:
+        waiting = worker["waiting_for"]
+        table.add_row(
+            str(worker["id"]),
+            str(worker["pid"]),
+            Text(worker["state"], style=_STATE_STYLES.get(worker["state"], "")),
+            _resident(worker["pid"]) if worker["state"] == "alive" else "",
+            waiting or "",
+            _duration(worker["waiting_seconds"]) if waiting else "",
+            ", ".join(map(str, worker["needs"])) if waiting else "",
+            _duration(worker["waited_seconds"]),
+        )
+    yield table
+    if job["tables"]:
+        yield _render_tables(job["tables"], rates)
+    yield Text()
+
+
+def _render_tables(tables: list[Status], rates: Rates) -> Table:
+    columns = ("table", "shape", "updater", "adds", "gets", "exch.", "op/s", "bytes/s", "waited", "staleness")
+    shown = Table(*columns, box=None, pad_edge=False)
+    for table in tables:
+        lines = table["workers"].values()
+        operations, size = rates.per_second.get(table["id"], (None, None))
+        staleness = [line["staleness_mean"] for line in lines]
+        shown.add_row(
+            table["name"] or f"#{table['id']}",
+            f"{'x'.join(map(str, table['shape']))} {table['dtype']}",
+            _updater(table["updater"]),
+            *(f"{sum(line[name] for line in lines):.0f}" for name in ("adds", "gets", "exchanges")),
+            "" if operations is None else f"{operations:,.0f}",
+            "" if size is None else _size(size),
+            _duration(sum(line["wait_seconds"] for line in lines)),
+            f"{sum(staleness) / max(1, len(staleness)):.1f}",
+        )
+    return shown
+
+
+def _work(table: Status) -> tuple[float, float]:
+    lines = table["workers"].values()
+    operations = sum(line["adds"] + line["gets"] + line["exchanges"] for line in lines)
+    return operations, sum(line["bytes"] for line in lines)
+
+
+def _updater(updater: Any) -> str:
+    return str(updater.get("name", updater)) if isinstance(updater, dict) else str(updater)
+
+
+def _resident(pid: int) -> str:
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return ""
+    return _size(pages * os.sysconf("SC_PAGE_SIZE"))
+
+
+def _size(number: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000 or unit == "GB":
+            break
+        number /= 1000
+    return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}"

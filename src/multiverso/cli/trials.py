@@ -1,0 +1,247 @@
+"""What `multiverso doctor` tries: small experiments with memory, locks, waits and processes.
+
+Each returns what it saw, and raises when the system does not do what we build on.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from multiverso.memory import mutex, words
+from multiverso.memory.segment import Segment, create
+from multiverso.wire import messages
+
+SECONDS = 20.0
+_FUTEX_WAIT = 0
+_libc = ctypes.CDLL(None, use_errno=True)
+
+CACHE_PROBE = """
+import numba
+@numba.njit("float64(float64)", cache=True)
+def double(x):
+    return 2.0 * x
+assert double(4.0) == 8.0
+print(sum(double.stats.cache_hits.values()))
+"""
+
+# Takes the lock in the inherited memory, says so, and stays until it is killed.
+_HOLDER = """
+import sys, time
+from multiverso.memory import mutex
+from multiverso.memory.segment import Segment
+segment = Segment(int(sys.argv[1]))
+print(mutex.lock(segment.address, 10.0), flush=True)
+time.sleep(600)
+"""
+
+
+# Starts a worker as the launcher does, says its pid once it runs, and stays until it is killed.
+_LAUNCHER = """
+import os, sys, time
+from multiverso.launch.processes import WorkerCommand, spawn
+code = "import time; print(flush=True); time.sleep(600)"
+worker = spawn(WorkerCommand((sys.executable, "-I", "-S", "-c", code), os.environ))
+worker.stdout.readline()
+print(worker.pid, flush=True)
+time.sleep(600)
+"""
+
+# Sleeps while the first word of the inherited memory is 0.
+_SLEEPER = """
+import sys
+from multiverso.cli.trials import SECONDS, futex_wait
+from multiverso.memory import words
+from multiverso.memory.segment import Segment
+segment = Segment(int(sys.argv[1]))
+print("sleeping", flush=True)
+futex_wait(segment.address, 0, SECONDS)
+print("awake", words.load32(segment.address), flush=True)
+"""
+
+
+def shared_memory() -> str:
+    """Seal a segment, hand it over a socket, and see a change made through the other mapping."""
+    descriptor = create("doctor", 1 << 20)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        first = Segment(descriptor)
+        messages.send(ours, {"do": "try"}, (descriptor,))
+        received = messages.receive(theirs)
+        assert received is not None
+        try:
+            second = Segment(received[1][0])
+        finally:
+            os.close(received[1][0])
+        words.store64(second.address, 42)
+        if words.load64(first.address) != 42:
+            raise RuntimeError("a value written through one mapping is not seen through the other")
+        try:
+            os.ftruncate(descriptor, 0)
+        except PermissionError:
+            return "memfd, reserved, sealed and passed over a socket"
+        raise RuntimeError("a sealed segment could be cut short")
+    finally:
+        os.close(descriptor)
+        ours.close()
+        theirs.close()
+
+
+def abstract_sockets() -> str:
+    """Listen at an abstract name, connect, and check who the peer is."""
+    name = f"multiverso-doctor-{os.getpid()}-{os.urandom(4).hex()}"
+    with messages.listen(name) as server, messages.connect(name, 5.0) as client:
+        accepted, _ = server.accept()
+        with accepted:
+            if messages.peer(accepted) != (os.getpid(), os.getuid()):
+                raise RuntimeError("the kernel does not tell who is at the other end")
+            messages.send(client, {"do": "try"})
+            if messages.receive(accepted) != ({"do": "try"}, []):
+                raise RuntimeError("a message did not arrive as it was sent")
+    return "one was made, and its peer is known"
+
+
+def robust_lock() -> str:
+    """Kill the process that holds a lock, and get the lock from the dead."""
+    descriptor = create("doctor", 1 << 12)
+    try:
+        segment = Segment(descriptor)
+        mutex.initialise(segment.address)
+        with _child(_HOLDER, descriptor) as holder:
+            _expect("0", _line(holder), "the child took the lock")
+            _expect(mutex.BUSY, mutex.try_lock(segment.address), "we see that it is taken")
+            if mutex.owner_pid(segment.address) != holder.pid:
+                raise RuntimeError("the lock does not say whose it is")
+            began = time.monotonic()
+            holder.send_signal(signal.SIGKILL)
+            code = mutex.lock(segment.address, SECONDS)
+            took = time.monotonic() - began
+        _expect(mutex.OWNER_DEAD, code, "the lock of a killed holder comes back")
+        mutex.recover(segment.address)
+        mutex.unlock(segment.address)
+        _expect(0, mutex.lock(segment.address, 1.0), "it works again")
+        mutex.unlock(segment.address)
+    finally:
+        os.close(descriptor)
+    return f"a killed holder's lock came back after {took * 1e3:.1f} ms"
+
+
+def lock_deadline() -> str:
+    """Wait for a lock that nobody lets go, for a short time."""
+    descriptor = create("doctor", 1 << 12)
+    held, done = threading.Event(), threading.Event()
+    try:
+        segment = Segment(descriptor)
+        mutex.initialise(segment.address)
+
+        def hold() -> None:
+            mutex.lock(segment.address, 1.0)
+            held.set()
+            done.wait()
+            mutex.unlock(segment.address)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait(SECONDS)
+        try:
+            _expect(mutex.TIMED_OUT, mutex.lock(segment.address, 0.05), "the wait ends at its deadline")
+        finally:
+            done.set()
+            thread.join()
+    finally:
+        os.close(descriptor)
+    return "a wait for a lock ends at its deadline"
+
+
+def futex() -> str:
+    """Sleep on a word of shared memory in another process, and wake it with FUTEX_WAKE_OP."""
+    descriptor = create("doctor", 1 << 12)
+    try:
+        segment = Segment(descriptor)
+        with _child(_SLEEPER, descriptor) as sleeper:
+            _expect("sleeping", _line(sleeper), "the child is about to sleep")
+            words.bump_and_wake(segment.address)
+            _expect("awake 1", _line(sleeper), "the child wakes and sees the change")
+    finally:
+        os.close(descriptor)
+    return "a process that sleeps on a shared word is woken"
+
+
+def futex_wait(address: int, expected: int, seconds: float) -> None:
+    """Sleep while the int32 at an address has a value, for at most so long."""
+    timeout = (ctypes.c_long * 2)(int(seconds), int(seconds % 1 * 1e9))
+    _libc.syscall(
+        ctypes.c_long(words._FUTEX_CALL),
+        ctypes.c_void_p(address),
+        ctypes.c_int(_FUTEX_WAIT),
+        ctypes.c_int(expected),
+        timeout,
+        None,
+        ctypes.c_int(0),
+    )
+
+
+def process_end() -> str:
+    """Kill a launcher, and see its worker end, too."""
+    with _child(_LAUNCHER) as launcher:
+        worker = os.pidfd_open(int(_line(launcher)))
+        try:
+            launcher.send_signal(signal.SIGKILL)
+            began = time.monotonic()
+            if not select.select([worker], [], [], 5.0)[0]:
+                signal.pidfd_send_signal(worker, signal.SIGKILL)
+                raise RuntimeError("a worker outlived its killed launcher")
+            took = time.monotonic() - began
+        finally:
+            os.close(worker)
+    return f"a worker ended {took * 1e3:.1f} ms after its launcher was killed"
+
+
+def job_of_two() -> float:
+    """What the doctor's small job runs: add, meet, read."""
+    import multiverso
+
+    multiverso.init()
+    table = multiverso.ArrayTableHandler(1)
+    table.add([multiverso.worker_id() + 1.0])
+    multiverso.barrier()
+    return float(table.get()[0])
+
+
+@contextmanager
+def _child(code: str, *descriptors: int) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, descriptors)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        pass_fds=descriptors,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    assert process.stderr is not None
+    if not select.select([process.stdout], [], [], SECONDS)[0]:
+        raise TimeoutError(f"a child said nothing for {SECONDS:g} s")
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError(process.stderr.read().strip().rpartition("\n")[2] or "a child ended")
+    return line.strip()
+
+
+def _expect(wanted: object, got: object, what: str) -> None:
+    if got != wanted:
+        raise RuntimeError(f"{what}: expected {wanted}, got {got}")

