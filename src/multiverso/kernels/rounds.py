@@ -1,6 +1,6 @@
 """Synchronous rounds: every worker's slot is folded in worker order into the other of two buffers.
 
-A round goes through a table in steps, a chunk of 1 MiB each, so that what is exchanged stays in the cache. Two
+A round goes through a table in steps, a chunk of 512 KiB each, so that what is exchanged stays in the cache. Two
 words say how far a worker is: the last step of which its slot is ready (STAGED), and the last of which its part
 is folded (FOLDED). Only it writes them, there is no counter and no lock, so a death leaves nothing half-updated.
 The first worker that sees all live ones at a step fixes its members by one compare-and-swap; the lowest live
@@ -264,7 +264,41 @@ def _move_to_next_round(base, me, progress):
 
 
 @njit(nogil=True)
-def _decide(control, base, me, progress, rounds, timespec):
+def _last_round_is_over(control, base, me, number, like):
+    """Whether round ``number - 1`` is finished, which only a worker that joined in the middle of it has to ask.
+
+    When all who took part in it are gone before anyone had its result, the lowest of those that are left makes
+    it one in which nothing was added.
+    """
+    if load64(base + at.COMMITTED) >= number - 1:
+        return True
+    first = step_of(base, number, 0)
+    lowest = -1
+    for worker in range(load64(base + at.TABLE_WORKERS)):
+        if takes_part(control, base, worker, first):
+            if load64(line_of(base, worker) + at.FIRST_STEP) < first:
+                return False
+            if lowest < 0:
+                lowest = worker
+    if lowest != me:
+        return False
+    size = load64(base + at.ELEMENTS)
+    copy_into(
+        array_at(base + buffer_of(base, number - 1), size, like),
+        array_at(base + buffer_of(base, number - 2), size, like),
+    )
+    size *= load64(base + at.STATES)
+    copy_into(
+        array_at(base + state_of(base, number - 1), size, like),
+        array_at(base + state_of(base, number - 2), size, like),
+    )
+    store64(base + at.COMMITTED, number - 1)
+    notify(control)
+    return True
+
+
+@njit(nogil=True)
+def _decide(control, base, me, progress, rounds, timespec, like):
     """Fixes or learns the members of the step: 0, or why it has to wait or stop."""
     while True:
         event = load32(control + at.EVENT)
@@ -284,6 +318,8 @@ def _decide(control, base, me, progress, rounds, timespec):
         state, members = _collect(control, base, step)
         if state == _LOST:
             return _LOST
+        if progress[CHUNK] == 0 and not _last_round_is_over(control, base, me, progress[ROUND], like):
+            state = _NOT_READY
         if state == _READY:
             again, same = _collect(control, base, step)
             if again == _READY and same == members:
@@ -354,7 +390,7 @@ def _round(control, base, update, me, source, progress, local, last, like):
     The stages of a chunk: 0 stage it, 1 gather the chunk before, 2 decide, 3 fold.
     """
     rounds = np.zeros(1, np.int64)
-    timespec = np.empty(2, np.int64)
+    timespec = np.zeros(3, np.int64)
     chunks = load64(base + at.CHUNKS)
     while True:
         chunk, number = progress[CHUNK], progress[ROUND]
@@ -387,7 +423,7 @@ def _round(control, base, update, me, source, progress, local, last, like):
                 return 0
             progress[STAGE] = 2
         if progress[STAGE] == 2:
-            code = _decide(control, base, me, progress, rounds, timespec)
+            code = _decide(control, base, me, progress, rounds, timespec, like)
             if code != 0:
                 return code
             _note_wait(control, base, me)
@@ -400,6 +436,7 @@ def _round(control, base, update, me, source, progress, local, last, like):
             progress[CHUNK] = chunk + 1
             progress[STAGE] = 0
             rounds[0] = 0
+            timespec[2] = 0
 
 
 @njit(nogil=True)
@@ -494,6 +531,16 @@ def leave(control, base, me, number):
     """Publishes what was added since the last read, for the others' next round, before a worker leaves."""
     store32(line_of(base, me) + at.SOURCES + 4 * (number & 1), WHOLE)
     store64(line_of(base, me) + at.STAGED, step_of(base, number, load64(base + at.CHUNKS) - 1))
+    first = step_of(base, number, 0)
+    seen = load64(base + at.DECISIONS + 8 * (first & 1))
+    if seen >> 8 >= first:
+        members = np.int64(0)
+        if seen >> 8 == first:
+            members = load64(line_of(base, (seen & 0xFF) - 1) + at.PROPOSALS + 8 * (first & 1))
+        if not (members >> me) & 1:
+            progress = np.zeros(MEMBERS, np.int64)
+            progress[ROUND] = number
+            _move_to_next_round(base, me, progress)
     notify(control)
 
 
