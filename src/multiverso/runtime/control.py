@@ -84,6 +84,11 @@ class Control:
         """Wakes every waiter of the job to look again."""
         bump_and_wake(self.address + at.EVENT)
 
+    def give_up(self, worker_id: int, now_ns: int) -> None:
+        """Says that this worker ends a wait because of a deadlock (the worker)."""
+        store64(self.block(worker_id) + at.GAVE_UP, now_ns)
+        self.notify()
+
     def fate(self, worker_id: int) -> int:
         """What the node says of a worker."""
         return load32(self.block(worker_id) + at.FATE)
@@ -104,6 +109,7 @@ class Control:
             barrier=load32(block + at.BARRIER),
             created=load32(block + at.CREATED),
             threaded=load32(block + at.THREADED) == 1,
+            gave_up_ns=load64(block + at.GAVE_UP),
             wait=None
             if kind == at.NOTHING
             else Wait(

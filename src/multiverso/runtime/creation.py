@@ -26,8 +26,10 @@ class Creation:
     key: int | str
     waiting: dict[int, tuple[Connection, Message]] = field(default_factory=dict)
     table: int | None = None
+    contributors: list[int] = field(default_factory=list)
     turns: deque[int] = field(default_factory=deque)
     turn_of: int | None = None
+    again: bool = False  # a contributor is gone: start over once the one whose turn it is has done
 
 
 class Catalogue:
@@ -46,6 +48,7 @@ class Catalogue:
         self._creations: dict[int | str, Creation] = {}
         self._control = control
         self._fixed = fixed
+        self._made = 0
 
     def picture(self) -> Picture:
         """Who is there, and how far in which table."""
@@ -93,6 +96,10 @@ class Catalogue:
     def _advance(self, creation: Creation, mode: str = "async") -> None:
         """By order: make the table when every live worker has asked for it."""
         waiting = creation.waiting
+        lost = self._lost()
+        if lost and self._fixed and not self._control.continues:
+            self._refuse(creation, self.lost_error(lost, f"before table {creation.key} was created"))
+            return
         if not waiting or any(i not in waiting for i in self._concerned()):
             return
         specs = {i: TableSpec.from_message(request["spec"]) for i, (_, request) in waiting.items()}
@@ -118,7 +125,8 @@ class Catalogue:
         except MultiversoError as error:
             self._refuse(creation, error)
             return
-        table = len(self.shards) + 1
+        self._made += 1
+        table = self._made
         initialise(arena.mapped.address + offset, spec, table, workers, MODES[mode])
         self.shards[table] = Shard(arena.mapped, offset, spec, workers, MODES[mode])
         self._arena_of[table] = arena
@@ -127,12 +135,11 @@ class Catalogue:
         for worker_id in sorted(creation.waiting):
             self._hand_over(*creation.waiting[worker_id], table)
         masters = [i for i, (_, request) in sorted(creation.waiting.items()) if request.get("master")]
-        if spec.name is not None:
-            creation.turns = deque(creation.waiting)
-        elif spec.initial == "master":
-            creation.turns = deque((masters or sorted(creation.waiting))[:1])
+        if spec.name is None and spec.initial == "master":
+            creation.contributors = (masters or sorted(creation.waiting))[:1]
         else:
-            creation.turns = deque(sorted(creation.waiting))
+            creation.contributors = sorted(creation.waiting)
+        creation.turns = deque(creation.contributors)
         self._next_turn(creation)
 
     def _hand_over(self, connection: Connection, request: Message, table: int) -> None:
@@ -142,21 +149,25 @@ class Catalogue:
         connection.sent_arenas.add(arena.number)
         connection.reply(
             request,
-            {"table": table, "arena": arena.number, "offset": shard.offset, "workers": shard.workers, "mode": shard.mode},
+            {
+                "table": table,
+                "arena": arena.number,
+                "offset": shard.offset,
+                "workers": shard.workers,
+                "mode": shard.mode,
+            },
             descriptors,
         )
 
     # -- initial values, one worker after another, so that a sum has one order --------------------------------
 
     def _next_turn(self, creation: Creation) -> None:
-        while creation.turns:
-            worker_id = creation.turns.popleft()
-            if worker_id in creation.waiting:
-                creation.turn_of = worker_id
-                connection, request = creation.waiting[worker_id]
-                last = not creation.turns
-                connection.reply(request, {"turn": True, "of": len(creation.waiting), "last": last})
-                return
+        if creation.turns:
+            creation.turn_of = creation.turns.popleft()
+            connection, request = creation.waiting[creation.turn_of]
+            last = not creation.turns
+            connection.reply(request, {"turn": True, "of": len(creation.contributors), "last": last})
+            return
         for connection, request in creation.waiting.values():
             connection.reply(request, {"turn": False})
         del self._creations[creation.key]
@@ -166,16 +177,50 @@ class Catalogue:
         for creation in list(self._creations.values()):
             if creation.turn_of is not None and creation.turn_of == connection.worker_id:
                 creation.turn_of = None
-                self._next_turn(creation)
+                if creation.again:
+                    self._start_over(creation)
+                else:
+                    self._next_turn(creation)
                 return
 
+    def _start_over(self, creation: Creation) -> None:
+        """Without what a worker that is gone has written, or had begun to write."""
+        assert creation.table is not None
+        self.shards[creation.table].values()[:] = 0
+        creation.again, creation.turn_of = False, None
+        creation.turns = deque(creation.contributors)
+        self._next_turn(creation)
+
     # -- workers that go --------------------------------------------------------------------------------------
+
+    def _lost(self) -> list[int]:
+        return [w.worker_id for w in self._control.workers() if w.fate == at.LOST]
+
+    def _without(self, creation: Creation, worker_id: int) -> None:
+        """A worker no longer takes part in a creation: go on without it."""
+        if creation.waiting.pop(worker_id, None) is None:
+            if creation.table is None:
+                self._advance(creation)  # it may be the one that the others waited for
+            return
+        if not creation.waiting:
+            self._refuse(creation, self.lost_error([worker_id], "while it was creating a table"))
+        elif creation.table is None:
+            self._advance(creation)
+        elif worker_id in creation.contributors:
+            creation.contributors.remove(worker_id)
+            if not creation.contributors:
+                creation.contributors.append(min(creation.waiting))
+            if creation.turn_of in (None, worker_id):
+                self._start_over(creation)
+            else:
+                creation.again = True
 
     def _refuse(self, creation: Creation, error: MultiversoError) -> None:
         for connection, request in creation.waiting.values():
             connection.refuse(request, error)
         if creation.table is not None:
             self._table_of.pop(creation.key, None)
+            self.shards.pop(creation.table, None)
         self._creations.pop(creation.key, None)
 
     def lost_error(self, lost: list[int], when: str) -> WorkerLostError:
@@ -184,30 +229,24 @@ class Catalogue:
 
     def dropped(self, worker_id: int) -> None:
         """A worker has left or is lost: creations that waited for it go on or fail."""
-        lost = [w.worker_id for w in self._control.workers() if w.fate == at.LOST]
+        lost = self._lost()
         for creation in list(self._creations.values()):
-            creation.waiting.pop(worker_id, None)
             if lost and not self._control.continues:
+                creation.waiting.pop(worker_id, None)
                 self._refuse(creation, self.lost_error(lost, f"while table {creation.key} was being created"))
-            elif not creation.waiting:
-                self._refuse(creation, self.lost_error(lost, "while it was creating a table"))
-            elif creation.turn_of == worker_id:
-                creation.turn_of = None
-                if not creation.turns:
-                    # nobody is left whose value counts: the next worker's does
-                    creation.turns.append(min(creation.waiting))
-                self._next_turn(creation)
-            elif creation.table is None:
-                self._advance(creation)
+            else:
+                self._without(creation, worker_id)
 
     def cancel(self, connection: Connection) -> None:
         """A worker no longer waits for its table; its number in the order stays free for the next call."""
-        worker_id = connection.worker_id
+        connection.sent_arenas.clear()  # it may not have taken what it was sent
         for creation in list(self._creations.values()):
-            if worker_id in creation.waiting and creation.table is None:
-                del creation.waiting[worker_id]
-                if not creation.waiting:
-                    del self._creations[creation.key]
+            if connection.worker_id in creation.waiting:
+                self._without(creation, connection.worker_id)
+
+    def needs(self, worker_id: int) -> bool:
+        """Whether the others may still need what a worker that is gone has staged for a round."""
+        return any(shard.needs(worker_id) for shard in self.shards.values())
 
     def forget(self, worker_id: int) -> None:
         """A number is given to a new worker: the last one's part in the tables ends."""

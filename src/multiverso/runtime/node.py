@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,7 @@ from multiverso.runtime.status import status_of
 from multiverso.wire import messages
 from multiverso.wire.messages import Message
 
+_nodes: weakref.WeakSet[Node] = weakref.WeakSet()
 _ELASTIC_CAPACITY = at.MAX_WORKERS
 _WATCH_SECONDS = 1.0
 
@@ -110,9 +112,12 @@ class Node:
         self._began = time.monotonic()
         self._begin()
         started = threading.Event()
-        self._thread = threading.Thread(target=self._serve, args=(started,), name="multiverso-node", daemon=True)
+        self._thread = threading.Thread(
+            target=self._serve, args=(started,), name="multiverso-node", daemon=True
+        )
         self._thread.start()
         started.wait()
+        _nodes.add(self)
 
     # -- for its owner ---------------------------------------------------------------------------------------
 
@@ -247,6 +252,11 @@ class Node:
             handler(connection, request)
         except MultiversoError as error:
             connection.refuse(request, error)
+        except (KeyError, TypeError, ValueError) as error:
+            # one worker's broken message must not end everybody's job
+            connection.refuse(
+                request, StartupError(f"the node cannot read this request ({error!r}): {request}")
+            )
 
     def _disconnect(self, poll: select.epoll, connection: Connection) -> None:
         """The socket's end. It says nothing about a worker that holds its life mutex: that has a watcher."""
@@ -306,13 +316,16 @@ class Node:
         ids = range(self._control.capacity) if wish is None else [wish]
         for worker_id in ids:
             fate = self._control.fate(worker_id)
-            if fate == at.FREE or (self.workers_num is None and fate in (at.GONE, at.LOST) and self._released(worker_id)):
+            if fate == at.FREE or (self.workers_num is None and self._released(worker_id, fate)):
                 return worker_id
         return None
 
-    def _released(self, worker_id: int) -> bool:
-        """A number is given out again only when its last owner's process has left it or really is gone."""
-        if self._control.fate(worker_id) == at.GONE:
+    def _released(self, worker_id: int, fate: int) -> bool:
+        """A number is given out again only when its last owner's process has left it or really is gone, the node
+        has done what its end asks for, and no round still needs what it staged."""
+        if fate not in (at.GONE, at.LOST) or worker_id in self._attached or self._catalogue.needs(worker_id):
+            return False
+        if fate == at.GONE:
             return True
         try:
             os.kill(self._control.worker(worker_id).pid, 0)
@@ -365,7 +378,9 @@ class Node:
         """Returns the workers of a fixed-size job that have not come yet."""
         ready = {i for i, worker in self._attached.items() if worker.ready}
         gone = (at.GONE, at.LOST) if self._control.continues else (at.GONE,)
-        return [i for i in range(self.workers_num or 0) if i not in ready and self._control.fate(i) not in gone]
+        return [
+            i for i in range(self.workers_num or 0) if i not in ready and self._control.fate(i) not in gone
+        ]
 
     def _watch(self, control: Control, worker_id: int, life: int) -> None:
         """Sleeps until a worker's life mutex is released, or its owner is dead."""
@@ -461,6 +476,16 @@ class Node:
 
     def _status(self, connection: Connection, request: Message) -> None:
         connection.reply(request, {"status": self.status()})
+
+
+def _after_fork_in_child() -> None:
+    """A forked child that kept the sockets would let the job look alive after its node's death."""
+    for node in list(_nodes):
+        for kept in (node._listener, *(connection.socket for connection in node._connections.values())):
+            kept.close()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _words(options: Message) -> str:

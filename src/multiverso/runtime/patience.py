@@ -94,7 +94,10 @@ class Patience:
 
     def _look_for_deadlock(self) -> None:
         """Everybody waits for somebody who waits, and nothing has moved for a while."""
+        me = self._session.worker_id
         picture = self._session.picture()
+        if me in picture.workers and picture.given_up(me):
+            raise self._deadlock()
         if not picture.deadlocked():
             self._still = ()
             return
@@ -103,8 +106,13 @@ class Patience:
         if waits != self._still:
             self._still, self._still_since = waits, now
         elif now - self._still_since >= _STILL_SECONDS:
-            raise DeadlockError(
-                "all workers wait for different things, so nobody can go on: "
-                f"{self._everyone()}. In synchronous and bounded mode every worker has to read the same tables equally "
-                "often (multiverso.shard(equal=True) helps)"
-            )
+            error = self._deadlock()
+            self._session.control.give_up(me, time.monotonic_ns())
+            raise error
+
+    def _deadlock(self) -> DeadlockError:
+        return DeadlockError(
+            "all workers wait for different things, so nobody can go on: "
+            f"{self._everyone()}. In synchronous and bounded mode every worker has to read the same tables equally "
+            "often (multiverso.shard(equal=True) helps)"
+        )

@@ -103,10 +103,15 @@ class Shard:
 
     def own(self, worker_id: int) -> list[npt.NDArray[Any]]:
         """The arrays that a worker has for itself, flat and writable."""
-        start = self.offset + self.places.own + self.places.own_stride * worker_id
+        start = self.own_address(worker_id) - self.segment.address
         whole = self.spec.elements * self.spec.itemsize
         count, dtype = self.spec.elements, self.spec.dtype
         return [self.segment.array(start + i * whole, count, dtype) for i in range(self.spec.per_worker)]
+
+    def own_address(self, worker_id: int) -> int:
+        """Address of the first of them."""
+        places = self.places
+        return self.base + places.own + places.own_stride * worker_id
 
     def enrol(self, worker_id: int) -> None:
         """Makes a worker take part in the table's rounds and clocks.
@@ -116,7 +121,8 @@ class Shard:
         """
         line = self.line(worker_id)
         for offset in range(0, at.LINE_STRIDE, 8):
-            if offset not in (at.ADDS, at.EXCHANGES):  # the table's version never goes back
+            # the table's version never goes back, and neither does what others may still look at
+            if offset not in (at.ADDS, at.EXCHANGES, at.STAGED, at.FOLDED):
                 store64(line + offset, 0)
         clocks = [load64(self.line(w) + at.CLOCK) for w in range(self.workers) if self._enrolled(w)]
         store64(line + at.CLOCK, max(clocks, default=0))
@@ -129,6 +135,11 @@ class Shard:
     def first_round(self, worker_id: int) -> int:
         """The round that a worker's first read ends, or one before it if that goes on without the worker."""
         return load64(self.line(worker_id) + at.STAGED) // load64(self.base + at.CHUNKS) + 1
+
+    def needs(self, worker_id: int) -> bool:
+        """Whether an unfinished round may still ask for what a worker that is gone has staged."""
+        last = self.committed * load64(self.base + at.CHUNKS)
+        return self._enrolled(worker_id) and load64(self.line(worker_id) + at.STAGED) > last
 
     def withdraw(self, worker_id: int) -> None:
         """Ends a worker's part in the table's rounds and clocks (the node, before its number is given away)."""
