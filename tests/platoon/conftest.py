@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-SECONDS = 45
+SECONDS = 150  # the first test after a change of a kernel compiles, maybe on a busy machine
 
 
 @dataclass
@@ -98,6 +98,12 @@ def _caches() -> dict[str, str]:
         or str(Path.home() / ".cache")
     )
     return {"MULTIVERSO_CACHE_DIR": home}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(2 * SECONDS))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import zlib
@@ -62,6 +63,15 @@ def working_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
         return np.dtype(np.int64)
     accepted = ", ".join((*DTYPES, "float16", "bfloat16", *_OTHER_INTEGERS))
     raise DtypeMismatchError(f"an array of dtype {dtype} cannot be reduced; accepted are {accepted}")
+
+
+def _writable(array: Array) -> Array:
+    """Returns an array on the same memory that counts as writable; a kernel is compiled for such arrays only."""
+    if array.flags.writeable:
+        return array
+    memory: Any = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
+    alias: Array = np.frombuffer(memory, array.dtype)
+    return alias
 
 
 class Reducer:
@@ -128,7 +138,7 @@ class Reducer:
             raise WorkerLostError(
                 f"nothing more can be reduced: {self._broken}; restart all workers of the group"
             )
-        flat = np.ascontiguousarray(source, dtype).reshape(-1)
+        flat = _writable(np.ascontiguousarray(source, dtype).reshape(-1))
         direct = out.dtype == dtype and out.flags.c_contiguous
         result = out.reshape(-1) if direct else np.empty(flat.size, dtype)
         self._reduce(flat, operation, result, str(source.dtype), timeout_seconds)

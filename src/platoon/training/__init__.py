@@ -1,1 +1,1 @@
-"""Rules of synchronous training, and the asynchronous ones under their other name."""
+"""Rules of synchronous training (`global_dynamics`), and `param_sync` under its other name."""

@@ -1,0 +1,283 @@
+"""All workers reduce arrays together: every operation, dtype, size and layout, errors and deaths."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+# Compares each result with a loop in rank order; what each worker contributes is known to all.
+REDUCE = """
+    import hashlib, sys
+    import ml_dtypes
+    import numpy as np
+    from platoon import Worker
+    from multiverso.runtime.reduce import working_dtype
+
+    worker = Worker()
+    size, rank = worker.local_size, worker.local_rank
+    digest = hashlib.sha256()
+    loops = {"sum": np.add, "product": np.multiply, "max": np.maximum, "min": np.minimum, "average": np.add}
+    number = 0
+
+    def contribution(rank, elements, dtype):
+        values = np.random.default_rng(1000 * elements + rank).standard_normal(elements) * 3
+        if dtype.kind in "iu":
+            values = np.round(values * 5)
+            if dtype.kind == "u":
+                values = np.abs(values)
+        return values.astype(dtype)
+
+    def expected(op, arrays, dtype):
+        working = working_dtype(dtype)
+        result = arrays[0].astype(working)
+        for array in arrays[1:]:
+            result = loops[op](result, array.astype(working))
+        if op == "average":
+            result = result // size if working.kind == "i" else result / working.type(size)
+        return result.astype(dtype)
+
+    def same(one, other):
+        assert one.dtype == other.dtype and one.shape == other.shape
+        assert one.tobytes() == other.tobytes(), (op, dtype, elements, one.ravel()[:5], other.ravel()[:5])
+
+    names = sys.argv[1].split(",")
+    for name in names:
+        dtype = np.dtype(getattr(ml_dtypes, name, None) or name)
+        for elements in map(int, sys.argv[2].split(",")):
+            arrays = [contribution(other, elements, dtype) for other in range(size)]
+            mine = arrays[rank]
+            for op in sys.argv[3].split(","):
+                wanted = expected(op, arrays, dtype)
+                result = worker.all_reduce(mine, op)
+                same(result, wanted)
+                digest.update(result.tobytes())
+                inplace = mine.copy()
+                assert worker.all_reduce(inplace, op, inplace) is None
+                same(inplace, wanted)
+                if elements >= 6:
+                    shape = (elements // 6, 2, 3)
+                    for there in (lambda a: np.asfortranarray(a), lambda a: np.repeat(a, 2, 0)[::2], lambda a:
+                    a[::-1]):
+                        source = there(mine[: elements // 6 * 6].reshape(shape))
+                        target = np.empty_like(source)[::-1]
+                        worker.all_reduce(source, op, target)
+                        parts = [there(a[: elements // 6 * 6].reshape(shape)) for a in arrays]
+                        same(target, expected(op, parts, dtype))
+                number += 1
+    print(number, digest.hexdigest())
+"""
+ALL = "float32,float64,float16,bfloat16,int32,int64"
+OPERATIONS = "sum,product,max,min,average"
+
+
+def reduce_in(experiment: Any, workers: int, dtypes: str, sizes: str, operations: str = OPERATIONS) -> str:
+    experiment.write(reduce_worker=REDUCE)
+    result = experiment.launch("reduce", "-D", *["cpu"] * workers, f"-w={dtypes} {sizes} {operations}")
+    assert result.code == 0, result
+    outputs = result.outputs()
+    assert len(outputs) == workers
+    assert len(set(outputs)) == 1, outputs
+    return str(outputs[0])
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_every_operation_dtype_size_and_layout(experiment: Any, workers: int) -> None:
+    sizes = "1,2,7,64,1000,8192,8193,20001"
+    first = reduce_in(experiment, workers, ALL, sizes)
+    assert first.startswith(f"{6 * 8 * 5} ")
+
+
+def test_many_chunks_and_the_same_bits_again(experiment: Any) -> None:
+    first = reduce_in(experiment, 2, "float32,float16,int64", "300007,1000003", "sum,max")
+    assert reduce_in(experiment, 2, "float32,float16,int64", "300007,1000003", "sum,max") == first
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_ten_million(experiment: Any, workers: int) -> None:
+    reduce_in(experiment, workers, "float32", "10000000", "sum")
+
+
+def test_other_dtypes(experiment: Any) -> None:
+    reduce_in(experiment, 2, "int8,uint8,int16,uint16,uint32", "5,9000", "sum,max,min")
+
+
+def test_what_cannot_be_reduced_is_refused_before_anything_happens(experiment: Any) -> None:
+    experiment.write(
+        bad_worker="""
+        import numpy as np
+        from platoon import Worker
+        worker = Worker()
+        array = np.ones(3)
+        for arguments in (
+            (array, "median"),
+            (array.astype(complex),),
+            (np.array(["a"]),),
+            (array, "sum", np.ones(4)),
+            (array, "sum", np.ones(3, np.float32)),
+            (array, "sum", [1, 2, 3]),
+        ):
+            try:
+                worker.all_reduce(*arguments)
+            except Exception as error:
+                print(type(error).__name__, error)
+            else:
+                raise AssertionError(arguments)
+        locked = np.ones(3)
+        locked.flags.writeable = False
+        try:
+            worker.all_reduce(array, "+", locked)
+        except ValueError as error:
+            print(error)
+        # and it still works
+        assert (worker.all_reduce([1, 2, 3], "+") == [2, 4, 6]).all()
+        """
+    )
+    result = experiment.launch("bad", "-D", "cpu", "cpu")
+    assert result.code == 0, result
+    for words in ("'median'", "complex128", "<U1", "got (4,)", "float32", "got list", "writable"):
+        assert words in result.outputs()[0], words
+
+
+@pytest.mark.parametrize(
+    "mine", ["np.ones(3 + rank)", "np.ones(3, 'f4' if rank else 'f8')", "np.ones(9000 + rank)"]
+)
+def test_workers_that_call_with_different_things_all_get_an_error(experiment: Any, mine: str) -> None:
+    experiment.write(
+        differ_worker=f"""
+        import numpy as np
+        from platoon import Worker
+        from multiverso.errors import ShapeMismatchError, WorkerLostError
+        worker = Worker()
+        rank = worker.local_rank
+        for kind in (ShapeMismatchError, WorkerLostError):
+            try:
+                worker.all_reduce({mine})
+            except kind as error:
+                print(error)
+            else:
+                raise AssertionError("not refused")
+        """
+    )
+    result = experiment.launch("differ", "-D", "cpu", "cpu", "cpu")
+    assert result.code == 0, result
+    assert all("do not call all_reduce with the same things" in text for text in result.outputs())
+
+
+@pytest.mark.parametrize("elements", [10, 3_000_000])
+def test_a_worker_that_is_killed_in_it_hinders_nobody(experiment: Any, port: int, elements: int) -> None:
+    """By hand, so that nobody ends the survivors: each has an error that names the dead, and none hangs."""
+    experiment.write(
+        controller="""
+        import sys
+        from platoon.channel import Controller
+        controller = Controller(control_port=int(sys.argv[1]), devices=["cpu"] * 3)
+        print("serving", flush=True)
+        sys.exit(controller.serve())
+        """,
+        worker=f"""
+        import os, signal, sys, threading
+        import numpy as np
+        from platoon import Worker
+        from multiverso.errors import WorkerLostError
+        worker = Worker(control_port=int(sys.argv[1]))
+        mine = np.ones({elements}, np.float32)
+        worker.all_reduce(mine)
+        try:
+            if worker.local_rank == 1:
+                threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            while True:
+                worker.all_reduce(mine)
+        except WorkerLostError as error:
+            print(error, error.worker_ids)
+        try:
+            worker.all_reduce(mine)
+        except WorkerLostError as error:
+            print(error)
+        """,
+    )
+    controller = experiment.start("controller.py", str(port))
+    controller.stdout.readline()
+    workers = [experiment.start("worker.py", str(port)) for _ in range(3)]
+    said = [experiment.finish(worker, None) for worker in workers]
+    assert sorted(worker.returncode for worker in workers) == [-9, 0, 0], said
+    for text in (text for text in said if text):
+        assert re.search(r"worker 1 \(pid \d+\) died", text)
+        assert "(1,)" in text
+        assert "nothing more can be reduced" in text
+    assert "ended without Worker.close()" in experiment.finish(controller)
+
+
+def test_shared_arrays(experiment: Any) -> None:
+    experiment.write(
+        shared_worker="""
+        import numpy as np
+        from platoon import Worker
+        worker = Worker()
+        mine = worker.shared(np.empty((4, 5), np.float32))
+        assert mine.shape == (4, 5) and (mine == 0).all()
+        assert worker.shared(np.empty((4, 5), np.float32)) is mine
+        worker.all_reduce(np.zeros(1))
+        mine[worker.local_rank] = worker.local_rank + 1
+        worker.all_reduce(np.zeros(1))
+        assert mine[:2].tolist() == [[1] * 5, [2] * 5]
+        assert list(worker.shared_arrays) == [80]
+        assert worker.shared(np.empty((7, 3), np.float64, order="F")).flags.f_contiguous
+        """
+    )
+    result = experiment.launch("shared", "-D", "cpu", "cpu")
+    assert result.code == 0, result
+
+
+def test_torch_tensors(experiment: Any) -> None:
+    experiment.write(
+        torch_worker="""
+        import os
+        import torch
+        from platoon import Worker
+        worker = Worker()
+        rank = worker.local_rank
+        for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64):
+            mine = torch.arange(6).reshape(2, 3).to(dtype) + rank
+            wanted = (2 * torch.arange(6).reshape(2, 3) + 1).to(dtype)
+            result = worker.all_reduce(mine)
+            assert result.dtype == dtype and torch.equal(result, wanted)
+            assert worker.all_reduce(mine.T, "max").equal(mine.T - rank + 1)
+            assert worker.all_reduce(mine, "sum", mine) is None
+            assert torch.equal(mine, wanted)
+        parameter = torch.nn.Parameter(torch.ones(5) * rank)
+        assert not worker.all_reduce(parameter, "average").requires_grad
+        worker.all_reduce(parameter, "average", parameter)
+        assert parameter.tolist() == [0.5] * 5
+        """
+    )
+    result = experiment.launch("torch", "-D", "cpu", "cpu")
+    assert result.code == 0, result
+
+
+def test_torch_tensors_over_torch_distributed(experiment: Any, port: int) -> None:
+    experiment.write(
+        gloo_worker="""
+        import os, sys
+        import torch
+        import torch.distributed
+        from platoon import Worker
+        from platoon.channel import collective
+        worker = Worker()
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"tcp://127.0.0.1:{sys.argv[1]}", rank=worker.global_rank,
+            world_size=worker.global_size
+        )
+        collective.Collective._by_memory = None  # it must not go that way
+        mine = torch.arange(3.0) + worker.local_rank
+        assert worker.all_reduce(mine).tolist() == [1, 3, 5]
+        assert worker.all_reduce(mine, "average").tolist() == [0.5, 1.5, 2.5]
+        assert worker.all_reduce(mine.int(), "average").tolist() == [0, 1, 2]
+        worker.all_reduce(mine, "product", mine)
+        assert mine.tolist() == [0, 2, 6]
+        torch.distributed.destroy_process_group()
+        """
+    )
+    result = experiment.launch("gloo", "-D", "cpu", "cpu", f"-w={port}")
+    assert result.code == 0, result
