@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from multiverso import errors, updaters
+from multiverso import errors, rules, updaters
 from multiverso.api import (
     barrier,
     init,
@@ -36,6 +36,7 @@ __all__ = [
     "live_workers",
     "load",
     "num_workers",
+    "rules",
     "run",
     "save",
     "server_id",

@@ -50,6 +50,7 @@ class TableSpec:
         name: for tables that are created or attached to by name.
         mean: the updater gets the mean of a round's contributions instead of their sum.
         per_worker: arrays of the table's size that each worker has for itself (a rule's own arrays).
+        rule: the rule by which workers and table move each other, in words; empty for a plain table.
     """
 
     kind: str
@@ -63,6 +64,7 @@ class TableSpec:
     name: str | None = None
     mean: bool = False
     per_worker: int = 0
+    rule: str = ""
 
     @property
     def elements(self) -> int:
@@ -92,7 +94,8 @@ class TableSpec:
         size = " x ".join(map(str, self.shape))
         hyper = f"{self.hyper}" if self.hyper else ""
         name = f" named {self.name!r}" if self.name else ""
-        return f"{self.kind} of {size} {self.dtype}{name} (updater {self.updater}{hyper}, initial {self.initial})"
+        rule = f", rule {self.rule}" if self.rule else ""
+        return f"{self.kind} of {size} {self.dtype}{name} (updater {self.updater}{hyper}, initial {self.initial}{rule})"
 
 
 def checked_count(value: Any, what: str) -> int:

@@ -8,7 +8,7 @@ waiting is over, a signal came, someone is lost), and the caller goes back in wi
 
 from __future__ import annotations
 
-from multiverso.kernels.compiling import Kernels, Update, load, load_waits
+from multiverso.kernels.compiling import Kernels, Update, load, load_steps, load_waits
 
 DONE = 0
 LOST_SOMEONE = 1
@@ -29,5 +29,6 @@ __all__ = [
     "Kernels",
     "Update",
     "load",
+    "load_steps",
     "load_waits",
 ]

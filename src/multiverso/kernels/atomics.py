@@ -101,6 +101,38 @@ def call_update(typingctx, function, values, delta, state, stride, hyper, count)
     return types.void(u, u, u, u, i, u, i), codegen
 
 
+@intrinsic
+def call_push(typingctx, function, centre, local, own, stride, hyper, delta, count):
+    """Calls a rule's compiled push by its address."""
+
+    def codegen(context, builder, signature, args):
+        byte = _I8.as_pointer()
+        function_type = ir.FunctionType(ir.VoidType(), [byte, byte, byte, _I64, byte, byte, _I64])
+        callee = builder.inttoptr(args[0], function_type.as_pointer())
+        centre, local, own, hyper, delta = (builder.inttoptr(args[i], byte) for i in (1, 2, 3, 5, 6))
+        builder.call(callee, [centre, local, own, args[4], hyper, delta, args[7]])
+        return context.get_dummy_value()
+
+    u, i = types.uintp, types.int64
+    return types.void(u, u, u, u, i, u, u, i), codegen
+
+
+@intrinsic
+def call_pull(typingctx, function, centre, local, own, stride, hyper, count):
+    """Calls a rule's compiled pull by its address."""
+
+    def codegen(context, builder, signature, args):
+        byte = _I8.as_pointer()
+        function_type = ir.FunctionType(ir.VoidType(), [byte, byte, byte, _I64, byte, _I64])
+        callee = builder.inttoptr(args[0], function_type.as_pointer())
+        centre, local, own, hyper = (builder.inttoptr(args[i], byte) for i in (1, 2, 3, 5))
+        builder.call(callee, [centre, local, own, args[4], hyper, args[6]])
+        return context.get_dummy_value()
+
+    u, i = types.uintp, types.int64
+    return types.void(u, u, u, u, i, u, i), codegen
+
+
 _int, _address = types.intc, types.uintp
 _syscall = types.ExternalFunction(
     "syscall",

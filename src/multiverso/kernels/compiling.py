@@ -232,7 +232,7 @@ def load_waits() -> Any:
 
 @functools.cache
 def compile_update(function: Update, dtype: str) -> int:
-    """Returns the address of an updater's loop compiled for ``dtype``; the code is kept for the process's life."""
+    """Returns the address of an updater's loop compiled for ``dtype``; the code lives as long as the process."""
     return _compile_loop(function, dtype, "pppnpn")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,12 +26,25 @@ RowIds = npt.NDArray[np.int64]
 _SNAPSHOT_TRIES = 1000
 
 
+@dataclass(frozen=True)
+class Loops:
+    """A rule, compiled: what a kernel needs to call it."""
+
+    push: int  # addresses of the code; pull may be 0
+    pull: int
+    own: int  # address of this worker's own arrays
+    hyper: Array
+
+
 class Access(Protocol):
     """What a table does with flat arrays."""
 
     def add(self, delta: Array) -> None: ...
     def get(self, out: Array, timeout_seconds: float | None) -> None: ...
     def exchange(self, local: Array, last: Array, timeout_seconds: float | None) -> None: ...
+    def step(
+        self, loops: Loops, local: Array, push: bool, pull: bool, timeout_seconds: float | None
+    ) -> None: ...
     def add_rows(self, ids: RowIds, delta: Array) -> None: ...
     def get_rows(self, ids: RowIds, out: Array, timeout_seconds: float | None) -> None: ...
     def snapshot(self, out: Array) -> None: ...
@@ -88,6 +102,30 @@ class Asynchronous:
                 lambda done: self._exchange(self._base, self._update, self._me, local, last, done),
                 timeout_seconds,
             )
+
+    def step(
+        self, loops: Loops, local: Array, push: bool, pull: bool, timeout_seconds: float | None
+    ) -> None:
+        kernel = kernels.load_steps(self._shard.spec.dtype).step
+
+        def go(done: int) -> int:
+            code: int = kernel(
+                self._base,
+                self._update,
+                loops.push if push else 0,
+                loops.pull if pull else 0,
+                self._me,
+                loops.own,
+                loops.hyper.ctypes.data,
+                local,
+                int(pull),
+                done,
+            )
+            return code
+
+        code = go(0)
+        if code:
+            self._resume(code, go, timeout_seconds)
 
     def add_rows(self, ids: RowIds, delta: Array) -> None:
         code = self._add_rows(self._base, self._update, self._me, ids, delta, 0)
@@ -161,6 +199,15 @@ class Bounded(Asynchronous):
         self._wait(timeout_seconds)
         super().exchange(local, last, timeout_seconds)
         self._tick()
+
+    def step(
+        self, loops: Loops, local: Array, push: bool, pull: bool, timeout_seconds: float | None
+    ) -> None:
+        if pull:
+            self._wait(timeout_seconds)
+        super().step(loops, local, push, pull, timeout_seconds)
+        if pull:
+            self._tick()
 
     def get_rows(self, ids: RowIds, out: Array, timeout_seconds: float | None) -> None:
         self._wait(timeout_seconds)
@@ -241,6 +288,26 @@ class Synchronous:
             self._reading = "exchange"
             arguments = (self._control, self._base, self._update, self._me, self._progress, local, last)
             self._go_through(lambda: self._rounds.commit_exchange(*arguments), timeout_seconds)
+
+    def step(
+        self, loops: Loops, local: Array, push: bool, pull: bool, timeout_seconds: float | None
+    ) -> None:
+        steps = kernels.load_steps(self._shard.spec.dtype)
+        own, hyper = loops.own, loops.hyper.ctypes.data
+        with self._lock:
+            if not (self._progress[0] and self._reading == "step"):  # else: this push is in the open round
+                self._refuse_in_round()
+                if push:
+                    first = int(not self._staged)
+                    steps.stage_step(
+                        self._base, loops.push, self._me, own, hyper, self._progress, local, first, int(pull)
+                    )
+                    self._staged = True
+            if pull:
+                self._commit("step", timeout_seconds)
+                steps.finish_step(
+                    self._base, loops.pull, self._me, own, hyper, self._progress, local, int(push)
+                )
 
     def snapshot(self, out: Array) -> None:
         for _ in range(_SNAPSHOT_TRIES):

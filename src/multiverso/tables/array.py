@@ -67,5 +67,6 @@ class ArrayTableHandler(TableHandler):
             states=rule.states,
             initial=initial,
             name=name,
+            mean=rule.mean,
         )
         super().__init__(session or current(), spec, rule, init_value, master)

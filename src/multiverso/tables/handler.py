@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from multiverso.errors import DtypeMismatchError, ShapeMismatchError
-from multiverso.kernels.compiling import compile_update
+from multiverso.kernels.compiling import compile_pull, compile_push, compile_update
 from multiverso.runtime.session import Session
 from multiverso.shards.shard import Shard
 from multiverso.spec import INITIAL, TableSpec
 from multiverso.tables import saving
-from multiverso.tables.access import access_to
+from multiverso.tables.access import Loops, access_to
 from multiverso.tables.convert import Array, as_data, as_numpy, check_size, is_tensor, readable, writable
 from multiverso.tables.pending import Pending, Queue
 from multiverso.updaters import Updater
@@ -174,6 +175,40 @@ class TableHandler:
         if np.may_share_memory(a, b):
             raise ShapeMismatchError("local and last share memory; they must be two arrays (last = local.copy())")
         return a, b
+
+    # -- rules -----------------------------------------------------------------------------------------------
+
+    def own(self) -> list[Array]:
+        """Returns this worker's own arrays, in the shared segment: flat, writable, for a rule alone."""
+        self._session.check()
+        return self._shard.own(self._session.worker_id)
+
+    def compile_rule(
+        self, push: Callable[..., None], pull: Callable[..., None] | None, hyper: tuple[float, ...]
+    ) -> Loops:
+        """Returns a rule's two loops, compiled for this table; see :class:`multiverso.rules.Rule`."""
+        return Loops(
+            compile_push(push, self._spec.dtype),
+            compile_pull(pull, self._spec.dtype) if pull else 0,
+            self._shard.own_address(self._session.worker_id),
+            np.array(hyper or (0.0,), self._dtype),
+        )
+
+    def step(
+        self, loops: Loops, local: Any, push: bool, pull: bool, *, timeout_seconds: float | None = None
+    ) -> None:
+        """Runs a rule's push, pull or both, in place; see :class:`multiverso.rules.Shared`."""
+        self._ready(timeout_seconds)
+        self._access.step(loops, self._local(local), push, pull, timeout_seconds)
+
+    def step_async(self, loops: Loops, local: Any, push: bool, pull: bool) -> Pending:
+        """Like :meth:`step`, in the background. Leave ``local`` alone until ``wait()`` returns."""
+        self._session.check()
+        array = self._local(local)
+        return self._later(lambda: self._access.step(loops, array, push, pull, None), "a step")
+
+    def _local(self, local: Any) -> Array:
+        return local if self._is_plain(local) else writable(local, self._size, self._dtype, "local")
 
     # -- in the background -----------------------------------------------------------------------------------
 

@@ -62,6 +62,7 @@ class MatrixTableHandler(TableHandler):
             states=rule.states,
             initial=initial,
             name=name,
+            mean=rule.mean,
         )
         super().__init__(session or current(), spec, rule, init_value, master)
 

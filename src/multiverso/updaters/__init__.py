@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from multiverso.updaters.add import add
+from multiverso.updaters.mean import mean
+from multiverso.updaters.nesterov import nesterov
 from multiverso.updaters.sgd import sgd
 from multiverso.updaters.updater import Updater
 
 BY_NAME: dict[str, Callable[[], Updater]] = {
     "add": add,
+    "mean": mean,
+    "nesterov": nesterov,
     "sgd": sgd,
 }
 
@@ -31,4 +35,4 @@ def resolve(updater: str | Updater) -> Updater:
     return BY_NAME[updater]()
 
 
-__all__ = ["BY_NAME", "Updater", "add", "resolve", "sgd"]
+__all__ = ["BY_NAME", "Updater", "add", "mean", "nesterov", "resolve", "sgd"]

@@ -1,0 +1,104 @@
+"""Rules: a worker's own parameters and the table move each other, by loops that are called by address.
+
+One cached kernel serves every rule. The parts are small enough that push, updater and pull of one find it in
+the cache, so that a step costs one pass over the memory.
+"""
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from multiverso import layout as at
+from multiverso.kernels.atomics import add64, call_pull, call_push, load64
+from multiverso.kernels.dense import (
+    add_into,
+    array_at,
+    count,
+    line_of,
+    note_read,
+    own_stripe,
+    stripe_mutex,
+    update_with,
+)
+from multiverso.kernels.locking import lock, unlock
+from multiverso.kernels.rounds import ROUND, _finish, buffer_of, slot_at
+
+_PART = 4096
+
+
+@njit(nogil=True)
+def _step(base, update, push, pull, own, hyper, lo, values, local, delta):
+    """One part of the table, which begins ``lo`` elements in, and which nobody else touches meanwhile."""
+    itemsize, stride = load64(base + at.ITEMSIZE), load64(base + at.ELEMENTS)
+    for a in range(0, values.size, _PART):
+        b = min(values.size, a + _PART)
+        centre, mine = values[a:b].ctypes.data, local[a:b].ctypes.data
+        arrays = own + (lo + a) * itemsize
+        if push != 0:
+            call_push(push, centre, mine, arrays, stride, hyper, delta.ctypes.data, b - a)
+            if update == 0:
+                add_into(values[a:b], delta[: b - a])
+            else:
+                update_with(base, update, lo + a, values[a:b], delta[: b - a], load64(base + at.STATE_0))
+        if pull != 0:
+            call_pull(pull, centre, mine, arrays, stride, hyper, b - a)
+
+
+def step(base, update, push, pull, me, own, hyper, local, reads, progress):
+    """At once: stripe after stripe, each under its lock. ``push`` or ``pull`` may be 0."""
+    values = array_at(base + load64(base + at.BUFFER_0), local.size, local)
+    stripes, length = load64(base + at.STRIPES), load64(base + at.STRIPE)
+    delta = np.empty(_PART, local.dtype)
+    for done in range(progress, stripes):
+        stripe = own_stripe(base, me, done)
+        mutex = stripe_mutex(base, stripe)
+        code = lock(mutex)
+        if code != 0:
+            if code != 130:
+                return (done << 16) | code
+            add64(line_of(base, me) + at.RECOVERED, 1)
+        lo = stripe * length
+        hi = min(local.size, lo + length)
+        _step(base, update, push, pull, own, hyper, lo, values[lo:hi], local[lo:hi], delta)
+        unlock(mutex)
+    if reads == 0:
+        count(base, me, at.ADDS, local.size)
+    elif push == 0:
+        note_read(base, count(base, me, at.GETS, local.size))
+    else:
+        note_read(base, count(base, me, at.EXCHANGES, 2 * local.size))
+    return 0
+
+
+def stage_step(base, push, me, own, hyper, progress, local, first, reads):
+    """A push in a round: its contribution goes into this worker's slot, as the first or added to the rest."""
+    itemsize, stride = load64(base + at.ITEMSIZE), load64(base + at.ELEMENTS)
+    centre = base + buffer_of(base, progress[ROUND] - 1)
+    slot = slot_at(base, me, local)
+    delta = np.empty(_PART, local.dtype)
+    for a in range(0, local.size, _PART):
+        b = min(local.size, a + _PART)
+        skip = a * itemsize
+        target = slot[a:b].ctypes.data if first else delta.ctypes.data
+        call_push(push, centre + skip, local[a:b].ctypes.data, own + skip, stride, hyper, target, b - a)
+        if not first:
+            add_into(slot[a:b], delta[: b - a])
+    if reads == 0:
+        count(base, me, at.ADDS, local.size)
+
+
+def finish_step(base, pull, me, own, hyper, progress, local, pushed):
+    """The end of a round: the pull from the new buffer."""
+    itemsize, stride = load64(base + at.ITEMSIZE), load64(base + at.ELEMENTS)
+    centre = base + buffer_of(base, progress[ROUND])
+    if pull != 0:
+        for a in range(0, local.size, _PART):
+            b = min(local.size, a + _PART)
+            skip = a * itemsize
+            call_pull(pull, centre + skip, local[a:b].ctypes.data, own + skip, stride, hyper, b - a)
+    if pushed:
+        _finish(base, me, progress, at.EXCHANGES, 2 * local.size)
+    else:
+        _finish(base, me, progress, at.GETS, local.size)

@@ -1,0 +1,81 @@
+"""What a rule is: how a worker's parameters and the shared ones move each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from multiverso.updaters import Updater, add
+
+MODES = ("async", "bounded", "sync")
+STARTS = ("centre", "zeros")
+_MOST_HYPER = 8
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One worker-side algorithm: two plain loops over flat arrays, and what they need.
+
+    Both loops are compiled by Numba and get pointers of the table's dtype; they run over one part of the
+    parameters after another, ``count`` elements each, so element i depends on the elements i alone. Element i
+    of the worker's k-th own array is ``own[k * stride + i]``, hyperparameter j is ``hyper[j]``.
+
+    Asynchronously and with bounded staleness, push, updater and pull of one part are one pass under its lock.
+    In synchronous mode the pushes of all workers read the centre of the last round, their deltas are folded
+    in worker order, and the pulls read the new centre.
+
+    Attributes:
+        name: its name in error messages and tables of results.
+        push: ``push(centre, local, own, stride, hyper, delta, count)`` reads the centre and writes what this
+            worker contributes to ``delta``; it may change ``local`` and ``own``.
+        pull: ``pull(centre, local, own, stride, hyper, count)`` reads the centre after the contribution; it
+            may change ``local`` and ``own``. None for a rule whose push has said all.
+        per_worker: what each of the worker's own arrays of the table's size holds at first: ``"centre"`` (a
+            copy of the parameters) or ``"zeros"``. They live in the shared segment.
+        updater: how deltas reach the centre. The arrays that are shared beside it are this updater's, since
+            only it changes what is shared.
+        hyper: its hyperparameters; at most 8.
+        modes: the consistencies that it is defined for, of ``"async"``, ``"bounded"``, ``"sync"``.
+        push_every: pushes at every so many exchanges.
+        pull_every: pulls at every so many exchanges.
+    """
+
+    name: str
+    push: Callable[..., None] = field(repr=False)
+    pull: Callable[..., None] | None = field(default=None, repr=False)
+    per_worker: tuple[str, ...] = ()
+    updater: Updater = field(default_factory=add)
+    hyper: tuple[float, ...] = ()
+    modes: tuple[str, ...] = MODES
+    push_every: int = 1
+    pull_every: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.modes or any(mode not in MODES for mode in self.modes):
+            raise ValueError(f"the modes of rule {self.name} must be some of {MODES}; got {self.modes!r}")
+        if any(start not in STARTS for start in self.per_worker):
+            raise ValueError(
+                f"the own arrays of rule {self.name} begin as one of {STARTS}; got {self.per_worker!r}"
+            )
+        if len(self.hyper) > _MOST_HYPER:
+            raise ValueError(
+                f"a rule has at most {_MOST_HYPER} hyperparameters; {self.name} has {len(self.hyper)}"
+            )
+        for what in ("push_every", "pull_every"):
+            interval = getattr(self, what)
+            if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
+                raise ValueError(f"{what} is a number of exchanges, 1 or more; got {interval!r}")
+
+    @property
+    def shared(self) -> int:
+        """How many arrays of the table's size are shared beside the centre."""
+        return self.updater.states
+
+    def __str__(self) -> str:
+        every = (
+            f" push={self.push_every} pull={self.pull_every}"
+            if (self.push_every, self.pull_every) != (1, 1)
+            else ""
+        )
+        values = [f"{value:g}" for value in (*self.hyper, *self.updater.hyper)]
+        return f"{self.name}{'(' + ', '.join(values) + ')' if values else ''}{every}"

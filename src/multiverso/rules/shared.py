@@ -1,0 +1,166 @@
+"""One worker's parameters beside the shared ones, and the rule between them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from multiverso.errors import DtypeMismatchError
+from multiverso.rules.asgd import asgd
+from multiverso.rules.rule import Rule
+from multiverso.runtime import Session
+from multiverso.runtime.current import current
+from multiverso.spec import TableSpec
+from multiverso.tables.convert import writable
+from multiverso.tables.handler import TableHandler
+from multiverso.tables.pending import Pending
+
+Array = npt.NDArray[Any]
+_DTYPES = ("float32", "float64")
+
+
+class Shared:
+    """The centre of a rule and this worker's part in it. Made by :func:`share`.
+
+    Not thread-safe: one thread at a time exchanges.
+
+    Attributes:
+        rule: the rule.
+        table: the centre: ``table.snapshot()`` is what to validate, ``table.save(path)`` what to keep.
+    """
+
+    def __init__(self, rule: Rule, table: TableHandler) -> None:
+        self.rule = rule
+        self.table = table
+        self._own = table.own()
+        self._loops = table.compile_rule(rule.push, rule.pull, rule.hyper)
+        self._simple = rule == asgd()  # has a kernel of its own, which is quicker
+        self._calls = 0
+
+    def exchange(self, local: Any, *, timeout_seconds: float | None = None) -> None:
+        """Does one step of the rule between ``local`` and the centre, in place.
+
+        Asynchronously it never waits; with bounded staleness it waits for workers too far behind; in
+        synchronous mode it is one round of all workers, except where the rule neither pulls nor fetches now.
+
+        Args:
+            local: this worker's parameters: flat or of any shape, of the table's size and dtype, C-contiguous
+                and writable (NumPy, or a torch tensor on the CPU).
+            timeout_seconds: deadline of the wait, instead of the session's.
+
+        Raises:
+            ShapeMismatchError, DtypeMismatchError: ``local`` does not fit; nothing was changed.
+            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: the wait could not end well;
+                calling again takes an unfinished round up where it stopped.
+        """
+        if self._simple:
+            self.table.exchange(local, self._own[0], timeout_seconds=timeout_seconds)
+            return
+        call = self._calls + 1
+        push, pull = call % self.rule.push_every == 0, call % self.rule.pull_every == 0
+        if push or pull:
+            self.table.step(self._loops, local, push, pull, timeout_seconds=timeout_seconds)
+        self._calls = call
+
+    def exchange_async(self, local: Any) -> Pending:
+        """Like :meth:`exchange`, in the background. Leave ``local`` alone until ``wait()`` returns."""
+        if self._simple:
+            return self.table.exchange_async(local, self._own[0])
+        self._calls += 1
+        push, pull = self._calls % self.rule.push_every == 0, self._calls % self.rule.pull_every == 0
+        return self.table.step_async(self._loops, local, push, pull)
+
+    def restart(self, local: Any) -> None:
+        """Makes ``local`` a copy of the centre and begins the rule anew, as after ``table.load(path)``."""
+        flat = writable(local, self.table.size, self.table.dtype, "local")
+        self.table.snapshot(out=flat)
+        for array, start in zip(self._own, self.rule.per_worker, strict=True):
+            array[:] = flat if start == "centre" else 0
+        self._calls = 0
+
+    def __repr__(self) -> str:
+        return f"<Shared by {self.rule}: {self.table!r}>"
+
+
+def share(
+    local: Any,
+    rule: Rule | None = None,
+    *,
+    name: str | None = None,
+    initial: str = "master",
+    session: Session | None = None,
+    master: bool = False,
+) -> Shared:
+    """Shares an array between all workers by a rule; all begin with the same values.
+
+    Collective: it returns when every live worker has called it. With ``name`` it creates the centre or
+    attaches to it at once, and ``local`` takes the live values.
+
+    Args:
+        local: this worker's parameters: float32 or float64, C-contiguous and writable; overwritten with the
+            initial value of all.
+        rule: ASGD by default.
+        name, initial, session, master: as for :class:`multiverso.ArrayTableHandler`.
+
+    Raises:
+        ValueError: the rule is not defined for the session's consistency; nothing was made.
+        DtypeMismatchError: another dtype, read-only, or not in this process's memory.
+        TableMismatchError: other workers share another array, or by another rule.
+
+    Example:
+        >>> import numpy as np, multiverso as mv
+        >>> mv.init()
+        >>> local = np.zeros(3, "float32")
+        >>> shared = mv.rules.share(local, mv.rules.easgd(0.5))
+        >>> local += 1  # a training step
+        >>> shared.exchange(local)
+        >>> local, shared.table.get()
+        (array([0.5, 0.5, 0.5], dtype=float32), array([0.5, 0.5, 0.5], dtype=float32))
+        >>> mv.shutdown()
+    """
+    rule = asgd() if rule is None else rule
+    if not isinstance(rule, Rule):
+        raise TypeError(f"rule= takes a rule such as multiverso.rules.easgd(0.2); got {rule!r}")
+    session = session or current()
+    session.check()
+    check_mode(rule, session.consistency.mode)
+    dtype = _dtype_of(local)
+    flat = writable(local, int(np.prod(tuple(local.shape))), dtype, "local")
+    spec = TableSpec(
+        kind="array",
+        rows=1,
+        columns=flat.size,
+        dtype=dtype.name,
+        updater=rule.updater.name,
+        hyper=tuple(map(float, rule.updater.hyper)),
+        states=rule.updater.states,
+        initial=initial,
+        name=name,
+        mean=rule.updater.mean,
+        per_worker=len(rule.per_worker),
+        rule=str(rule),
+    )
+    shared = Shared(rule, TableHandler(session, spec, rule.updater, flat, master))
+    shared.restart(flat)
+    if name is None:
+        session.barrier()  # nobody trains before all have read the initial value
+    return shared
+
+
+def check_mode(rule: Rule, mode: str) -> None:
+    """Raises ValueError when a rule is not defined for a mode (``"async"``, ``"bounded"``, ``"sync"``)."""
+    if mode not in rule.modes:
+        how = {"async": "init()", "bounded": "init(staleness=...)", "sync": "init(sync=True)"}
+        raise ValueError(
+            f"the rule {rule.name} is not defined for {mode} mode; use "
+            f"{' or '.join(how[mode] for mode in rule.modes)}, or another rule"
+        )
+
+
+def _dtype_of(local: Any) -> np.dtype[Any]:
+    name = str(getattr(local, "dtype", type(local).__name__)).removeprefix("torch.")
+    if name not in _DTYPES:
+        raise DtypeMismatchError(f"local is a float32 or float64 array that is written to; got {name}")
+    return np.dtype(name)
