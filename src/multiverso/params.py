@@ -7,7 +7,7 @@ thousand arrays is one exchange and not a thousand.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiverso.api import current
-from multiverso.errors import DtypeMismatchError
+from multiverso.errors import DtypeMismatchError, ShapeMismatchError
 from multiverso.runtime import Session
 from multiverso.tables import ArrayTableHandler
 
@@ -94,6 +94,8 @@ class SharedParams:
         name: str | None = None,
         every: int | timedelta = 1,
         initial: str = "master",
+        rule: Any = None,
+        allocate: Callable[[int, np.dtype[Any]], Array] = np.empty,
         session: Session | None = None,
     ) -> None:
         """Makes the tables; returns when every live worker has done so (with ``name``: at once).
@@ -105,6 +107,8 @@ class SharedParams:
             every: `step` exchanges at every so many calls, or when that much time has passed since the last
                 exchange. Time does not tick alike in all workers, so a synchronous job refuses it.
             initial: whose values count, as in `multiverso.ArrayTableHandler`.
+            rule: how parameters are exchanged; changes add up (ASGD) by default.
+            allocate: makes the flat buffers, given a size and a dtype: pinned memory, say.
             session: the session to use instead of the current one.
 
         Raises:
@@ -129,16 +133,52 @@ class SharedParams:
         views: list[Array] = [np.empty(0)] * len(given)
         self._flats: list[_Flat] = []
         for (averaged, dtype), members in sorted(groups.items(), key=str):
-            flat = np.concatenate([given[index][0].reshape(-1).astype(dtype) for index in members])
-            if flat.size:
-                self._flats.append(_share(flat, averaged, name, initial, session))
+            flat = allocate(sum(given[index][0].size for index in members), dtype)
             start = 0
             for index in members:
                 array = given[index][0]
                 views[index] = flat[start : start + array.size].reshape(array.shape)
+                views[index][...] = array
                 start += array.size
+            if flat.size:
+                self._flats.append(_share(flat, averaged, name, initial, session))
+        self._views = views
+        self._dtypes = [array.dtype for array, _ in given]
+        self._given: dict[int, Array] = {}  # 16-bit values as they were given out, in float32
         self.arrays = views[: len(arrays)]
         self.statistics = views[len(arrays) :]
+
+    def values(self) -> list[Array]:
+        """Returns fresh copies of all arrays and then all statistics, in the dtypes that were handed in."""
+        out = [view.astype(dtype) for view, dtype in zip(self._views, self._dtypes, strict=True)]
+        self._given = {i: a.astype(np.float32) for i, a in enumerate(out) if a.dtype.itemsize == 2}
+        return out
+
+    def sync(self, values: Sequence[Any]) -> list[Array]:
+        """Takes a model's values, exchanges, and returns what they are now: for models that are not views.
+
+        Of 16-bit values only what changed since they were given out is taken: the shared ones are finer, and
+        a rounding error is nothing that this worker has learned.
+
+        Args:
+            values: all arrays and then all statistics, of the shapes handed in. They are not modified.
+
+        Raises:
+            ShapeMismatchError: other shapes, or another number of arrays; nothing has been exchanged.
+        """
+        new = [np.asarray(value) for value in values]
+        shapes, expected = [value.shape for value in new], [view.shape for view in self._views]
+        if shapes != expected:
+            raise ShapeMismatchError(
+                f"the model's arrays have the shapes {shapes} now; they had {expected} when they were shared"
+            )
+        for index, (view, value) in enumerate(zip(self._views, new, strict=True)):
+            if index in self._given:
+                view += value.astype(np.float32) - self._given[index]
+            else:
+                np.copyto(view, value, casting="same_kind")
+        self.exchange()
+        return self.values()
 
     def exchange(self) -> None:
         """Adds this worker's changes to the shared values and takes the values of all, in place.
@@ -169,7 +209,53 @@ def _share(flat: Array, averaged: bool, name: str | None, initial: str, session:
         flat.size, flat, dtype=flat.dtype.name, name=name, initial=initial, session=session
     )
     table.snapshot(out=flat)  # the job's initial value, outside the clocks
+    if name is None:
+        session.barrier()  # nobody trains before all have read it
     return _Flat(table, flat, flat.copy(), averaged)
+
+
+_BROADCAST = 1 << 20
+
+
+def broadcast(arrays: Sequence[Array], session: Session | None = None) -> None:
+    """Gives all workers the first live worker's values, bit for bit and in place: collective.
+
+    For what is not trained but has to be equal. They pass through one table of at most 4 MiB.
+
+    Args:
+        arrays: writable C-contiguous arrays of any dtype; of the same sizes in every worker.
+        session: the session to use instead of the current one.
+    """
+    session = session or current()
+    raw = [array.reshape(-1).view(np.uint8) for array in arrays if array.nbytes]
+    total = sum(part.size for part in raw)
+    if not total:
+        return
+    size = min(_BROADCAST, -(-total // 4))
+    table = ArrayTableHandler(size, dtype="int32", session=session)
+    buffer = np.zeros(size, np.int32)
+    window = buffer.view(np.uint8)
+    giver = session.worker_id == min(session.live_workers())
+    for start in range(0, total, window.size):
+        if giver:
+            _pass(raw, start, window, out=True)
+            table.replace(buffer, [])
+        session.barrier()
+        if not giver:
+            table.snapshot(out=buffer)
+            _pass(raw, start, window, out=False)
+        session.barrier()
+
+
+def _pass(raw: list[Array], start: int, window: Array, out: bool) -> None:
+    """Copies what lies at ``start`` of all arrays, laid end to end, to or from the window."""
+    position = 0
+    for part in raw:
+        low, high = max(start, position), min(start + window.size, position + part.size)
+        if low < high:
+            mine, shared = part[low - position : high - position], window[low - start : high - start]
+            np.copyto(*((shared, mine) if out else (mine, shared)))
+        position += part.size
 
 
 class Every:

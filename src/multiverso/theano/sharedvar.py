@@ -42,6 +42,7 @@ class MVSharedVariable:
         self._local = value.astype(dtype).reshape(-1)
         self._table = ArrayTableHandler(value.size, self._local, dtype=dtype.name, session=self.session)
         self._table.snapshot(out=self._local)
+        self.session.barrier()  # nobody trains before all have read the initial value
         self._last = self._local.copy()
         self._view: NDArray[Any] | None = None
         self._publish(value)
