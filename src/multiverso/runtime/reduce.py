@@ -66,7 +66,7 @@ def working_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
 
 
 def _writable(array: Array) -> Array:
-    """Returns an array on the same memory that counts as writable; a kernel is compiled for such arrays only."""
+    """Returns an array on the same memory that counts as writable: kernels are compiled for such ones only."""
     if array.flags.writeable:
         return array
     memory: Any = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
@@ -123,7 +123,7 @@ class Reducer:
             WorkerLostError: a worker died; ``out`` is then undefined, and nothing more can be reduced.
             WaitTimeoutError: a worker did not come.
         """
-        self._session.check()
+        self._session.enter()
         if operation not in OPERATIONS:
             raise ValueError(f"operation is one of {', '.join(OPERATIONS)}; got {operation!r}")
         dtype = working_dtype(source.dtype)

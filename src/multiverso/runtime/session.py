@@ -148,7 +148,7 @@ class Session:
         Raises:
             WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: see ``multiverso.errors``.
         """
-        self.check()
+        self.enter()
         self.flush(timeout_seconds)
         with self._lock:
             target = self._barriers + 1
@@ -193,7 +193,7 @@ class Session:
         Raises:
             TableMismatchError: the others asked for another table. The order does not advance.
         """
-        self.check()
+        self.enter()
         seconds = self.timeout_seconds if timeout_seconds is None else timeout_seconds
         with self._lock:
             order = self._ordered + 1
@@ -303,9 +303,16 @@ class Session:
         return code
 
     def check(self) -> None:
-        """Raises ClosedError when the session is over, and notes when a second thread uses it."""
+        """Raises ClosedError when the session is over."""
         if self.closed is not None:
             raise ClosedError(self.closed)
+
+    def enter(self) -> None:
+        """Before anything that may wait for others: checks, and notes when a second thread does so.
+
+        Then one thread's waiting does not mean that the worker waits.
+        """
+        self.check()
         if threading.get_ident() != self._first_thread:
             ctypes.c_int32.from_address(self.control.block(self.worker_id) + at.THREADED).value = 1
 

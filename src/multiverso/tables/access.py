@@ -215,6 +215,7 @@ class Bounded(Asynchronous):
         self._tick()
 
     def _wait(self, timeout_seconds: float | None) -> None:
+        self._session.enter()
         ticks = load64(self._shard.line(self._me) + at.CLOCK)
         target = ticks - self._session.consistency.staleness
         arguments = (self._session.control.address, self._base, self._me, target)
@@ -356,6 +357,7 @@ class Synchronous:
         self._staged = False
 
     def _go_through(self, commit: Callable[[], int], timeout_seconds: float | None) -> None:
+        self._session.enter()
         code = commit()
         if code:
             what = f"round {self._progress[2]} of {self._name}"

@@ -172,7 +172,8 @@ class TableHandler:
     def _pair(self, local: Any, last: Any) -> tuple[Array, Array]:
         a = local if self._is_plain(local) else writable(local, self._size, self._dtype, "local")
         b = last if self._is_plain(last) else writable(last, self._size, self._dtype, "last")
-        if np.may_share_memory(a, b):
+        # two arrays that own their memory cannot share it, and asking takes as long as the check of both
+        if a is b or ((a.base is not None or b.base is not None) and np.may_share_memory(a, b)):
             raise ShapeMismatchError("local and last share memory; they must be two arrays (last = local.copy())")
         return a, b
 
@@ -297,7 +298,9 @@ class TableHandler:
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _ready(self, timeout_seconds: float | None) -> None:
-        self._session.check()
+        session = self._session
+        if session.closed is not None:
+            session.check()
         if self._queue.used:
             self.flush(timeout_seconds)
 
