@@ -159,6 +159,20 @@ def test_every_variable_of_the_environment_is_documented() -> None:
     assert sorted(name for name in names if name not in pages) == []
 
 
+def test_the_command_line_page_has_every_command_and_option() -> None:
+    import typer
+
+    from multiverso.cli.main import app
+
+    page = (ROOT / "docs/reference/cli.md").read_text()
+    sections = {part.split("\n")[0]: part for part in page.split("\n## multiverso ")[1:]}
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert set(sections) == set(commands)
+    for name, command in commands.items():
+        options = {max(o.opts, key=len) for o in command.params if o.param_type_name == "option"} - {"--help"}
+        assert [option for option in options if f"`{option}`" not in sections[name]] == [], name
+
+
 def test_the_protocol_page_has_every_message() -> None:
     source = "\n".join(path.read_text() for path in (ROOT / "src/multiverso/runtime").glob("*.py"))
     sent = set(re.findall(r'"do": "(\w+)"', source))
