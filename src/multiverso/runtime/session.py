@@ -349,6 +349,7 @@ class Session:
                 self._link.close()
                 for segment in self._arenas.values():
                     segment.freeze()
+                self._arenas.clear()
                 self._tables.clear()
                 self._handlers.clear()
                 _sessions.discard(self)
