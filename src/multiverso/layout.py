@@ -14,7 +14,9 @@ MAX_WORKERS = 64  # a round's members are the bits of one 64-bit word
 
 # -- the control segment -----------------------------------------------------------------------------------
 EVENT = 0  # int32, all writers: bumped (atomically) by whatever could let a waiter go on; waiters sleep on it
-WAITERS = 64  # int32, all writers: how many may sleep; a killed waiter leaves it too high, which only costs a wake
+WAITERS = (
+    64  # int32, all writers: how many may sleep; a killed waiter leaves it too high, which only costs a wake
+)
 CAPACITY = 128  # int32: worker blocks in this segment
 CONTINUE_WITHOUT_LOST = 132  # int32: 1 when waits go on without lost workers
 NODE_LIFE = 192  # robust mutex, held by a thread of the node for as long as it lives
@@ -48,9 +50,15 @@ NOTHING, FOR_BARRIER, FOR_ROUND, FOR_CLOCK, FOR_TABLE, FOR_LOCK = range(6)
 # -- a table -----------------------------------------------------------------------------------------------
 # int64 words at the table's first byte; offsets are from there
 MAGIC, ELEMENTS, STRIPE, STRIPES, ITEMSIZE, COLUMNS, TABLE_WORKERS, MODE = (8 * word for word in range(8))
-LOCKS, BUFFER_0, BUFFER_1, STATE_0, STATE_1, STATES, SLOTS, SLOT_STRIDE, LINES = (64 + 8 * w for w in range(9))
+LOCKS, BUFFER_0, BUFFER_1, STATE_0, STATE_1, STATES, SLOTS, SLOT_STRIDE, LINES = (
+    64 + 8 * w for w in range(9)
+)
 TABLE_ID = 136
-CHUNK, CHUNKS, SMALL_SLOTS = 144, 152, 160  # elements of a chunk, chunks of a round, where a slot's small ones begin
+CHUNK, CHUNKS, SMALL_SLOTS = (
+    144,
+    152,
+    160,
+)  # elements of a chunk, chunks of a round, where a slot's small ones begin
 MEAN = 168  # 1 when the updater gets the mean of a round's contributions instead of their sum
 COMMITTED = 192  # int64: the last finished round; all members write the same value
 DECISIONS = 256  # 2 x int64, compare-and-swap: (step << 8) | proposer + 1, for even and odd steps
@@ -74,7 +82,9 @@ ASYNCHRONOUS, SYNCHRONOUS, BOUNDED = 0, 1, 2
 
 TABLE_MAGIC = 0x6D756C7469763031
 STRIPE_BYTES = 128 * 1024
-CHUNK_BYTES = 512 * 1024  # measured, rounds of 1e7 floats, 2 workers: 11.8 ms with 256 KiB, 9.1, 10.6 with 1 MiB, 15.1 with 2
+CHUNK_BYTES = (
+    512 * 1024
+)  # measured, rounds of 1e7 floats, 2 workers: 11.8 ms with 256 KiB, 9.1, 10.6 with 1 MiB, 15.1 with 2
 
 
 def round_up(value: int, to: int) -> int:

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from multiverso.api import current
 from multiverso.errors import DtypeMismatchError, ShapeMismatchError
+from multiverso.rules import Rule, share
+from multiverso.rules.shared import Shared, check_mode
 from multiverso.runtime import Session
+from multiverso.runtime.current import current
 from multiverso.tables import ArrayTableHandler
 
 Array = NDArray[Any]
@@ -44,23 +46,27 @@ def shared_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class _Flat:
-    """One table with the buffers that this worker exchanges with it, all of one dtype and size."""
+    """One table with the buffer that this worker exchanges with it, all of one dtype and size."""
 
-    table: ArrayTableHandler
+    shared: Shared
     local: Array
-    last: Array
-    averaged: bool
+    last: Array | None  # of statistics: what was read last
 
     def exchange(self, workers: int) -> None:
         # A statistic moves its share of the way from the table's value now, and not from the one last seen: a
         # straggler's old variance, subtracted from one that has shrunk since, would make it negative. An
         # unchanged one only reads, so that workers agree after a barrier and an exchange.
-        if self.averaged and not np.array_equal(self.local, self.last, equal_nan=True):
-            self.table.snapshot(out=self.last)
-            np.subtract(self.local, self.last, out=self.local)
-            np.divide(self.local, workers, out=self.local)
-            np.add(self.local, self.last, out=self.local)
-        self.table.exchange(self.local, self.last)
+        local, last = self.local, self.last
+        if last is None:
+            self.shared.exchange(local)
+        elif np.array_equal(local, last, equal_nan=True):
+            self.shared.table.exchange(local, last)
+        else:
+            self.shared.table.snapshot(out=last)
+            np.subtract(local, last, out=local)
+            np.divide(local, workers, out=local)
+            np.add(local, last, out=local)
+            self.shared.table.exchange(local, last)
 
 
 class SharedParams:
@@ -94,7 +100,7 @@ class SharedParams:
         name: str | None = None,
         every: int | timedelta = 1,
         initial: str = "master",
-        rule: Any = None,
+        rule: Rule | None = None,
         allocate: Callable[[int, np.dtype[Any]], Array] = np.empty,
         session: Session | None = None,
     ) -> None:
@@ -107,19 +113,22 @@ class SharedParams:
             every: `step` exchanges at every so many calls, or when that much time has passed since the last
                 exchange. Time does not tick alike in all workers, so a synchronous job refuses it.
             initial: whose values count, as in `multiverso.ArrayTableHandler`.
-            rule: how parameters are exchanged; changes add up (ASGD) by default.
+            rule: how parameters are exchanged (`multiverso.rules`); changes add up (ASGD) by default.
             allocate: makes the flat buffers, given a size and a dtype: pinned memory, say.
             session: the session to use instead of the current one.
 
         Raises:
             DtypeMismatchError: an array that is not of a floating dtype; nothing has been made then.
-            ValueError: no arrays at all, or ``every`` below one call or not above zero time.
+            ValueError: no arrays at all; ``every`` below one call or not above zero time; a rule that is not
+                defined for the session's consistency.
         """
         given = [(np.asarray(array), False) for array in arrays]
         given += [(np.asarray(array), True) for array in statistics]
         if not given:
             raise ValueError("there is nothing to share: both lists of arrays are empty")
         session = session or current()
+        if rule is not None:
+            check_mode(rule, session.consistency.mode)  # before any table is made
         self._session = session
         self._due = Every(every)
         if self._due.by_time and session.consistency.mode == "sync":
@@ -141,7 +150,7 @@ class SharedParams:
                 views[index][...] = array
                 start += array.size
             if flat.size:
-                self._flats.append(_share(flat, averaged, name, initial, session))
+                self._flats.append(_share(flat, averaged, name, initial, rule, session))
         self._views = views
         self._dtypes = [array.dtype for array, _ in given]
         self._given: dict[int, Array] = {}  # 16-bit values as they were given out, in float32
@@ -202,16 +211,13 @@ class SharedParams:
         return due
 
 
-def _share(flat: Array, averaged: bool, name: str | None, initial: str, session: Session) -> _Flat:
+def _share(
+    flat: Array, averaged: bool, name: str | None, initial: str, rule: Rule | None, session: Session
+) -> _Flat:
     if name is not None:
         name = f"{name}/{'statistics' if averaged else 'parameters'}/{flat.dtype}"
-    table = ArrayTableHandler(
-        flat.size, flat, dtype=flat.dtype.name, name=name, initial=initial, session=session
-    )
-    table.snapshot(out=flat)  # the job's initial value, outside the clocks
-    if name is None:
-        session.barrier()  # nobody trains before all have read it
-    return _Flat(table, flat, flat.copy(), averaged)
+    shared = share(flat, None if averaged else rule, name=name, initial=initial, session=session)
+    return _Flat(shared, flat, flat.copy() if averaged else None)
 
 
 _BROADCAST = 1 << 20

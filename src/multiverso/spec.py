@@ -116,7 +116,7 @@ def checked_count(value: Any, what: str) -> int:
 def checked_dtype(value: Any) -> str:
     """Returns the name of a table's dtype."""
     try:
-        name = np.dtype(value).name
+        name = str(np.dtype(value).name)
     except TypeError:
         name = str(value)
     if name not in DTYPES:

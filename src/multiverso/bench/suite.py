@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,9 @@ class Plan:
     step_seconds: float
 
 
-FULL = Plan((1_000, 100_000, 1_000_000, 10_000_000, 25_000_000), (100, 1_000, 10_000), (1, 2, 4), 5, 3.0, 10**8, 10.0)
+FULL = Plan(
+    (1_000, 100_000, 1_000_000, 10_000_000, 25_000_000), (100, 1_000, 10_000), (1, 2, 4), 5, 3.0, 10**8, 10.0
+)
 QUICK = Plan((1_000, 1_000_000), (1_000,), (1, 2), 1, 0.3, 10**7, 1.0)
 
 
@@ -103,10 +106,10 @@ def describe_machine() -> dict[str, Any]:
     """Returns what the figures depend on."""
     import numba
 
-    model = "unknown"
-    with open("/proc/cpuinfo") as file:
-        lines: Iterable[str] = file
-        model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown"
+    )
     return {
         "cpu": model,
         "cores": len(os.sched_getaffinity(0)),

@@ -109,7 +109,9 @@ def _one_process_compiles(what: str) -> Iterator[None]:
             yield
             return
         began = time.monotonic()
-        print(f"multiverso: compiling kernels ({what}), once on this machine ...", file=sys.stderr, flush=True)
+        print(
+            f"multiverso: compiling kernels ({what}), once on this machine ...", file=sys.stderr, flush=True
+        )
         yield
         done.touch()
         print(f"multiverso: compiled in {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
@@ -181,7 +183,10 @@ def load(dtype: str) -> Kernels:
         return Kernels(
             **{
                 group: SimpleNamespace(
-                    **{name: compile_kernel(getattr(modules[group], name), s) for name, s in signatures.items()}
+                    **{
+                        name: compile_kernel(getattr(modules[group], name), s)
+                        for name, s in signatures.items()
+                    }
                 )
                 for group, signatures in _signatures(dtype).items()
             }

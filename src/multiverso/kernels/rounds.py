@@ -138,7 +138,9 @@ def fold(base, update, number, chunk, members, lo, hi, like):
     ids = np.empty(at.MAX_WORKERS, np.int64)
     n = 0
     for worker in range(at.MAX_WORKERS):
-        if (members >> worker) & 1 and load32(line_of(base, worker) + at.SOURCES + 4 * (number & 1)) != NOTHING:
+        if (members >> worker) & 1 and load32(
+            line_of(base, worker) + at.SOURCES + 4 * (number & 1)
+        ) != NOTHING:
             ids[n] = worker
             n += 1
     if update != 0:
@@ -195,7 +197,9 @@ def _fold_update(base, update, number, chunk, ids, lo, new, old, like):
 @njit(nogil=True)
 def takes_part(control, base, worker, step):
     line = line_of(base, worker)
-    return load32(line + at.ENROLLED) == 1 and load64(line + at.FIRST_STEP) <= step and counts(control, worker)
+    return (
+        load32(line + at.ENROLLED) == 1 and load64(line + at.FIRST_STEP) <= step and counts(control, worker)
+    )
 
 
 @njit(nogil=True)

@@ -29,7 +29,9 @@ from multiverso.kernels.locking import monotonic_ns
 _READY, _LOST, _NOT_READY = 0, 1, 2
 _EINTR, _ETIMEDOUT = 4, 110
 _ALL = 1 << 30
-_YIELDS = 200  # measured: rounds of 1e7 floats, 2 workers: 13.2 ms with 50, 11.4 with 200 to 2000; 4 workers alike
+_YIELDS = (
+    200  # measured: rounds of 1e7 floats, 2 workers: 13.2 ms with 50, 11.4 with 200 to 2000; 4 workers alike
+)
 _SLICE_NANOSECONDS = 500_000_000
 
 

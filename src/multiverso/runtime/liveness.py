@@ -25,7 +25,9 @@ _GRACE_SECONDS = 1.0
 class Liveness:
     """Owner: the session; ``release`` ends it."""
 
-    def __init__(self, control: Control, worker_id: int, connection: socket.socket, ends_with_node: bool) -> None:
+    def __init__(
+        self, control: Control, worker_id: int, connection: socket.socket, ends_with_node: bool
+    ) -> None:
         self.node_lost = threading.Event()
         self._control = control
         self._life = control.block(worker_id) + at.LIFE

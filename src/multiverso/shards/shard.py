@@ -6,6 +6,7 @@ for nothing.
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,9 +51,7 @@ def initialise(address: int, spec: TableSpec, table_id: int, workers: int, mode:
     for offset, value in words.items():
         store64(address + offset, value)
     hyper = np.asarray(spec.hyper, dtype=spec.dtype).tobytes()
-    np.ctypeslib.as_array((np.ctypeslib.ctypes.c_char * len(hyper)).from_address(address + at.HYPER))[:] = (
-        np.frombuffer(hyper, dtype="S1")
-    )
+    ctypes.memmove(address + at.HYPER, hyper, len(hyper))
     mutex.initialise(address + places.locks, partition.stripes, at.MUTEX_BYTES)
     store64(address + at.MAGIC, at.TABLE_MAGIC)
 
@@ -116,8 +115,8 @@ class Shard:
     def enrol(self, worker_id: int) -> None:
         """Makes a worker take part in the table's rounds and clocks.
 
-        A worker that joins late begins at the fastest clock, so that nobody has to wait for it, and its first round is the one after the
-        last finished (the round then in flight may still go on without it).
+        A worker that joins late begins at the fastest clock, so that nobody has to wait for it, and its first
+        round is the one after the last finished (the round then in flight may still go on without it).
         """
         line = self.line(worker_id)
         for offset in range(0, at.LINE_STRIDE, 8):

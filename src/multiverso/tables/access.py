@@ -103,9 +103,7 @@ class Asynchronous:
                 timeout_seconds,
             )
 
-    def step(
-        self, loops: Loops, local: Array, push: bool, pull: bool, timeout_seconds: float | None
-    ) -> None:
+    def step(self, loops: Loops, local: Array, push: bool, pull: bool, timeout_seconds: float | None) -> None:
         kernel = kernels.load_steps(self._shard.spec.dtype).step
 
         def go(done: int) -> int:
@@ -131,7 +129,10 @@ class Asynchronous:
         code = self._add_rows(self._base, self._update, self._me, ids, delta, 0)
         if code:
             self._resume_rows(
-                code, ids, lambda done: self._add_rows(self._base, self._update, self._me, ids, delta, done), None
+                code,
+                ids,
+                lambda done: self._add_rows(self._base, self._update, self._me, ids, delta, done),
+                None,
             )
 
     def get_rows(self, ids: RowIds, out: Array, timeout_seconds: float | None) -> None:
@@ -200,9 +201,7 @@ class Bounded(Asynchronous):
         super().exchange(local, last, timeout_seconds)
         self._tick()
 
-    def step(
-        self, loops: Loops, local: Array, push: bool, pull: bool, timeout_seconds: float | None
-    ) -> None:
+    def step(self, loops: Loops, local: Array, push: bool, pull: bool, timeout_seconds: float | None) -> None:
         if pull:
             self._wait(timeout_seconds)
         super().step(loops, local, push, pull, timeout_seconds)
@@ -290,9 +289,7 @@ class Synchronous:
             arguments = (self._control, self._base, self._update, self._me, self._progress, local, last)
             self._go_through(lambda: self._rounds.commit_exchange(*arguments), timeout_seconds)
 
-    def step(
-        self, loops: Loops, local: Array, push: bool, pull: bool, timeout_seconds: float | None
-    ) -> None:
+    def step(self, loops: Loops, local: Array, push: bool, pull: bool, timeout_seconds: float | None) -> None:
         steps = kernels.load_steps(self._shard.spec.dtype)
         own, hyper = loops.own, loops.hyper.ctypes.data
         with self._lock:
@@ -317,7 +314,9 @@ class Synchronous:
             # a buffer is written to again only after the next round is finished
             if self._shard.committed == number:
                 return
-        raise WaitTimeoutError(f"no consistent copy of {self._name} in {_SNAPSHOT_TRIES} tries: its rounds are too quick")
+        raise WaitTimeoutError(
+            f"no consistent copy of {self._name} in {_SNAPSHOT_TRIES} tries: its rounds are too quick"
+        )
 
     def put(self, values: Array) -> None:
         with self._lock:

@@ -92,7 +92,9 @@ def _cast(array: Array, dtype: np.dtype[Any], what: str) -> Array:
         limits = np.iinfo(dtype)
         low, high = int(array.min()), int(array.max())
         if low < limits.min or high > limits.max:
-            raise DtypeMismatchError(f"{what} holds {low if low < limits.min else high}, too large for a table of {dtype}")
+            raise DtypeMismatchError(
+                f"{what} holds {low if low < limits.min else high}, too large for a table of {dtype}"
+            )
     if dtype.kind == "f" and kind == "f" and array.dtype.itemsize > dtype.itemsize:
         with np.errstate(over="ignore"):
             result = array.astype(dtype)
@@ -146,9 +148,13 @@ def writable(array: Any, size: int, dtype: np.dtype[Any], what: str) -> Array:
     if is_tensor(array) and array.device.type == "cpu" and str(array.dtype) != "torch.bfloat16":
         array = array.detach().numpy()
     if not isinstance(array, np.ndarray):
-        raise DtypeMismatchError(f"{what} is written to, so it must be a NumPy array or a torch CPU tensor; got {type(array)}")
+        raise DtypeMismatchError(
+            f"{what} is written to, so it must be a NumPy array or a torch CPU tensor; got {type(array)}"
+        )
     if array.dtype != dtype:
-        raise DtypeMismatchError(f"{what} is written to, so it must have the table's dtype {dtype}; got {array.dtype}")
+        raise DtypeMismatchError(
+            f"{what} is written to, so it must have the table's dtype {dtype}; got {array.dtype}"
+        )
     if array.size != size:
         raise ShapeMismatchError(f"{what} has {array.size} numbers; the table has {size}")
     if not array.flags.writeable:

@@ -9,18 +9,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from multiverso.errors import DtypeMismatchError, ShapeMismatchError
+from multiverso.errors import ShapeMismatchError
 from multiverso.kernels.compiling import compile_pull, compile_push, compile_update
 from multiverso.runtime.session import Session
 from multiverso.shards.shard import Shard
 from multiverso.spec import INITIAL, TableSpec
 from multiverso.tables import saving
 from multiverso.tables.access import Loops, access_to
-from multiverso.tables.convert import Array, as_data, as_numpy, check_size, is_tensor, readable, writable
+from multiverso.tables.convert import Array, as_data, as_numpy, check_size, readable, writable
+from multiverso.tables.output import Output, fresh, into
 from multiverso.tables.pending import Pending, Queue
 from multiverso.updaters import Updater
-
-_SIXTEEN_BITS = ("float16", "bfloat16")
 
 
 class TableHandler:
@@ -137,9 +136,9 @@ class TableHandler:
         if self._is_plain(out):
             self._access.get(out, timeout_seconds)
             return out
-        target, given = self._target(out, dtype, self.shape)
-        self._access.get(target, timeout_seconds)
-        return self._finish(target, given, dtype, self.shape)
+        output = self._output(out, dtype, self.shape)
+        self._access.get(output.flat, timeout_seconds)
+        return output.give()
 
     def add(self, data: Any, sync: bool = False) -> None:
         """Adds to the whole table, through its updater.
@@ -174,7 +173,9 @@ class TableHandler:
         b = last if self._is_plain(last) else writable(last, self._size, self._dtype, "last")
         # two arrays that own their memory cannot share it, and asking takes as long as the check of both
         if a is b or ((a.base is not None or b.base is not None) and np.may_share_memory(a, b)):
-            raise ShapeMismatchError("local and last share memory; they must be two arrays (last = local.copy())")
+            raise ShapeMismatchError(
+                "local and last share memory; they must be two arrays (last = local.copy())"
+            )
         return a, b
 
     # -- rules -----------------------------------------------------------------------------------------------
@@ -226,11 +227,11 @@ class TableHandler:
     def get_async(self, out: Any = None) -> Pending:
         """Like :meth:`get`, in the background; ``wait()`` returns the values."""
         self._session.check()
-        target, given = self._target(out, None, self.shape)
+        output = self._output(out, None, self.shape)
 
         def get() -> Any:
-            self._access.get(target, None)
-            return self._finish(target, given, None, self.shape)
+            self._access.get(output.flat, None)
+            return output.give()
 
         return self._later(get, "a get")
 
@@ -265,9 +266,9 @@ class TableHandler:
         In synchronous mode it is the last finished round. Otherwise each stripe of 128 KiB is consistent.
         """
         self._ready(None)
-        target, given = self._target(out, None, self.shape)
-        self._access.snapshot(target)
-        return self._finish(target, given, None, self.shape)
+        output = self._output(out, None, self.shape)
+        self._access.snapshot(output.flat)
+        return output.give()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes values and updater state to a safetensors file, whole or not at all.
@@ -328,70 +329,10 @@ class TableHandler:
         check_size(array, self.shape, self._spec, "data")
         return as_data(array, self._dtype, "data")
 
-    def _target(
-        self, out: Any, dtype: npt.DTypeLike | None, shape: tuple[int, ...]
-    ) -> tuple[Array, Any]:
-        """Returns the flat array that a kernel fills, and the ``out`` that still has to be filled from it."""
-        size = int(np.prod(shape))
+    def _output(self, out: Any, dtype: npt.DTypeLike | None, shape: tuple[int, ...]) -> Output:
         if out is None:
-            if dtype is not None and dtype_name(dtype) not in (*_SIXTEEN_BITS, self._dtype.name):
-                raise DtypeMismatchError(
-                    f"get(dtype=) is the table's {self._dtype}, float16 or bfloat16; got {dtype!r}"
-                )
-            return np.empty(size, self._dtype), None
-        if not isinstance(out, np.ndarray) and not is_tensor(out):
-            raise DtypeMismatchError(f"out must be a NumPy array or a torch tensor; got {type(out).__name__}")
-        if tuple(out.shape) != shape and not (out.ndim == 1 and tuple(out.shape) == (size,)):
-            if self._spec.kind == "matrix" or np.size(out) != size:
-                raise ShapeMismatchError(f"out has shape {tuple(out.shape)}; expected {shape}, or {size} flat")
-        if is_tensor(out) and (out.device.type != "cpu" or not out.is_contiguous() or str(out.dtype) == "torch.bfloat16"):
-            return np.empty(size, self._dtype), out
-        if isinstance(out, np.ndarray) and out.dtype.name in _SIXTEEN_BITS and self._dtype.kind == "f":
-            if not out.flags.writeable:
-                raise DtypeMismatchError("out is written to, but it is read-only")
-            return np.empty(size, self._dtype), out
-        return writable(out, size, self._dtype, "out"), _Filled(out)
-
-    def _finish(
-        self, target: Array, given: Any, dtype: npt.DTypeLike | None, shape: tuple[int, ...]
-    ) -> Any:
-        if isinstance(given, _Filled):
-            return given.out
-        if given is None:
-            result = target if len(shape) == 1 else target.reshape(shape)
-            return result if dtype is None else result.astype(numpy_dtype(dtype))
-        if is_tensor(given):
-            import torch
-
-            given.detach().copy_(torch.from_numpy(target.reshape(tuple(given.shape))))
-        else:
-            given[...] = target.reshape(given.shape)
-        return given
-
-
-class _Filled:
-    """An ``out`` that the kernel itself fills."""
-
-    __slots__ = ("out",)
-
-    def __init__(self, out: Any) -> None:
-        self.out = out
-
-
-def dtype_name(dtype: Any) -> str:
-    """Returns a dtype's name; that of ml-dtypes too, also where NumPy does not know it by name."""
-    return "bfloat16" if str(dtype) == "bfloat16" else np.dtype(dtype).name
-
-
-def numpy_dtype(dtype: Any) -> np.dtype[Any]:
-    """Returns the dtype; bfloat16 comes from ml-dtypes."""
-    if dtype_name(dtype) != "bfloat16":
-        return np.dtype(dtype)
-    try:
-        import ml_dtypes
-    except ImportError as error:
-        raise DtypeMismatchError("bfloat16 arrays need ml-dtypes: pip install ml-dtypes") from error
-    return np.dtype(ml_dtypes.bfloat16)
+            return fresh(shape, self._dtype, dtype)
+        return into(out, shape, self._dtype, self._spec.kind == "array")
 
 
 def _fill(shard: Shard, initial: str, value: Array | None, last: bool, number: int) -> None:

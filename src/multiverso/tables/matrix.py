@@ -94,9 +94,9 @@ class MatrixTableHandler(TableHandler):
         self._ready(timeout_seconds)
         ids = as_row_ids(row_ids, self._spec.rows)
         shape = (ids.size, self._spec.columns)
-        target, given = self._target(out, dtype, shape)
-        self._access.get_rows(ids, target, timeout_seconds)
-        return self._finish(target, given, dtype, shape)
+        output = self._output(out, dtype, shape)
+        self._access.get_rows(ids, output.flat, timeout_seconds)
+        return output.give()
 
     def add(self, data: Any = None, row_ids: Any = None, sync: bool = False) -> None:  # type: ignore[override]
         """Adds to the whole matrix, or to some of its rows, through the table's updater.
@@ -110,7 +110,9 @@ class MatrixTableHandler(TableHandler):
             RowIdError: an id is no integer, or no row; nothing was changed.
         """
         if data is None:
-            raise ShapeMismatchError("add needs data: (num_row, num_col) numbers, or a row for each of row_ids")
+            raise ShapeMismatchError(
+                "add needs data: (num_row, num_col) numbers, or a row for each of row_ids"
+            )
         if row_ids is None:
             super().add(data, sync)
             return

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from multiverso.api import current
-from multiverso.errors import DtypeMismatchError, NotInitializedError, ShapeMismatchError
+from multiverso.errors import ClosedError, DtypeMismatchError, NotInitializedError, ShapeMismatchError
+from multiverso.runtime.current import current
 from multiverso.tables import ArrayTableHandler
 from multiverso.theano.framework import array_of, framework
 
@@ -22,7 +23,6 @@ class MVSharedVariable:
 
     Attributes:
         variable: the framework's shared variable.
-        session: the session whose table it is linked to.
 
     Pickling a variable keeps its value and not its table; the loaded one is a shared variable like any other,
     and ``MVSharedVariable(loaded)`` gives it a table.
@@ -37,12 +37,14 @@ class MVSharedVariable:
         """
         value = array_of(svobj)
         dtype = _table_dtype(value.dtype)
-        self.session = current()
+        session = current()
         self.variable = svobj
         self._local = value.astype(dtype).reshape(-1)
-        self._table = ArrayTableHandler(value.size, self._local, dtype=dtype.name, session=self.session)
-        self._table.snapshot(out=self._local)
-        self.session.barrier()  # nobody trains before all have read the initial value
+        table = ArrayTableHandler(value.size, self._local, dtype=dtype.name, session=session)
+        # The session keeps its tables; a variable that outlives it must not keep the shared memory.
+        self._session, self._table = weakref.ref(session), weakref.ref(table)
+        table.snapshot(out=self._local)
+        session.barrier()  # nobody trains before all have read the initial value
         self._last = self._local.copy()
         self._view: NDArray[Any] | None = None
         self._publish(value)
@@ -56,11 +58,18 @@ class MVSharedVariable:
         Raises:
             ShapeMismatchError: the variable has been given a value of another size.
             NotInitializedError: the variable was loaded from a pickle, so it has no table.
+            ClosedError: the session in which it was made is over.
         """
         if "_table" not in self.__dict__:
             raise NotInitializedError(
                 f"the shared variable {self.variable} was loaded from a pickle or copied, so it has no "
                 "table; MVSharedVariable(variable), called alike in every worker, gives it one"
+            )
+        table = self._table()
+        if table is None:
+            raise ClosedError(
+                f"the session that the shared variable {self.variable} was made in is over; "
+                "MVSharedVariable(variable), called alike in every worker, shares it in a new one"
             )
         value = array_of(self.variable)
         if value.size != self._local.size:
@@ -70,7 +79,7 @@ class MVSharedVariable:
             )
         if value is not self._view:
             self._local[:] = value.reshape(-1)
-        self._table.exchange(self._local, self._last)
+        table.exchange(self._local, self._last)
         self._publish(value)
 
     def _publish(self, old: NDArray[Any]) -> None:
@@ -87,7 +96,7 @@ class MVSharedVariable:
         self._view = stored if np.shares_memory(stored, self._local) else None
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("variable", "session") or name.startswith("_"):
+        if name == "variable" or name.startswith("_"):
             raise AttributeError(name)
         return getattr(self.variable, name)
 
@@ -134,7 +143,12 @@ def sync_all_mv_shared_vars() -> None:
 
 def _forget_ended() -> None:
     # A variable of a session that is over cannot be exchanged; a new session starts a list of its own.
-    _shared_vars[:] = [link for link in _shared_vars if link.session.closed is None]
+    open_ones = []
+    for link in _shared_vars:
+        session = link._session()
+        if session is not None and session.closed is None:
+            open_ones.append(link)
+    _shared_vars[:] = open_ones
 
 
 def _table_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -70,7 +70,9 @@ def receive(connection: socket.socket) -> tuple[Message, list[int]] | None:
         return None
     try:
         if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC):
-            raise OSError("a message was cut short: this process has too few file descriptors left (ulimit -n)")
+            raise OSError(
+                "a message was cut short: this process has too few file descriptors left (ulimit -n)"
+            )
         message = json.loads(body)
         if not isinstance(message, dict):
             raise ValueError("not a JSON object")
