@@ -1,103 +1,18 @@
-"""Experiments in a folder of their own: files written by a test, run by the launcher or by hand."""
+"""Fixtures of Platoon's tests, and more time for them: the first may compile kernels, on a busy machine."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
+import socket
 import sys
-import textwrap
-import threading
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-SECONDS = 150  # the first test after a change of a kernel compiles, maybe on a busy machine
+sys.path.insert(0, str(Path(__file__).parent))
 
-
-@dataclass
-class Result:
-    """What a launch left: its exit code, what it printed, and the logs by name."""
-
-    code: int
-    out: str
-    err: str
-    folder: Path
-
-    @property
-    def logs(self) -> dict[str, str]:
-        runs = sorted((self.folder / "PLATOON_LOGS").glob("*/*"))
-        return {file.name: file.read_text() for file in sorted(runs[-1].iterdir())} if runs else {}
-
-    def outputs(self) -> list[str]:
-        """What the workers printed, in rank order."""
-        return [
-            text for name, text in self.logs.items() if name.startswith("worker") and name.endswith(".out")
-        ]
-
-    def __str__(self) -> str:
-        logs = "\n".join(f"--- {name}\n{text}" for name, text in self.logs.items())
-        return f"exit code {self.code}\n{self.out}\n{self.err}\n{logs}"
-
-
-@dataclass
-class Experiment:
-    """A folder with worker and controller files, and the processes started in it."""
-
-    folder: Path
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
-
-    def write(self, **files: str) -> Experiment:
-        """Writes ``name.py`` for each keyword."""
-        for name, text in files.items():
-            (self.folder / f"{name}.py").write_text(textwrap.dedent(text))
-        return self
-
-    def environment(self, **variables: str) -> dict[str, str]:
-        names = ("PLATOON_DEVICES", "PLATOON_HOSTS", "PLATOONRC", "THEANO_FLAGS")
-        inherited = {name: value for name, value in os.environ.items() if name not in names}
-        return {**inherited, "HOME": str(self.folder), "OMP_NUM_THREADS": "1", **_caches(), **variables}
-
-    def launch(self, *arguments: str, **variables: str) -> Result:
-        """Runs the launcher to its end."""
-        process = self.start("-m", "platoon.launcher", *arguments, **variables)
-        out, err = process.communicate(timeout=SECONDS)
-        return Result(process.returncode, out, err, self.folder)
-
-    def start(self, *command: str, **variables: str) -> subprocess.Popen[str]:
-        """Starts a Python process in the folder."""
-        process = subprocess.Popen(
-            [sys.executable, "-u", *command],
-            cwd=self.folder,
-            env=self.environment(**variables),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self.started.append(process)
-        return process
-
-    def finish(self, process: subprocess.Popen[str], code: int | None = 0) -> str:
-        """Waits for a process and returns what it printed; its exit code has to be as given."""
-        out, err = process.communicate(timeout=SECONDS)
-        assert code is None or process.returncode == code, f"exit code {process.returncode}\n{out}\n{err}"
-        return out + err
-
-
-def _caches() -> dict[str, str]:
-    # HOME is the test's folder, but compiled kernels are kept where they always are
-    home = (
-        os.environ.get("MULTIVERSO_CACHE_DIR")
-        or os.environ.get("XDG_CACHE_HOME")
-        or str(Path.home() / ".cache")
-    )
-    return {"MULTIVERSO_CACHE_DIR": home}
+from platoon_support import SECONDS, Experiment, until
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -110,20 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def experiment(tmp_path: Path) -> Iterator[Experiment]:
     made = Experiment(tmp_path)
     yield made
-    for process in made.started:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        process.communicate()
-
-
-def until(condition: Any, seconds: float = 30.0) -> None:
-    """Waits until a condition holds; fails if it does not in time."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        threading.Event().wait(0.01)
+    made.end()
 
 
 @pytest.fixture
@@ -134,8 +36,6 @@ def wait_until() -> Any:
 @pytest.fixture
 def port() -> int:
     """A port that is free now."""
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
