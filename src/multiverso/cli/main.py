@@ -101,6 +101,26 @@ def top(
 
 
 @app.command()
+def bench(
+    full: Annotated[bool, typer.Option("--full", help="All sizes and up to 4 workers: some minutes.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object.")] = False,
+) -> None:
+    """Measure the tables on this machine, beside the same loops on private memory in the same run."""
+    import json
+
+    from rich.console import Console
+
+    from multiverso.bench import FULL, QUICK, measure, render
+
+    say = Console(stderr=True)
+    result = measure(FULL if full else QUICK, lambda what: say.print(f"measuring: {what} ..."))
+    if as_json:
+        typer.echo(json.dumps(result))
+    else:
+        Console().print(render(result))
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     from importlib.metadata import version as installed_version
