@@ -20,6 +20,7 @@ from multiverso.runtime.node import Node
 from multiverso.runtime.session import START_SECONDS, Session
 from multiverso.wire import messages
 
+_NODE_ATTEMPTS = 12
 TIMEOUT_VARIABLE = "MULTIVERSO_TIMEOUT_SECONDS"
 
 
@@ -76,7 +77,7 @@ def _join(job: JobInfo, options: dict[str, Any], start: float) -> Session:
             raise
     deadline = time.monotonic() + start
     name = socket_name(job.key)
-    while True:
+    for attempt in range(1, _NODE_ATTEMPTS + 1):
         left = max(0.1, deadline - time.monotonic())
         _start_node_unless_there(name, job, options["on_lost"] or "stop")
         try:
@@ -86,6 +87,13 @@ def _join(job: JobInfo, options: dict[str, Any], start: float) -> Session:
             gone = isinstance(error, NodeLostError) or isinstance(error.__cause__, ConnectionRefusedError)
             if not gone or time.monotonic() >= deadline:
                 raise
+            if attempt == _NODE_ATTEMPTS:
+                raise StartupError(
+                    f"the node of this job ended {attempt} times while it was starting; set "
+                    "MULTIVERSO_NODE_STDERR=1 to see what it says"
+                ) from error
+        time.sleep(min(1.0, 0.02 * 2**attempt))
+    raise AssertionError("unreachable")
 
 
 def _start_node_unless_there(name: str, job: JobInfo, on_lost: str) -> None:
