@@ -1,0 +1,58 @@
+"""Faults on purpose: "worker 2 is killed at its 5th add"."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+from typing import Any, NoReturn
+
+
+def die() -> NoReturn:
+    """Kills this process as the kernel would: nothing is flushed, closed or said."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("still alive after SIGKILL")
+
+
+def die_at(owner: Any, operation: str, count: int, *, after: bool = False) -> None:
+    """Lets this process be killed at the n-th call of a method.
+
+    Args:
+        owner: an object, such as a table or a session; this one alone is changed.
+        operation: the name of its method.
+        count: at which call from now, from 1.
+        after: when that call is over, instead of before it begins.
+
+    Example:
+        >>> if mv.worker_id() == 2:  # doctest: +SKIP
+        ...     die_at(table, "add", 5)
+    """
+    if count < 1:
+        raise ValueError(f"count={count}: calls are counted from 1")
+    method = getattr(owner, operation)
+    calls = 0
+
+    @functools.wraps(method)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == count and not after:
+            die()
+        result = method(*args, **kwargs)
+        if calls == count:
+            die()
+        return result
+
+    setattr(owner, operation, counted)
+
+
+def die_with_lock(table: Any, stripe: int = 0) -> NoReturn:
+    """Kills this process while it holds the lock of one stripe of an asynchronous table."""
+    from multiverso import layout as at
+    from multiverso.memory import mutex
+    from multiverso.memory.words import load64
+
+    base = table._shard.base
+    if code := mutex.lock(base + load64(base + at.LOCKS) + stripe * at.MUTEX_BYTES, 10.0):
+        raise OSError(code, "the lock could not be had")
+    die()

@@ -1,0 +1,68 @@
+"""An optimizer that shares what it has learned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from multiverso.torch.param_manager import ParamManager
+
+
+class SharedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is seen as untyped
+    """Wraps an optimizer: after each of its steps, the parameters are exchanged when that is due.
+
+    It is an optimizer like any other for schedulers, gradient scalers and checkpoints: all but ``step`` is the
+    wrapped one's, which is not changed.
+
+    Args:
+        optimizer: the optimizer to wrap.
+        module: the module whose parameters it trains, or a `ParamManager` of it.
+        options: what `ParamManager` takes: ``every=``, ``rule=``, ``overlap=``, ...
+
+    Attributes:
+        optimizer: the wrapped one.
+        manager: the `ParamManager`.
+
+    Example:
+        >>> optimizer = SharedOptimizer(torch.optim.Adam(model.parameters()), model)  # doctest: +SKIP
+    """
+
+    def __init__(self, optimizer: Any, module: Any, **options: Any) -> None:
+        # Optimizer.__init__ is not called: groups and state are the wrapped optimizer's own.
+        self.optimizer = optimizer
+        self.manager = module if isinstance(module, ParamManager) else ParamManager(module, **options)
+        if isinstance(module, ParamManager) and options:
+            raise TypeError(f"{', '.join(options)}: give these to the ParamManager itself")
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Does the wrapped optimizer's step, and exchanges when that is due; returns what it returns."""
+        loss = self.optimizer.step() if closure is None else self.optimizer.step(closure)
+        self.manager.step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """The wrapped optimizer's."""
+        self.optimizer.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """The wrapped optimizer's."""
+        self.optimizer.add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimizer's, so that it loads into a plain one."""
+        state: dict[str, Any] = self.optimizer.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The wrapped optimizer's."""
+        self.optimizer.load_state_dict(state_dict)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "optimizer":  # before __init__, as when it is unpickled
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+    def __repr__(self) -> str:
+        return f"SharedOptimizer({self.optimizer!r})"

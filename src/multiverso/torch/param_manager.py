@@ -1,0 +1,212 @@
+"""A module's parameters, shared: one exchange for all of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from multiverso.params import SharedParams, broadcast
+from multiverso.runtime import Session
+from multiverso.torch.groups import InPlace, Staged, can_move
+from multiverso.torch.structure import Structure
+
+
+class ParamManager:
+    """Shares a module's parameters between all workers: collective.
+
+    All workers begin with the master worker's values. Each exchange adds what this worker has changed since
+    the one before to the shared parameters, and takes what all have made of them, in place: optimizers keep
+    their state. On the CPU, parameters become views of one flat memory, so that an exchange copies nothing.
+
+    What becomes of a module's tensors:
+
+    - parameters that require gradients are shared: float32 and float64 in their dtype, 16-bit ones in float32
+      (small changes would vanish in a 16-bit sum). Tied parameters are shared once;
+    - floating buffers named ``running_...`` (batch normalisation's statistics) are averaged, never summed;
+    - frozen parameters and other floating buffers take the master's values once and are never exchanged;
+    - integer and boolean buffers stay with their worker.
+
+    Args:
+        module: moved to its device and converted to its dtype before; devices may differ.
+        every: `step` exchanges at every so many calls, or after every so much time.
+        rule: how parameters are exchanged (`multiverso.rules`); changes add up (ASGD) by default.
+        statistics: the names of the buffers to average, instead of those named ``running_...``.
+        overlap: `step` begins an exchange and applies its result at its next one, so that copies and waits go
+            on beside the training between; costs two more copies of the parameters.
+        session: the session to use instead of the current one.
+
+    Raises:
+        DtypeMismatchError: a trained parameter of another dtype.
+        TypeError: parameters that are sparse, or sharded already (FSDP).
+        ValueError: a parameter without memory (lazy, meta), or that shares a part of another's memory; a
+            module with nothing to share.
+
+    Not thread-safe: one thread at a time. Load checkpoints before making one: every worker's load would count
+    as a change.
+
+    Example:
+        >>> import multiverso as mv, torch
+        >>> from multiverso.torch import ParamManager
+        >>> mv.init()
+        >>> model = torch.nn.Linear(3, 2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> manager = ParamManager(model)
+        >>> for _ in range(3):
+        ...     optimizer.zero_grad()
+        ...     model(torch.ones(4, 3)).sum().backward()
+        ...     optimizer.step()
+        ...     manager.sync_all_param()
+        >>> mv.shutdown()
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        *,
+        every: int | timedelta = 1,
+        rule: Any = None,
+        statistics: Iterable[str] | None = None,
+        overlap: bool = False,
+        session: Session | None = None,
+    ) -> None:
+        self.module = module
+        self._structure = Structure(module, statistics)
+        self._overlap = overlap
+        self._flight: _Flight | None = None
+        self._groups = _grouped(self._structure, overlap)
+        self._shared = SharedParams(
+            [group.initial() for group in self._groups if not group.averaged],
+            [group.initial() for group in self._groups if group.averaged],
+            every=every,
+            rule=rule,
+            allocate=_pinned if any(group.tensors[0].is_cuda for group in self._groups) else _aligned,
+            session=session,
+        )
+        with torch.no_grad():
+            for group, flat in zip(self._groups, self._shared.arrays + self._shared.statistics, strict=True):
+                group.adopt(flat)
+            _begin_alike(list(self._structure.constant.values()), session)
+
+    def sync_all_param(self) -> None:
+        """Adds this worker's changes to the shared parameters and takes the values of all, in place.
+
+        Blocks for the round in a synchronous job (one exchange is one round), and not otherwise. After a
+        `multiverso.barrier()` that everyone has reached, it leaves equal parameters in all workers.
+
+        Raises:
+            RuntimeError: parameters were added, replaced, unfrozen, moved or converted since; nothing has been
+                exchanged.
+        """
+        with torch.no_grad():
+            self._land()
+            self._structure.check()
+            for wait in [group.collect() for group in self._groups]:
+                wait()
+            self._shared.exchange()
+            for group in self._groups:
+                group.publish()
+
+    def step(self) -> bool:
+        """Counts one training step and exchanges when that is due (``every=``); returns whether it did."""
+        if not self._shared.due():
+            return False
+        if self._overlap:
+            with torch.no_grad():
+                self._land()
+                self._structure.check()
+                self._flight = _Flight(
+                    self._shared, [group for group in self._groups if isinstance(group, Staged)]
+                )
+        else:
+            self.sync_all_param()
+        return True
+
+    def flush(self) -> None:
+        """Waits for the exchange that ``overlap=True`` has begun, and applies its result."""
+        with torch.no_grad():
+            self._land()
+
+    def attach(self, optimizer: Any) -> Any:
+        """Makes each ``optimizer.step()`` call `step`, so that a training loop needs no other line.
+
+        Returns:
+            A handle whose ``remove()`` undoes it.
+        """
+        return optimizer.register_step_post_hook(lambda *_: self.step() and None)
+
+    def _land(self) -> None:
+        if self._flight is not None:
+            flight, self._flight = self._flight, None
+            flight.land()
+
+
+class _Flight:
+    """One exchange beside the training. Its thread ends with it."""
+
+    def __init__(self, shared: SharedParams, groups: list[Staged]) -> None:
+        self._groups = groups
+        for group in groups:
+            group.absorb()
+        waits = [group.send() for group in groups]
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(
+            target=self._run, args=(shared, waits), name="multiverso-flight", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, shared: SharedParams, waits: list[Callable[[], None]]) -> None:
+        try:
+            for wait in waits:
+                wait()
+            shared.exchange()
+            with torch.no_grad():
+                for group in self._groups:
+                    group.fetch()
+        except BaseException as error:
+            self._error = error
+
+    def land(self) -> None:
+        self._thread.join()  # its waits have the session's deadlines
+        if self._error is not None:
+            raise self._error
+        for group in self._groups:
+            group.receive()
+
+
+def _grouped(structure: Structure, overlap: bool) -> list[InPlace | Staged]:
+    groups: list[InPlace | Staged] = []
+    for averaged, tensors in ((False, structure.trained), (True, structure.statistics)):
+        kinds: dict[Any, list[Any]] = {}
+        for tensor in tensors.values():
+            in_place = not overlap and can_move(tensor)
+            kinds.setdefault((in_place, str(tensor.device), tensor.dtype), []).append(tensor)
+        for (in_place, *_), members in kinds.items():
+            groups.append((InPlace if in_place else Staged)(members, averaged))
+    return groups
+
+
+def _begin_alike(tensors: list[Any], session: Session | None) -> None:
+    """Gives tensors that are not exchanged the master's values, whatever their dtype."""
+    parts = [
+        tensor.detach().reshape(-1).contiguous().view(torch.uint8).cpu()
+        for tensor in tensors
+        if tensor.numel()
+    ]
+    before = [part.clone() for part in parts]
+    broadcast([part.numpy() for part in before], session)
+    full = [tensor for tensor in tensors if tensor.numel()]
+    for tensor, part, new in zip(full, parts, before, strict=True):
+        if not torch.equal(part, new):
+            tensor.copy_(new.view(tensor.dtype).view(tensor.shape))
+
+
+def _aligned(size: int, dtype: Any) -> Any:
+    return torch.empty(size, dtype=getattr(torch, dtype.name)).numpy()
+
+
+def _pinned(size: int, dtype: Any) -> Any:
+    return torch.empty(size, dtype=getattr(torch, dtype.name), pin_memory=True).numpy()

@@ -1,0 +1,135 @@
+"""Tables that take and give tensors, by the names of the original Torch binding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from multiverso import tables
+from multiverso.runtime import Session
+
+_TABLE_DTYPES = {torch.float64: "float64", torch.int32: "int32", torch.int64: "int64"}
+
+
+class _TensorHandler:
+    """What both kinds have in common: dtype and device of the tensors that are given out.
+
+    Attributes:
+        table: the `multiverso` table underneath, with everything else that it can do.
+    """
+
+    table: Any
+
+    def __init__(self, init_value: Any, dtype: Any, device: Any) -> None:
+        given = init_value if isinstance(init_value, torch.Tensor) else None
+        self._dtype = dtype or (given.dtype if given is not None else torch.float32)
+        self._device = torch.device(device or (given.device if given is not None else "cpu"))
+        if self._dtype.is_complex:
+            raise TypeError(f"a table holds real numbers; got {self._dtype}")
+
+    @property
+    def _table_dtype(self) -> str:
+        return _TABLE_DTYPES.get(self._dtype, "float32")
+
+    def _give(self, values: Any) -> Any:
+        return torch.from_numpy(values).to(self._device, self._dtype)
+
+
+class ArrayTableHandler(_TensorHandler):
+    """An array of ``size`` numbers that all workers share, as one-dimensional tensors.
+
+    Args:
+        size: how many numbers.
+        init_value: a tensor, a sequence, or one number for all. As in the original Torch binding, the initial
+            value is the mean of what the workers hand in.
+        dtype: of the tensors that `get` returns; the initial value's, else float32.
+        device: of the tensors that `get` returns; the initial value's, else the CPU.
+        initial, name, updater: see `multiverso.ArrayTableHandler`.
+        session: the session to use instead of the current one.
+
+    16-bit tensors go into a float32 table; float64, int32 and int64 ones into a table of their dtype.
+
+    Example:
+        >>> import multiverso.torch as mvt, torch
+        >>> mvt.init()
+        >>> table = mvt.ArrayTableHandler(3, torch.tensor([1.0, 2.0, 3.0]))
+        >>> table.add(torch.ones(3))
+        >>> table.get()
+        tensor([2., 3., 4.])
+        >>> mvt.shutdown()
+    """
+
+    def __init__(
+        self,
+        size: int,
+        init_value: Any = None,
+        *,
+        dtype: Any = None,
+        device: Any = None,
+        initial: str = "mean",
+        name: str | None = None,
+        updater: Any = "add",
+        session: Session | None = None,
+    ) -> None:
+        super().__init__(init_value, dtype, device)
+        self.table = tables.ArrayTableHandler(
+            size,
+            init_value,
+            dtype=self._table_dtype,
+            name=name,
+            updater=updater,
+            initial=initial,
+            session=session,
+        )
+
+    def get(self, sync: bool = True) -> Any:
+        """Returns the values: a new tensor of shape (size,), of this handler's dtype and device."""
+        return self._give(self.table.get(sync=sync))
+
+    def add(self, data: Any, sync: bool = False) -> None:
+        """Adds ``size`` numbers, in any shape, from any device. They are not modified."""
+        self.table.add(data, sync)
+
+
+class MatrixTableHandler(_TensorHandler):
+    """A matrix of ``num_row`` x ``num_col`` numbers that all workers share, as two-dimensional tensors.
+
+    Args:
+        num_row: rows.
+        num_col: columns.
+        init_value, dtype, device, initial, name, updater, session: see `ArrayTableHandler`.
+    """
+
+    def __init__(
+        self,
+        num_row: int,
+        num_col: int,
+        init_value: Any = None,
+        *,
+        dtype: Any = None,
+        device: Any = None,
+        initial: str = "mean",
+        name: str | None = None,
+        updater: Any = "add",
+        session: Session | None = None,
+    ) -> None:
+        super().__init__(init_value, dtype, device)
+        self.table = tables.MatrixTableHandler(
+            num_row,
+            num_col,
+            init_value,
+            dtype=self._table_dtype,
+            name=name,
+            updater=updater,
+            initial=initial,
+            session=session,
+        )
+
+    def get(self, row_ids: Any = None, sync: bool = True) -> Any:
+        """Returns the matrix, or the rows of these numbers (a tensor or a sequence): a new tensor."""
+        return self._give(self.table.get(row_ids, sync=sync))
+
+    def add(self, data: Any = None, row_ids: Any = None, sync: bool = False) -> None:
+        """Adds to the matrix, or to some of its rows; a row that is named twice gets both."""
+        self.table.add(data, row_ids, sync)
