@@ -32,7 +32,7 @@ def findings(text: str) -> dict[str, dict[str, str]]:
 
 
 def test_doctor_finds_this_machine_well() -> None:
-    done = multiverso("doctor", "--json")
+    done = multiverso("doctor", "--json", PMI_RANK="0", PMI_SIZE="2")
     found = findings(done.stdout)
     assert done.returncode == 0, done.stdout
     assert {found[name]["state"] for name in ESSENTIAL} == {"ok"}
@@ -40,16 +40,9 @@ def test_doctor_finds_this_machine_well() -> None:
     assert found["process end"]["state"] == "ok"
     assert "MPICH" in found["launchers"]["text"]
     assert "torch 2" in found["frameworks"]["text"]
-
-
-def test_doctor_for_a_person() -> None:
-    done = multiverso("doctor", PMI_RANK="0", PMI_SIZE="2")
-    assert done.returncode == 0
-    lines = done.stdout.splitlines()
-    assert any(line.startswith("ok    robust lock") for line in lines)
-    at = next(i for i, line in enumerate(lines) if line.startswith("warn  environment"))
-    assert "unset the launcher's variables" in lines[at + 1]
-    assert lines[-1] == "multiverso works here."
+    # left over from some launcher: works, but init() would fail here
+    assert found["environment"]["state"] == "warn"
+    assert "unset the launcher's variables" in found["environment"]["advice"]
 
 
 SOME_CHECKS = """

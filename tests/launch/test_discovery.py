@@ -1,4 +1,4 @@
-"""Discovery on environments recorded from the real launchers (Slurm's from its documentation)."""
+"""Discovery on environments recorded from the real launchers (Slurm 22.05 and the others' PyPI packages)."""
 
 import os
 import subprocess
@@ -47,6 +47,21 @@ SLURM = {
     "SLURM_LOCALID": "2",
     "SLURM_STEP_TASKS_PER_NODE": "3",
 }
+SLURM_PMI2 = SLURM | {"PMI_FD": "10", "PMI_JOBID": "71.0", "PMI_RANK": "2", "PMI_SIZE": "3"}
+# MPICH's mpiexec in an sbatch script: the step is that of its proxies, one task a host.
+HYDRA_IN_SLURM = {
+    "PMI_FD": "6",
+    "PMI_HOSTNAME": "vm",
+    "PMI_RANK": "1",
+    "PMI_SIZE": "2",
+    "SLURM_JOB_ID": "71",
+    "SLURM_STEP_ID": "1",
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_STEP_NUM_TASKS": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "1",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+}
 OURS = {
     "MULTIVERSO_NODE": "multiverso-abc",
     "MULTIVERSO_WORKER_ID": "2",
@@ -74,7 +89,8 @@ def place(environ: dict[str, str], above: tuple[Ancestor, ...] = ABOVE, inode: i
         (SLURM | TORCHRUN, ("torchrun", 1, 2)),
         (OPENMPI | TORCHRUN, ("torchrun", 1, 2)),
         (SLURM | MPICH, ("mpich", 1, 2)),
-        (SLURM | {"PMI_RANK": "2", "PMI_SIZE": "3", "PMI_FD": "9"}, ("slurm", 2, 3)),
+        (HYDRA_IN_SLURM, ("mpich", 1, 2)),
+        (SLURM_PMI2, ("slurm", 2, 3)),
         (OPENMPI | OURS, ("multiverso", 2, 4)),
         # Shells of a batch system are no workers.
         ({"SLURM_JOB_ID": "71", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, ("single", 0, 1)),
@@ -159,6 +175,7 @@ def test_mpich_jobs_differ_by_their_proxy_or_its_socket() -> None:
         OPENMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
         MPICH | {"MPI_LOCALNRANKS": "1"},
         SLURM | {"SLURM_STEP_NUM_NODES": "2"},
+        HYDRA_IN_SLURM | {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2"},
     ],
 )
 def test_several_hosts_are_refused_at_once(environ: dict[str, str]) -> None:

@@ -188,9 +188,10 @@ def _openmpi(environ: Mapping[str, str]) -> JobInfo:
 
 
 def _under_mpich(environ: Mapping[str, str]) -> bool:
-    # srun sets PMI_RANK too (--mpi=pmi2); then Slurm's own variables say more. Hydra inside a step is MPICH.
-    by_hydra = "HYDI_CONTROL_FD" in environ or not _in_slurm_step(environ)
-    return by_hydra and "PMI_RANK" in environ and "PMI_SIZE" in environ
+    # srun sets PMI_RANK too (--mpi=pmi2); then Slurm's own variables say more. MPICH's Hydra in an allocation
+    # starts its proxies as a step of one task a host, so Slurm's variables are about those.
+    by_hydra = "HYDI_CONTROL_FD" in environ or "PMI_HOSTNAME" in environ
+    return "PMI_RANK" in environ and "PMI_SIZE" in environ and (by_hydra or not _in_slurm_step(environ))
 
 
 def _mpich(
@@ -201,6 +202,8 @@ def _mpich(
     worker_id = _number(environ, "PMI_RANK")
     workers_num = _number(environ, "PMI_SIZE")
     local_num = _number(environ, "MPI_LOCALNRANKS", workers_num)
+    if _in_slurm_step(environ) and (hosts := _number(environ, "SLURM_STEP_NUM_NODES", 1)) > 1:
+        raise _several_hosts("mpich", workers_num, f"{hosts} hosts")
     local_id = _number(environ, "MPI_LOCALRANKID", worker_id)
     # MPICH gives its ranks no job id. All ranks of a host hang below one proxy; where a container hides it,
     # the proxy's control socket, inherited by every rank, has one inode.
