@@ -1,0 +1,22 @@
+"""Lets the tests of this folder import its `core_support`, and gives them a job of one worker."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from multiverso.runtime import Node, Session
+
+
+@pytest.fixture
+def alone() -> Iterator[Session]:
+    """The session of a job's only worker."""
+    with Node(1) as node, Session(node.address, timeout_seconds=30) as session:
+        # pytest keeps what it has given to a test; this lets the memory go all the same
+        yield weakref.proxy(session)

@@ -1,0 +1,249 @@
+"""How tables come to be: by order, by name, with whose initial value."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from core_support import MODES, Worker, in_threads, outcome, together
+
+import multiverso as mv
+from multiverso.errors import OutOfMemoryError, StartupError, TableMismatchError, WaitTimeoutError
+from multiverso.runtime import Node, Session
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("initial", "expected"), [("master", [0.0, 1.0]), ("sum", [6.0, 10.0]), ("mean", [1.5, 2.5])]
+)
+def test_whose_initial_value_counts(mode: str, initial: str, expected: list[float]) -> None:
+    def work(session: Session) -> Any:
+        table = mv.ArrayTableHandler(
+            2, [session.worker_id, session.worker_id + 1], session=session, initial=initial
+        )
+        return table.snapshot().tolist()  # visible when the constructor returns, to everybody
+
+    assert together(work, 4, **MODES[mode]) == [expected] * 4
+
+
+def test_the_sum_and_the_mean_of_integers() -> None:
+    def work(session: Session) -> Any:
+        total, mean = (
+            mv.ArrayTableHandler(1, [session.worker_id + 1], session=session, initial=i, dtype="int64")
+            for i in ("sum", "mean")
+        )
+        return total.get().tolist(), mean.get().tolist()
+
+    assert together(work, 2) == [([3], [1])] * 2
+
+
+def test_one_worker_has_the_value_and_the_others_have_none() -> None:
+    def work(session: Session) -> Any:
+        value = [1.5, 2.5] if session.worker_id == 1 else None
+        return mv.ArrayTableHandler(2, value, session=session, initial="sum").get().tolist()
+
+    assert together(work, 3) == [[1.5, 2.5]] * 3
+
+
+def test_another_worker_may_be_the_master() -> None:
+    def work(session: Session) -> Any:
+        value = [session.worker_id] * 2
+        table = mv.ArrayTableHandler(2, value, session=session, master=session.worker_id == 2)
+        return table.get().tolist()
+
+    assert together(work, 3) == [[2.0, 2.0]] * 3
+
+
+def test_a_sum_has_one_order_in_every_run() -> None:
+    """Floating-point sums depend on the order: that of the workers, whoever comes first."""
+    values = [1e8, 1.0, -1e8, 0.5]
+    expected = np.float32(0)
+    for value in values:
+        expected += np.float32(value)
+
+    def work(session: Session) -> Any:
+        value = values[session.worker_id]
+        return [mv.ArrayTableHandler(1, [value], session=session, initial="sum").get()[0] for _ in range(20)]
+
+    assert together(work, 4) == [[expected] * 20] * 4
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_by_name_the_creator_decides_and_latecomers_see_live_values(mode: str) -> None:
+    created, added = threading.Event(), threading.Event()
+
+    def work(session: Session) -> Any:
+        if session.worker_id == 0:
+            table = mv.ArrayTableHandler(2, [1, 1], name="w", session=session)
+            created.set()
+            table.add([1, 2])
+            table.get()
+            added.set()
+            session.barrier()
+            return table.snapshot().tolist(), table.number
+        # in synchronous mode whoever has the table takes part in its rounds: the first is the creator's
+        assert (created if session.worker_id == 1 and mode != "sync" else added).wait(30)
+        table = mv.ArrayTableHandler(2, [50, 50], name="w", session=session)
+        session.barrier()
+        return table.snapshot().tolist(), table.number
+
+    assert together(work, 3, **MODES[mode]) == [([2.0, 3.0], 1)] * 3
+
+
+def test_all_at_once_by_name_get_one_table() -> None:
+    def work(session: Session) -> Any:
+        table = mv.MatrixTableHandler(2, 2, name="m", session=session)
+        table.add(np.ones((2, 2)))
+        session.barrier()
+        return table.get().tolist()
+
+    assert together(work, 4) == [[[4.0, 4.0], [4.0, 4.0]]] * 4
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_worker_may_open_a_named_table_twice(mode: str) -> None:
+    def work(session: Session) -> Any:
+        one = mv.ArrayTableHandler(2, name="w", session=session)
+        one.add([1, 1])
+        two = mv.ArrayTableHandler(2, [9, 9], name="w", session=session)
+        two.add([1, 1])
+        if session.consistency.mode != "sync":
+            session.barrier()
+        first = one.get().tolist()
+        return first, two.get().tolist(), one.number == two.number
+
+    expected = [4.0, 4.0]
+    assert together(work, 2, **MODES[mode]) == [(expected, expected, True)] * 2
+
+
+def test_tables_by_name_and_by_order_do_not_disturb_each_other() -> None:
+    def work(session: Session) -> Any:
+        if session.worker_id == 1:
+            mv.ArrayTableHandler(5, name="only mine", session=session)
+        tables = [mv.ArrayTableHandler(n, session=session) for n in (1, 2, 3)]
+        for table in tables:
+            table.add(np.ones(table.size))
+        session.barrier()
+        return [table.get().sum() for table in tables]
+
+    assert together(work, 2) == [[2, 4, 6]] * 2
+
+
+MISMATCHES: dict[str, Any] = {
+    "size": lambda s: mv.ArrayTableHandler(3 + s.worker_id, session=s),
+    "kind": lambda s: (
+        mv.MatrixTableHandler(1, 3, session=s) if s.worker_id else mv.ArrayTableHandler(3, session=s)
+    ),
+    "dtype": lambda s: mv.ArrayTableHandler(3, session=s, dtype=("float32", "int64")[s.worker_id]),
+    "updater": lambda s: mv.ArrayTableHandler(3, session=s, updater=("add", "sgd")[s.worker_id]),
+    "initial": lambda s: mv.ArrayTableHandler(3, session=s, initial=("sum", "mean")[s.worker_id]),
+    "transposed": lambda s: mv.MatrixTableHandler(2 + s.worker_id, 3 - s.worker_id, session=s),
+}
+
+
+@pytest.mark.parametrize("case", MISMATCHES)
+def test_different_tables_are_refused_everywhere_and_the_call_can_be_repeated(case: str) -> None:
+    def work(session: Session) -> Any:
+        kept = mv.ArrayTableHandler(2, [1, 2], session=session)
+        error = outcome(lambda: MISMATCHES[case](session))
+        table = mv.ArrayTableHandler(3, [4, 5, 6], session=session)
+        return error, table.number, table.get().tolist(), kept.get().tolist()
+
+    results = together(work, 2)
+    for error, number, values, kept in results:
+        assert isinstance(error, TableMismatchError)
+        assert "table number 2 differs between workers (worker 0: " in str(error)
+        assert "worker 1: " in str(error)
+        assert "the call can be repeated" in str(error)
+        assert (number, values, kept) == (2, [4.0, 5.0, 6.0], [1.0, 2.0])
+
+
+def test_another_table_of_the_same_name_is_refused() -> None:
+    with Node(None) as node, Session(node.address) as one, Session(node.address) as two:
+        mv.ArrayTableHandler(3, name="w", session=one)
+        with pytest.raises(TableMismatchError, match=r"table 'w' is array of 3 .* asked for array of 4"):
+            mv.ArrayTableHandler(4, name="w", session=two)
+        assert mv.ArrayTableHandler(3, name="w", session=two).get().tolist() == [0, 0, 0]
+
+
+def test_a_creation_that_was_given_up_can_be_repeated() -> None:
+    """Also when the others came in the very moment: the segment is sent again."""
+
+    def work(session: Session) -> Any:
+        if session.worker_id == 1:
+            with pytest.raises(WaitTimeoutError, match="gave up"):
+                session.open_table(spec, lambda *_: None, timeout_seconds=0.05)
+        session.barrier()
+        table = mv.ArrayTableHandler(3, session=session)
+        table.add([1, 1, 1])
+        session.barrier()
+        return table.number, table.get().tolist()
+
+    from multiverso.spec import TableSpec
+
+    spec = TableSpec("array", 1, 3)
+    assert together(work, 2) == [(1, [2.0, 2.0, 2.0])] * 2
+
+
+def test_a_latecomer_of_an_elastic_job_finds_the_tables_by_their_order() -> None:
+    with Node(None) as node, Session(node.address) as first:
+        tables = [mv.ArrayTableHandler(n, [n] * n, session=first) for n in (1, 2)]
+        with Session(node.address) as late:
+            found = [mv.ArrayTableHandler(n, session=late) for n in (1, 2)]
+            assert [t.get().tolist() for t in found] == [[1.0], [2.0, 2.0]]
+            found[1].add([1, 1])
+        assert tables[1].get().tolist() == [3.0, 3.0]
+
+
+def test_a_table_that_does_not_fit_is_refused_with_the_figures() -> None:
+    def work(session: Session) -> Any:
+        error = outcome(lambda: mv.ArrayTableHandler(10**13, session=session))
+        return error, mv.ArrayTableHandler(2, session=session).number
+
+    for error, number in together(work, 2):
+        assert isinstance(error, OutOfMemoryError)
+        assert isinstance(error, MemoryError)
+        assert "40,000,000 MB does not fit" in str(error)
+        assert number == 1
+
+
+def test_many_small_tables_and_a_few_large_ones(alone: Session) -> None:
+    """They share segments: a descriptor each would be too many."""
+    import os
+
+    before = len(os.listdir("/proc/self/fd"))
+    tables = [mv.ArrayTableHandler(1 + n % 300, n, session=alone) for n in range(400)]
+    tables += [mv.ArrayTableHandler(3_000_000, n, session=alone) for n in range(2)]
+    assert all((t.get() == t.number - 1).all() for t in tables[:400])
+    assert all((t.get() == n).all() for n, t in enumerate(tables[400:]))
+    assert len(os.listdir("/proc/self/fd")) <= before + 30
+
+
+def test_options_must_be_equal_in_all_workers() -> None:
+    with Node(2) as node:
+        results = in_threads(
+            [
+                lambda: outcome(lambda: Session(node.address, 0, sync=True, start_timeout_seconds=3)),
+                lambda: outcome(lambda: Session(node.address, 1, staleness=3, start_timeout_seconds=3)),
+            ]
+        )
+    errors = [error for error in results if isinstance(error, StartupError)]
+    assert len(errors) == 1
+    assert "call init with the same arguments everywhere" in str(errors[0])
+
+
+def test_a_job_of_processes_shares_memory_and_nothing_is_copied() -> None:
+    text = """
+with Session(node, worker_id, start_timeout_seconds=60) as s:
+    t = mv.ArrayTableHandler(1000, np.arange(1000) if worker_id == 0 else None, session=s)
+    t.add(np.ones(1000))
+    s.barrier()
+    say(t.get()[[0, -1]].tolist(), s.live_workers())
+    s.barrier()
+"""
+    with Node(2) as node, Worker(node, 0, text) as a, Worker(node, 1, text) as b:
+        assert a.hear() == b.hear() == [[2.0, 1001.0], [0, 1]]
+        assert (a.end(), b.end()) == (0, 0)
+        assert node.wait(30)

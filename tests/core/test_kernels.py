@@ -1,0 +1,224 @@
+"""Kernels against NumPy, on memory that no node or session knows."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from multiverso import kernels, updaters
+from multiverso import layout as at
+from multiverso.kernels.compiling import compile_update
+from multiverso.memory import mutex, segment
+from multiverso.shards.shard import Shard, initialise
+from multiverso.spec import DTYPES, MODES, Partition, Places, TableSpec
+from multiverso.updaters import Updater
+
+pytestmark = pytest.mark.usefixtures("fresh")
+WORKERS = 3
+one_stripe = Partition.of(TableSpec("array", 1, 10**6)).stripe
+SIZES = (1, 2, 15, 1000, one_stripe - 1, one_stripe, one_stripe + 1, 3 * one_stripe + 7)
+_segments: list[int] = []
+
+
+@pytest.fixture
+def fresh() -> Any:
+    yield
+    for descriptor in _segments:
+        os.close(descriptor)
+    _segments.clear()
+
+
+def table(spec: TableSpec, mode: str = "async") -> Shard:
+    places = Places.of(spec, WORKERS, mode == "sync")
+    descriptor = segment.create("kernels", places.size)
+    _segments.append(descriptor)
+    memory = segment.Segment(descriptor)
+    initialise(memory.address, spec, 1, WORKERS, MODES[mode])
+    return Shard(memory, 0, spec, WORKERS, MODES[mode])
+
+
+def numbers(size: int, dtype: str, seed: int = 0) -> Any:
+    random = np.random.default_rng(seed)
+    if dtype.startswith("float"):
+        return random.standard_normal(size).astype(dtype)
+    return random.integers(-1000, 1000, size).astype(dtype)
+
+
+@cache
+def _leaky() -> Updater:
+    def apply(values, delta, state, stride, hyper, count):  # type: ignore[no-untyped-def]
+        for i in range(count):
+            state[i] += delta[i] * delta[i]
+            state[stride + i] += hyper[0]
+            values[i] += delta[i] - hyper[1] * state[i]
+
+    return Updater("leaky", apply, states=2, hyper=(2.0, 0.5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES)
+def test_whole_tables(dtype: str, size: int) -> None:
+    shard = table(TableSpec("array", 1, size, dtype=dtype))
+    dense = kernels.load(dtype).dense
+    model = numbers(size, dtype)
+    assert dense.put(shard.base, 0, model.copy(), 0) == 0
+    for me in range(WORKERS):
+        delta = numbers(size, dtype, me)
+        assert dense.add(shard.base, 0, me, delta, 0) == 0
+        np.testing.assert_array_equal(delta, numbers(size, dtype, me))
+        model += delta
+    out = np.empty(size, dtype)
+    assert dense.get(shard.base, 1, out, 0) == 0
+    np.testing.assert_array_equal(out, model)
+    local, last = numbers(size, dtype, 7), numbers(size, dtype, 8)
+    model = model + (local - last)
+    assert dense.exchange(shard.base, 0, 2, local, last, 0) == 0
+    for array in (local, last, shard.values()):
+        np.testing.assert_array_equal(array, model)
+    assert kernels.load_waits().version(shard.base) == WORKERS + 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (11, 10), (5000, 33), (3, 2 * one_stripe)])
+def test_rows(dtype: str, rows: int, columns: int) -> None:
+    shard = table(TableSpec("matrix", rows, columns, dtype=dtype))
+    by_row = kernels.load(dtype).rows
+    model = np.zeros((rows, columns), dtype)
+    random = np.random.default_rng(1)
+    for me in range(WORKERS):
+        ids = random.integers(0, rows, 7)
+        delta = numbers(7 * columns, dtype, me)
+        assert by_row.add_rows(shard.base, 0, me, ids, delta, 0) == 0
+        for i, row in enumerate(ids):  # one after another: the order of floating-point sums counts
+            model[row] += delta.reshape(7, columns)[i]
+    ids = random.integers(0, rows, 20)
+    out = np.empty(20 * columns, dtype)
+    assert by_row.get_rows(shard.base, 0, ids, out, 0) == 0
+    np.testing.assert_array_equal(out.reshape(20, columns), model[ids])
+    np.testing.assert_array_equal(shard.values().reshape(rows, columns), model)
+
+
+@pytest.mark.parametrize("bad", [-1, 5, 2**62])
+def test_a_bad_row_is_found_before_anything_changes(bad: int) -> None:
+    shard = table(TableSpec("matrix", 5, 2))
+    by_row = kernels.load("float32").rows
+    ids = np.array([0, 4, bad])
+    code = by_row.add_rows(shard.base, 0, 0, ids, np.ones(6, "f4"), 0)
+    assert code == (2 << 16) | kernels.BAD_ROW
+    assert by_row.get_rows(shard.base, 0, ids, np.ones(6, "f4"), 0) == code
+    assert not shard.values().any()
+
+
+@pytest.mark.parametrize("size", [3, 5000, one_stripe + 5000])
+def test_an_updater_with_state_in_every_operation(size: int) -> None:
+    updater = _leaky()
+    shard = table(TableSpec("array", 1, size, updater="leaky", hyper=updater.hyper, states=2))
+    update = compile_update(updater.apply, "float32")
+    dense = kernels.load("float32").dense
+    values, squares, steps = (np.zeros(size, "f4") for _ in range(3))
+    local, last = numbers(size, "float32", 3), numbers(size, "float32", 4)
+    for delta in (numbers(size, "float32", 1), local - last):
+        squares += delta * delta
+        steps += np.float32(2)
+        values += delta - np.float32(0.5) * squares
+    dense.add(shard.base, update, 0, numbers(size, "float32", 1), 0)
+    dense.exchange(shard.base, update, 1, local, last, 0)
+    # the compiler may fuse a product and a sum into one rounding
+    np.testing.assert_allclose(shard.values(), values, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(shard.states()[0], squares, rtol=1e-5)
+    np.testing.assert_array_equal(shard.states()[1], steps)
+    np.testing.assert_array_equal(local, shard.values())
+    np.testing.assert_array_equal(last, shard.values())
+
+
+def test_sgd_subtracts_rows_too() -> None:
+    shard = table(TableSpec("matrix", 4, 3, updater="sgd"))
+    update = compile_update(updaters.sgd().apply, "float32")
+    kernels.load("float32").rows.add_rows(shard.base, update, 0, np.array([3, 1, 3]), np.ones(9, "f4"), 0)
+    np.testing.assert_array_equal(shard.values().reshape(4, 3)[:, 0], [0, -1, 0, -2])
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf, -0.0])
+def test_special_values_are_kept(special: float) -> None:
+    shard = table(TableSpec("array", 1, 5))
+    dense = kernels.load("float32").dense
+    dense.put(shard.base, 0, np.full(5, special, "f4"), 0)
+    out = np.empty(5, "f4")
+    dense.get(shard.base, 0, out, 0)
+    assert out.tobytes() == np.full(5, special, "f4").tobytes()
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@given(size=st.integers(1, 3 * one_stripe), start=st.integers(0, 3), me=st.integers(0, WORKERS - 1))
+def test_an_add_that_was_stopped_goes_on_where_it_was(size: int, start: int, me: int) -> None:
+    """Each stripe is taken once, whatever stripe the worker begins with."""
+    shard = table(TableSpec("array", 1, size))
+    stripes = Partition.of(shard.spec).stripes
+    done = min(start, stripes)
+    kernels.load("float32").dense.add(shard.base, 0, me, np.ones(size, "f4"), done)
+    touched = {int(i) // one_stripe for i in np.flatnonzero(shard.values())}
+    assert len(touched) == stripes - done
+    assert set(np.unique(shard.values())) <= {0.0, 1.0}
+    first = me * stripes // WORKERS
+    assert touched == {(first + i) % stripes for i in range(done, stripes)}
+
+
+def test_a_held_lock_stops_a_kernel_after_a_slice_and_is_named() -> None:
+    shard = table(TableSpec("array", 1, 3 * one_stripe))
+    last = shard.base + shard.places.locks + 2 * at.MUTEX_BYTES
+    dense = kernels.load("float32").dense
+    import threading
+
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        assert mutex.lock(last, 1.0) == 0
+        held.set()
+        done.wait(30)
+        mutex.unlock(last)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(30)
+    code = dense.add(shard.base, 0, 0, np.ones(3 * one_stripe, "f4"), 0)
+    assert code == (2 << 16) | kernels.TIMED_OUT
+    assert mutex.owner_pid(last) == os.getpid()
+    done.set()
+    thread.join(30)
+    assert dense.add(shard.base, 0, 0, np.ones(3 * one_stripe, "f4"), code >> 16) == 0
+    assert (shard.values() == 1).all()
+
+
+def test_a_lock_whose_owner_died_is_taken_over() -> None:
+    import threading
+
+    shard = table(TableSpec("array", 1, 10))
+    lock = shard.base + shard.places.locks
+    for _ in range(3):  # the thread's end is its owner's death
+        thread = threading.Thread(target=mutex.lock, args=(lock, 1.0))
+        thread.start()
+        thread.join(30)
+        assert kernels.load("float32").dense.add(shard.base, 0, 0, np.ones(10, "f4"), 0) == 0
+    assert shard.values()[0] == 3
+    assert shard.statistics(0)["locks_recovered"] == 3
+
+
+def test_an_unrecoverable_lock_stops_before_data_is_touched() -> None:
+    import threading
+
+    shard = table(TableSpec("array", 1, 10))
+    lock = shard.base + shard.places.locks
+    thread = threading.Thread(target=mutex.lock, args=(lock, 1.0))
+    thread.start()
+    thread.join(30)
+    assert mutex.try_lock(lock) == mutex.OWNER_DEAD
+    mutex.unlock(lock)  # without making it consistent
+    code = kernels.load("float32").dense.add(shard.base, 0, 0, np.ones(10, "f4"), 0)
+    assert code == kernels.NOT_RECOVERABLE
+    assert not shard.values().any()

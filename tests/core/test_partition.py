@@ -1,0 +1,107 @@
+"""How a table is cut: laws of the arithmetic, for every size."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multiverso import layout as at
+from multiverso.errors import DtypeMismatchError, ShapeMismatchError, StartupError
+from multiverso.spec import DTYPES, Consistency, Partition, Places, TableSpec, checked_count, checked_dtype
+
+sizes = st.one_of(st.integers(1, 200_000), st.integers(1, 10**9))
+arrays = st.builds(
+    lambda n, dtype, states: TableSpec("array", 1, n, dtype=dtype, states=states),
+    sizes,
+    st.sampled_from(DTYPES),
+    st.integers(0, 3),
+)
+matrices = st.builds(
+    lambda r, c, dtype, states: TableSpec("matrix", r, c, dtype=dtype, states=states),
+    st.integers(1, 10**5),
+    st.integers(1, 10**5),
+    st.sampled_from(DTYPES),
+    st.integers(0, 3),
+)
+specs = st.one_of(arrays, matrices)
+
+
+@given(specs)
+def test_stripes_cover_every_element_once(spec: TableSpec) -> None:
+    part = Partition.of(spec)
+    assert part.stripe >= 1
+    assert (part.stripes - 1) * part.stripe < spec.elements <= part.stripes * part.stripe
+
+
+@given(specs)
+def test_a_row_is_never_cut_and_a_stripe_is_about_128_kib(spec: TableSpec) -> None:
+    part = Partition.of(spec)
+    unit = spec.columns if spec.kind == "matrix" else 1
+    assert part.stripe % unit == 0
+    assert part.stripe * spec.itemsize <= max(at.STRIPE_BYTES, unit * spec.itemsize)
+    if part.stripes > 1:
+        assert (part.stripe + unit) * spec.itemsize > at.STRIPE_BYTES
+
+
+@given(specs, st.integers(1, at.MAX_WORKERS), st.booleans())
+def test_the_parts_of_a_table_do_not_overlap(spec: TableSpec, workers: int, synchronous: bool) -> None:
+    places = Places.of(spec, workers, synchronous)
+    whole = spec.elements * spec.itemsize
+    parts = [(0, at.TABLE_HEADER), (places.locks, Partition.of(spec).stripes * at.MUTEX_BYTES)]
+    parts.append((places.lines, workers * at.LINE_STRIDE))
+    parts += [(buffer, whole) for buffer in sorted(set(places.buffers))]
+    if spec.states:
+        parts += [(state, whole * spec.states) for state in sorted(set(places.states))]
+    if synchronous:
+        parts.append((places.slots, workers * places.slot_stride))
+        assert places.slot_stride >= whole
+        assert places.slot_stride % at.CACHE_LINE == 0
+        assert len(set(places.buffers)) == 2
+    parts.sort()
+    for (start, size), (following, _) in pairwise(parts):
+        assert start + size <= following
+        assert following % at.CACHE_LINE == 0
+    last, size = parts[-1]
+    assert last + size <= places.size
+
+
+@given(specs)
+def test_a_spec_goes_through_a_message_unchanged(spec: TableSpec) -> None:
+    import json
+
+    assert TableSpec.from_message(json.loads(json.dumps(spec.as_message()))) == spec
+
+
+def test_a_spec_in_words() -> None:
+    assert str(TableSpec("matrix", 3, 4, name="w")) == (
+        "matrix of 3 x 4 float32 named 'w' (updater add, initial master)"
+    )
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.0, "3", None, True, [3]])
+def test_a_size_is_an_integer_of_at_least_1(value: object) -> None:
+    with pytest.raises(ShapeMismatchError, match="rows must be an integer of at least 1"):
+        checked_count(value, "rows")
+
+
+@pytest.mark.parametrize("value", ["float16", "complex64", "uint8", "str", "no such", object()])
+def test_other_dtypes_are_refused(value: object) -> None:
+    with pytest.raises(DtypeMismatchError, match="a table's dtype is one of float32, float64, int32, int64"):
+        checked_dtype(value)
+
+
+def test_sync_and_staleness_exclude_each_other() -> None:
+    assert Consistency.of(False, None).mode == "async"
+    assert Consistency.of(True, None).mode == "sync"
+    assert Consistency.of(False, 0) == Consistency("bounded", 0)
+    with pytest.raises(StartupError, match="exclude each other"):
+        Consistency.of(True, 1)
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, "2"])
+def test_a_staleness_is_a_number_of_ticks(value: object) -> None:
+    with pytest.raises(StartupError, match="0 or more"):
+        Consistency.of(False, value)  # type: ignore[arg-type]

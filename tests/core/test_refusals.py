@@ -1,0 +1,198 @@
+"""Bad input is refused with a clear message before anything is changed (in every mode)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from core_support import MODES, bits
+
+import multiverso as mv
+from multiverso.errors import DtypeMismatchError, MultiversoError, RowIdError, ShapeMismatchError
+from multiverso.runtime import Node, Session
+
+
+@dataclass
+class Tables:
+    array: mv.ArrayTableHandler
+    matrix: mv.MatrixTableHandler
+    whole: mv.ArrayTableHandler  # of integers
+
+
+@pytest.fixture(scope="module", params=MODES)
+def tables(request: pytest.FixtureRequest) -> Iterator[Tables]:
+    with Node(1) as node, Session(node.address, timeout_seconds=30, **MODES[request.param]) as session:
+        yield Tables(
+            mv.ArrayTableHandler(6, [1, 2, 3, 4, 5, 6], session=session),
+            mv.MatrixTableHandler(3, 2, np.arange(6), session=session),
+            mv.ArrayTableHandler(6, 7, dtype="int32", session=session),
+        )
+
+
+Call = Callable[[Tables], Any]
+float16_max = float(np.finfo("f2").max)
+
+SHAPES: dict[str, tuple[Call, str]] = {
+    "too few": (lambda t: t.array.add(np.zeros(5)), r"shape \(5,\).*expects shape \(6,\)"),
+    "too many": (lambda t: t.array.add([0] * 7), r"\(7,\)"),
+    "a single number": (lambda t: t.array.add(1.0), r"shape \(\)"),
+    "nothing": (lambda t: t.array.add([]), r"\(0,\)"),
+    "ragged": (lambda t: t.array.add([[1, 2], [3]]), "data"),
+    "transposed": (lambda t: t.matrix.add(np.zeros((2, 3))), r"\(2, 3\).*\(3, 2\)"),
+    "wrong matrix": (lambda t: t.matrix.add(np.zeros((6, 1))), r"\(6, 1\)"),
+    "flat, too few": (lambda t: t.matrix.add(np.zeros(5)), r"\(5,\)"),
+    "no data": (lambda t: t.matrix.add(None, row_ids=[0]), "needs data"),
+    "a row too few": (lambda t: t.matrix.add([[1, 1]], row_ids=[0, 1]), r"\(1, 2\).*\(2, 2\)"),
+    "transposed rows": (lambda t: t.matrix.add(np.zeros((2, 1)), row_ids=[0]), r"\(2, 1\)"),
+    "out of another size": (lambda t: t.array.get(out=np.zeros(7, "f4")), r"\(7,\)"),
+    "matrix out transposed": (lambda t: t.matrix.get(out=np.zeros((2, 3), "f4")), r"\(2, 3\)"),
+    "rows out of another size": (lambda t: t.matrix.get([0], out=np.zeros((2, 2), "f4")), r"\(2, 2\)"),
+    "out not contiguous": (lambda t: t.array.get(out=np.zeros(12, "f4")[::2]), "contiguous"),
+    "snapshot out": (lambda t: t.array.snapshot(out=np.zeros(3, "f4")), r"\(3,\)"),
+    "local of another size": (
+        lambda t: t.array.exchange(np.zeros(5, "f4"), np.zeros(6, "f4")),
+        "local has 5 numbers; the table has 6",
+    ),
+    "last of another size": (lambda t: t.array.exchange(np.zeros(6, "f4"), np.zeros(5, "f4")), "last has 5"),
+    "local not contiguous": (
+        lambda t: t.array.exchange(np.zeros(12, "f4")[::2], np.zeros(6, "f4")),
+        "C-contiguous",
+    ),
+    "local is last": (lambda t: t.array.exchange(*[np.zeros(6, "f4")] * 2), "share memory"),
+    "local overlaps last": (lambda t: t.array.exchange(*overlapping()), "share memory"),
+}
+
+DTYPES: dict[str, tuple[Call, str]] = {
+    "float into int": (lambda t: t.whole.add([0.5] * 6), "float64, the table is int32: round it yourself"),
+    "whole floats into int": (lambda t: t.whole.add(np.ones(6, "f4")), "float32, the table is int32"),
+    "complex": (lambda t: t.array.add([1j] * 6), "complex128.*only real numbers"),
+    "strings": (lambda t: t.array.add(["1"] * 6), "only real numbers"),
+    "bytes": (lambda t: t.array.add([b"1"] * 6), "only real numbers"),
+    "objects": (lambda t: t.array.add([None] * 6), "only real numbers"),
+    "dates": (lambda t: t.array.add(np.zeros(6, "M8[s]")), "only real numbers"),
+    "too large for float32": (lambda t: t.array.add([0, 0, 0, 0, 0, 1e300]), "1e\\+300.*too large"),
+    "too small for float32": (lambda t: t.array.add([0, 0, 0, 0, 0, -1e300]), "-1e\\+300.*too large"),
+    "too large for int32": (lambda t: t.whole.add([0, 0, 0, 0, 0, 2**31]), f"{2**31}, too large"),
+    "too small for int32": (lambda t: t.whole.add([0, 0, 0, 0, 0, -(2**31) - 1]), "too large"),
+    "uint64 for int32": (lambda t: t.whole.add(np.full(6, 2**63, "u8")), f"{2**63}, too large"),
+    "beyond any integer": (lambda t: t.whole.add([2**70] * 6), "only real numbers"),
+    "row data": (lambda t: t.matrix.add([[1j, 0]], row_ids=[0]), "only real numbers"),
+    "out of another dtype": (lambda t: t.array.get(out=np.zeros(6)), "must have the table's dtype float32"),
+    "out read-only": (lambda t: t.array.get(out=read_only(np.zeros(6, "f4"))), "read-only"),
+    "16-bit out read-only": (lambda t: t.array.get(out=read_only(np.zeros(6, "f2"))), "read-only"),
+    "out is a list": (lambda t: t.array.get(out=[0] * 6), "NumPy array or a torch tensor; got list"),
+    "16-bit out of integers": (lambda t: t.whole.get(out=np.zeros(6, "f2")), "int32"),
+    "get of another dtype": (lambda t: t.array.get(dtype="float64"), "float16 or bfloat16"),
+    "local of another dtype": (lambda t: t.array.exchange(np.zeros(6), np.zeros(6)), "dtype float32"),
+    "local read-only": (
+        lambda t: t.array.exchange(read_only(np.zeros(6, "f4")), np.zeros(6, "f4")),
+        "local is written to, but it is read-only",
+    ),
+    "local is a list": (lambda t: t.array.exchange([0] * 6, [0] * 6), "must be a NumPy array"),
+}
+
+ROWS: dict[str, tuple[Any, str]] = {
+    "past the end": ([0, 3], r"row id 3 \(at position 1\) is not in 0 .. 2; nothing was changed"),
+    "negative": ([-1], r"row id -1"),
+    "far negative": ([-(2**63)], "row id -9223372036854775808"),
+    "uint64": (np.array([2**63], "u8"), "row id 9223372036854775808 is not in 0 .. 2"),
+    "beyond any integer": ([2**70], "integers"),
+    "floats": ([0.0, 1.0], "integers; got float64"),
+    "booleans": ([True, False, True], "integers; got bool"),
+    "strings": (["0"], "integers"),
+    "two dimensions": ([[0], [1]], r"one-dimensional.*shape \(2, 1\)"),
+    "one number": (1, "one-dimensional"),
+    "ragged": ([[0], [1, 2]], "one-dimensional"),
+    "None inside": ([0, None], "integers"),
+}
+
+
+def read_only(array: Any) -> Any:
+    array.flags.writeable = False
+    return array
+
+
+def overlapping() -> tuple[Any, Any]:
+    memory = np.zeros(10, "f4")
+    return memory[:6], memory[4:]
+
+
+def refused(tables: Tables, call: Callable[[], Any], error: type[MultiversoError], message: str) -> None:
+    """The call is refused, and neither values nor version nor a pending round have changed."""
+    every = (tables.array, tables.matrix, tables.whole)
+    before = [(bits(t.snapshot()), t.version) for t in every]
+    with pytest.raises(error, match=f"(?s){message}"):
+        call()
+    assert [(bits(t.snapshot()), t.version) for t in every] == before
+    for t in every:  # in synchronous mode a read would commit what was staged
+        values = t.snapshot()
+        np.testing.assert_array_equal(t.get(), values)
+
+
+@pytest.mark.parametrize("case", SHAPES)
+def test_wrong_shapes(tables: Tables, case: str) -> None:
+    call, message = SHAPES[case]
+    refused(tables, lambda: call(tables), ShapeMismatchError, message)
+
+
+@pytest.mark.parametrize("case", DTYPES)
+def test_wrong_kinds_of_data(tables: Tables, case: str) -> None:
+    call, message = DTYPES[case]
+    refused(tables, lambda: call(tables), DtypeMismatchError, message)
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_wrong_rows(tables: Tables, case: str) -> None:
+    ids, message = ROWS[case]
+    number = len(ids) if isinstance(ids, list | np.ndarray) else 1
+    refused(tables, lambda: tables.matrix.add(np.ones((number, 2)), row_ids=ids), RowIdError, message)
+    refused(tables, lambda: tables.matrix.get(row_ids=ids), RowIdError, message)
+
+
+def test_refusals_are_also_the_errors_that_python_would_raise(tables: Tables) -> None:
+    with pytest.raises(ValueError, match="shape"):
+        tables.array.add([1])
+    with pytest.raises(TypeError, match="complex"):
+        tables.array.add([1j] * 6)
+    with pytest.raises(IndexError, match="row id 7"):
+        tables.matrix.get([7])
+
+
+def test_an_array_with_nan_or_infinity_is_accepted(tables: Tables) -> None:
+    table = tables.array
+    before = table.snapshot()
+    table.add(np.array([np.nan, np.inf, -np.inf, 0, 0, 0]))
+    after = table.get()
+    assert np.isnan(after[0])
+    assert list(after[1:3]) == [np.inf, -np.inf]
+    table.replace(before.reshape(-1), [])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda s: mv.ArrayTableHandler(0, session=s),
+        lambda s: mv.ArrayTableHandler(-3, session=s),
+        lambda s: mv.ArrayTableHandler(2.5, session=s),
+        lambda s: mv.ArrayTableHandler("4", session=s),
+        lambda s: mv.MatrixTableHandler(0, 3, session=s),
+        lambda s: mv.MatrixTableHandler(3, 0, session=s),
+        lambda s: mv.ArrayTableHandler(3, [1, 2], session=s),
+        lambda s: mv.MatrixTableHandler(3, 2, np.zeros((2, 3)), session=s),
+        lambda s: mv.ArrayTableHandler(3, dtype="float16", session=s),
+        lambda s: mv.ArrayTableHandler(3, [0.5] * 3, dtype="int64", session=s),
+        lambda s: mv.ArrayTableHandler(3, ["a", "b", "c"], session=s),
+        lambda s: mv.ArrayTableHandler(3, updater="no such", session=s),
+        lambda s: mv.ArrayTableHandler(3, initial="median", session=s),
+    ],
+)
+def test_a_table_that_cannot_be_is_refused_and_the_order_does_not_advance(
+    alone: Session, make: Callable[[Session], Any]
+) -> None:
+    with pytest.raises(ValueError):
+        make(alone)
+    assert mv.ArrayTableHandler(3, session=alone).number == 1
+    assert alone.control.worker(0).created == 1

@@ -1,0 +1,270 @@
+"""Saved tables: what was saved comes back, and nothing else is taken."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from core_support import Worker, bits, together
+from safetensors.numpy import load_file, save_file
+
+import multiverso as mv
+from multiverso.errors import SnapshotError
+from multiverso.runtime import Node, Session
+from multiverso.tables.collection import load_all, save_all
+from multiverso.updaters import Updater
+
+
+def _counting() -> Updater:
+    def apply(values, delta, state, stride, hyper, count):  # type: ignore[no-untyped-def]
+        for i in range(count):
+            state[i] += 1
+            values[i] += delta[i] * state[i]
+
+    return Updater("counting", apply, states=1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
+def test_an_array_comes_back(alone: Session, tmp_path: Path, dtype: str) -> None:
+    table = mv.ArrayTableHandler(5, range(5), dtype=dtype, session=alone)
+    table.save(tmp_path / "a")
+    table.add([1] * 5)
+    table.load(tmp_path / "a")
+    np.testing.assert_array_equal(table.get(), range(5))
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("mode", [{}, {"sync": True}, {"staleness": 1}])
+def test_the_updaters_state_comes_back_too(tmp_path: Path, mode: dict[str, Any]) -> None:
+    updater = _counting()
+    with Node(1) as node, Session(node.address, **mode) as session:
+        table = mv.MatrixTableHandler(2, 3, updater=updater, session=session)
+        for _ in range(3):
+            table.add(np.ones((2, 3)))
+            table.get()
+        table.save(tmp_path / "m")
+        expected = table.snapshot()
+        assert (expected == 6).all()
+    with Node(1) as node, Session(node.address, **mode) as session:
+        table = mv.MatrixTableHandler(2, 3, updater=updater, session=session)
+        table.load(tmp_path / "m")
+        np.testing.assert_array_equal(table.get(), expected)
+        table.add(np.ones((2, 3)))
+        assert (table.get() == 10).all()  # the fourth add counts four times
+
+
+def test_any_tool_can_read_the_file(alone: Session, tmp_path: Path) -> None:
+    table = mv.MatrixTableHandler(2, 3, range(6), name="w", session=alone)
+    table.add(np.ones((2, 3)))
+    table.save(tmp_path / "w.safetensors")
+    from safetensors import safe_open
+
+    np.testing.assert_array_equal(load_file(tmp_path / "w.safetensors")["values"], [[1, 2, 3], [4, 5, 6]])
+    with safe_open(os.fspath(tmp_path / "w.safetensors"), framework="numpy") as file:
+        header = file.metadata()
+    assert header["version"] == "1"
+    assert json.loads(header["table"])["updater"] == "add"
+
+
+def test_bits_survive(alone: Session, tmp_path: Path) -> None:
+    values = np.array([np.nan, np.inf, -np.inf, -0.0, np.float32(1e-45)], "f4")
+    table = mv.ArrayTableHandler(5, values, session=alone)
+    table.save(tmp_path / "a")
+    table.add(np.ones(5))
+    table.load(tmp_path / "a")
+    assert bits(table.get()) == bits(values)
+
+
+def _not_ours(path: Path) -> None:
+    save_file({"values": np.zeros(3, "f4")}, path)
+
+
+def _truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def _cut_in_the_header(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:20])
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _without_values(path: Path) -> None:
+    from safetensors import safe_open
+
+    with safe_open(os.fspath(path), framework="numpy") as file:
+        header = file.metadata()
+    save_file({"other": np.zeros(3, "f4")}, path, metadata=header)
+
+
+def _of_another_dtype(path: Path) -> None:
+    from safetensors import safe_open
+
+    with safe_open(os.fspath(path), framework="numpy") as file:
+        header = file.metadata()
+    save_file({"values": np.zeros(3, "f8")}, path, metadata=header)
+
+
+def _with_an_unreadable_spec(path: Path) -> None:
+    save_file({"values": np.zeros(3, "f4")}, path, metadata={"format": "multiverso table 1", "table": "{"})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _not_ours,
+        _truncated,
+        _cut_in_the_header,
+        _empty,
+        _without_values,
+        _of_another_dtype,
+        _with_an_unreadable_spec,
+        Path.unlink,
+    ],
+)
+def test_what_cannot_be_read_is_refused_and_nothing_changes(
+    alone: Session, tmp_path: Path, damage: Any
+) -> None:
+    table = mv.ArrayTableHandler(3, [1, 2, 3], session=alone)
+    path = tmp_path / "a"
+    table.save(path)
+    damage(path)
+    table.add([1, 1, 1])
+    with pytest.raises(SnapshotError, match=str(path)):
+        table.load(path)
+    np.testing.assert_array_equal(table.get(), [2, 3, 4])
+
+
+OTHERS: dict[str, Any] = {
+    "shape": lambda s: mv.ArrayTableHandler(4, session=s),
+    "kind": lambda s: mv.MatrixTableHandler(1, 3, session=s),
+    "dtype": lambda s: mv.ArrayTableHandler(3, dtype="int32", session=s),
+    "updater": lambda s: mv.ArrayTableHandler(3, updater="sgd", session=s),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_what_does_not_fit_is_refused(alone: Session, tmp_path: Path, what: str) -> None:
+    mv.ArrayTableHandler(3, [1, 2, 3], session=alone).save(tmp_path / "a")
+    other = OTHERS[what](alone)
+    before = bits(other.snapshot())
+    with pytest.raises(SnapshotError, match=f"holds a table of {what}.*nothing was changed"):
+        other.load(tmp_path / "a")
+    assert bits(other.snapshot()) == before
+
+
+def test_all_tables_of_a_job(tmp_path: Path) -> None:
+    def make(session: Session) -> list[Any]:
+        return [
+            mv.ArrayTableHandler(3, session=session),
+            mv.MatrixTableHandler(2, 2, dtype="int64", session=session),
+            mv.ArrayTableHandler(2, name="b", session=session),
+        ]
+
+    def train(session: Session) -> Any:
+        tables = make(session)
+        for table in tables:
+            table.add(np.full(table.shape, 1 + session.worker_id))
+        session.barrier()
+        if session.worker_id == 0:
+            save_all(session, tmp_path)
+        session.barrier()
+
+    def go_on(session: Session) -> Any:
+        tables = make(session)
+        if session.worker_id == 1:
+            load_all(session, tmp_path)
+        session.barrier()
+        return [table.get().tolist() for table in tables]
+
+    together(train, 2)
+    assert together(go_on, 2) == [[[3.0] * 3, [[3, 3], [3, 3]], [3.0, 3.0]]] * 2
+
+
+def test_other_tables_than_were_saved_change_nothing(alone: Session, tmp_path: Path) -> None:
+    table = mv.ArrayTableHandler(3, session=alone)
+    save_all(alone, tmp_path)
+    table.add([1, 1, 1])
+    mv.ArrayTableHandler(3, name="new", session=alone)
+    with pytest.raises(SnapshotError, match=r"holds the tables \['order:1'\].*'name:new'"):
+        load_all(alone, tmp_path)
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(SnapshotError, match="not the manifest"):
+        load_all(alone, tmp_path)
+    with pytest.raises(SnapshotError, match="not the manifest"):
+        save_all(alone, tmp_path)
+    with pytest.raises(SnapshotError, match="holds no saved tables"):
+        load_all(alone, tmp_path / "nowhere")
+    np.testing.assert_array_equal(table.get(), [1, 1, 1])
+
+
+def test_all_fit_or_none_is_loaded(alone: Session, tmp_path: Path) -> None:
+    tables = [mv.ArrayTableHandler(3, session=alone) for _ in range(2)]
+    save_all(alone, tmp_path)
+    for table in tables:
+        table.add([1, 1, 1])
+    last = next(tmp_path.glob("table-2-*"))
+    last.write_bytes(last.read_bytes()[:-1])
+    with pytest.raises(SnapshotError):
+        load_all(alone, tmp_path)
+    assert all((table.get() == 1).all() for table in tables)
+
+
+CRASH = """
+import multiverso.tables.collection, pathlib
+with Session(node, worker_id) as s:
+    tables = [mv.ArrayTableHandler(1000, n, session=s) for n in (1, 2, 3)]
+    multiverso.tables.collection.save_all(s, sys.argv[3])
+    for t in tables:
+        t.add(np.full(1000, 10))
+    stage, calls = os.environ["CRASH"], 0
+    def crash(*a, **k):
+        global calls
+        calls += 1
+        if calls == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return kept(*a, **k)
+    owner, name = (os, "fsync") if stage == "written" else (pathlib.Path, "replace")
+    kept = getattr(owner, name)
+    setattr(owner, name, crash)
+    say("crashing")
+    multiverso.tables.collection.save_all(s, sys.argv[3])
+"""
+
+
+@pytest.mark.parametrize("stage", ["written", "replaced"])
+def test_a_crash_in_the_middle_leaves_the_save_before(tmp_path: Path, stage: str) -> None:
+    with Node(1, on_lost="continue") as node:
+        with Worker(node, 0, CRASH.replace("sys.argv[3]", repr(str(tmp_path))), CRASH=stage) as worker:
+            assert worker.hear() == ["crashing"]
+            assert worker.end() == -signal.SIGKILL
+        assert node.wait(30)
+    left = len(os.listdir(tmp_path))
+    assert left > 4  # three tables, the manifest, and what the crash left
+    with Node(1) as node, Session(node.address) as session:
+        tables = [mv.ArrayTableHandler(1000, session=session) for _ in range(3)]
+        load_all(session, tmp_path)
+        assert [table.get()[0] for table in tables] == [1, 2, 3]
+        save_all(session, tmp_path)  # which also removes what the crash left
+        assert len(os.listdir(tmp_path)) == 4
+        load_all(session, tmp_path)
+        assert [table.get()[-1] for table in tables] == [1, 2, 3]
+
+
+def test_a_failed_save_leaves_nothing(alone: Session, tmp_path: Path, monkeypatch: Any) -> None:
+    mv.ArrayTableHandler(3, session=alone)
+
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space"):
+        save_all(alone, tmp_path)
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,417 @@
+"""Waits end: with what was waited for, or with an error that names who is missing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from core_support import MODES, Worker, in_threads, outcome, together
+
+import multiverso as mv
+from multiverso import layout as at
+from multiverso.consistency.waiting import Member, Membership, Picture, Wait, WorkerState
+from multiverso.errors import (
+    ClosedError,
+    DeadlockError,
+    InterruptedRoundError,
+    WaitTimeoutError,
+    WorkerLostError,
+)
+from multiverso.memory import mutex
+from multiverso.runtime import Node, Session
+
+
+def state(worker_id: int, wait: Wait | None = None, **changes: Any) -> WorkerState:
+    values: dict[str, Any] = {
+        "pid": 100 + worker_id,
+        "fate": at.ALIVE,
+        "state": at.ACTIVE,
+        "barrier": 0,
+        "created": 0,
+        "threaded": False,
+        "gave_up_ns": 0,
+    }
+    return WorkerState(worker_id=worker_id, wait=wait, **{**values, **changes})
+
+
+def wait(kind: int, target: int, table: int = 0, stage: int = 0) -> Wait:
+    return Wait(kind, 1, table, stage, target, 0)
+
+
+def test_who_is_missing() -> None:
+    workers = {i: state(i, barrier=i, created=3 - i) for i in range(4)}
+    workers[3] = state(3, barrier=0, fate=at.LOST)
+    table = Membership("w", 1, {0: Member(1, 0, 1, 5), 1: Member(1, 1, 1, 7), 3: Member(0, 0, 1, 0)})
+    picture = Picture(workers, {9: table})
+    assert picture.missing(wait(at.FOR_BARRIER, 2)) == [0, 1]
+    assert picture.missing(wait(at.FOR_TABLE, 3)) == [1, 2]
+    assert picture.missing(wait(at.FOR_CLOCK, 6, table=9)) == [0]
+    assert picture.missing(wait(at.FOR_ROUND, 2, table=9)) == [0, 1]
+    assert picture.missing(wait(at.FOR_ROUND, 1, table=9, stage=1)) == [0]
+    assert picture.missing(wait(at.FOR_ROUND, 1, table=8)) == []
+    assert picture.missing(wait(at.FOR_LOCK, 1)) == []
+
+
+def test_a_deadlock_needs_everybody_to_wait_for_somebody() -> None:
+    barrier, clock = wait(at.FOR_BARRIER, 1), wait(at.FOR_CLOCK, 1, table=1)
+    table = Membership("w", 1, {i: Member(0, 0, 1, 0) for i in range(2)})
+
+    def stuck(*workers: WorkerState) -> bool:
+        return Picture({w.worker_id: w for w in workers}, {1: table}).deadlocked()
+
+    assert stuck(state(0, barrier), state(1, clock))
+    assert not stuck(state(0, barrier), state(1))
+    assert not stuck(state(0, barrier, barrier=1), state(1, barrier, barrier=1))  # they only have to wake up
+    assert not stuck(state(0, barrier), state(1, clock, threaded=True))
+    assert stuck(state(0, barrier), state(1, fate=at.LOST), state(2, state=at.LEFT)) is True
+    assert not stuck(state(1, fate=at.LOST))
+    assert not stuck()
+
+
+def test_a_deadlock_that_another_has_ended_is_one_for_those_who_still_wait() -> None:
+    waiting = Wait(at.FOR_BARRIER, 1, 0, 0, 1, since_ns=50)
+    for gave_up, expected in ((0, False), (49, False), (51, True)):
+        picture = Picture({0: state(0, waiting), 1: state(1, gave_up_ns=gave_up)}, {})
+        assert picture.given_up(0) is expected
+    assert not Picture({0: state(0, None), 1: state(1, gave_up_ns=51)}, {}).given_up(0)
+
+
+def test_waits_in_words() -> None:
+    workers = {
+        0: state(0, Wait(at.FOR_ROUND, 1, 1, 0, 5, since_ns=0)),
+        1: state(1),
+        2: state(2, fate=at.LOST),
+        3: state(3, state=at.LEFT),
+    }
+    table = Membership("table 'w'", 4, {0: Member(5, 4, 1, 0), 1: Member(4, 4, 1, 0)})
+    assert Picture(workers, {1: table}).describe(2_500_000_000) == [
+        "worker 0 (pid 100) has waited 2.5 s for round 2 of table 'w', which needs worker 1",
+        "worker 1 (pid 101) is not waiting",
+        "worker 2 (pid 102) is lost",
+        "worker 3 (pid 103) has left",
+    ]
+
+
+WAITS: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "barrier": (lambda s, t: s.barrier(timeout_seconds=0.1), {}, "barrier 1"),
+    "get": (lambda s, t: t.get(timeout_seconds=0.1), {"sync": True}, "round 1 of"),
+    "rows": (lambda s, t: t.get([1], timeout_seconds=0.1), {"sync": True}, "round 1 of"),
+    "exchange": (
+        lambda s, t: t.exchange(np.ones(6, "f4"), np.zeros(6, "f4"), timeout_seconds=0.1),
+        {"sync": True},
+        "round 1 of",
+    ),
+    "clock": (lambda s, t: (t.get(), t.get(timeout_seconds=0.1)), {"staleness": 0}, "clock 1 of"),
+}
+
+
+@pytest.mark.parametrize("case", WAITS)
+def test_a_deadline_names_what_and_whom(case: str) -> None:
+    call, options, what = WAITS[case]
+    done = threading.Event()
+
+    def work(session: Session) -> Any:
+        table = mv.MatrixTableHandler(3, 2, session=session)
+        if session.worker_id == 1:
+            assert done.wait(30)
+            return None
+        error = outcome(lambda: call(session, table))
+        done.set()
+        return error
+
+    error, _ = together(work, 2, **options)
+    assert isinstance(error, WaitTimeoutError)
+    assert isinstance(error, TimeoutError)
+    assert f"waiting for {what}" in str(error)
+    assert "missing worker 1" in str(error)
+    assert "MULTIVERSO_TIMEOUT_SECONDS" in str(error)
+    assert "worker 1 (pid" in str(error)
+
+
+def test_a_table_that_another_does_not_create() -> None:
+    done = threading.Event()
+
+    def work(session: Session) -> Any:
+        if session.worker_id == 1:
+            assert done.wait(30)
+            return None
+        error = outcome(lambda: mv.ArrayTableHandler(3, session=session))
+        done.set()
+        return error
+
+    error, _ = together(work, 2, timeout_seconds=0.6)
+    assert isinstance(error, WaitTimeoutError)
+    assert "waiting for table number 1: missing worker 1" in str(error)
+
+
+@pytest.mark.parametrize("reading", ["get", "rows", "exchange"])
+def test_an_interrupted_round_is_finished_by_the_same_call(reading: str) -> None:
+    gave_up = threading.Event()
+
+    def read(table: Any, local: Any, last: Any, timeout_seconds: float) -> Any:
+        if reading == "get":
+            return table.get(timeout_seconds=timeout_seconds).tolist()
+        if reading == "rows":
+            return table.get([0, 1, 2], timeout_seconds=timeout_seconds).tolist()
+        table.exchange(local, last, timeout_seconds=timeout_seconds)
+        return local.reshape(3, 1).tolist()
+
+    def work(session: Session) -> Any:
+        table = mv.MatrixTableHandler(3, 1, session=session)
+        local, last = np.ones(3, "f4"), np.zeros(3, "f4")
+        if session.worker_id == 1:
+            assert gave_up.wait(30)
+            return read(table, local, last, 30)
+        with pytest.raises(WaitTimeoutError):
+            read(table, local, last, 0.1)
+        with pytest.raises(InterruptedRoundError, match=r"call .* again to finish it first"):
+            table.add([1, 1, 1])
+        gave_up.set()
+        return read(table, local, last, 30)
+
+    expected = [[2.0]] * 3 if reading == "exchange" else [[0.0]] * 3
+    assert together(work, 2, sync=True) == [expected] * 2
+
+
+def test_after_10_seconds_one_warning_names_whom_we_wait_for(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("multiverso.runtime.patience._WARN_SECONDS", 0.2)
+    first_waits = threading.Event()
+
+    def work(session: Session) -> None:
+        if session.worker_id == 1:
+            assert first_waits.wait(30)
+        else:
+            threading.Timer(2.0, first_waits.set).start()
+        session.barrier()
+
+    together(work, 2)
+    warnings = [line for line in capfd.readouterr().err.splitlines() if line.startswith("multiverso: ")]
+    assert len(warnings) == 1
+    assert "multiverso: worker 0 has waited" in warnings[0]
+    assert "for barrier 1: missing worker 1" in warnings[0]
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_everybody_in_a_deadlock_is_told_who_waits_for_what(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multiverso.runtime.patience._STILL_SECONDS", 0.3)
+    told = threading.Barrier(workers)
+
+    def work(session: Session) -> Any:
+        table = mv.ArrayTableHandler(3, session=session, name="w")
+        session.barrier()
+        call = table.get if session.worker_id else session.barrier
+        error = outcome(call)
+        told.wait(30)
+        return error
+
+    errors = together(work, workers, sync=True)
+    assert [type(error) for error in errors] == [DeadlockError] * workers
+    assert any(
+        "for barrier 2, which needs worker" in str(error) and "for round 1 of w, which needs" in str(error)
+        for error in errors
+    )
+
+
+def test_unequal_numbers_of_reads_are_a_deadlock_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commonest way to break synchronous training: one worker has a batch more, and then a barrier comes."""
+    monkeypatch.setattr("multiverso.runtime.patience._STILL_SECONDS", 0.3)
+
+    def work(session: Session) -> Any:
+        table = mv.ArrayTableHandler(3, session=session)
+        for _ in range(3 + session.worker_id):
+            error = outcome(table.get)
+        return error if session.worker_id else outcome(session.barrier)
+
+    assert [type(e) for e in together(work, 2, sync=True)] == [DeadlockError, DeadlockError]
+
+
+def test_a_wait_that_others_keep_waking_still_has_its_deadline() -> None:
+    """Rounds of a table that a worker does not have wake it without end."""
+    stop = threading.Event()
+
+    def work(session: Session) -> Any:
+        if session.worker_id == 0:
+            error = outcome(lambda: session.barrier(timeout_seconds=1.0))
+            stop.set()
+            return error
+        table = mv.ArrayTableHandler(3, name="theirs", session=session)
+        while not stop.is_set():
+            table.get()
+        return None
+
+    error, *_ = together(work, 3, staleness=0)
+    assert isinstance(error, WaitTimeoutError)
+
+
+def test_a_lock_that_is_held_names_its_holder() -> None:
+    with Node(1) as node, Session(node.address) as session:
+        table = mv.ArrayTableHandler(3, [1, 2, 3], session=session)
+        lock = table._shard.base + table._shard.places.locks
+        held, done = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            assert mutex.lock(lock, 1.0) == 0
+            held.set()
+            assert done.wait(30)
+            mutex.unlock(lock)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        assert held.wait(30)
+        with pytest.raises(WaitTimeoutError, match=f"process {os.getpid()} holds the lock"):
+            table.get(timeout_seconds=0.1)
+        done.set()
+        thread.join(30)
+        np.testing.assert_array_equal(table.get(), [1, 2, 3])
+
+
+def test_a_wait_ends_when_the_session_does() -> None:
+    def work(session: Session) -> Any:
+        if session.worker_id == 1:
+            closed.wait(30)
+            return None
+        threading.Timer(0.3, session.shutdown).start()
+        error = outcome(lambda: session.barrier(timeout_seconds=30))
+        closed.set()
+        return error
+
+    closed = threading.Event()
+    error, _ = together(work, 2)
+    assert isinstance(error, ClosedError)
+
+
+def test_leaving_wakes_those_who_wait() -> None:
+    waiting = threading.Event()
+
+    def work(session: Session) -> Any:
+        table = mv.ArrayTableHandler(1, session=session)
+        if session.worker_id == 2:
+            assert waiting.wait(30)
+            return None
+        if session.worker_id == 1:
+            waiting.set()
+        session.barrier()
+        return table.get().tolist(), session.live_workers(), session.workers_num
+
+    assert together(work, 3, sync=True)[:2] == [([0.0], [0, 1], 3)] * 2
+
+
+SIGUSR1 = """
+os.environ.update(MULTIVERSO_NODE=node, MULTIVERSO_WORKER_ID=str(worker_id), MULTIVERSO_WORKERS_NUM="2")
+mv.init()
+say("ready")
+mv.barrier()
+mv.shutdown()
+"""
+
+
+def test_sigusr1_prints_who_waits_for_whom(capfd: pytest.CaptureFixture[str]) -> None:
+    with Node(2) as node, Worker(node, 0, SIGUSR1) as worker:
+
+        def other() -> None:
+            with Session(node.address, 1) as session:
+                assert worker.hear() == ["ready"]
+                while not any(w.wait for w in session.control.workers()):
+                    threading.Event().wait(0.01)
+                os.kill(worker.pid, signal.SIGUSR1)
+                said = ""
+                while "worker 1" not in said:
+                    said += capfd.readouterr().err
+                    threading.Event().wait(0.01)
+                heard.append(said)
+                session.barrier()
+
+        heard: list[str] = []
+        in_threads([other])
+        assert worker.end() == 0
+    assert "for barrier 1, which needs worker 1" in heard[0]
+    assert f"multiverso: worker 0 (pid {worker.pid}) has waited" in heard[0]
+    assert "multiverso: worker 1 (pid" in heard[0]
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_no_read_is_ever_staler_than_its_bound(staleness: int) -> None:
+    """At its t-th read a worker sees all that every other one added before that one's (t - s)-th read."""
+    import random
+    import time
+
+    workers, ticks = 3, 40
+
+    def work(session: Session) -> Any:
+        me, delays = session.worker_id, random.Random(session.worker_id)
+        table = mv.ArrayTableHandler(workers, session=session, dtype="int64")
+        mine = np.zeros(workers, "i8")
+        mine[me] = 1
+        seen = []
+        for _ in range(ticks):
+            if delays.random() < 0.2:
+                time.sleep(delays.random() * 0.01)
+            table.add(mine)
+            seen.append(table.get().tolist())
+        return seen
+
+    for me, seen in enumerate(together(work, workers, staleness=staleness)):
+        for t, counts in enumerate(
+            seen
+        ):  # before this read everybody had done t - s ticks, an add before each
+            assert counts[me] == t + 1
+            assert min(counts) >= t - staleness
+            assert max(counts) <= t + 1 + staleness + 1
+
+
+def test_a_worker_is_never_ahead_by_more_than_its_bound() -> None:
+    stop = threading.Event()
+
+    def work(session: Session) -> Any:
+        table = mv.ArrayTableHandler(1, session=session)
+        if session.worker_id == 1:
+            table.get()
+            assert stop.wait(30)
+            return None
+        done = 0
+        try:
+            while True:
+                table.get(timeout_seconds=0.2)
+                done += 1
+        except WaitTimeoutError:
+            stop.set()
+        return done
+
+    done, _ = together(work, 2, staleness=2)
+    assert done == 1 + 2 + 1  # the slow one's tick, the bound, and the read that needs no more than that
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_lost_worker_ends_the_others_waits(mode: str) -> None:
+    text = """
+session = Session(node, worker_id, sync={sync}, staleness={staleness}, start_timeout_seconds=60)
+table = mv.ArrayTableHandler(3, session=session)
+say("ready")
+signal.pause()
+"""
+    options = MODES[mode]
+    text = text.format(sync=options.get("sync", False), staleness=options.get("staleness"))
+    with (
+        Node(2) as node,
+        Worker(node, 1, text) as victim,
+        Session(node.address, 0, timeout_seconds=30, **options) as session,
+    ):
+        table = mv.ArrayTableHandler(3, session=session)
+        assert victim.hear() == ["ready"]
+        threading.Timer(0.1, os.kill, (victim.pid, signal.SIGKILL)).start()
+        with pytest.raises(WorkerLostError) as lost:
+            if mode == "async":
+                session.barrier()
+            for _ in range(10):
+                table.get()
+        assert lost.value.worker_ids == (1,)
+        assert f"worker 1 (pid {victim.pid}) died, or exited without shutdown()" in str(lost.value)
+        assert "on_lost='continue'" in str(lost.value)
