@@ -6,10 +6,8 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
-
-from multiverso.errors import ShapeMismatchError
-from multiverso.params import SharedParams
+from multiverso.params import Array, SharedParams
+from multiverso.rules import Rule
 from multiverso.runtime import Session
 from multiverso.theano.framework import array_of
 
@@ -24,6 +22,7 @@ class ParamManager:
             listed twice (tied parameters) is shared once.
         statistics: shared variables that are averaged and not summed: a batch normalisation's running mean.
         every: `step` exchanges at every so many calls, or after every so much time.
+        rule: how parameters are exchanged (`multiverso.rules`); changes add up by default.
         name: create, or attach to, the tables of this name.
         session: the session to use instead of the current one.
 
@@ -42,6 +41,7 @@ class ParamManager:
         statistics: Iterable[Any] = (),
         *,
         every: int | timedelta = 1,
+        rule: Rule | None = None,
         name: str | None = None,
         session: Session | None = None,
     ) -> None:
@@ -54,10 +54,10 @@ class ParamManager:
             [array_of(variable) for variable in averaged],
             name=name,
             every=every,
+            rule=rule,
             session=session,
         )
-        self._views = self._shared.arrays + self._shared.statistics
-        self._publish()
+        self._set(self._shared.values())
 
     def sync_all_param(self) -> None:
         """Adds what this worker changed since the last call, and takes the values of all, in one exchange.
@@ -66,9 +66,7 @@ class ParamManager:
             ShapeMismatchError: a variable has been given a value of another shape; nothing has been
                 exchanged.
         """
-        self._collect()
-        self._shared.exchange()
-        self._publish()
+        self._set(self._shared.sync([array_of(variable) for variable in self._variables]))
 
     def step(self) -> bool:
         """Counts one training step, exchanges when that is due (``every=``), and returns whether it did."""
@@ -77,22 +75,6 @@ class ParamManager:
         self.sync_all_param()
         return True
 
-    def _collect(self) -> None:
-        values = [array_of(variable) for variable in self._variables]
-        for variable, value, view in zip(self._variables, values, self._views, strict=True):
-            if value.shape != view.shape:
-                raise ShapeMismatchError(
-                    f"the shared variable {variable} has the shape {value.shape} now; it was {view.shape} "
-                    "when its ParamManager was made. Make a new ParamManager"
-                )
-        for value, view in zip(values, self._views, strict=True):
-            if value is not view:
-                np.copyto(view, value, casting="same_kind")
-
-    def _publish(self) -> None:
-        # The variables are given the exchanged buffers themselves, so that updates in place need no copy.
-        for variable, view in zip(self._variables, self._views, strict=True):
-            value = variable.get_value(borrow=True)
-            if value is not view:
-                same = value.dtype == view.dtype
-                variable.set_value(view if same else view.astype(value.dtype), borrow=True)
+    def _set(self, values: list[Array]) -> None:
+        for variable, value in zip(self._variables, values, strict=True):
+            variable.set_value(value, borrow=True)  # a fresh array, which is the variable's from now on

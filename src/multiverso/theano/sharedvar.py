@@ -47,6 +47,7 @@ class MVSharedVariable:
         session.barrier()  # nobody trains before all have read the initial value
         self._last = self._local.copy()
         self._view: NDArray[Any] | None = None
+        self._given: NDArray[Any] | None = None
         self._publish(value)
         svobj.mv_sync = self.mv_sync
 
@@ -77,7 +78,9 @@ class MVSharedVariable:
                 f"the shared variable {self.variable} has {value.size} values now, shape {value.shape}; "
                 f"its table was made for {self._local.size}. Make a new variable with mv_shared"
             )
-        if value is not self._view:
+        if self._given is not None:  # 16 bits: what is shared is finer, and rounding is nothing learned
+            self._local += value.reshape(-1).astype(self._local.dtype) - self._given
+        elif value is not self._view:
             self._local[:] = value.reshape(-1)
         table.exchange(self._local, self._last)
         self._publish(value)
@@ -89,7 +92,9 @@ class MVSharedVariable:
             return
         view = self._local.reshape(old.shape)
         if view.dtype != old.dtype:  # float16 is shared in float32
-            self.variable.set_value(view.astype(old.dtype), borrow=True)
+            rounded = view.astype(old.dtype)
+            self._given = rounded.reshape(-1).astype(view.dtype)
+            self.variable.set_value(rounded, borrow=True)
             return
         self.variable.set_value(view, borrow=True)
         stored = self.variable.get_value(borrow=True)
@@ -118,10 +123,9 @@ def mv_shared(*args: Any, **kwargs: Any) -> Any:
         >>> W = mv_shared(value=np.zeros((784, 10), "float32"), name="W")  # doctest: +SKIP
         >>> W.mv_sync()  # doctest: +SKIP
     """
-    variable = framework().shared(*args, **kwargs)
-    link = MVSharedVariable(variable)
     _forget_ended()
-    _shared_vars.append(link)
+    variable = framework().shared(*args, **kwargs)
+    _shared_vars.append(MVSharedVariable(variable))
     return variable
 
 

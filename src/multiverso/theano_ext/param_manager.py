@@ -10,6 +10,7 @@ import numpy as np
 
 from multiverso.errors import DtypeMismatchError, ShapeMismatchError
 from multiverso.params import Array, SharedParams
+from multiverso.rules import Rule
 
 
 class MVModelParamManager(ABC):
@@ -31,15 +32,19 @@ class MVModelParamManager(ABC):
         ...         self.model.weights, self.model.bias = params
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, rule: Rule | None = None) -> None:
         """Shares ``model``; returns when every live worker has done so.
+
+        Args:
+            model: whatever the subclass's methods read and set.
+            rule: how parameters are exchanged (`multiverso.rules`); changes add up by default.
 
         Raises:
             DtypeMismatchError: a parameter that is neither a real float nor an integer or boolean.
             ValueError: a model without parameters.
         """
         self.model = model
-        self._begin()
+        self._begin(rule=rule)
 
     @abstractmethod
     def get_all_param_values(self) -> Sequence[Array]:
@@ -69,20 +74,18 @@ class MVModelParamManager(ABC):
                 f"the model has parameters of the shapes {shapes} now, and had {self._shapes} when its "
                 f"{type(self).__name__} was made; make a new one"
             )
-        for index, view in self._views.items():
-            np.copyto(view, values[index], casting="same_kind")
-        self._shared.exchange()
-        self._write(values)
+        self._write(values, self._shared.sync([values[index] for index in self._places]))
 
-    def _begin(self, initial: str = "master", counts: bool = True) -> None:
+    def _begin(self, initial: str = "master", counts: bool = True, rule: Rule | None = None) -> None:
         values = self._read()
         summed, averaged = self._parts(values)
-        self._shapes = [value.shape for value in values]
         own = [value if counts else np.zeros_like(value) for value in values]
-        self._shared = SharedParams([own[i] for i in summed], [own[i] for i in averaged], initial=initial)
-        views = self._shared.arrays + self._shared.statistics
-        self._views = dict(zip(summed + averaged, views, strict=True))
-        self._write(values)
+        self._shared = SharedParams(
+            [own[i] for i in summed], [own[i] for i in averaged], initial=initial, rule=rule
+        )
+        self._shapes = [value.shape for value in values]
+        self._places = summed + averaged
+        self._write(values, self._shared.values())
 
     def _read(self) -> list[Array]:
         return [np.asarray(value) for value in self.get_all_param_values()]
@@ -98,10 +101,7 @@ class MVModelParamManager(ABC):
         averaged = set(self.statistic_indices())
         return [i for i in shared if i not in averaged], [i for i in shared if i in averaged]
 
-    def _write(self, values: list[Array]) -> None:
-        # New arrays, because a model may keep what it is given, and the next exchange writes into the views.
-        new = [
-            self._views[index].astype(value.dtype) if index in self._views else value
-            for index, value in enumerate(values)
-        ]
-        self.set_all_param_values(new)
+    def _write(self, values: list[Array], shared: list[Array]) -> None:
+        for index, value in zip(self._places, shared, strict=True):
+            values[index] = value
+        self.set_all_param_values(values)

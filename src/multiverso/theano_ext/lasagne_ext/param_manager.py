@@ -19,6 +19,7 @@ class LasagneParamManager(MVModelParamManager):
 
     Args:
         network: the output layer, or a list of output layers.
+        rule: how parameters are exchanged (`multiverso.rules`); changes add up by default.
 
     Example:
         >>> manager = LasagneParamManager(network)  # doctest: +SKIP
