@@ -184,3 +184,63 @@ print("finished", mv.worker_id())
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("finished") == 2
+
+
+KILLED = """
+import os, sys
+import multiverso as mv
+mv.init()
+table = mv.ArrayTableHandler(4)
+table.add([1.0] * 4)
+mv.barrier()
+if mv.worker_id() == 1:
+    os.kill(os.getpid(), 9)
+mv.barrier()
+table.add([1.0] * 4)
+mv.barrier()
+print("sum", table.get()[0])
+"""
+
+
+def test_the_killed_worker_is_named_though_the_others_end_first(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*command("run", "-n", 4), str(script(tmp_path, KILLED))],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 128 + 9, done.stderr
+    assert "multiverso: worker 1 (pid " in done.stderr
+    assert "was killed by SIGKILL; the others were ended." in done.stderr
+
+
+def test_the_others_go_on_without_the_killed_worker(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*command("run", "-n", 4, "--on-failure", "continue"), str(script(tmp_path, KILLED))],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{worker}] sum 7.0" for worker in (0, 2, 3)]
+    assert "was killed by SIGKILL; the others go on." in done.stderr
+
+
+def test_a_worker_that_ends_before_init_does_not_hold_the_others_up(tmp_path: Path) -> None:
+    job = script(
+        tmp_path,
+        """
+import os, sys
+import multiverso as mv
+if os.environ["MULTIVERSO_WORKER_ID"] == "1":
+    sys.exit(0)
+mv.init()
+""",
+    )
+    done = subprocess.run(
+        [*command("run", "-n", 2), str(job)], capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert done.returncode == 1
+    assert "WorkerLostError" in done.stderr

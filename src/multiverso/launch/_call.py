@@ -1,8 +1,11 @@
 """What a worker of `multiverso.run(function)` executes: read the call, make it, write the answer.
 
+Run as a script by its path: the caller's module search path, perhaps the only one that has this package, comes
+with the call.
+
 Arguments: two inherited file descriptors of anonymous memory, with the call and for the answer. Both hold two
-pickles: [module search path, program name] then [function, args, kwargs], and [kind, traceback text] then the
-value or the exception.
+pickles: [module search path, program name] then [function, args, kwargs]; [kind, traceback text] then the value
+or the exception.
 """
 
 import os
@@ -10,8 +13,6 @@ import pickle
 import sys
 import traceback
 from typing import IO, Any
-
-import cloudpickle
 
 
 def main() -> None:
@@ -36,6 +37,8 @@ def main() -> None:
 
 
 def _write(file: IO[bytes], kind: str, text: str, value: Any) -> None:
+    import cloudpickle  # found on the caller's search path only
+
     file.seek(0)
     file.truncate()
     pickle.dump((kind, text), file)
@@ -50,6 +53,8 @@ def _write(file: IO[bytes], kind: str, text: str, value: Any) -> None:
 def _write_error(file: IO[bytes], error: BaseException) -> None:
     text = "".join(traceback.format_exception(error))
     try:
+        import cloudpickle
+
         pickle.loads(cloudpickle.dumps(error))  # some exceptions can be written and not read
         _write(file, "error", text, error)
     except Exception:

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
 
@@ -87,7 +88,7 @@ def run(
         _write_call(call, function, tuple(args), dict(kwargs or {}))
         node = stack.enter_context(closing(Node(workers=workers, on_lost=on_failure)))
         descriptors = [(call.fileno(), answer.fileno()) for answer in answers]
-        python = (sys.executable, "-m", "multiverso.launch._call")
+        python = (sys.executable, str(Path(__file__).with_name("_call.py")))
         commands = worker_commands(
             [(*python, *map(str, pair)) for pair in descriptors],  # inherited under the same numbers
             address=node.address,
