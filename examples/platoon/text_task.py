@@ -50,7 +50,7 @@ def load(imdb: str | None = None, words: int = 5000, longest: int = 60, most: in
     """
     if imdb is not None:
         return _imdb(Path(imdb), words, longest)
-    texts = {name: _paragraphs(folder) for name, folder in _sources().items()}
+    texts = {name: _paragraphs(folder, most + most // 4) for name, folder in _sources().items()}
     pairs: dict[str, list[tuple[list[str], int]]] = {name: [] for name in SETS}
     for label, found in enumerate(texts.values()):
         # in an order that is the same everywhere, but not that of the files
@@ -73,14 +73,16 @@ def _sources() -> dict[str, Path]:
     return {"numpy": Path(np.__file__).parent, "python": Path(sysconfig.get_paths()["stdlib"])}
 
 
-def _paragraphs(folder: Path) -> list[tuple[str, list[str]]]:
+def _paragraphs(folder: Path, enough: int) -> list[tuple[str, list[str]]]:
     """Returns the different paragraphs of the docstrings below a folder, each with its file's set."""
     found: dict[tuple[str, ...], str] = {}
-    for file in sorted(folder.rglob("*.py")):
-        inside = file.relative_to(folder)
-        if {"site-packages", "test", "tests", "idlelib"} & set(inside.parts):
+    files = {hashlib.sha256(str(f.relative_to(folder)).encode()).digest(): f for f in folder.rglob("*.py")}
+    for digest, file in sorted(files.items()):
+        if len(found) >= enough:
+            break
+        if {"site-packages", "test", "tests", "idlelib"} & set(file.relative_to(folder).parts):
             continue
-        share = hashlib.sha256(str(inside).encode()).digest()[0] % 10
+        share = digest[-1] % 10
         part = "train" if share < 7 else "valid" if share == 7 else "test"
         for text in _docstrings(file):
             for paragraph in re.split(r"\n\s*\n", text):

@@ -37,7 +37,10 @@ class Parameter:
 
     def load(self) -> Array:
         """Returns the value, contiguous, writable, of the shared dtype: its own memory if it is all this."""
-        return np.require(self.read(), self.dtype, ("C", "W", "A"))
+        value = self.read()
+        if value.flags.carray and value.dtype == self.dtype:
+            return value
+        return np.require(value, self.dtype, ("C", "W", "A"))
 
 
 def adapt(parameters: Any) -> list[Parameter]:

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import os
 import zlib
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,27 +35,27 @@ _PHASE, _CHUNK, _STEP = range(3)
 
 
 @functools.cache
-def _kernels(dtype: str) -> Any:
+def _kernels(dtype: np.dtype[Any]) -> Any:
     from numba import from_dtype, int64, uintp
 
     from multiverso.kernels import reduce
 
-    data = from_dtype(np.dtype(dtype))[::1]
+    data = from_dtype(dtype)[::1]
     common = (uintp, uintp, uintp, int64, int64, int64, int64, int64, data, data, int64[::1])
-    with building(f"reduce-{dtype}"):
+    with building(f"reduce-{dtype.name}"):
         return SimpleNamespace(
             small=compile_kernel(reduce.reduce_small, common),
             chunks=compile_kernel(reduce.reduce_chunks, (*common, int64)),
         )
 
 
-def working_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+@functools.cache  # a dtype's name is put together anew each time it is asked for
+def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Returns the dtype in which an array is reduced: 16-bit floats in float32, small integers in int64.
 
     Raises:
         DtypeMismatchError: arrays of this dtype cannot be reduced.
     """
-    dtype = np.dtype(dtype)
     if dtype.name in DTYPES:
         return dtype
     if dtype.name in ("float16", "bfloat16"):
@@ -63,6 +64,16 @@ def working_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
         return np.dtype(np.int64)
     accepted = ", ".join((*DTYPES, "float16", "bfloat16", *_OTHER_INTEGERS))
     raise DtypeMismatchError(f"an array of dtype {dtype} cannot be reduced; accepted are {accepted}")
+
+
+@functools.cache
+def _signature(operation: str, dtype: np.dtype[Any]) -> int:
+    """Returns a number that differs between calls that do not belong together."""
+    return zlib.crc32(f"{operation} {dtype}".encode()) << 31
+
+
+def _address(shard: Shard) -> int:
+    return int(shard.values().ctypes.data)
 
 
 def _writable(array: Array) -> Array:
@@ -97,7 +108,8 @@ class Reducer:
         self._lines = self._open("lines", _LINES_BYTES + 2 * size * SMALL_BYTES)
         self._chunk_bytes = CHUNK_BYTES if size <= (os.cpu_count() or 1) else CROWDED_CHUNK_BYTES
         self._chunks: Shard | None = None
-        if load32(self._address(self._lines) + 128 * self.rank):
+        self._lines_at = _address(self._lines)
+        if load32(self._lines_at + 128 * self.rank):
             self._broken = f"worker {self.rank} of this group was lost, and this process has taken its place"
 
     def all_reduce(
@@ -141,7 +153,7 @@ class Reducer:
         flat = _writable(np.ascontiguousarray(source, dtype).reshape(-1))
         direct = out.dtype == dtype and out.flags.c_contiguous
         result = out.reshape(-1) if direct else np.empty(flat.size, dtype)
-        self._reduce(flat, operation, result, str(source.dtype), timeout_seconds)
+        self._reduce(flat, operation, result, source.dtype, timeout_seconds)
         if operation == "average":
             divide = np.floor_divide if dtype.kind == "i" else np.divide
             divide(result, dtype.type(self.size), out=result)
@@ -150,48 +162,54 @@ class Reducer:
         return out
 
     def _reduce(
-        self, flat: Array, operation: str, result: Array, given: str, timeout_seconds: float | None
+        self,
+        flat: Array,
+        operation: str,
+        result: Array,
+        given: np.dtype[Any],
+        timeout_seconds: float | None,
     ) -> None:
-        number = OPERATIONS.index(operation)
-        signature = zlib.crc32(f"{operation} {given}".encode()) << 31 ^ flat.size
         more: tuple[int, ...] = ()
-        kernel, control = _kernels(flat.dtype.name), self._session.control.address
-        lines = self._address(self._lines)
+        kernel, control, lines = _kernels(flat.dtype), self._session.control.address, self._lines_at
         if flat.nbytes <= SMALL_BYTES:
             slots, stride, call = lines + _LINES_BYTES, SMALL_BYTES, kernel.small
         else:
             if self._chunks is None:
                 self._chunks = self._open("chunks", 3 * self.size * self._chunk_bytes)
-            slots, stride, call = self._address(self._chunks), self._chunk_bytes, kernel.chunks
+            slots, stride, call = _address(self._chunks), self._chunk_bytes, kernel.chunks
             more = (self._chunk_bytes // flat.itemsize,)
+        number, signature = OPERATIONS.index(operation), _signature(operation, given) ^ flat.size
         arguments = (control, lines, slots, stride, self.rank, self.size, number, signature, flat, result)
 
         def go() -> int:
             return int(call(*arguments, self._progress, *more))
 
-        what = f"all_reduce({operation}) of {flat.size} {given}"
-        self._broken = f"an earlier {what} was interrupted"
+        self._broken = "an earlier all_reduce was interrupted"
         code = go()
-        if code not in (0, _MISMATCH):
+        if code:
+            self._finish(code, go, f"all_reduce({operation}) of {flat.size} {given}", timeout_seconds)
+        self._broken = None
+
+    def _finish(self, code: int, go: Callable[[], int], what: str, timeout_seconds: float | None) -> None:
+        """Goes on with a call that had to wait for long, or has failed."""
+        if code != _MISMATCH:
+
+            def again() -> int:
+                nonlocal code
+                code = go()
+                # `go_on` would take what it does not know for an error of the operating system
+                return 0 if code == _MISMATCH else code
+
             try:
-                code = self._session.go_on(code, lambda: self._without_mismatch(go()), timeout_seconds, what)
+                self._session.go_on(code, again, timeout_seconds, what)
             except MultiversoError as error:
                 self._broken = f"in an earlier {what}: {error}"
                 raise
-            code = self._code
         if code == _MISMATCH:
             self._broken = f"in an earlier {what} the workers called with different things"
             raise ShapeMismatchError(
                 f"the workers do not call all_reduce with the same things; this one: {what}"
             )
-        self._broken = None
-
-    _code = 0
-
-    def _without_mismatch(self, code: int) -> int:
-        # `go_on` takes any code that it does not know for an error of the operating system
-        self._code = code
-        return 0 if code == _MISMATCH else code
 
     def _open(self, part: str, size: int) -> Shard:
         spec = TableSpec(
@@ -199,15 +217,10 @@ class Reducer:
         )
         return self._session.open_table(spec, lambda shard, last, of: None)[1]
 
-    @staticmethod
-    def _address(shard: Shard) -> int:
-        return int(shard.values().ctypes.data)
-
     def missing(self) -> list[int]:
         """Returns the workers that are behind this one."""
-        lines = self._address(self._lines)
-        mine = load32(lines + 128 * self.rank)
-        return [worker for worker in range(self.size) if load32(lines + 128 * worker) < mine]
+        mine = load32(self._lines_at + 128 * self.rank)
+        return [worker for worker in range(self.size) if load32(self._lines_at + 128 * worker) < mine]
 
 
 __all__ = ["OPERATIONS", "Reducer", "kernels", "working_dtype"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 
@@ -48,20 +48,19 @@ class JobLock:
         """Whether this thread has the lock alone."""
         return self._thread == threading.get_ident()
 
-    @contextmanager
-    def shared(self) -> Iterator[None]:
+    def shared(self) -> AbstractContextManager[None]:
         """Shares the lock with the other workers; it does nothing in a thread that has it alone."""
-        if self.held_alone:
-            yield
-            return
-        own = self._mutex(self._session.worker_id)
+        return _NOTHING if self.held_alone else _Shared(self)
+
+    def enter_shared(self) -> None:
+        """Begins to share the lock."""
         self._lock(self._mutex(_TURNSTILE), None)
         mutex.unlock(self._mutex(_TURNSTILE))
-        self._lock(own, None)
-        try:
-            yield
-        finally:
-            mutex.unlock(own)
+        self._lock(self._mutex(self._session.worker_id), None)
+
+    def leave_shared(self) -> None:
+        """Ends what `enter_shared` began."""
+        mutex.unlock(self._mutex(self._session.worker_id))
 
     def acquire(self, timeout_seconds: float | None) -> None:
         """Takes the lock alone.
@@ -127,3 +126,21 @@ class JobLock:
             mutex.recover(address)
         elif code != 0:
             raise OSError(code, "the job's lock")
+
+
+class _Shared(AbstractContextManager[None]):
+    """A share of the lock; a class, because a generator's context costs as much as the lock."""
+
+    __slots__ = ("_job_lock",)
+
+    def __init__(self, job_lock: JobLock) -> None:
+        self._job_lock = job_lock
+
+    def __enter__(self) -> None:
+        self._job_lock.enter_shared()
+
+    def __exit__(self, *error: object) -> None:
+        self._job_lock.leave_shared()
+
+
+_NOTHING = nullcontext()

@@ -132,7 +132,7 @@ class SharedParameters:
         self._run(_dense(local).exchange, number, 0, self._session.worker_id, local, last)
 
     def _elastic(self, number: int, local: Array, alpha: float) -> None:
-        self._run(_elastic_kernel(local.dtype.name), number, self._session.worker_id, local, alpha)
+        self._run(_elastic_kernel(local.dtype), number, self._session.worker_id, local, alpha)
 
     def synchronise(self, locked: bool) -> None:
         """Lets the worker's parameters and the shared ones meet."""
@@ -164,17 +164,22 @@ class SharedParameters:
 
 
 def _dense(array: Array) -> Any:
-    return kernels.load(array.dtype.name).dense
+    return _dense_kernels(array.dtype)
+
+
+@functools.cache  # by dtype and not by its name, which is put together anew each time
+def _dense_kernels(dtype: np.dtype[Any]) -> Any:
+    return kernels.load(dtype.name).dense
 
 
 @functools.cache
-def _elastic_kernel(dtype: str) -> Callable[..., int]:
+def _elastic_kernel(dtype: np.dtype[Any]) -> Callable[..., int]:
     from numba import from_dtype, int64, uintp
 
     from multiverso.kernels.elastic import elastic
 
-    number = from_dtype(np.dtype(dtype))
-    with building(f"elastic-{dtype}"):
+    number = from_dtype(dtype)
+    with building(f"elastic-{dtype.name}"):
         return compile_kernel(elastic, (uintp, int64, number[::1], number, int64))
 
 
