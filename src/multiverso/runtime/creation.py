@@ -59,6 +59,7 @@ class Catalogue:
         """A worker asks for a table; it is answered when everybody whom that concerns has asked."""
         spec = TableSpec.from_message(request["spec"])
         assert connection.worker_id is not None
+        connection.enrolled_in = None
         key: int | str = spec.name if spec.name is not None else int(request["order"])
         table = self._table_of.get(key)
         if table is not None and key not in self._creations:
@@ -143,8 +144,16 @@ class Catalogue:
         self._next_turn(creation)
 
     def _hand_over(self, connection: Connection, request: Message, table: int) -> None:
-        """Sends where the table is, with its segment unless this worker has it."""
+        """Sends where the table is, with its segment unless this worker has it.
+
+        The worker takes part from here on, before anyone is let go: a round or a clock must not go ahead without
+        one that has created the table with the others, but is slow to read this.
+        """
         arena, shard = self._arena_of[table], self.shards[table]
+        assert connection.worker_id is not None
+        if not shard.enrolled(connection.worker_id):  # it may open a named table twice
+            shard.enrol(connection.worker_id)
+            connection.enrolled_in = table
         descriptors = () if arena.number in connection.sent_arenas else (arena.descriptor,)
         connection.sent_arenas.add(arena.number)
         connection.reply(
@@ -240,6 +249,9 @@ class Catalogue:
     def cancel(self, connection: Connection) -> None:
         """A worker no longer waits for its table; its number in the order stays free for the next call."""
         connection.sent_arenas.clear()  # it may not have taken what it was sent
+        if connection.worker_id is not None and connection.enrolled_in in self.shards:
+            self.shards[connection.enrolled_in].withdraw(connection.worker_id)
+            self._control.notify()
         for creation in list(self._creations.values()):
             if connection.worker_id in creation.waiting:
                 self._without(creation, connection.worker_id)

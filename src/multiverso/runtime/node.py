@@ -43,6 +43,7 @@ class Connection:
     worker_id: int | None = None
     life: int | None = None
     sent_arenas: set[int] = field(default_factory=set)
+    enrolled_in: int | None = None  # the table that its last request made it take part in
 
     def reply(self, request: Message, body: Message, descriptors: tuple[int, ...] = ()) -> None:
         """Answers; a peer that is gone or does not read is somebody else's business."""

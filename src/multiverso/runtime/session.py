@@ -244,8 +244,6 @@ class Session:
             self._arenas[answer["arena"]], answer["offset"], spec, answer["workers"], answer["mode"]
         )
         table = int(answer["table"])
-        if table not in self._tables:  # a second handler of a named table goes on where the first one is
-            shard.enrol(self.worker_id)
         while True:
             answer, _ = self._link.more(deadline, what, patience.look)
             if not answer["turn"]:

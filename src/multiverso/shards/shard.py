@@ -113,7 +113,7 @@ class Shard:
         return self.base + places.own + places.own_stride * worker_id
 
     def enrol(self, worker_id: int) -> None:
-        """Makes a worker take part in the table's rounds and clocks.
+        """Makes a worker take part in the table's rounds and clocks (the node).
 
         A worker that joins late begins at the fastest clock, so that nobody has to wait for it, and its first
         round is the one after the last finished (the round then in flight may still go on without it).
@@ -123,7 +123,7 @@ class Shard:
             # the table's version never goes back, and neither does what others may still look at
             if offset not in (at.ADDS, at.EXCHANGES, at.STAGED, at.FOLDED):
                 store64(line + offset, 0)
-        clocks = [load64(self.line(w) + at.CLOCK) for w in range(self.workers) if self._enrolled(w)]
+        clocks = [load64(self.line(w) + at.CLOCK) for w in range(self.workers) if self.enrolled(w)]
         store64(line + at.CLOCK, max(clocks, default=0))
         last = self.committed * load64(self.base + at.CHUNKS)
         store64(line + at.STAGED, last)
@@ -138,13 +138,14 @@ class Shard:
     def needs(self, worker_id: int) -> bool:
         """Whether an unfinished round may still ask for what a worker that is gone has staged."""
         last = self.committed * load64(self.base + at.CHUNKS)
-        return self._enrolled(worker_id) and load64(self.line(worker_id) + at.STAGED) > last
+        return self.enrolled(worker_id) and load64(self.line(worker_id) + at.STAGED) > last
 
     def withdraw(self, worker_id: int) -> None:
         """Ends a worker's part in the table's rounds and clocks (the node, before its number is given away)."""
         store32(self.line(worker_id) + at.ENROLLED, 0)
 
-    def _enrolled(self, worker_id: int) -> bool:
+    def enrolled(self, worker_id: int) -> bool:
+        """Whether a worker takes part."""
         return load32(self.line(worker_id) + at.ENROLLED) == 1
 
     def membership(self) -> Membership:
@@ -155,7 +156,7 @@ class Shard:
             {
                 worker: Member(*(load64(self.line(worker) + word) for word in _PROGRESS))
                 for worker in range(self.workers)
-                if self._enrolled(worker)
+                if self.enrolled(worker)
             },
         )
 
