@@ -203,3 +203,63 @@ def left_running(folder: Path) -> list[str]:
         except OSError:
             continue
     return found
+
+
+PLACES = {
+    "holding the lock": "worker.lock(); die()",
+    "in sync_params": "wait_for_the_lock(worker.sync_params)",
+    "in lock": "wait_for_the_lock(worker.lock)",
+    "in all_reduce": "threading.Timer(0.2, die).start(); worker.all_reduce(np.ones(3))",
+    "in send_req": "threading.Timer(0.2, die).start(); worker.send_req('never')",
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_worker_that_is_killed_anywhere_ends_the_job(experiment: Any, place: str) -> None:
+    """Worker 1 is killed by SIGKILL while the others wait for it, or it for them; nobody hangs."""
+    experiment.write(
+        killed_controller="""
+        import sys
+        from platoon.channel import Controller, controller as module
+
+        class Silent(Controller):
+            def handle_control(self, req, worker_id, req_info):
+                return module._LATER if req == "never" else None
+
+        sys.exit(Silent(**Controller.default_arguments(Controller.default_parser().parse_args())).serve())
+        """,
+        killed_worker=f"""
+        import os, signal, sys, threading
+        import numpy as np
+        from platoon import Worker
+        from platoon.param_sync import ASGD
+
+        def die():
+            print("the last words", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        def wait_for_the_lock(call):
+            worker.all_reduce(np.ones(1))  # worker 0 has it now
+            threading.Timer(0.2, die).start()
+            call()
+
+        worker = Worker()
+        worker.init_shared_params([np.zeros(100_000)], ASGD())
+        worker.all_reduce(np.ones(1))
+        if worker.local_rank == 1:
+            {PLACES[place]}
+            raise AssertionError("not reached")
+        if worker.local_rank == 0 and {"wait_for" in PLACES[place]}:
+            worker.lock()
+        if {"wait_for" in PLACES[place]}:
+            worker.all_reduce(np.ones(1))
+        while True:
+            worker.all_reduce(np.ones(3)) if {place == "in send_req"} else worker.sync_params()
+        """,
+    )
+    result = experiment.launch("killed", "-D", "cpu", "cpu", "cpu")
+    assert result.code == 1, result
+    assert re.search(r"worker 1 \(process \d+\) on cpu ended with signal SIGKILL", result.err), result
+    assert re.search(r"log: PLATOON_LOGS/killed/\S+/worker1_cpu.err", result.err)
+    assert "the last words" in result.err
+    assert not left_running(experiment.folder)
