@@ -141,6 +141,7 @@ class SharedParams:
             groups.setdefault((averaged, shared_dtype(array.dtype)), []).append(index)
         views: list[Array] = [np.empty(0)] * len(given)
         self._flats: list[_Flat] = []
+        self._members: list[list[int]] = []
         for (averaged, dtype), members in sorted(groups.items(), key=str):
             flat = allocate(sum(given[index][0].size for index in members), dtype)
             start = 0
@@ -151,6 +152,7 @@ class SharedParams:
                 start += array.size
             if flat.size:
                 self._flats.append(_share(flat, averaged, name, initial, rule, session))
+                self._members.append(members)
         self._views = views
         self._dtypes = [array.dtype for array, _ in given]
         self._given: dict[int, Array] = {}  # 16-bit values as they were given out, in float32
@@ -198,6 +200,19 @@ class SharedParams:
         for flat in self._flats:
             flat.exchange(self._session.workers_num)
         self._due.restart()
+
+    def centre(self) -> list[Array]:
+        """Returns copies of the shared arrays and then statistics as they are now: what to validate and save.
+
+        Never waits and exchanges nothing. This worker's own may differ, and with EASGD they do.
+        """
+        out = [view.copy() for view in self._views]
+        for flat, members in zip(self._flats, self._members, strict=True):
+            values, start = flat.shared.table.snapshot(), 0
+            for index in members:
+                out[index][...] = values[start : start + out[index].size].reshape(out[index].shape)
+                start += out[index].size
+        return out
 
     def due(self) -> bool:
         """Counts one step of training; returns whether an exchange is due now."""

@@ -11,7 +11,7 @@ import torch
 
 from multiverso.params import SharedParams, broadcast
 from multiverso.runtime import Session
-from multiverso.torch.groups import InPlace, Staged, can_move
+from multiverso.torch.groups import InPlace, Staged, can_move, split_like
 from multiverso.torch.structure import Structure
 
 
@@ -124,6 +124,18 @@ class ParamManager:
         else:
             self.sync_all_param()
         return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the module's state with the shared parameters and statistics: what to validate and save.
+
+        Never waits and exchanges nothing. This worker's own parameters may differ, and with EASGD they do.
+        """
+        shared = {}
+        for group, flat in zip(self._groups, self._shared.centre(), strict=True):
+            parts = split_like(torch.from_numpy(flat), group.tensors)
+            shared |= {id(tensor): part.to(tensor) for tensor, part in zip(group.tensors, parts, strict=True)}
+        state = self.module.state_dict(keep_vars=True)
+        return {name: shared.get(id(value), getattr(value, "data", value)) for name, value in state.items()}
 
     def flush(self) -> None:
         """Waits for the exchange that ``overlap=True`` has begun, and applies its result."""
