@@ -287,3 +287,28 @@ mv.run(work, workers=2)
     assert caller.returncode == -number
     if number == signal.SIGINT:
         assert "KeyboardInterrupt" in err
+
+
+def test_a_worker_may_call_run_itself() -> None:
+    def function() -> list[int]:
+        return mv.run(worker, workers=2)
+
+    assert mv.run(function, workers=2) == [[0, 1], [0, 1]]
+
+
+def test_where_the_package_is_on_the_search_path_only(tmp_path: Path) -> None:
+    (tmp_path / "only_here.py").write_text("def answer():\n    return 42\n")
+    path = script(
+        tmp_path,
+        f"""
+import sys
+sys.path.append({str(tmp_path)!r})
+import only_here
+import multiverso as mv
+print(mv.run(only_here.answer, workers=1))
+""",
+        "caller.py",
+    )
+    command = [sys.executable, "-I", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True, cwd="/")
+    assert done.stdout == "[42]\n", done.stderr

@@ -414,3 +414,50 @@ print(sorted({"numba", "torch", "zmq", "cloudpickle"} & sys.modules.keys()), fil
     )
     assert "doctor" in done.stdout
     assert done.stderr == "[]\n"
+
+
+IGNORING = (
+    WAIT
+    + """
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+up()
+rest()
+"""
+)
+
+
+def test_asked_twice_it_does_not_wait_for_the_grace_to_pass(tmp_path: Path) -> None:
+    running = Running(command("run", "-n", 2, "--grace", 1000, script(tmp_path, IGNORING)))
+    running.lines(2)
+    while running.process.poll() is None:
+        running.send(signal.SIGINT)
+        try:
+            running.process.wait(timeout=0.1)
+        except subprocess.TimeoutExpired:
+            pass
+    assert running.end()[0] == 128 + signal.SIGINT
+
+
+def test_a_hangup_that_nohup_ignores_stays_ignored(tmp_path: Path) -> None:
+    running = Running(["nohup", *command("run", script(tmp_path, WAIT + "up()\nrest()"))])
+    running.lines(1)
+    running.send(signal.SIGHUP)  # would be handled first, and be the exit code
+    running.send(signal.SIGINT)
+    assert running.end()[0] == 128 + signal.SIGINT
+
+
+def test_a_full_disk_ends_the_log_and_not_the_job(tmp_path: Path) -> None:
+    (tmp_path / "worker-0.log").symlink_to("/dev/full")
+    job = script(tmp_path, "for i in range(100): print(i)")
+    done = multiverso("run", "-n", 1, "--log-dir", tmp_path, job)
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == [f"[0] {i}" for i in range(100)]
+    assert "worker-0.log: No space left on device" in done.stderr
+
+
+def test_a_line_without_an_end_is_not_kept_for_ever(tmp_path: Path) -> None:
+    job = script(tmp_path, "import os\nfor _ in range(3): os.write(1, b'z' * 1_000_000)")
+    lines = multiverso("run", job).stdout.splitlines()
+    assert len(lines) > 1
+    assert "".join(line.removeprefix("[0] ") for line in lines) == "z" * 3_000_000

@@ -8,8 +8,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Literal
@@ -136,12 +135,15 @@ class Job:
 
         Args:
             timeout_seconds: After this time the job is ended; None for no limit.
-            forward_signals: Pass SIGINT, SIGTERM, SIGHUP and SIGUSR1 on to the workers; main thread only.
+            forward_signals: Pass SIGINT, SIGTERM, SIGHUP and SIGUSR1 on to the workers, and ignore them from the
+                job's end on; in the main thread of a process that is there for this job only.
         """
         began = time.monotonic()
+        if forward_signals:
+            _forward_signals(self._receive)
         self._deadline = None if timeout_seconds is None else began + timeout_seconds
         try:
-            with Guard(self._address) as guard, _handlers(self._receive if forward_signals else None):
+            with Guard(self._address) as guard:
                 try:
                     self._start(guard)
                     while self._running() and not self._given_up:
@@ -149,6 +151,8 @@ class Job:
                 finally:
                     self._kill_all()
         finally:
+            if forward_signals:
+                _ignore_signals()
             self._output.close()
             self._close()
         return self._result(time.monotonic() - began)
@@ -289,25 +293,24 @@ class Job:
         return JobResult(self._reason, code, culprit, exits, seconds)
 
 
-@contextmanager
-def _handlers(receive: Callable[[int], None] | None) -> Iterator[None]:
-    """Pass signals to `receive` for a while; a SIGHUP that nohup had ignored stays ignored."""
-    if receive is None:
-        yield
-        return
+def _forward_signals(receive: Callable[[int], None]) -> None:
+    """Pass signals to `receive` from now on; a SIGHUP that nohup had ignored stays ignored.
+
+    They are not put back: the process that runs a job for a user ends with it, and what it still has to clean up
+    must not be cut short by a second Ctrl-C.
+    """
     if threading.current_thread() is not threading.main_thread():
         raise StartupError("Signals can be forwarded from the main thread only.")
 
     def handle(number: int, _: FrameType | None) -> None:
         receive(number)
 
-    before = {number: signal.getsignal(number) for number in _FORWARDED}
-    if before[signal.SIGHUP] is signal.SIG_IGN:
-        del before[signal.SIGHUP]
-    try:
-        for number in before:
+    for number in _FORWARDED:
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handle)
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+def _ignore_signals() -> None:
+    # Not a handler: the interpreter's own end would put the default back in its place.
+    for number in _FORWARDED:
+        signal.signal(number, signal.SIG_IGN)
