@@ -130,7 +130,7 @@ class ParamManager:
 
         Never waits and exchanges nothing. This worker's own parameters may differ, and with EASGD they do.
         """
-        shared = {}
+        shared: dict[int, Any] = {}
         for group, flat in zip(self._groups, self._shared.centre(), strict=True):
             parts = split_like(torch.from_numpy(flat), group.tensors)
             shared |= {id(tensor): part.to(tensor) for tensor, part in zip(group.tensors, parts, strict=True)}
