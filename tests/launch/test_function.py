@@ -186,6 +186,21 @@ def test_callables_of_every_kind() -> None:
     assert mv.run("a-b".split, workers=1, args=("-",)) == [["a", "b"]]
 
 
+def test_the_callers_standard_input_is_left_alone() -> None:
+    code = (
+        "import sys, multiverso as mv\nprint(mv.run(lambda: sys.stdin.read(), workers=2), sys.stdin.read())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input="typed",
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=True,
+    )
+    assert done.stdout == "['', ''] typed\n", done.stderr
+
+
 def test_env_is_set_in_the_workers() -> None:
     assert mv.run(os.getenv, workers=2, args=("COLOUR_OF_X",), env={"COLOUR_OF_X": "red"}) == ["red"] * 2
     assert "COLOUR_OF_X" not in os.environ

@@ -88,6 +88,7 @@ class Job:
         output: Reads the workers' pipes.
         on_failure: "stop" ends the job at the first failure, "continue" lets the other workers go on.
         grace_seconds: From the first request to end until SIGKILL.
+        keep_stdin: Let worker 0 read our standard input; the others' is empty.
         on_start: Called with each worker's number and pid.
         on_exit: Called at each worker's end.
         lost_workers: Says which workers the node has lost, the first one first.
@@ -101,6 +102,7 @@ class Job:
         output: Output,
         on_failure: OnFailure = "stop",
         grace_seconds: float = 1.0,
+        keep_stdin: bool = False,
         on_start: Callable[[int, int], None] = lambda _, __: None,
         on_exit: Callable[[WorkerExit], None] = lambda _: None,
         lost_workers: Callable[[], Sequence[int]] = tuple,
@@ -110,6 +112,7 @@ class Job:
         self._output = output
         self._on_failure = on_failure
         self._grace_seconds = grace_seconds
+        self._keep_stdin = keep_stdin
         self._on_start = on_start
         self._on_exit = on_exit
         self._lost_workers = lost_workers
@@ -173,7 +176,7 @@ class Job:
 
     def _start(self, guard: Guard) -> None:
         for worker_id, command in enumerate(self._commands):
-            process = spawn(command, keep_stdin=worker_id == 0)
+            process = spawn(command, keep_stdin=self._keep_stdin and worker_id == 0)
             self._processes[worker_id] = process
             self._started_at[worker_id] = time.monotonic()
             guard.watch(process)

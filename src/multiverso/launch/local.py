@@ -94,6 +94,7 @@ def launch(options: RunOptions) -> int:
             output=output,
             on_failure=options.on_failure,
             grace_seconds=options.grace_seconds,
+            keep_stdin=True,
             on_start=report.started,
             on_exit=ended,
             lost_workers=node.lost_workers,
