@@ -1,6 +1,7 @@
 """Start the real command and talk to it."""
 
 import os
+import pty
 import select
 import signal
 import subprocess
@@ -66,6 +67,48 @@ class Running:
         """Wait for the end; return the exit code and what else was written."""
         out, err = self.process.communicate(timeout=SECONDS)
         return self.process.returncode, out, err
+
+
+_TAKE_TERMINAL = """
+import fcntl, os, sys, termios
+os.setsid()
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+class OnTerminal:
+    """A command on a terminal of its own, as a person's shell runs it."""
+
+    def __init__(self, arguments: Sequence[str], **changes: str | None) -> None:
+        self.terminal, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _TAKE_TERMINAL, *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=environ(**changes),
+        )
+        os.close(theirs)
+        self.seen = b""
+
+    def read_until(self, *texts: bytes, number: int = 1) -> bytes:
+        """Read until one of the texts has come so many times."""
+        while max(self.seen.count(text) for text in texts) < number:
+            assert select.select([self.terminal], [], [], SECONDS)[0], self.seen
+            self.seen += os.read(self.terminal, 4096)
+        return self.seen
+
+    def ctrl_c(self) -> int:
+        """Type Ctrl-C, read on, and return the exit code."""
+        os.write(self.terminal, b"\x03")
+        try:
+            while os.read(self.terminal, 4096):
+                pass
+        except OSError:  # closed by the other side's end
+            pass
+        os.close(self.terminal)
+        return self.process.wait(timeout=SECONDS)
 
 
 def wait_until_gone(pids: Sequence[int]) -> list[int]:

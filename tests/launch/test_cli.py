@@ -2,15 +2,13 @@
 
 import json
 import os
-import pty
-import select
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from launch_support import SECONDS, Running, command, environ, multiverso, script
+from launch_support import SECONDS, OnTerminal, Running, command, environ, multiverso, script
 
 from multiverso.cli.doctor import Finding
 from multiverso.cli.show import show_findings
@@ -151,22 +149,9 @@ def test_top_shows_who_waits_for_whom(tmp_path: Path) -> None:
 
 
 def test_top_is_live_until_ctrl_c() -> None:
-    child, terminal = pty.fork()
-    if child == 0:
-        os.execve(sys.executable, command("top", "--interval", "0.05"), environ(TERM="xterm", COLUMNS="200"))
-    seen = b""
-    while b"No job" not in seen and b"up " not in seen:
-        assert select.select([terminal], [], [], SECONDS)[0]
-        seen += os.read(terminal, 4096)
-    os.write(terminal, b"\x03")
-    try:
-        while os.read(terminal, 4096):
-            pass
-    except OSError:  # closed by the child's end
-        pass
-    _, status = os.waitpid(child, 0)
-    os.close(terminal)
-    assert os.waitstatus_to_exitcode(status) == 0
+    running = OnTerminal(command("top", "--interval", "0.05"), TERM="xterm", COLUMNS="200")
+    running.read_until(b"No job", b"up ")
+    assert running.ctrl_c() == 0
 
 
 def test_top_without_a_job_and_with_nonsense() -> None:

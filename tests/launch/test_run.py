@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launch_support import SECONDS, Running, command, environ, multiverso, script, wait_until_gone
+from launch_support import SECONDS, OnTerminal, Running, command, environ, multiverso, script, wait_until_gone
 
 WAIT = """
 import os, pathlib, signal, sys, time
@@ -209,16 +209,9 @@ up()
 rest()
 """,
     )
-    child, terminal = pty.fork()
-    if child == 0:
-        os.execve(sys.executable, command("run", "-n", 2, job), dict(os.environ))
-    seen = b""
-    while seen.count(b"up ") < 2:
-        seen += os.read(terminal, 1000)
-    os.write(terminal, b"\x03")
-    _, status = os.waitpid(child, 0)
-    os.close(terminal)
-    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGINT
+    running = OnTerminal(command("run", "-n", 2, job))
+    seen = running.read_until(b"\r\n", number=2)
+    assert running.ctrl_c() == 128 + signal.SIGINT
     assert wait_until_gone([int(pid) for pid in re.findall(rb"up (\d+)", seen)]) == []
 
 
