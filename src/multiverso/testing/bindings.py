@@ -270,6 +270,7 @@ def suite(
     dtypes: Sequence[str] = ("float32",),
     statistics: bool = True,
     workers: Sequence[int] = (1, 2, 4),
+    deaths: bool = True,
     env: Mapping[str, str] | None = None,
 ) -> type:
     """Returns a class of pytest tests of a binding; give it a name that begins with ``Test``.
@@ -279,6 +280,7 @@ def suite(
         dtypes: of the parameters to try: for each, arrays of the shapes (3, 5), (4,) and ().
         statistics: whether the binding has any; of the first dtype.
         workers: how many real processes to run with.
+        deaths: whether to kill workers, too, in jobs of two and of four.
         env: environment variables for the workers: a framework's backend, say.
     """
     import pytest
@@ -288,6 +290,9 @@ def suite(
         name: law for name, law in LAWS.items() if statistics or law is not LAWS["statistics are averaged"]
     }
     base = suite_of(laws, subject, workers, env)
+
+    if not deaths:
+        return base
 
     class Conformance(base):  # type: ignore[misc, valid-type]
         """Laws of a binding, and what a death does."""

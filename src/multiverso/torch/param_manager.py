@@ -194,7 +194,7 @@ def _grouped(structure: Structure, overlap: bool) -> list[InPlace | Staged]:
     for averaged, tensors in ((False, structure.trained), (True, structure.statistics)):
         kinds: dict[Any, list[Any]] = {}
         for tensor in tensors.values():
-            in_place = not overlap and can_move(tensor)
+            in_place = not overlap and can_move(tensor) and id(tensor) not in structure.twins
             kinds.setdefault((in_place, str(tensor.device), tensor.dtype), []).append(tensor)
         for (in_place, *_), members in kinds.items():
             groups.append((InPlace if in_place else Staged)(members, averaged))

@@ -17,6 +17,7 @@ class Structure:
     Attributes:
         trained: parameters that require gradients; tied ones once.
         statistics: floating buffers that are averaged.
+        twins: ids of trained parameters on whose memory others lie, so that they have to stay there.
         constant: frozen parameters and the other floating buffers: equal at the beginning, never exchanged.
 
     Raises:
@@ -41,7 +42,10 @@ class Structure:
                     f"{name} is {tensor.dtype}; shared parameters are float16, bfloat16, float32 or float64. "
                     "Freeze it with requires_grad_(False) to keep it out"
                 )
-        self.trained = _once_each(self.trained)
+        every = self.trained
+        self.trained = _once_each(every)
+        twins = {_where(tensor) for name, tensor in every.items() if name not in self.trained}
+        self.twins = {id(tensor) for tensor in self.trained.values() if _where(tensor) in twins}
         _refuse_overlap(self.trained | self.statistics)
         self._module = module
         self._places = [table for m in module.modules() for table in (m._parameters, m._modules)]

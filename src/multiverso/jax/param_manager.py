@@ -1,0 +1,177 @@
+"""A pytree of parameters, shared."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.experimental import io_callback
+
+from multiverso.errors import ShapeMismatchError
+from multiverso.jax.framework import placed_like
+from multiverso.params import SharedParams
+from multiverso.rules import Rule
+from multiverso.runtime import Session
+
+
+class ParamManager:
+    """Shares a pytree of parameters between all workers: collective.
+
+    All workers begin with the master worker's values: take them from ``params``. Of each floating leaf, what
+    this worker changed since its last exchange adds up; ``statistics`` (batch normalisation's running means and
+    variances) are averaged, never summed. Other leaves (integers, keys, None) stay with their worker. 16-bit
+    leaves are shared in float32. Leaves keep their dtype, shape and devices.
+
+    Args:
+        params: a pytree of arrays: a dict, a flax or equinox module, ...
+        statistics: another one, to be averaged.
+        every: `step` and `transformation` exchange at every so many calls (`step`: or after so much time).
+        rule: how parameters are exchanged (`multiverso.rules`); changes add up (ASGD) by default.
+        session: the session to use instead of the current one.
+
+    Attributes:
+        params: the parameters that all begin with.
+        statistics: the statistics that all begin with.
+
+    Raises:
+        DtypeMismatchError: a floating leaf that is not float16, bfloat16, float32 or float64.
+        ValueError: no floating leaf.
+
+    Example:
+        >>> import jax.numpy as jnp, multiverso as mv
+        >>> from multiverso.jax import ParamManager
+        >>> mv.init()
+        >>> manager = ParamManager({"w": jnp.ones(3)})
+        >>> params = manager.params
+        >>> params = {"w": params["w"] - 0.5}  # a training step, jitted or not
+        >>> manager.sync_all_param(params)
+        {'w': Array([0.5, 0.5, 0.5], dtype=float32)}
+        >>> mv.shutdown()
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        *,
+        statistics: Any = None,
+        every: int | timedelta = 1,
+        rule: Rule | None = None,
+        session: Session | None = None,
+    ) -> None:
+        self._every = every
+        summed, averaged = _floating(params), _floating(statistics)
+        self._trees = (jax.tree.structure(params), jax.tree.structure(statistics))
+        self._shared = SharedParams(
+            [np.asarray(leaf) for leaf in summed],
+            [np.asarray(leaf) for leaf in averaged],
+            every=every,
+            rule=rule,
+            session=session,
+        )
+        self.params, self.statistics = _rebuilt(self._shared.values(), params, statistics)
+
+    def sync_all_param(self, params: Any, statistics: Any = None) -> Any:
+        """Adds what this worker changed since the last call, and returns the values of all.
+
+        Args:
+            params: this worker's parameters now, a pytree like the first one; not modified.
+            statistics: its statistics now, where the manager has some.
+
+        Returns:
+            The parameters; with statistics, the pair of both.
+
+        Raises:
+            ShapeMismatchError: another tree, or leaves of other shapes; nothing has been exchanged.
+        """
+        if (jax.tree.structure(params), jax.tree.structure(statistics)) != self._trees:
+            raise ShapeMismatchError(
+                f"expected trees like those that the ParamManager was made with, {self._trees[0]} and statistics "
+                f"{self._trees[1]}; got {jax.tree.structure(params)} and {jax.tree.structure(statistics)}"
+            )
+        values = self._shared.sync([np.asarray(leaf) for leaf in _floating(params) + _floating(statistics)])
+        new = _rebuilt(values, params, statistics)
+        return new[0] if statistics is None else new
+
+    def step(self, params: Any, statistics: Any = None) -> Any:
+        """Counts one training step, and exchanges when that is due; returns as `sync_all_param` does."""
+        if self._shared.due():
+            return self.sync_all_param(params, statistics)
+        return params if statistics is None else (params, statistics)
+
+    def transformation(self) -> optax.GradientTransformation:
+        """Returns an optax transformation that exchanges after every ``every``-th update, in jitted steps too.
+
+        Put it last in ``optax.chain``: the parameters that it returns updates for are those of all workers. The
+        exchange is a host callback (``jax.experimental.io_callback``, ordered), so the step may not be mapped
+        (``vmap``, ``pmap``), nor run on several devices: use `step` outside of the jitted function there.
+        Statistics are not part of it.
+
+        Raises:
+            ValueError: ``every`` is a time, or the manager has statistics.
+
+        Example:
+            >>> optimizer = optax.chain(optax.adam(1e-3), manager.transformation())  # doctest: +SKIP
+        """
+        if isinstance(self._every, timedelta):
+            raise ValueError(
+                "a transformation exchanges at every so many updates: every= must be a number of steps"
+            )
+        if self._shared.statistics:
+            raise ValueError(
+                "a transformation sees no statistics: call step(params, statistics) after the step instead"
+            )
+        every = self._every
+
+        def begin(params: Any) -> _State:
+            return _State(jnp.zeros([], jnp.int32))
+
+        def exchanged(params: Any, updates: Any) -> Any:
+            new = _floating(optax.apply_updates(params, updates))
+            shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in new]
+            pulled = io_callback(self._on_host, shapes, new, ordered=True)
+            moves = [value - leaf for value, leaf in zip(pulled, _floating(params), strict=True)]
+            return _replaced(updates, moves)
+
+        def update(updates: Any, state: _State, params: Any = None) -> tuple[Any, _State]:
+            if params is None:
+                raise ValueError("pass the parameters: optimizer.update(gradients, state, params)")
+            count = optax.safe_int32_increment(state.count)
+            updates = jax.lax.cond(count % every == 0, exchanged, lambda _, same: same, params, updates)
+            return updates, _State(count)
+
+        return optax.GradientTransformation(begin, update)
+
+    def _on_host(self, leaves: list[Any]) -> list[Any]:
+        # NumPy in, NumPy out: allocating JAX memory in a callback can deadlock.
+        return self._shared.sync([np.asarray(leaf) for leaf in leaves])
+
+
+class _State(NamedTuple):
+    """How many updates there were: all that the transformation keeps in an optimizer's state."""
+
+    count: Any
+
+
+def _is_floating(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and bool(jnp.issubdtype(leaf.dtype, jnp.floating))
+
+
+def _floating(tree: Any) -> list[Any]:
+    return [leaf for leaf in jax.tree.leaves(tree) if _is_floating(leaf)]
+
+
+def _replaced(tree: Any, values: Any) -> Any:
+    """Returns the tree with its floating leaves replaced, in order."""
+    new = iter(values)
+    return jax.tree.map(lambda leaf: next(new) if _is_floating(leaf) else leaf, tree)
+
+
+def _rebuilt(values: list[Any], params: Any, statistics: Any) -> tuple[Any, Any]:
+    leaves = _floating(params) + _floating(statistics)
+    placed = [placed_like(value, leaf) for value, leaf in zip(values, leaves, strict=True)]
+    number = len(_floating(params))
+    return _replaced(params, placed[:number]), _replaced(statistics, placed[number:])

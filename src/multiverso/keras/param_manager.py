@@ -1,0 +1,105 @@
+"""A Keras model's weights, shared."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from multiverso.errors import DtypeMismatchError
+from multiverso.keras.framework import settle
+from multiverso.params import SharedParams
+from multiverso.rules import Rule
+from multiverso.runtime import Session
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+class ParamManager:
+    """Shares a Keras model's weights between all workers: collective.
+
+    All workers begin with the master worker's values. Of trainable weights, what each worker changed since its
+    last exchange adds up; weights that are not trainable (a batch normalisation's moving mean and variance) are
+    averaged, never summed. A weight that several layers share is shared once. Integers (seeds, counters) stay
+    with their worker, as the optimizer's own variables do. 16-bit weights are shared in float32.
+
+    Args:
+        model: a built model.
+        every: `step` exchanges at every so many calls, or after every so much time.
+        rule: how weights are exchanged (`multiverso.rules`); changes add up (ASGD) by default.
+        session: the session to use instead of the current one.
+
+    Raises:
+        ValueError: the model is not built, or has no weights.
+        DtypeMismatchError: a trainable weight that is not of a floating dtype.
+
+    Load saved weights before making one: every worker's load would count as a change.
+
+    Example:
+        >>> manager = ParamManager(model)  # doctest: +SKIP
+        >>> manager.sync_all_param()  # after each minibatch  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        every: int | timedelta = 1,
+        rule: Rule | None = None,
+        session: Session | None = None,
+    ) -> None:
+        if not model.built:
+            raise ValueError(
+                f"the model {model.name!r} has no weights yet: give it an input shape, or call it once, before it is shared"
+            )
+        self.model = model
+        settle(model)
+        self._weights = _shared_weights(model)
+        self._trained = [weight.trainable for weight in self._weights]
+        values = [weight.numpy() for weight in self._weights]
+        self._order = sorted(range(len(values)), key=lambda index: not self._trained[index])
+        ordered = [values[index] for index in self._order]
+        summed = sum(self._trained)
+        self._shared = SharedParams(
+            ordered[:summed], ordered[summed:], every=every, rule=rule, session=session
+        )
+        self._assign(self._shared.values())
+
+    def sync_all_param(self) -> None:
+        """Adds what this worker changed since the last call, and sets the model to the values of all.
+
+        Raises:
+            RuntimeError: the model has other weights now, or others are trainable, than when this manager was
+                made; nothing has been exchanged.
+        """
+        settle(self.model)
+        now = _shared_weights(self.model)
+        trained = [weight.trainable for weight in self._weights]
+        if {id(weight) for weight in now} != {
+            id(weight) for weight in self._weights
+        } or trained != self._trained:
+            raise RuntimeError(
+                f"the weights of {self.model.name!r}, or which of them are trainable, are not those of when its "
+                "ParamManager was made; make a new one, in every worker, after such a change"
+            )
+        self._assign(self._shared.sync([self._weights[index].numpy() for index in self._order]))
+
+    def step(self) -> bool:
+        """Counts one training step and exchanges when that is due (``every=``); returns whether it did."""
+        if not self._shared.due():
+            return False
+        self.sync_all_param()
+        return True
+
+    def _assign(self, values: list[Any]) -> None:
+        for index, value in zip(self._order, values, strict=True):
+            self._weights[index].assign(value)
+
+
+def _shared_weights(model: Any) -> list[Any]:
+    weights = list({id(weight): weight for weight in model.weights}.values())
+    for weight in weights:
+        if weight.trainable and str(weight.dtype) not in _FLOATS:
+            raise DtypeMismatchError(
+                f"the weight {weight.path} is {weight.dtype}; shared ones are {', '.join(_FLOATS)}"
+            )
+    return [weight for weight in weights if str(weight.dtype) in _FLOATS]

@@ -1,0 +1,422 @@
+"""Modules of every kind: what is shared, what stays, what is refused, and that training is not disturbed."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import multiverso as mv
+from multiverso.errors import ClosedError, DtypeMismatchError, NotInitializedError
+from multiverso.torch import ParamManager, SharedOptimizer
+from multiverso.torch.groups import InPlace
+
+SECONDS = 100
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    mv.init()
+    yield
+    mv.shutdown()
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10)
+    )
+
+
+def batch(step: int) -> Any:
+    return torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(step))
+
+
+def train(model: nn.Module, optimizer: Any, steps: int, after: Any = None) -> None:
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(batch(step)).square().mean().backward()
+        optimizer.step()
+        if after:
+            after()
+
+
+def same(a: nn.Module, b: nn.Module) -> bool:
+    rows = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    return all(torch.equal(x, y) for x, y in rows)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_one_worker_trains_as_if_nothing_were_shared(alone: None, kind: Any, overlap: bool) -> None:
+    plain, shared = network(), network()
+    options = {"lr": 0.05, "momentum": 0.9} if kind is torch.optim.SGD else {"lr": 0.05}
+    mine = kind(shared.parameters(), **options)
+    train(shared, mine, 2)  # the optimizer has state before the module is shared
+    manager = ParamManager(shared, overlap=overlap)
+    train(shared, mine, 5, manager.step)
+    manager.flush()
+    other = kind(plain.parameters(), **options)
+    train(plain, other, 2)
+    train(plain, other, 5)
+    for a, b in zip(plain.state_dict().values(), shared.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b)  # a + (b - a) is b but for its last bit
+
+
+def test_parameters_become_views_of_one_memory(alone: None) -> None:
+    model = network()
+    identities = [id(p) for p in model.parameters()]
+    ParamManager(model)
+    assert [id(p) for p in model.parameters()] == identities
+    storages = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    assert len(storages) == 1
+    assert all(p.is_leaf and p.requires_grad for p in model.parameters())
+
+
+def test_a_shared_module_is_copied_and_saved_as_any_other(alone: None, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model = network()
+    manager = ParamManager(model)
+    copied = copy.deepcopy(model)
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), 1, manager.sync_all_param)
+    assert not same(copied, model)
+    fresh = network(1)
+    fresh.load_state_dict(torch.load(tmp_path / "model.pt"))
+    assert same(fresh, copied)
+    fresh.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    assert same(fresh, copied)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)
+        self.second.weight = self.first.weight  # one parameter with two names
+        self.third.weight.data = self.first.weight.data  # two parameters on one memory
+
+
+def test_tied_parameters_are_shared_once_and_stay_tied(alone: None) -> None:
+    model = Tied()
+    manager = ParamManager(model)
+    with torch.no_grad():
+        model.first.weight.fill_(1)
+    manager.sync_all_param()
+    with torch.no_grad():
+        model.third.weight += 1
+    manager.sync_all_param()
+    manager.sync_all_param()
+    for layer in (model.first, model.second, model.third):
+        assert (layer.weight == 2).all()
+    assert sum(mv.stats()["tables"][key]["exchanges"] for key in mv.stats()["tables"]) == 3
+
+
+def test_parameters_that_overlap_are_refused(alone: None) -> None:
+    memory = torch.zeros(10)
+    model = nn.ParameterList([nn.Parameter(memory[:6]), nn.Parameter(memory[4:])])
+    with pytest.raises(ValueError, match="0 and 1 share a part"):
+        ParamManager(model)
+    whole = nn.ParameterList([nn.Parameter(memory[:5]), nn.Parameter(memory[5:])])
+    manager = ParamManager(whole)  # one memory, side by side: fine
+    with torch.no_grad():
+        memory += 1
+    manager.sync_all_param()
+    assert (memory == 1).all(), "parameters that others look at are left where they are"
+
+
+def frozen_work() -> Any:
+    mv.init()
+    me = mv.worker_id()
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    for p in model.parameters():
+        nn.init.constant_(p, me + 1)
+    model[0].requires_grad_(False)
+    model.register_buffer("mask", torch.tensor([me, float("-inf")]))
+    model.register_buffer("narrow", torch.full((3,), me + 1, dtype=torch.bfloat16))
+    model.register_buffer("count", torch.tensor(me))
+    manager = ParamManager(model)
+    begun = {name: value.float().clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 1
+    manager.sync_all_param()
+    mv.barrier()
+    manager.sync_all_param()
+    ended = {name: value.float().clone() for name, value in model.state_dict().items()}
+    tables = [table["bytes"] for table in mv.stats()["tables"].values()]
+    model[0].requires_grad_(True)
+    with pytest.raises(RuntimeError, match=r"0\.weight was frozen"):
+        manager.sync_all_param()
+    return begun, ended, len(tables)
+
+
+def test_frozen_parameters_and_buffers_begin_alike_and_integers_stay() -> None:
+    for me, (begun, ended, _) in enumerate(mv.run(frozen_work, workers=2, timeout_seconds=SECONDS)):
+        assert all((begun[name] == 1).all() for name in begun if "weight" in name or name == "narrow")
+        assert begun["mask"].tolist() == ended["mask"].tolist() == [0, float("-inf")]
+        assert begun["count"] == ended["count"] == me
+        assert (ended["0.weight"] == 2).all(), "frozen: this worker's alone"
+        assert (ended["1.weight"] == 3).all(), "trained: both workers'"
+
+
+@pytest.mark.parametrize("change", ["add", "replace parameter", "replace module", "inside"])
+def test_a_module_that_has_changed_is_refused(alone: None, change: str) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
+    manager = ParamManager(model)
+    if change == "add":
+        model.append(nn.Linear(2, 1))
+    elif change == "replace parameter":
+        model[0].weight = nn.Parameter(torch.zeros(2, 2))
+    elif change == "replace module":
+        model[0] = nn.Linear(2, 2)
+    else:
+        model[1].append(nn.Linear(2, 1))
+    with torch.no_grad():
+        model[1][0].weight.fill_(5)
+    version = manager._shared._flats[0].shared.table.version
+    with pytest.raises(RuntimeError, match="came later"):
+        manager.sync_all_param()
+    assert manager._shared._flats[0].shared.table.version == version, "nothing was exchanged"
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_module_that_was_converted_is_refused(alone: None, overlap: bool) -> None:
+    model = nn.Linear(2, 2)
+    manager = ParamManager(model, overlap=overlap)
+    model.half()
+    with pytest.raises(RuntimeError, match="move or convert the module first"):
+        manager.sync_all_param()
+
+
+def test_a_parameter_that_was_pointed_elsewhere_is_still_shared(alone: None) -> None:
+    model = nn.Linear(2, 2, bias=False)
+    manager = ParamManager(model)
+    elsewhere = torch.full((2, 2), 3.0)
+    model.weight.data = elsewhere
+    manager.sync_all_param()
+    elsewhere += 1
+    manager.sync_all_param()
+    np.testing.assert_array_equal(manager._shared._flats[0].shared.table.get(), 4)
+
+
+@pytest.mark.parametrize(
+    ("module", "error", "words"),
+    [
+        (lambda: nn.LazyLinear(2), ValueError, "weight has no memory yet"),
+        (lambda: nn.Linear(2, 2, device="meta"), ValueError, "weight has no memory yet"),
+        (lambda: nn.Linear(2, 2, dtype=torch.complex64), DtypeMismatchError, "complex64"),
+        (lambda: nn.ReLU(), ValueError, "nothing to share"),
+        (lambda: nn.ParameterList([nn.Parameter(torch.eye(2).to_sparse())]), TypeError, "dense"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused_before_any_table_is_made(
+    alone: None, module: Any, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        ParamManager(module())
+    assert mv.stats()["tables"] == {}
+
+
+def test_a_rule_that_the_mode_does_not_know_is_refused_before_any_table_is_made(alone: None) -> None:
+    with pytest.raises(ValueError, match="model averaging"):
+        ParamManager(nn.Linear(2, 2), rule=mv.rules.model_averaging())
+    assert mv.stats()["tables"] == {}
+
+
+def test_without_init() -> None:
+    with pytest.raises((NotInitializedError, ClosedError)):  # the latter after another test's shutdown()
+        ParamManager(nn.Linear(2, 2))
+
+
+def test_other_memory_formats_and_recurrent_layers(alone: None) -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+            self.lstm = nn.LSTM(3, 5)
+
+    model = Both()
+    strides = model.conv.weight.stride()
+    before = model.conv.weight.detach().clone()
+    manager = ParamManager(model)
+    assert model.conv.weight.stride() == strides
+    assert torch.equal(model.conv.weight, before)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    manager.attach(optimizer)
+    out, _ = model.lstm(torch.ones(2, 1, 3))
+    (out.sum() + model.conv(torch.ones(1, 3, 5, 5)).sum()).backward()
+    optimizer.step()
+    assert not torch.equal(model.conv.weight, before)
+    table = manager._shared._flats[0].shared.table.get()
+    np.testing.assert_array_equal(
+        np.sort(table), np.sort(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    )
+
+
+def small_changes(dtype: Any) -> Any:
+    mv.init()
+    model = nn.Linear(4, 1, bias=False).to(dtype)
+    nn.init.constant_(model.weight, 1.0 if mv.is_master_worker() else 9.0)
+    manager = ParamManager(model)
+    for _ in range(16):
+        with torch.no_grad():
+            model.weight += torch.finfo(dtype).eps  # one step of the dtype
+        manager.sync_all_param()
+    mv.barrier()
+    manager.sync_all_param()
+    for _ in range(3):
+        manager.sync_all_param()  # no training: no change
+    mv.barrier()
+    return (
+        model.weight.dtype,
+        model.weight.detach().float().numpy(),
+        manager._shared._flats[0].shared.table.get(),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_roundings_of_16_bits_are_not_pushed(dtype: Any) -> None:
+    results = mv.run(small_changes, workers=2, args=(dtype,), timeout_seconds=SECONDS)
+    for kept, weight, table in results:
+        assert kept == dtype
+        np.testing.assert_array_equal(table, results[0][2])
+        np.testing.assert_array_equal(weight, torch.from_numpy(table).to(dtype).float().numpy().reshape(1, 4))
+        eps = torch.finfo(dtype).eps
+        assert (np.abs(table - (1 + 32 * eps)) <= 2 * eps).all(), (table, eps)
+
+
+def overlapped(sync: bool, steps: int) -> Any:
+    mv.init(sync=sync)
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False).double())
+    for p in model.parameters():
+        nn.init.constant_(p, mv.worker_id())
+    manager = ParamManager(model, overlap=True, every=2)
+    for _ in range(steps):
+        with torch.no_grad():
+            for p in model.parameters():
+                p += mv.worker_id() + 1
+        manager.step()
+    manager.flush()
+    mv.barrier()
+    manager.sync_all_param()
+    return [p.detach().numpy().copy() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_overlapped_exchanges_lose_nothing(sync: bool) -> None:
+    for values in mv.run(overlapped, workers=2, args=(sync, 9), timeout_seconds=SECONDS):
+        assert [value.dtype.name for value in values] == ["float32", "float64"]
+        for value in values:
+            np.testing.assert_array_equal(value, 9 * 3)
+
+
+def test_an_overlapped_exchange_that_failed_raises_at_the_next_step() -> None:
+    mv.init()
+    model = nn.Linear(2, 2)
+    manager = ParamManager(model, overlap=True)
+    manager._shared.exchange = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    manager.step()
+    with pytest.raises(ZeroDivisionError):
+        manager.flush()
+    mv.shutdown()
+
+
+def test_every_by_steps_and_by_time(alone: None) -> None:
+    manager = ParamManager(nn.Linear(2, 2), every=3)
+    assert [manager.step() for _ in range(7)] == [False, False, True, False, False, True, False]
+    assert not ParamManager(nn.Linear(2, 2), every=timedelta(hours=1)).step()
+    with pytest.raises(ValueError, match="every"):
+        ParamManager(nn.Linear(2, 2), every=0)
+
+
+def test_a_hook_exchanges_after_each_step_until_it_is_removed(alone: None) -> None:
+    model = network()
+    manager = ParamManager(model)
+    table = manager._shared._flats[0].shared.table
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = manager.attach(optimizer)
+    before = table.version
+    train(model, optimizer, 3)
+    assert table.version == before + 3
+    handle.remove()
+    train(model, optimizer, 3)
+    assert table.version == before + 3
+
+
+def test_the_wrapper_is_an_optimizer_like_any_other(alone: None) -> None:
+    model = network()
+    plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = SharedOptimizer(plain, model, every=2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    table = optimizer.manager._shared._flats[0].shared.table
+    before = table.version
+    train(model, optimizer, 4, scheduler.step)
+    assert table.version == before + 2
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    assert plain.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] == 0.1 / 16
+    other = torch.optim.SGD(network().parameters(), lr=1.0, momentum=0.9)
+    other.load_state_dict(optimizer.state_dict())
+    assert other.param_groups[0]["lr"] == 0.1 / 16
+    optimizer.load_state_dict(other.state_dict())
+    assert len(optimizer.state) == len(list(model.parameters()))
+    loss = optimizer.step(lambda: torch.tensor(3.0))
+    assert loss == 3
+    with pytest.raises(TypeError, match="every"):
+        SharedOptimizer(plain, optimizer.manager, every=3)
+
+
+def test_statistics_by_name(alone: None) -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("average", torch.ones(3))
+    manager = ParamManager(model, statistics=["average"])
+    assert [group.averaged for group in manager._groups] == [False, True]
+    with pytest.raises(ValueError, match="typo"):
+        ParamManager(model, statistics=["typo"])
+
+
+def test_batch_normalisation_in_place(alone: None) -> None:
+    model = network()
+    manager = ParamManager(model)
+    assert all(isinstance(group, InPlace) for group in manager._groups)
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), 3, manager.sync_all_param)
+    assert model[1].num_batches_tracked == 3
+    assert (model[1].running_var > 0).all()
+
+
+def by_rule(sync: bool, rule: Any) -> Any:
+    mv.init(sync=sync)
+    model = nn.Linear(2, 2)
+    nn.init.constant_(model.weight, float(mv.worker_id()))
+    manager = ParamManager(model, rule=rule)
+    with torch.no_grad():
+        model.weight += mv.worker_id() * 2
+    manager.sync_all_param()
+    return model.weight.detach().numpy().copy()
+
+
+def test_other_rules() -> None:
+    results = mv.run(by_rule, workers=2, args=(True, mv.rules.model_averaging()), timeout_seconds=SECONDS)
+    np.testing.assert_array_equal(results, np.ones((2, 2, 2)))
+    results = mv.run(by_rule, workers=2, args=(False, mv.rules.easgd(0.5)), timeout_seconds=SECONDS)
+    assert (results[1] == 1).all(), "half-way to the centre"
+    assert np.isin(results[0], [0, 0.5]).all(), "by who came first"
+
+
+def test_the_missing_framework_is_named() -> None:
+    program = "import sys; sys.modules['torch'] = None; import multiverso.torch"
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert 'pip install "multiverso[torch]"' in result.stderr
+    assert "ImportError" in result.stderr

@@ -1,0 +1,70 @@
+"""Tables that take and give tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import multiverso.torch as mvt
+from multiverso.errors import ShapeMismatchError
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    mvt.init()
+    yield
+    mvt.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stored"),
+    [
+        (torch.float32, "float32"),
+        (torch.float64, "float64"),
+        (torch.float16, "float32"),
+        (torch.bfloat16, "float32"),
+        (torch.int32, "int32"),
+        (torch.int64, "int64"),
+    ],
+)
+def test_dtype_and_device_are_kept(dtype: Any, stored: str) -> None:
+    given = torch.arange(6, dtype=dtype)
+    table = mvt.ArrayTableHandler(6, given)
+    matrix = mvt.MatrixTableHandler(2, 3, given.reshape(2, 3))
+    assert table.table.dtype == matrix.table.dtype == stored
+    delta = torch.ones(6, dtype=dtype)
+    table.add(delta)
+    matrix.add(delta.reshape(2, 3))
+    matrix.add(delta[:3], row_ids=torch.tensor([1]))
+    for tensor, shape in ((table.get(), (6,)), (matrix.get(), (2, 3)), (matrix.get([1, 0, 1]), (3, 3))):
+        assert tensor.dtype == dtype
+        assert tensor.shape == shape
+        assert tensor.device.type == "cpu"
+    assert table.get().tolist() == [1, 2, 3, 4, 5, 6]
+    assert matrix.get(torch.tensor([1])).tolist() == [[5, 6, 7]]
+    assert given.tolist() == [0, 1, 2, 3, 4, 5]
+    assert (delta == 1).all()
+
+
+def test_what_requires_grad_or_is_not_contiguous_goes_in() -> None:
+    table = mvt.MatrixTableHandler(2, 3)
+    table.add(torch.nn.Parameter(torch.ones(2, 3)))
+    table.add(torch.arange(6.0).reshape(3, 2).t())
+    assert table.get().tolist() == [[1, 3, 5], [2, 4, 6]]
+    assert not table.get().requires_grad
+    with pytest.raises(ShapeMismatchError):
+        table.add(torch.ones(3, 2))
+    with pytest.raises(TypeError, match="complex"):
+        mvt.ArrayTableHandler(2, torch.ones(2, dtype=torch.complex64))
+
+
+def test_the_names_of_the_torch_binding() -> None:
+    assert mvt.num_workers() == 1
+    assert mvt.worker_id() == 0
+    table = mvt.ArrayTableHandler(3, device="cpu", dtype=torch.float16)
+    table.add([1, 2, 3], sync=True)
+    mvt.barrier()
+    assert table.get().dtype == torch.float16
