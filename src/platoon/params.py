@@ -55,23 +55,31 @@ def adapt(parameters: Any) -> list[Parameter]:
         PlatoonError: something cannot be shared.
     """
     if hasattr(parameters, "parameters") and callable(parameters.parameters):
-        parameters = list(parameters.parameters())  # a torch module
-    elif not isinstance(parameters, Iterable) and hasattr(parameters, "weights"):
-        parameters = list(parameters.weights)  # a Keras model
-    elif not isinstance(parameters, Iterable):
+        parameters = parameters.parameters()  # a torch module
+    elif hasattr(parameters, "weights") and hasattr(parameters, "layers"):
+        parameters = parameters.weights  # a Keras model
+    elif _kind(parameters) is not None or not isinstance(parameters, Iterable):
         parameters = [parameters]
     return [_adapt(parameter) for parameter in parameters]
 
 
-def _adapt(parameter: Any) -> Parameter:
+def _kind(parameter: Any) -> Callable[[Any], Parameter] | None:
+    """Returns what adapts a parameter, or None if it is none."""
     if isinstance(parameter, np.ndarray):
-        return _of_numpy(parameter)
+        return _of_numpy
     if hasattr(parameter, "get_value") and hasattr(parameter, "set_value"):
-        return _of_shared_variable(parameter)
-    if type(parameter).__module__.split(".")[0] == "torch" or hasattr(parameter, "detach"):
-        return _of_torch(parameter)
+        return _of_shared_variable
+    if hasattr(parameter, "detach") and hasattr(parameter, "data_ptr"):
+        return _of_torch
     if hasattr(parameter, "assign") and hasattr(parameter, "numpy"):
-        return _of_keras(parameter)
+        return _of_keras
+    return None
+
+
+def _adapt(parameter: Any) -> Parameter:
+    kind = _kind(parameter)
+    if kind is not None:
+        return kind(parameter)
     raise PlatoonError(
         f"{type(parameter).__name__} is no parameter; expected a NumPy array, a torch tensor, a Theano, "
         "PyTensor or Keras variable, or something with get_value() and set_value(value)"

@@ -34,7 +34,7 @@ class Reporter:
         except OSError:
             self._descriptor = None  # the launcher is gone
 
-    def say(self, kind: str, text: str, *more: object) -> None:
+    def say(self, kind: str, text: str) -> None:
         """Tells people, and the launcher."""
         print(f"platoon: {text}", file=sys.stderr, flush=True)
         self.event(kind, text=text)

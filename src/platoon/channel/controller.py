@@ -10,24 +10,24 @@ import sys
 import traceback
 import uuid
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import zmq
 
+from platoon.channel import arguments
+from platoon.channel.arguments import DEFAULT_PORT
 from platoon.channel.data import BatchServer, bind
-from platoon.channel.members import Member, Members
-from platoon.channel.wire import RESERVED, Array, dumps, loads
+from platoon.channel.members import Members
+from platoon.channel.wire import RESERVED, dumps, loads
 from platoon.devices import find_devices
-from platoon.processes import end_processes, failure_text, on_sigterm
+from platoon.processes import end_processes, on_sigterm
 from platoon.reporting import Reporter
 from platoon.util import PlatoonError
 
 if TYPE_CHECKING:
-    from multiverso.runtime import Node, Session
+    from multiverso.runtime import Node
     from platoon.channel.hosts import Hosts
 
-DEFAULT_PORT = 5567
 _AT_ONCE = 256  # requests answered before a look at the processes
 _SEND_MB_SECONDS = 1800.0
 
@@ -65,8 +65,8 @@ class Controller:
     ) -> None:
         self.control_port = control_port
         self.data_hwm = data_hwm
-        self._members = Members()
         self._reporter = Reporter(os.environ.get("PLATOON_STATUS_FD"))
+        self._members = Members(self._reporter)
         self._multi = multi
         self._batches: BatchServer | None = None
         self._context: zmq.Context | None = None
@@ -79,7 +79,6 @@ class Controller:
         self._closed = False
         self._failed = False
         self._stopped: str | None = None
-        self._observer: Session | None = None
         self._job_uid = uuid.uuid4().hex
         self._devices: list[str] = []
         try:
@@ -88,12 +87,15 @@ class Controller:
             if multi:
                 from platoon.channel.hosts import Hosts
 
-                self._hosts = Hosts(len(self._devices), self._shared_memory)
+                self._hosts = Hosts(len(self._devices))
             if data_port is not None:
                 self.init_data(data_port, data_hwm)
             if experiment_name:
                 self._open(control_port or 0)
-                self._start_workers(experiment_name, log_directory, shlex.split(worker_args or ""))
+                given = shlex.split(worker_args or "")
+                self._members.start_all(
+                    self._devices, experiment_name, given, log_directory, self.control_port
+                )
         except BaseException:
             self.close()
             raise
@@ -219,40 +221,12 @@ class Controller:
     @staticmethod
     def default_parser() -> argparse.ArgumentParser:
         """Returns a parser for what the launcher hands to a controller; add your own arguments to it."""
-        parser = argparse.ArgumentParser(
-            description="A Platoon controller: coordinates the workers of one host."
-        )
-        parser.add_argument("experiment_name", help="NAME of the experiment: NAME_worker.py is started")
-        parser.add_argument("log_directory", help="where the workers' output goes")
-        hosts = parser.add_mutually_exclusive_group(required=True)
-        hosts.add_argument("--single", action="store_true", help="the only controller")
-        hosts.add_argument(
-            "--multi", action="store_true", help="one of several, started by MPI (needs mpi4py)"
-        )
-        parser.add_argument(
-            "-D",
-            "--devices",
-            nargs="+",
-            default=[],
-            metavar="DEVICE",
-            help="cpu, cuda0, ...: a worker for each",
-        )
-        parser.add_argument(
-            "-w", "--worker-args", default="", help='the workers\' arguments: -w="--rate 0.1"'
-        )
-        parser.add_argument("--control-port", type=int, help="port for requests (default: a free one)")
-        parser.add_argument(
-            "--data-port", type=int, help="port for minibatches, 0 for a free one (default: none)"
-        )
-        parser.add_argument("--data-hwm", type=int, default=10, help="minibatches on their way to one worker")
-        return parser
+        return arguments.controller_parser()
 
     @staticmethod
     def default_arguments(args: argparse.Namespace) -> dict[str, Any]:
         """Returns the constructor's arguments among those that `default_parser` read."""
-        names = ["control_port", "data_port", "data_hwm", "devices"]
-        names += ["experiment_name", "log_directory", "worker_args", "multi"]
-        return {name: getattr(args, name) for name in names if hasattr(args, name)}
+        return arguments.chosen(args, arguments.CONTROLLER)
 
     # -- within --------------------------------------------------------------------------------------------
 
@@ -287,22 +261,6 @@ class Controller:
             self.close()
             raise
 
-    def _start_workers(self, experiment: str, log_directory: str, arguments: list[str]) -> None:
-        script = f"{experiment}_worker.py"
-        if not Path(script).is_file():
-            raise PlatoonError(f"there is no {script} in {Path.cwd()}")
-        threads = os.environ.get("OMP_NUM_THREADS")
-        share = max(1, len(os.sched_getaffinity(0)) // len(self._devices))
-        for rank, device in enumerate(self._devices):
-            variables = {
-                "PLATOON_CONTROL_PORT": str(self.control_port),
-                "PLATOON_LOCAL_RANK": str(rank),
-                "OMP_NUM_THREADS": threads or str(share),  # so that workers do not fight for the cores
-            }
-            member = self._members.start(rank, [script, *arguments], device, log_directory, variables)
-            log = str(member.process.err) if member.process else ""
-            self._reporter.event("started", rank=rank, device=device, pid=member.pid, log=log)
-
     def _serve(self) -> bool:
         while not self._members.all_gone:
             ready = {
@@ -321,7 +279,7 @@ class Controller:
             if self._batches is not None and self._batches.ended:
                 self._batches.answer_end()
             ended = [member for member in self._members.by_rank.values() if member.watch in ready]
-            fates = [self._has_ended(member) for member in ended]  # each has to be noted
+            fates = [self._members.note_end(member) for member in ended]  # each has to be noted
             if not all(fates):
                 return False
         self._reporter.event("finished")
@@ -394,38 +352,10 @@ class Controller:
             self.worker_is_done(worker_id)
             return None
         if req == "platoon-all_reduce" and self._hosts is not None:
-            self._hosts.begin(info, address)
+            assert self._node is not None
+            self._hosts.begin(self._node.address, info, address)
             return _LATER
         raise PlatoonError(f"there is no request {req!r}; names that begin with {RESERVED!r} are reserved")
-
-    def _shared_memory(self, name: str, size: int) -> Array:
-        """Returns shared memory of this host's workers; for that the controller enters its own node."""
-        from multiverso import layout as at
-        from multiverso.runtime import Session
-        from platoon.channel.sharing import memory_named
-
-        if self._observer is None:
-            assert self._node is not None
-            self._observer = Session(self._node.address, worker_id=at.MAX_WORKERS - 1)
-        return memory_named(self._observer, name, size)
-
-    def _has_ended(self, member: Member) -> bool:
-        """Notes that a worker's process has ended, and returns whether that is as it should be."""
-        self._members.remove(member)
-        process, who = member.process, f"worker {member.rank} (process {member.pid})"
-        if process is None:
-            if not member.done:
-                self._reporter.say(
-                    "lost", f"{who} ended without Worker.close(): it died, or was killed", "lost"
-                )
-            return True
-        code = process.handle.wait()
-        end_processes([process], 0)  # what it left behind in its process group
-        self._reporter.event("ended", rank=member.rank, code=code)
-        if code == 0:
-            return True
-        self._reporter.say("failed", failure_text(who, process, code))
-        return False
 
     def close(self) -> None:
         """Ends the workers that it started, and frees everything. `serve` does it at its end."""
@@ -438,9 +368,6 @@ class Controller:
             self._batches.close()
         if self._hosts is not None:
             self._hosts.close(self._failed)
-        if self._observer is not None:
-            self._observer.shutdown()
-            self._observer = None
         if self._node is not None:
             self._node.close()
             self._node = None  # its memory goes with the last reference

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from multiverso import layout as at
+from multiverso.runtime import Session
+from platoon.channel.sharing import memory_named
 from platoon.channel.wire import Array
 from platoon.util import PlatoonError
 
@@ -32,13 +34,12 @@ class Hosts:
 
     Args:
         local_size: how many workers this host has.
-        memory: returns the shared memory of a name and size, as bytes.
 
     Raises:
         PlatoonError: there is no MPI.
     """
 
-    def __init__(self, local_size: int, memory: Callable[[str, int], Array]) -> None:
+    def __init__(self, local_size: int) -> None:
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
@@ -47,7 +48,7 @@ class Hosts:
                 error,
             ) from error
         self._mpi = MPI
-        self._memory = memory
+        self._session: Session | None = None
         self._comm = MPI.COMM_WORLD
         sizes = self._comm.allgather(local_size)
         if 0 in sizes:
@@ -62,9 +63,19 @@ class Hosts:
         """How long the controller may sleep: MPI has nothing that it could be woken by."""
         return _LOOK_MS if self._pending else -1
 
-    def begin(self, info: dict[str, Any], address: list[bytes]) -> None:
-        """Begins to combine this host's array with those of the other hosts, in place."""
-        array = self._memory(info["name"], info["capacity"])[: info["bytes"]].view(np.dtype(info["dtype"]))
+    def begin(self, node: str, info: dict[str, Any], address: list[bytes]) -> None:
+        """Begins to combine this host's array with those of the other hosts, in place.
+
+        Args:
+            node: the node that has this host's memory, which the controller enters as if it were a worker.
+            info: the array's name, size and dtype, and the operation.
+            address: who is to be told of the end.
+        """
+        if self._session is None:
+            self._session = Session(node, worker_id=at.MAX_WORKERS - 1)
+        array = memory_named(self._session, info["name"], info["capacity"])[: info["bytes"]].view(
+            np.dtype(info["dtype"])
+        )
         operation = getattr(self._mpi, _NAMES[info["op"]])
         request = self._comm.Iallreduce(self._mpi.IN_PLACE, array, operation)
         self._pending.append(_Pending(request, address, time.monotonic() + _WAIT_SECONDS, array))
@@ -83,5 +94,7 @@ class Hosts:
 
     def close(self, failed: bool) -> None:
         """Ends MPI for this controller and, if it failed, for all: the others would wait for it for ever."""
+        if self._session is not None:
+            self._session.shutdown()
         if failed:
             self._comm.Abort(1)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from platoon.processes import Process, launch_process
+from platoon.processes import Process, end_processes, failure_text, launch_process
+from platoon.reporting import Reporter
 from platoon.util import PlatoonError
 
 # A worker is no MPI process, even if its controller is: with these variables its own mpi4py would think so.
@@ -30,20 +33,63 @@ class Member:
 class Members:
     """Who belongs to this controller. Used by its serving thread alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
         self.by_rank: dict[int, Member] = {}
         self.ever = 0
 
-    def start(
-        self, rank: int, command: list[str], device: str, log_directory: str, variables: dict[str, str]
-    ) -> Member:
-        """Starts the worker of a rank."""
-        name = f"worker{rank}_{device}"
-        process = launch_process(name, command, device, log_directory, variables=variables, without=_OF_MPI)
-        member = Member(rank, process.pid, os.pidfd_open(process.pid), process)
-        self.by_rank[rank] = member
-        self.ever += 1
-        return member
+    def start_all(
+        self,
+        devices: Sequence[str],
+        experiment: str,
+        arguments: list[str],
+        log_directory: str,
+        control_port: int | None,
+    ) -> None:
+        """Starts a worker on each device, in rank order.
+
+        Raises:
+            PlatoonError: the experiment has no worker file.
+        """
+        script = f"{experiment}_worker.py"
+        if not Path(script).is_file():
+            raise PlatoonError(f"there is no {script} in {Path.cwd()}")
+        share = max(1, len(os.sched_getaffinity(0)) // len(devices))
+        for rank, device in enumerate(devices):
+            variables = {
+                "PLATOON_CONTROL_PORT": str(control_port),
+                "PLATOON_LOCAL_RANK": str(rank),
+                # so that workers do not fight for the cores
+                "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(share),
+            }
+            process = launch_process(
+                f"worker{rank}_{device}",
+                [script, *arguments],
+                device,
+                log_directory,
+                variables=variables,
+                without=_OF_MPI,
+            )
+            self.by_rank[rank] = Member(rank, process.pid, os.pidfd_open(process.pid), process)
+            self.ever += 1
+            log = str(process.err)
+            self._reporter.event("started", rank=rank, device=device, pid=process.pid, log=log)
+
+    def note_end(self, member: Member) -> bool:
+        """Notes that a worker's process has ended; returns whether that is as it should be."""
+        self.remove(member)
+        process, who = member.process, f"worker {member.rank} (process {member.pid})"
+        if process is None:
+            if not member.done:
+                self._reporter.say("lost", f"{who} ended without Worker.close(): it died, or was killed")
+            return True
+        code = process.handle.wait()
+        end_processes([process], 0)  # what it left behind in its process group
+        self._reporter.event("ended", rank=member.rank, code=code)
+        if code == 0:
+            return True
+        self._reporter.say("failed", failure_text(who, process, code))
+        return False
 
     def come(self, pid: int, rank: int | None, most: int | None) -> Member:
         """Enters a worker that says hello.

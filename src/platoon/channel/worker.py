@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import zmq
 
+from platoon.channel import arguments
+from platoon.channel.arguments import DEFAULT_PORT
 from platoon.channel.data import BatchClient
 from platoon.channel.requests import Requests
 from platoon.channel.wire import Array
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     from platoon.channel.joblock import JobLock
     from platoon.channel.sharing import SharedParameters
     from platoon.param_sync import ParamSyncRule
-
-DEFAULT_PORT = 5567
 
 
 class _OnePerProcess(type):
@@ -297,24 +297,12 @@ class Worker(metaclass=_OnePerProcess):
     @staticmethod
     def default_parser() -> argparse.ArgumentParser:
         """Returns a parser for a worker's ports and timeout; add your own arguments to it."""
-        parser = argparse.ArgumentParser(description="A Platoon worker.")
-        parser.add_argument(
-            "--control-port", type=int, help=f"the controller's port (default: {DEFAULT_PORT})"
-        )
-        parser.add_argument("--data-port", type=int, help="port that minibatches come from (default: none)")
-        parser.add_argument(
-            "--data-hwm", type=int, default=10, help="minibatches on their way to this worker"
-        )
-        parser.add_argument(
-            "--socket-timeout", type=int, default=300_000, help="milliseconds to wait for an answer"
-        )
-        return parser
+        return arguments.worker_parser()
 
     @staticmethod
     def default_arguments(args: argparse.Namespace) -> dict[str, Any]:
         """Returns the constructor's arguments among those that `default_parser` read."""
-        names = ("control_port", "data_port", "data_hwm", "socket_timeout")
-        return {name: getattr(args, name) for name in names if hasattr(args, name)}
+        return arguments.chosen(args, arguments.WORKER)
 
     # -- within --------------------------------------------------------------------------------------------
 

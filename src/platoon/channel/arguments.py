@@ -1,0 +1,62 @@
+"""The command lines of controllers and workers."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+CONTROLLER = (
+    "control_port",
+    "data_port",
+    "data_hwm",
+    "devices",
+    "experiment_name",
+    "log_directory",
+    "worker_args",
+    "multi",
+)
+WORKER = ("control_port", "data_port", "data_hwm", "socket_timeout")
+DEFAULT_PORT = 5567
+
+
+def controller_parser() -> argparse.ArgumentParser:
+    """Returns a parser for what the launcher hands to a controller."""
+    parser = argparse.ArgumentParser(description="A Platoon controller: coordinates the workers of one host.")
+    parser.add_argument("experiment_name", help="NAME of the experiment: NAME_worker.py is started")
+    parser.add_argument("log_directory", help="where the workers' output goes")
+    hosts = parser.add_mutually_exclusive_group(required=True)
+    hosts.add_argument("--single", action="store_true", help="the only controller")
+    hosts.add_argument("--multi", action="store_true", help="one of several, started by MPI (needs mpi4py)")
+    parser.add_argument(
+        "-D",
+        "--devices",
+        nargs="+",
+        default=[],
+        metavar="DEVICE",
+        help="cpu, cuda0, ...: a worker for each",
+    )
+    parser.add_argument("-w", "--worker-args", default="", help='the workers\' arguments: -w="--rate 0.1"')
+    parser.add_argument("--control-port", type=int, help="port for requests (default: a free one)")
+    parser.add_argument(
+        "--data-port", type=int, help="port for minibatches, 0 for a free one (default: none)"
+    )
+    parser.add_argument("--data-hwm", type=int, default=10, help="minibatches on their way to one worker")
+    return parser
+
+
+def worker_parser() -> argparse.ArgumentParser:
+    """Returns a parser for a worker's ports and timeout."""
+    parser = argparse.ArgumentParser(description="A Platoon worker.")
+    parser.add_argument("--control-port", type=int, help=f"the controller's port (default: {DEFAULT_PORT})")
+    parser.add_argument("--data-port", type=int, help="port that minibatches come from (default: none)")
+    parser.add_argument("--data-hwm", type=int, default=10, help="minibatches on their way to this worker")
+    parser.add_argument(
+        "--socket-timeout", type=int, default=300_000, help="milliseconds to wait for an answer"
+    )
+    return parser
+
+
+def chosen(args: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
+    """Returns the named ones of the arguments that were read."""
+    return {name: getattr(args, name) for name in names if hasattr(args, name)}
