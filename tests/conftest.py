@@ -138,7 +138,7 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     leaks = _leaks(before, after := _held())
     deadline = time.monotonic() + SETTLE_SECONDS
-    failed = request.node.stash.get(FAILED, False)
+    failed = request.node.stash.get(FAILED, False) or request.session.stash.get(FAILED, False)
     while leaks and not failed and time.monotonic() < deadline:
         gc.collect()
         threading.Event().wait(0.02)
@@ -154,6 +154,7 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 FAILED = pytest.StashKey[bool]()
+SESSIONS: list[pytest.Session] = []
 
 
 @pytest.hookimpl(wrapper=True)
@@ -162,6 +163,17 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if call.excinfo is not None and call.when in ("setup", "call"):
         item.stash[FAILED] = True
     return report
+
+
+def pytest_keyboard_interrupt() -> None:
+    """Ctrl-C stops a test anywhere, so what it leaves is not its fault; its processes are killed all the same."""
+    for session in SESSIONS:
+        session.stash[FAILED] = True
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Keeps the session for the hook of Ctrl-C, which is not told."""
+    SESSIONS.append(session)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -210,6 +210,12 @@ class Node:
         os.close(self._control_descriptor)
         mutex.unlock(self._control.address + at.NODE_LIFE)
         self._control.notify()
+        # whoever waits for the workers to go must not wait for ever after a failure of this thread
+        self._attached.clear()
+        with self._emptied:
+            self._emptied.notify_all()
+        if self._linger is not None:
+            self._linger()
 
     def _poke(self) -> None:
         with contextlib.suppress(BlockingIOError, OSError):
