@@ -440,3 +440,47 @@ def test_arrays_that_cannot_be_worked_on_in_place(experiment: Any, port: int) ->
     )
     experiment.finish(process)
     experiment.finish(controller)
+
+
+def test_the_rules_of_the_core(experiment: Any) -> None:
+    """Any rule of `multiverso.rules`: EASGD gives what Platoon's own gives, ASGD adds up exactly."""
+    experiment.write(
+        core_worker="""
+        import numpy as np
+        import multiverso as mv
+        from platoon import PlatoonError, Worker
+        worker = Worker()
+        rank = worker.local_rank
+        mine = [np.full((3, 4), 1.0), np.zeros(5, np.float32)]
+        worker.init_shared_params(mine, mv.rules.asgd())
+        for _ in range(50):
+            for array in mine:
+                array += 1
+            worker.sync_params()
+        worker.all_reduce(np.zeros(1))
+        worker.copy_to_local()
+        assert (mine[0] == 151).all() and (worker.shared_params[1] == 150).all()
+        worker.all_reduce(np.zeros(1))
+
+        mine[0][...] = 0
+        worker.init_shared_params(mine[:1], mv.rules.easgd(0.25))
+        worker.all_reduce(np.zeros(1))
+        for turn in range(3):
+            if turn == rank:
+                mine[0] += 4
+                worker.sync_params()
+            worker.all_reduce(np.zeros(1))
+        centre = 0.0
+        for _ in range(3):
+            centre += 0.25 * (4 - centre)
+        np.testing.assert_allclose(worker.shared_params[0], centre)
+        worker.all_reduce(np.zeros(1))
+        try:
+            worker.init_shared_params([np.zeros(3, np.int64)], mv.rules.easgd(0.25))
+        except PlatoonError as error:
+            print(error)
+        """
+    )
+    result = experiment.launch("core", "-D", "cpu", "cpu", "cpu")
+    assert result.code == 0, result
+    assert all("parameter 0 cannot be shared by the rule easgd" in text for text in result.outputs())

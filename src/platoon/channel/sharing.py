@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso import kernels
-from multiverso.errors import TableMismatchError
+from multiverso.errors import MultiversoError, TableMismatchError
 from multiverso.kernels.compiling import building, compile_kernel
+from multiverso.rules import Rule, Shared, share
 from multiverso.runtime import Session
 from multiverso.shards.shard import Shard
 from multiverso.spec import TableSpec
@@ -37,19 +38,35 @@ class SharedParameters:
         PlatoonError: the other workers share parameters of other shapes or dtypes, or in another order.
     """
 
-    def __init__(self, session: Session, lock: JobLock, params: Any, rule: ParamSyncRule) -> None:
+    def __init__(self, session: Session, lock: JobLock, params: Any, rule: ParamSyncRule | Rule) -> None:
         self._session = session
         self._lock = lock
         self._local = adapt(params)
         if not self._local:
             raise PlatoonError("there is no parameter to share: the list is empty")
-        self._shards = [self._open(number, parameter) for number, parameter in enumerate(self._local)]
+        if isinstance(rule, Rule):
+            self._of_core = [self._share(i, parameter, rule) for i, parameter in enumerate(self._local)]
+            self._shards = [shared.table._shard for shared in self._of_core]
+        else:
+            self._of_core = []
+            self._shards = [self._open(i, parameter) for i, parameter in enumerate(self._local)]
         self.arrays: list[Array] = [
             shard.values().reshape(parameter.shape)
             for shard, parameter in zip(self._shards, self._local, strict=True)
         ]
         self._last: list[Array] = []  # for ASGD: the worker's values when they last met the shared ones
         self._update = self._updater(params, rule)
+
+    def _share(self, number: int, parameter: Parameter, rule: Rule) -> Shared:
+        """For a rule of the core: it has a table of its own kind, and begins with the shared values."""
+        value = parameter.load()
+        name = f"platoon-{rule}-{number}"
+        try:
+            shared = share(value.reshape(-1), rule, name=name, session=self._session)
+        except MultiversoError as error:
+            raise PlatoonError(f"parameter {number} cannot be shared by the rule {rule}", error) from error
+        parameter.write(value)
+        return shared
 
     def _open(self, number: int, parameter: Parameter) -> Shard:
         value = parameter.load().reshape(-1)
@@ -68,9 +85,17 @@ class SharedParameters:
             ) from error
         return shard
 
-    def _updater(self, params: Any, rule: ParamSyncRule) -> Callable[[bool], None]:
+    def _updater(self, params: Any, rule: ParamSyncRule | Rule) -> Callable[[bool], None]:
         """Returns what a synchronisation does; its argument says whether the job's lock counts."""
-        fused = self._fused(rule)
+        fused: Callable[[], None] | None
+        if isinstance(rule, Rule):
+
+            def step() -> None:
+                self._each(lambda i, local: self._of_core[i].exchange(local))
+
+            fused = step
+        else:
+            fused = self._fused(rule)
         if fused is not None:
 
             def update(locked: bool) -> None:
@@ -81,6 +106,7 @@ class SharedParameters:
                     fused()
 
             return update
+        assert isinstance(rule, ParamSyncRule)
         whole = rule.make_update_function(params)
 
         def update_whole(locked: bool) -> None:
@@ -157,6 +183,8 @@ class SharedParameters:
         """Without this, ASGD would push what it has just copied as if the worker had learnt it."""
         for last, parameter in zip(self._last, self._local, strict=False):
             np.copyto(last, parameter.load().reshape(-1))
+        if self._of_core:
+            self._each(lambda i, local: self._of_core[i].restart(local))
 
     def _maybe_shared(self, locked: bool) -> AbstractContextManager[None]:
         self._session.check()

@@ -19,6 +19,7 @@ from platoon.channel.wire import Array
 from platoon.util import PlatoonError
 
 if TYPE_CHECKING:
+    from multiverso.rules import Rule
     from multiverso.runtime import Session
     from platoon.channel.collective import Collective
     from platoon.channel.joblock import JobLock
@@ -165,7 +166,7 @@ class Worker(metaclass=_OnePerProcess):
 
     # -- shared parameters ---------------------------------------------------------------------------------
 
-    def init_shared_params(self, params: Any, param_sync_rule: ParamSyncRule) -> None:
+    def init_shared_params(self, params: Any, param_sync_rule: ParamSyncRule | Rule) -> None:
         """Shares the parameters with the other workers: the first worker's values become the shared ones.
 
         Every worker calls this, at any time, with parameters of the same shapes and dtypes in the same order.
@@ -175,7 +176,8 @@ class Worker(metaclass=_OnePerProcess):
             params: a list of NumPy arrays, torch parameters, Theano or PyTensor shared variables, Keras
                 variables, or things with ``get_value()`` and ``set_value(value)``; or a torch module or a
                 Keras model.
-            param_sync_rule: what `sync_params` does, a `platoon.param_sync` rule or one of your own.
+            param_sync_rule: what `sync_params` does: a `platoon.param_sync` rule, one of your own, or one of
+                `multiverso.rules`, with which the worker's values become the shared ones at once.
 
         Raises:
             PlatoonError: these parameters cannot be shared, or are not those of the others.
