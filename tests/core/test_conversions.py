@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -69,7 +68,7 @@ INPUTS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("case", INPUTS)
 def test_anything_with_numbers_goes_in_and_is_not_modified(alone: Session, case: str) -> None:
     given_ = INPUTS[case]()
-    kept = given_ if isinstance(given_, DlpackOnly) else copy.deepcopy(given_)
+    kept = INPUTS[case]()
     table = mv.ArrayTableHandler(6, given_, session=alone)
     table.add(given_)
     table.add_async(given_).wait(30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -119,6 +120,8 @@ def test_init_after_shutdown_begins_anew(options: dict[str, Any]) -> None:
         table.add([turn, 1, 1])
         np.testing.assert_array_equal(table.get(), [turn, 1, 1])
         mv.shutdown()
+    del table
+    gc.collect()
     assert not shared_memory_of(os.getpid())
 
 
@@ -243,15 +246,16 @@ def test_the_node_goes() -> None:
             else:
                 assert in_wait.wait(30)
                 node.close()
+                return None
             error = outcome(session.barrier)
             created = outcome(lambda: mv.ArrayTableHandler(3, session=session))
             return error, created, table.snapshot().tolist()
 
-    for error, created, values in in_threads([lambda i=i: work(i) for i in range(2)]):
-        assert isinstance(error, NodeLostError)
-        assert "table.snapshot()" in str(error)
-        assert isinstance(created, NodeLostError)
-        assert values == [1, 2, 3]
+    (error, created, values), _ = in_threads([lambda i=i: work(i) for i in range(2)])
+    assert isinstance(error, NodeLostError)
+    assert "table.snapshot()" in str(error)
+    assert isinstance(created, NodeLostError)
+    assert values == [1, 2, 3]
     node.close()
 
 
