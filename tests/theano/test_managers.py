@@ -14,8 +14,10 @@ from multiverso.theano import ParamManager
 from multiverso.theano.framework import framework
 from multiverso.theano_ext.param_manager import MVModelParamManager
 
-WORKERS = [1, 2, 4]
-SECONDS = 100
+RUNS = [(1, False), (2, False), (4, False), (2, True)]
+SECONDS = 250
+
+pytestmark = pytest.mark.timeout(300)  # the first use of a dtype compiles its kernels
 
 
 class Manager(MVModelParamManager):
@@ -68,8 +70,7 @@ def train(sync: bool) -> Any:
     return begun, vars(model)
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize(("workers", "sync"), RUNS)
 def test_a_subclass_shares_any_model(workers: int, sync: bool) -> None:
     results = mv.run(train, workers=workers, args=(sync,), timeout_seconds=SECONDS)
     for me, (begun, ended) in enumerate(results):
@@ -141,8 +142,7 @@ def share_variables(sync: bool) -> Any:
     return exchanged, w.get_value(), v.get_value(), mean.get_value()
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize(("workers", "sync"), RUNS)
 def test_shared_variables_in_one_exchange(workers: int, sync: bool) -> None:
     results = mv.run(share_variables, workers=workers, args=(sync,), timeout_seconds=SECONDS)
     for exchanged, w, v, mean in results:

@@ -16,6 +16,8 @@ from multiverso.runtime import Node, Session
 
 WORKERS = [1, 2, 4]
 
+pytestmark = pytest.mark.timeout(300)  # the first use of a dtype compiles its kernels
+
 
 @pytest.fixture
 def pair() -> Iterator[list[Session]]:
@@ -49,7 +51,7 @@ def train(sync: bool, rounds: int) -> Any:
 @pytest.mark.parametrize("sync", [False, True])
 def test_changes_add_up_exactly_and_statistics_are_averaged(workers: int, sync: bool) -> None:
     rounds = 20
-    results = mv.run(train, workers=workers, args=(sync, rounds), timeout_seconds=100)
+    results = mv.run(train, workers=workers, args=(sync, rounds), timeout_seconds=250)
     last_round = [(rounds - 1) * workers + me for me in range(workers)]
     for untouched, begun, (weights, wide, statistic) in results:
         assert untouched

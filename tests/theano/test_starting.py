@@ -36,6 +36,7 @@ mv.shutdown()
 """
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("workers", [2, 4])
 def test_each_worker_gets_its_gpu_before_the_import(tmp_path: Path, workers: int) -> None:
     script = tmp_path / "choose.py"
@@ -47,7 +48,7 @@ def test_each_worker_gets_its_gpu_before_the_import(tmp_path: Path, workers: int
         env=environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
     assert result.returncode == 0, result.stderr

@@ -59,7 +59,7 @@ class MVNetParamManager(LasagneParamManager):
             super().__init__(network)
             return
         self.model = network
-        masters = ArrayTableHandler(1, [int(bool(is_master_worker))], dtype="int64", initial="sum")
+        masters = ArrayTableHandler(1, [float(bool(is_master_worker))], initial="sum")
         count = int(masters.snapshot()[0])
         if count != 1:
             raise ValueError(f"is_master_worker is True in {count} workers; expected exactly one")

@@ -1,0 +1,154 @@
+"""Lasagne 0.1 networks over the real Theano."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lasagne
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+
+import multiverso as mv
+from multiverso.errors import ShapeMismatchError
+from multiverso.theano_ext.lasagne_ext.param_manager import LasagneParamManager, MVNetParamManager
+
+SECONDS = 250
+
+pytestmark = pytest.mark.timeout(300)  # the first use of a dtype compiles its kernels
+
+
+class ScaleLayer(lasagne.layers.Layer):
+    """Divides by a running root mean square: the one statistic, beside a parameter."""
+
+    def __init__(self, incoming: Any, name: str | None = None) -> None:
+        super().__init__(incoming, name=name)
+        shape = (self.input_shape[1],)
+        self.gain = self.add_param(lasagne.init.Constant(1), shape)
+        self.rms = self.add_param(lasagne.init.Constant(1), shape, trainable=False, regularizable=False)
+
+    def get_output_for(self, input: Any, **kwargs: Any) -> Any:
+        return input / self.rms * self.gain
+
+
+def build(value: float) -> tuple[Any, ScaleLayer]:
+    layer = lasagne.layers.InputLayer((None, 3))
+    scale = ScaleLayer(layer)
+    network = lasagne.layers.DenseLayer(scale, 2, W=lasagne.init.Constant(value))
+    return network, scale
+
+
+def train(sync: bool) -> Any:
+    mv.init(sync=sync)
+    me = mv.worker_id()
+    network, scale = build(me + 1)
+    manager = LasagneParamManager(network)
+    W = network.W
+    begun = W.get_value()
+    step = theano.function(
+        [], [], updates=[(W, W + me + 1), (scale.rms, np.float32(0.9) * scale.rms + np.float32(0.1 * me))]
+    )
+    for _ in range(30):
+        step()
+        manager.sync_all_param()
+    mv.barrier()
+    manager.sync_all_param()
+    values = lasagne.layers.get_all_param_values(network)
+    assert lasagne.layers.get_all_params(network)[0] is scale.gain
+    assert network.W is W
+    return begun, values
+
+
+@pytest.mark.parametrize(("workers", "sync"), [(1, False), (2, False), (4, False), (2, True)])
+def test_parameters_add_up_and_statistics_are_averaged(workers: int, sync: bool) -> None:
+    results = mv.run(train, workers=workers, args=(sync,), timeout_seconds=SECONDS)
+    for begun, (gain, rms, W, b) in results:
+        np.testing.assert_array_equal(begun, 1)
+        np.testing.assert_array_equal(gain, 1)
+        np.testing.assert_array_equal(W, 1 + 30 * sum(range(1, workers + 1)))
+        np.testing.assert_array_equal(b, 0)
+        np.testing.assert_array_equal(rms, results[0][1][1])
+        assert np.isfinite(rms).all()
+        assert (rms > 0).all(), "30 steps of a sum of decays would be below zero"
+        assert (rms < max(2, workers)).all()
+        assert W.dtype == rms.dtype == np.float32
+
+
+def begin_with(master: int | None) -> Any:
+    mv.init()
+    network, _ = build(mv.worker_id() + 10)
+    flag = () if master is None else (mv.worker_id() == master,)
+    manager = MVNetParamManager(network, *flag)
+    assert manager.network is manager.model is network
+    begun = network.W.get_value()
+    mv.barrier()
+    network.W.set_value(network.W.get_value() + 1)
+    manager.update_all_param()
+    mv.barrier()
+    manager.update_all_param()
+    return begun, network.W.get_value()
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_the_older_manager_begins_with_the_flagged_workers_values(workers: int) -> None:
+    for master in (workers - 1, None):
+        results = mv.run(begin_with, workers=workers, args=(master,), timeout_seconds=SECONDS)
+        for begun, ended in results:
+            np.testing.assert_array_equal(begun, 10 + (master or 0))
+            np.testing.assert_array_equal(ended, 10 + (master or 0) + workers)
+
+
+def flag_in(masters: list[int]) -> str:
+    mv.init()
+    network, _ = build(1)
+    try:
+        MVNetParamManager(network, mv.worker_id() in masters)
+    except ValueError as error:
+        return str(error)
+    return "accepted"
+
+
+@pytest.mark.parametrize("masters", [[], [0, 1]])
+def test_one_worker_must_be_the_flagged_one(masters: list[int]) -> None:
+    answers = mv.run(flag_in, workers=2, args=(masters,), timeout_seconds=SECONDS)
+    assert answers == [f"is_master_worker is True in {len(masters)} workers; expected exactly one"] * 2
+
+
+def test_a_changed_network_is_refused() -> None:
+    mv.init()
+    try:
+        network, scale = build(1)
+        manager = LasagneParamManager(network)
+        scale.add_param(lasagne.init.Constant(0), (5,))
+        with pytest.raises(ShapeMismatchError, match="LasagneParamManager"):
+            manager.sync_all_param()
+    finally:
+        mv.shutdown()
+
+
+def test_a_real_network_of_several_outputs_learns() -> None:
+    mv.init()
+    try:
+        x, y = T.matrix("x"), T.ivector("y")
+        hidden = lasagne.layers.DenseLayer(lasagne.layers.InputLayer((None, 4), x), 8)
+        outputs = [
+            lasagne.layers.DenseLayer(hidden, 2, nonlinearity=lasagne.nonlinearities.softmax)
+            for _ in range(2)
+        ]
+        manager = LasagneParamManager(outputs)
+        cost = sum(
+            lasagne.objectives.categorical_crossentropy(out, y).mean()
+            for out in lasagne.layers.get_output(outputs)
+        )
+        params = lasagne.layers.get_all_params(outputs, trainable=True)
+        step = theano.function([x, y], cost, updates=lasagne.updates.momentum(cost, params, 0.1))
+        inputs = np.random.RandomState(0).normal(size=(64, 4)).astype("float32")
+        labels = (inputs[:, 0] > 0).astype("int32")
+        first = float(step(inputs, labels))
+        for _ in range(30):
+            last = float(step(inputs, labels))
+            manager.sync_all_param()
+        assert last < first / 2
+    finally:
+        mv.shutdown()
