@@ -32,11 +32,36 @@ Update = Callable[..., None]
 
 @dataclass(frozen=True)
 class Kernels:
-    """The compiled kernels of one dtype; each module's functions as attributes."""
+    """The kernels of one dtype, a module's functions as attributes; each module when it is first asked for."""
 
-    dense: Any
-    rows: Any
-    rounds: Any
+    dtype: str
+
+    @functools.cached_property
+    def dense(self) -> Any:
+        """Whole tables, at once."""
+        from multiverso.kernels import dense
+
+        return self._group("dense", dense)
+
+    @functools.cached_property
+    def rows(self) -> Any:
+        """Rows, at once."""
+        from multiverso.kernels import rows
+
+        return self._group("rows", rows)
+
+    @functools.cached_property
+    def rounds(self) -> Any:
+        """Synchronous rounds."""
+        from multiverso.kernels import rounds
+
+        return self._group("rounds", rounds)
+
+    def _group(self, group: str, module: Any) -> SimpleNamespace:
+        with building(f"{group}-{self.dtype}"):
+            signatures = _signatures(self.dtype)[group]
+            kernels = {name: compile_kernel(getattr(module, name), s) for name, s in signatures.items()}
+            return SimpleNamespace(**kernels)
 
 
 def _sources_digest() -> str:
@@ -175,22 +200,8 @@ def _signatures(dtype: str) -> dict[str, dict[str, tuple[Any, ...]]]:
 
 @functools.cache
 def load(dtype: str) -> Kernels:
-    """Returns the kernels for tables of ``dtype``, compiled or from disk; the first time takes seconds."""
-    from multiverso.kernels import dense, rounds, rows
-
-    modules = {"dense": dense, "rows": rows, "rounds": rounds}
-    with building(dtype):
-        return Kernels(
-            **{
-                group: SimpleNamespace(
-                    **{
-                        name: compile_kernel(getattr(modules[group], name), s)
-                        for name, s in signatures.items()
-                    }
-                )
-                for group, signatures in _signatures(dtype).items()
-            }
-        )
+    """Returns the kernels for tables of ``dtype``, compiled or from disk; a group's first use takes seconds."""
+    return Kernels(dtype)
 
 
 @functools.cache

@@ -22,8 +22,9 @@ from multiverso.kernels.dense import (
     stripe_mutex,
     update_with,
 )
+from multiverso.kernels.folding import buffer_of, slot_at
 from multiverso.kernels.locking import lock, unlock
-from multiverso.kernels.rounds import ROUND, _finish, buffer_of, slot_at
+from multiverso.kernels.rounds import ROUND, _finish
 
 _PART = 4096
 

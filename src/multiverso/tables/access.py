@@ -80,9 +80,11 @@ class Asynchronous:
         self._name = name
         self._kernels = kernels.load(shard.spec.dtype)
         self._waits = kernels.load_waits()
-        dense, rows = self._kernels.dense, self._kernels.rows
+        dense = self._kernels.dense
         self._add, self._get, self._put, self._exchange = dense.add, dense.get, dense.put, dense.exchange
-        self._add_rows, self._get_rows = rows.add_rows, rows.get_rows
+        if shard.spec.kind == "matrix":
+            rows = self._kernels.rows
+            self._add_rows, self._get_rows = rows.add_rows, rows.get_rows
 
     def add(self, delta: Array) -> None:
         code = self._add(self._base, self._update, self._me, delta, 0)

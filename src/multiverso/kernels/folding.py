@@ -1,0 +1,161 @@
+"""One step of a synchronous round without its waiting: where slots and buffers lie, who folds what, and folding."""
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from multiverso import layout as at
+from multiverso.kernels.atomics import load32, load64
+from multiverso.kernels.dense import add_into, array_at, copy_into, line_of, update_with
+
+_PART = 4096
+# what a worker's slot holds in a round
+NOTHING, WHOLE, CHUNKED = 0, 1, 2
+
+
+@njit(nogil=True)
+def step_of(base, number, chunk):
+    return (number - 1) * load64(base + at.CHUNKS) + chunk + 1
+
+
+@njit(nogil=True)
+def bounds(base, chunk):
+    length = load64(base + at.CHUNK)
+    return chunk * length, min(load64(base + at.ELEMENTS), (chunk + 1) * length)
+
+
+@njit(nogil=True)
+def slot_address(base, worker):
+    return base + load64(base + at.SLOTS) + worker * load64(base + at.SLOT_STRIDE)
+
+
+@njit(nogil=True)
+def slot_at(base, worker, like):
+    return array_at(slot_address(base, worker), load64(base + at.ELEMENTS), like)
+
+
+@njit(nogil=True)
+def small_slot_at(base, worker, chunk, like):
+    """One of a worker's two small slots: a chunk's is written again two steps later, when all have folded it."""
+    length = load64(base + at.CHUNK)
+    size = (length * load64(base + at.ITEMSIZE) + at.CACHE_LINE - 1) // at.CACHE_LINE * at.CACHE_LINE
+    address = slot_address(base, worker) + load64(base + at.SMALL_SLOTS) + (chunk & 1) * size
+    return array_at(address, length, like)
+
+
+@njit(nogil=True)
+def buffer_of(base, number):
+    return load64(base + (at.BUFFER_1 if number & 1 else at.BUFFER_0))
+
+
+@njit(nogil=True)
+def state_of(base, number):
+    return load64(base + (at.STATE_1 if number & 1 else at.STATE_0))
+
+
+@njit(nogil=True)
+def part_of(members, worker, lo, hi):
+    """The part of [lo, hi) that a member folds, in whole cache lines."""
+    number, before = 0, 0
+    for other in range(at.MAX_WORKERS):
+        if (members >> other) & 1:
+            number += 1
+            if other < worker:
+                before += 1
+    length = (hi - lo + number - 1) // number
+    length = (length + 15) // 16 * 16
+    return min(hi, lo + before * length), min(hi, lo + (before + 1) * length)
+
+
+@njit(nogil=True)
+def add_one(out, table, a):
+    for i in range(out.size):
+        out[i] = table[i] + a[i]
+
+
+@njit(nogil=True)
+def add_two(out, table, a, b):
+    for i in range(out.size):
+        out[i] = (table[i] + a[i]) + b[i]
+
+
+@njit(nogil=True)
+def add_four(out, table, a, b, c, d):
+    for i in range(out.size):
+        out[i] = (((table[i] + a[i]) + b[i]) + c[i]) + d[i]
+
+
+@njit(nogil=True)
+def contribution(base, worker, number, chunk, lo, hi, like):
+    """A member's slot of [lo, hi), a part of the chunk."""
+    if load32(line_of(base, worker) + at.SOURCES + 4 * (number & 1)) == WHOLE:
+        return slot_at(base, worker, like)[lo:hi]
+    start, _ = bounds(base, chunk)
+    return small_slot_at(base, worker, chunk, like)[lo - start : hi - start]
+
+
+@njit(nogil=True)
+def fold(base, update, number, chunk, members, lo, hi, like):
+    """new[lo:hi] = old[lo:hi] with the members' slots, in worker order."""
+    elements = load64(base + at.ELEMENTS)
+    new = array_at(base + buffer_of(base, number), elements, like)[lo:hi]
+    old = array_at(base + buffer_of(base, number - 1), elements, like)[lo:hi]
+    ids = np.empty(at.MAX_WORKERS, np.int64)
+    n = 0
+    for worker in range(at.MAX_WORKERS):
+        if (members >> worker) & 1 and load32(
+            line_of(base, worker) + at.SOURCES + 4 * (number & 1)
+        ) != NOTHING:
+            ids[n] = worker
+            n += 1
+    if update != 0:
+        _fold_update(base, update, number, chunk, ids[:n], lo, new, old, like)
+    elif n == 0:
+        copy_into(new, old)
+    elif n == 2:
+        a = contribution(base, ids[0], number, chunk, lo, hi, like)
+        b = contribution(base, ids[1], number, chunk, lo, hi, like)
+        add_two(new, old, a, b)
+    elif n == 4:
+        a = contribution(base, ids[0], number, chunk, lo, hi, like)
+        b = contribution(base, ids[1], number, chunk, lo, hi, like)
+        c = contribution(base, ids[2], number, chunk, lo, hi, like)
+        d = contribution(base, ids[3], number, chunk, lo, hi, like)
+        add_four(new, old, a, b, c, d)
+    else:
+        for a in range(0, hi - lo, _PART):
+            b = min(hi - lo, a + _PART)
+            add_one(new[a:b], old[a:b], contribution(base, ids[0], number, chunk, lo + a, lo + b, like))
+            for k in range(1, n):
+                add_into(new[a:b], contribution(base, ids[k], number, chunk, lo + a, lo + b, like))
+
+
+@njit(nogil=True)
+def divide_by(values, number):
+    divisor = values.dtype.type(number)
+    for i in range(values.size):
+        values[i] /= divisor
+
+
+@njit(nogil=True)
+def _fold_update(base, update, number, chunk, ids, lo, new, old, like):
+    """An updater sees the sum of the round's slots once: one step of synchronous training."""
+    elements, itemsize = load64(base + at.ELEMENTS), load64(base + at.ITEMSIZE)
+    total = np.empty(_PART, like.dtype)
+    for a in range(0, new.size, _PART):
+        b = min(new.size, a + _PART)
+        copy_into(new[a:b], old[a:b])
+        for s in range(load64(base + at.STATES)):
+            skip = (s * elements + lo + a) * itemsize
+            target = array_at(base + state_of(base, number) + skip, b - a, like)
+            copy_into(target, array_at(base + state_of(base, number - 1) + skip, b - a, like))
+        if ids.size > 0:
+            part = total[: b - a]
+            copy_into(part, contribution(base, ids[0], number, chunk, lo + a, lo + b, like))
+            for k in range(1, ids.size):
+                add_into(part, contribution(base, ids[k], number, chunk, lo + a, lo + b, like))
+            if load64(base + at.MEAN):
+                divide_by(part, ids.size)
+            update_with(base, update, lo + a, new[a:b], part, state_of(base, number))
