@@ -54,7 +54,7 @@ bench: .venv/.full ## speed, beside this machine's own limits (JSON in benchmark
 	@$(BIN)/python benchmarks/tables.py --output benchmarks/results/tables.json $(BENCH_ARGS) >/dev/null
 
 chaos: .venv/.full ## thousands of kills from a seed; what the survivors waited and what was left behind
-	$(BIN)/python -m multiverso.testing.chaos
+	$(BIN)/python benchmarks/chaos.py --json benchmarks/results/chaos.json
 
 docs: .venv/.dev ## the documentation, served on http://127.0.0.1:8000
 	$(BIN)/mkdocs serve

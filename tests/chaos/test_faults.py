@@ -305,18 +305,22 @@ def test_the_node_is_killed(wait: str) -> None:
         def work(i: int) -> Any:
             with Session(address, i, timeout_seconds=60, **options) as session:
                 table = mv.ArrayTableHandler(5, [1, 2, 3, 4, 5], session=session)
+                session.barrier()
                 if i == 1:
+                    assert begins.wait(SECONDS)
                     while session.control.worker(0).wait is None:
                         threading.Event().wait(0.001)
                     os.kill(node.process.pid, signal.SIGKILL)
                     over.wait(SECONDS)
                     return None
+                begins.set()
                 error = outcome(lambda: call(session, table))
                 over.set()
-                table.add([1, 1, 1, 1, 1])
+                if "sync" not in options:
+                    table.add([1, 1, 1, 1, 1])
                 return error, table.snapshot().tolist()
 
-        over = threading.Event()
+        begins, over = threading.Event(), threading.Event()
         (error, values), _ = in_threads([lambda: work(0), lambda: work(1)], SECONDS)
     assert isinstance(error, NodeLostError)
     assert values == ([1, 2, 3, 4, 5] if "sync" in options else [2, 3, 4, 5, 6])
@@ -435,8 +439,12 @@ def test_the_first_workers_child_is_the_node(also: str) -> None:
             os.kill(node, signal.SIGKILL)
             assert select.select([ended], [], [], SECONDS)[0]
             os.close(ended)
+            for worker in workers:
+                assert worker.stdin is not None
+                worker.stdin.write("\n")
+                worker.stdin.flush()
         for i, worker in enumerate(workers):
-            rest, _ = worker.communicate("\n", timeout=SECONDS)
+            rest, _ = worker.communicate(timeout=SECONDS)
             said[i] += rest.split("\n")[:-1]
             assert worker.returncode == 0
     finally:

@@ -22,7 +22,8 @@ from multiverso.runtime import Node, Session
 from multiverso.runtime.link import Link
 
 kernels.load_waits()
-kernels.load("float32")
+float32 = kernels.load("float32")
+assert float32.dense and float32.rows and float32.rounds
 
 SIZE = 100_000  # four stripes
 Victim = Callable[[Session, Any], None]
@@ -126,29 +127,33 @@ def before_folding(session: Session, table: Any) -> None:
 
 
 def while_folding(session: Session, table: Any) -> None:
-    """Half of its part is written, with something wrong behind it."""
-    _decided(session, table)
+    """Half of its part is written, with something wrong."""
+    lo, hi = _part(session, _decided(session, table))
     shard = table._shard
     new = shard.segment.array(shard.offset + shard.places.buffers[1], SIZE, "f4")
-    new[SIZE // 2 :] = -1
+    new[lo : (lo + hi) // 2] = -1
     die()
+
+
+def _part(session: Session, members: int) -> tuple[int, int]:
+    number = bin(members).count("1")
+    length = (SIZE + number - 1) // number
+    length = (length + 15) // 16 * 16
+    lo = length * bin(members & ((1 << session.worker_id) - 1)).count("1")
+    return lo, min(SIZE, lo + length)
 
 
 def while_gathering(session: Session, table: Any) -> None:
     """Its part is folded, and others' are not."""
     members = _decided(session, table)
     shard = table._shard
-    number = bin(members).count("1")
-    length = (SIZE + number - 1) // number
-    length = (length + 15) // 16 * 16
-    lo = length * bin(members & ((1 << session.worker_id) - 1)).count("1")
+    part = slice(*_part(session, members))
     old, new = (shard.segment.array(shard.offset + shard.places.buffers[i], SIZE, "f4") for i in (0, 1))
     slots = [
         shard.segment.array(shard.offset + shard.places.slots + shard.places.slot_stride * i, SIZE, "f4")
         for i in range(shard.workers)
         if members >> i & 1 and load32(shard.line(i) + at.SOURCES + 4) != 0
     ]
-    part = slice(lo, min(SIZE, lo + length))
     new[part] = old[part]
     for slot in slots:
         new[part] += slot[part]
