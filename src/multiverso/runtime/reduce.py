@@ -7,7 +7,6 @@ import functools
 import os
 import zlib
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,18 +34,18 @@ _PHASE, _CHUNK, _STEP = range(3)
 
 
 @functools.cache
-def _kernels(dtype: np.dtype[Any]) -> Any:
+def _kernel(dtype: np.dtype[Any], small: bool) -> Any:
+    """Returns the kernel for small arrays or the one for others, each compiled when first needed."""
     from numba import from_dtype, int64, uintp
 
     from multiverso.kernels import reduce
 
     data = from_dtype(dtype)[::1]
     common = (uintp, uintp, uintp, int64, int64, int64, int64, int64, data, data, int64[::1])
-    with building(f"reduce-{dtype.name}"):
-        return SimpleNamespace(
-            small=compile_kernel(reduce.reduce_small, common),
-            chunks=compile_kernel(reduce.reduce_chunks, (*common, int64)),
-        )
+    with building(f"reduce-{'small' if small else 'chunks'}-{dtype.name}"):
+        if small:
+            return compile_kernel(reduce.reduce_small, common)
+        return compile_kernel(reduce.reduce_chunks, (*common, int64))
 
 
 @functools.cache  # a dtype's name is put together anew each time it is asked for
@@ -170,13 +169,14 @@ class Reducer:
         timeout_seconds: float | None,
     ) -> None:
         more: tuple[int, ...] = ()
-        kernel, control, lines = _kernels(flat.dtype), self._session.control.address, self._lines_at
-        if flat.nbytes <= SMALL_BYTES:
-            slots, stride, call = lines + _LINES_BYTES, SMALL_BYTES, kernel.small
+        control, lines, small = self._session.control.address, self._lines_at, flat.nbytes <= SMALL_BYTES
+        call = _kernel(flat.dtype, small)
+        if small:
+            slots, stride = lines + _LINES_BYTES, SMALL_BYTES
         else:
             if self._chunks is None:
                 self._chunks = self._open("chunks", 3 * self.size * self._chunk_bytes)
-            slots, stride, call = _address(self._chunks), self._chunk_bytes, kernel.chunks
+            slots, stride = _address(self._chunks), self._chunk_bytes
             more = (self._chunk_bytes // flat.itemsize,)
         number, signature = OPERATIONS.index(operation), _signature(operation, given) ^ flat.size
         arguments = (control, lines, slots, stride, self.rank, self.size, number, signature, flat, result)
