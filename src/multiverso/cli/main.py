@@ -102,7 +102,9 @@ def top(
 
 @app.command()
 def bench(
-    full: Annotated[bool, typer.Option("--full", help="All sizes and up to 4 workers: some minutes.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="All sizes and up to 4 workers: some minutes.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object.")] = False,
 ) -> None:
     """Measure the tables on this machine, beside the same loops on private memory in the same run."""
