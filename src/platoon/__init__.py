@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from platoon.util import PlatoonError, PlatoonWarning
+from platoon.util import PlatoonError
 
 if TYPE_CHECKING:
     from platoon.channel.controller import Controller
     from platoon.channel.worker import Worker
 
-__all__ = ["Controller", "PlatoonError", "PlatoonWarning", "Worker"]
+__all__ = ["Controller", "PlatoonError", "Worker"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What the whole package shares: its error, its warning, and reading the end of a log."""
+"""What the whole package shares: its error, and words about how a process ended."""
 
 from __future__ import annotations
 
@@ -18,10 +18,6 @@ class PlatoonError(Exception):
         super().__init__(message if cause is None else f"{message}: {type(cause).__name__}: {cause}")
         if cause is not None:
             self.__cause__ = cause
-
-
-class PlatoonWarning(UserWarning):
-    """Something that a user should know, and that does not stop the work."""
 
 
 def last_lines(path: str | os.PathLike[str], count: int = 20, most_bytes: int = 16384) -> list[str]:

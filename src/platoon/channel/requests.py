@@ -13,6 +13,7 @@ from platoon.channel.wire import dumps, loads
 from platoon.util import PlatoonError
 
 _SLICE_MS = 500
+_GOODBYE_SECONDS = 5.0  # a controller that is busy for longer will see the process end
 
 
 class Requests:
@@ -45,8 +46,13 @@ class Requests:
             ) from error
         self._pid = pid
 
-    def ask(self, req: object, info: object) -> Any:
+    def ask(self, req: object, info: object, timeout_seconds: float | None = None) -> Any:
         """Sends a request and returns its answer.
+
+        Args:
+            req: what is asked.
+            info: what goes with it.
+            timeout_seconds: how long the answer may take, instead of what was set for all.
 
         Raises:
             PlatoonError: no answer came in time, the controller is gone, or it answered with an error.
@@ -56,7 +62,8 @@ class Requests:
             self._number += 1
             number = str(self._number).encode()
             self._socket.send_multipart([number, query])
-            until = time.monotonic() + self._timeout_seconds
+            seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+            until = time.monotonic() + seconds
             while True:
                 self.wait(self._socket, until, f"an answer to the request {req!r:.100}")
                 received, message = self._socket.recv_multipart()
@@ -95,7 +102,7 @@ class Requests:
         """Tells the controller that this worker leaves; a controller that is gone need not know."""
         if self._controller >= 0 and not zmq.zmq_poll([(self._controller, zmq.POLLIN)], 0):
             try:
-                self.ask("platoon-bye", None)
+                self.ask("platoon-bye", None, _GOODBYE_SECONDS)
             except PlatoonError:
                 pass
 
