@@ -23,7 +23,9 @@ from multiverso.runtime.link import Link
 
 kernels.load_waits()
 float32 = kernels.load("float32")
-assert float32.dense and float32.rows and float32.rounds
+assert float32.dense
+assert float32.rows
+assert float32.rounds
 
 SIZE = 100_000  # four stripes
 Victim = Callable[[Session, Any], None]
