@@ -380,6 +380,7 @@ def main() -> NoReturn:
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", type=int, default=2000)
+    parser.add_argument("--minutes", type=float, default=60, help="stop after so long, with fewer kills")
     parser.add_argument("--json", type=Path, help="where to write the result")
     parser.add_argument("--launchers", type=int, help="how many of the kills are of launchers (1 in 200)")
     options = parser.parse_args()
@@ -394,7 +395,8 @@ def main() -> NoReturn:
     began = time.monotonic()
     launchers = options.kills // LAUNCHER_EVERY if options.launchers is None else options.launchers
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-        while kills < options.kills and len(trouble) < 5:
+        end = began + 60 * options.minutes
+        while kills < options.kills and len(trouble) < 5 and time.monotonic() < end:
             if len(waits["launcher"]) < launchers and kills >= len(waits["launcher"]) * LAUNCHER_EVERY:
                 waits["launcher"].append(kill_a_launcher(chance, folder))
                 kills += 1

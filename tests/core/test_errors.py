@@ -64,7 +64,8 @@ def _deadlock() -> None:
         table = mv.ArrayTableHandler(1, session=session)
         return outcome(table.get if session.worker_id else session.barrier)
 
-    raise together(work, 2, sync=True)[0]
+    # who is told first leaves, and the other may then go on
+    raise next(error for error in together(work, 2, sync=True) if isinstance(error, Exception))
 
 
 def _interrupted() -> None:

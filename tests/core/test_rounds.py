@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
 
 import numpy as np
 import pytest
-from core_support import Worker, bits, in_threads, together
+from core_support import bits, in_threads, together
 
 import multiverso as mv
 from multiverso import layout as at
@@ -279,41 +283,61 @@ def test_latecomers_and_leavers_at_any_moment_agree() -> None:
 
 
 TRAINING = """
-import random, time
-delays = random.Random(int(os.environ["DELAYS"]) * 10 + worker_id)
-inputs = np.random.default_rng(0).standard_normal((400, 20)).astype("f4")
-answers = (inputs @ np.arange(20, dtype="f4") > 0).astype("f4")
-with Session(node, worker_id, sync=True, start_timeout_seconds=60, timeout_seconds=60) as s:
-    weights = mv.ArrayTableHandler(20, np.full(20, 0.1), session=s)
-    scale = mv.MatrixTableHandler(20, 3, session=s, updater="sgd")
-    w = weights.get()
-    for step in range(60):
-        if delays.random() < 0.3:
-            time.sleep(delays.random() * 0.004)
-        x, y = inputs[worker_id::4][step::60], answers[worker_id::4][step::60]
-        gradient = x.T @ (1 / (1 + np.exp(-(x @ w))) - y)
-        weights.add(-0.1 * gradient)
-        rows = [step % 20, (step + 1) % 20]
-        scale.add(np.outer(gradient, [1, 0.1, 0.01])[rows], rows)
-        if delays.random() < 0.3:
-            time.sleep(delays.random() * 0.004)
+import json, os, random, sys, time
+import numpy as np
+import multiverso as mv
+from multiverso import kernels
+from multiverso.runtime import Session
+
+def train(address, worker_id, delays):
+    inputs = np.random.default_rng(0).standard_normal((400, 20)).astype("f4")
+    answers = (inputs @ np.arange(20, dtype="f4") > 0).astype("f4")
+    with Session(address, worker_id, sync=True, start_timeout_seconds=60, timeout_seconds=60) as s:
+        weights = mv.ArrayTableHandler(20, np.full(20, 0.1), session=s)
+        scale = mv.MatrixTableHandler(20, 3, session=s, updater="sgd")
         w = weights.get()
-        m = scale.get()
-    say(w.tobytes().hex(), m.tobytes().hex())
+        for step in range(60):
+            if delays.random() < 0.3:
+                time.sleep(delays.random() * 0.004)
+            x, y = inputs[worker_id::4][step::60], answers[worker_id::4][step::60]
+            gradient = x.T @ (1 / (1 + np.exp(-(x @ w))) - y)
+            weights.add(-0.1 * gradient)
+            rows = [step % 20, (step + 1) % 20]
+            scale.add(np.outer(gradient, [1, 0.1, 0.01])[rows], rows)
+            if delays.random() < 0.3:
+                time.sleep(delays.random() * 0.004)
+            w = weights.get()
+            m = scale.get()
+        return w.tobytes().hex(), m.tobytes().hex()
+
+kernels.load_waits()
+kernels.load("float32")
+results = []
+for run, address in enumerate(sys.argv[1:]):
+    pipes = [os.pipe() for _ in range(4)]
+    for i, (_, end) in enumerate(pipes):
+        if os.fork() == 0:
+            os.write(end, json.dumps(train(address, i, random.Random(10 * run + i))).encode())
+            os._exit(0)
+    for _ in pipes:
+        assert os.wait()[1] == 0
+    results.append([json.loads(os.read(begin, 65536)) for begin, _ in pipes])
+print(json.dumps(results))
 """
 
 
 def test_a_training_run_has_the_same_bits_whatever_the_timing() -> None:
-    results = set()
-    for delays in ("1", "2"):
-        with Node(4) as node:
-            workers = [Worker(node, i, TRAINING, DELAYS=delays, OMP_NUM_THREADS="1") for i in range(4)]
-            try:
-                said = [tuple(worker.hear()) for worker in workers]
-                assert [worker.end() for worker in workers] == [0] * 4
-            finally:
-                for worker in workers:
-                    worker.__exit__()
-        assert len(set(said)) == 1
-        results.add(said[0])
-    assert len(results) == 1
+    """Four processes, twice, with different random delays."""
+    with Node(4) as one, Node(4) as two:
+        done = subprocess.run(
+            [sys.executable, "-c", TRAINING, one.address, two.address],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout.splitlines()[-1])
+    assert len(results) == 2
+    assert len({tuple(said) for run in results for said in run}) == 1
