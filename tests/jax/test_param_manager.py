@@ -97,6 +97,7 @@ def jitted(sync: bool, every: int, steps: int, size: int) -> Any:
         params, state = step(params, state)
     jax.block_until_ready(params)
     exchanges = max(table["exchanges"] for table in mv.stats()["tables"].values())
+    params = manager.sync_all_param(params)  # what the last steps have changed
     mv.barrier()
     params = manager.sync_all_param(params)
     return jax.tree.map(np.asarray, params), exchanges
@@ -131,7 +132,7 @@ def learn() -> Any:
     for number in range(200):
         x = jax.random.normal(jax.random.key(1000 * mv.worker_id() + number), (16, 3))
         params, state = step(params, state, x)
-    jax.block_until_ready(params)
+    params = manager.sync_all_param(params)
     mv.barrier()
     return np.asarray(manager.sync_all_param(params) - truth)
 

@@ -49,7 +49,8 @@ class ParamManager:
     ) -> None:
         if not model.built:
             raise ValueError(
-                f"the model {model.name!r} has no weights yet: give it an input shape, or call it once, before it is shared"
+                f"the model {model.name!r} has no weights yet: give it an input shape, or call it once, before "
+                "it is shared"
             )
         self.model = model
         settle(model)

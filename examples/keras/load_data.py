@@ -1,0 +1,1 @@
+../torch/load_data.py

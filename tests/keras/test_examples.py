@@ -1,0 +1,62 @@
+"""The examples train, as one process and as two."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LAUNCHER = str(Path(sys.executable).parent / "multiverso")
+SCRIPTS = {"logistic_regression.py": 0.8, "cnn.py": 0.7, "resnet.py": 0.5}
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        k: v for k, v in os.environ.items() if not k.startswith(("MULTIVERSO_NODE", "MULTIVERSO_W"))
+    }
+    environment["KERAS_BACKEND"] = "torch"
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110, check=False
+    )
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_two_workers_learn_the_digits(script: str) -> None:
+    result = run(LAUNCHER, "run", "-n", "2", f"examples/keras/{script}", "--epochs", "4")
+    assert result.returncode == 0, result.stdout + result.stderr
+    last = re.search(r"workers=2 accuracy=([\d.]+)", result.stdout)
+    assert last, result.stdout
+    assert float(last[1]) > SCRIPTS[script]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_without_its_marked_lines_it_is_a_program_for_one_process(script: str, tmp_path: Path) -> None:
+    folder = ROOT / "examples" / "keras"
+    lines: list[str] = []
+    was = ""
+    for line in (folder / script).read_text().splitlines():
+        if was:  # it stands in the place of what was there
+            lines.append(was)
+            was = ""
+        elif "# multiverso, was: " in line:
+            was = line.replace("# multiverso, was: ", "")
+        elif not line.endswith("# multiverso"):
+            lines.append(line)
+    source = "\n".join(lines)
+    assert "multiverso" not in source.split('"""', 2)[2]
+    (tmp_path / script).write_text(source + "\n")
+    (tmp_path / "load_data.py").write_text((folder / "load_data.py").read_text())
+    result = run(sys.executable, str(tmp_path / script), "--epochs", "1")
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"workers=1 accuracy=0\.\d+", result.stdout)
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    result = run(sys.executable, "examples/keras/cnn.py", "--data", str(tmp_path))
+    assert result.returncode == 1
+    assert "missing data_batch_1, data_batch_2" in result.stderr
