@@ -1,0 +1,153 @@
+"""One of four workers is four times as slow: how long until the shared model is good, in each consistency?
+
+    python benchmarks/straggler.py                 # about a minute; prints JSON
+    python benchmarks/straggler.py --out results.json
+
+Softmax regression on scikit-learn's digits. A minibatch takes as long as it is told to, by sleeping: 10 ms, and
+40 ms in the slowed worker, so that neither the number of cores nor other work on the machine decides. Measured is
+the time from the first minibatch until the shared parameters reach a fixed validation accuracy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import multiverso as mv
+
+WORKERS = 4
+SLOW = 3  # the slowed worker; the master is a quick one
+MODES: dict[str, dict[str, Any]] = {
+    "asynchronous": {},
+    "staleness 16": {"staleness": 16},
+    "staleness 4": {"staleness": 4},
+    "synchronous": {"sync": True},
+}
+
+
+def data() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Images with a 1 at their end and labels, to train on and to validate."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = np.hstack([digits.data / 16, np.ones((len(digits.data), 1))]).astype(np.float32)
+    order = np.random.default_rng(0).permutation(len(images))
+    train, validation = order[:1437], order[1437:]
+    return images[train], digits.target[train], images[validation], digits.target[validation]
+
+
+def gradient(weights: np.ndarray, images: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Of the mean cross-entropy of softmax(images @ weights)."""
+    scores = images @ weights
+    scores = np.exp(scores - scores.max(axis=1, keepdims=True))
+    scores /= scores.sum(axis=1, keepdims=True)
+    scores[np.arange(len(labels)), labels] -= 1
+    return images.T @ scores / np.float32(len(labels))
+
+
+def train(
+    mode: str, slowed: float, target: float, seconds: float, rate: float, seed: int, most: float
+) -> dict[str, float]:
+    """One worker; the master returns how long it took, and how many minibatches each kind of worker did."""
+    images, labels, validation, validation_labels = data()
+    weights = np.zeros((images.shape[1], 10), np.float32)
+    flat = weights.reshape(-1)
+    mv.init(**MODES[mode], timeout_seconds=most)
+    me = mv.worker_id()
+    shared = mv.rules.share(flat)
+    random = np.random.default_rng([seed, me])
+    rows = mv.shard(len(labels), seed=seed)
+    pause = seconds * (slowed if me == SLOW else 1)
+    done = 0
+    mv.barrier()
+    began = time.perf_counter()
+    while len(mv.live_workers()) == WORKERS:  # the master leaves when the model is good
+        batch = random.choice(rows, 16)
+        until = time.perf_counter() + pause
+        weights -= np.float32(rate) * gradient(weights, images[batch], labels[batch])
+        time.sleep(max(0.0, until - time.perf_counter()))
+        shared.exchange(flat)
+        done += 1
+        if me == 0:
+            centre = shared.table.snapshot().reshape(weights.shape)
+            if ((validation @ centre).argmax(axis=1) == validation_labels).mean() >= target:
+                break
+            if time.perf_counter() - began > most:
+                raise TimeoutError(f"{mode}: no accuracy of {target} within {most} s; take a lower --target")
+    took = time.perf_counter() - began
+    mv.shutdown()
+    return {"seconds": took, "minibatches": done}
+
+
+def measure(options: argparse.Namespace, slowed: float) -> dict[str, dict[str, float]]:
+    """Returns the median over the repetitions, for each consistency."""
+    results: dict[str, dict[str, float]] = {}
+    for mode in MODES:
+        runs = [
+            mv.run(
+                train,
+                WORKERS,
+                (mode, slowed, options.target, options.seconds, options.rate, seed, options.most),
+                timeout_seconds=options.most + 300,
+            )
+            for seed in range(options.repeat)
+        ]
+        times = [run[0]["seconds"] for run in runs]
+        results[mode] = {
+            "seconds": round(statistics.median(times), 3),
+            "fastest": round(min(times), 3),
+            "slowest": round(max(times), 3),
+            "minibatches_of_a_quick_worker": statistics.median(run[0]["minibatches"] for run in runs),
+            "minibatches_of_the_slowed": statistics.median(run[SLOW]["minibatches"] for run in runs),
+        }
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--target", type=float, default=0.94, help="validation accuracy to reach")
+    parser.add_argument(
+        "--slowed", type=float, default=4, help="how many times as long the slowed worker takes"
+    )
+    parser.add_argument("--seconds", type=float, default=0.01, help="of a minibatch")
+    parser.add_argument("--rate", type=float, default=0.05, help="learning rate")
+    parser.add_argument("--repeat", type=int, default=5, help="runs of each, whose median counts")
+    parser.add_argument("--most", type=float, default=120, help="seconds after which a run is given up")
+    parser.add_argument("--out", type=Path, help="file for the JSON, too")
+    options = parser.parse_args()
+    with_straggler = measure(options, options.slowed)
+    alike = measure(options, 1)
+    report = {
+        "what": f"seconds to {options.target:.0%} validation accuracy, worker {SLOW} of {WORKERS} "
+        f"{options.slowed:g}x as slow",
+        "machine": {"python": platform.python_version(), "processor": platform.machine()},
+        "settings": {"minibatch_seconds": options.seconds, "rate": options.rate, "repeat": options.repeat},
+        "one_slowed": with_straggler,
+        "all_alike": alike,
+        "times_faster_than_synchronous": {
+            mode: round(with_straggler["synchronous"]["seconds"] / result["seconds"], 2)
+            for mode, result in with_straggler.items()
+        },
+        "slowdown_by_the_straggler": {
+            mode: round(result["seconds"] / alike[mode]["seconds"], 2)
+            for mode, result in with_straggler.items()
+        },
+    }
+    text = json.dumps(report, indent=1)
+    print(text)
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

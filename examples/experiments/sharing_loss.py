@@ -1,0 +1,259 @@
+"""What does sharing cost in accuracy? Paired runs: 4 workers against 1, for each rule and interval.
+
+    python examples/experiments/sharing_loss.py --out docs/results        # all: some minutes on two cores
+
+All 1,797 digits in 5 folds; for each seed and fold, one worker alone and four workers together train the same
+network from the same initial values, and their final (not best) accuracies are compared. An epoch is all workers
+going through the training images once. The unit is the seed: its folds are averaged, and the mean over seeds
+has a 95 % interval of Student's t. Model and gradient are NumPy, so that the whole grid is a matter of minutes.
+
+Written to --out: sharing_loss.json (settings and results) and sharing_loss.csv (one line for each run).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import platform
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from plan import MODES, parse_rule
+
+import multiverso as mv
+
+WORKERS = 4
+FOLDS = 5
+EVERY = (1, 3, 10)
+SIZES = (64, 64, 10)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Fixed before the run; chosen with seeds that are not among those reported."""
+
+    batch: int = 16
+    epochs: int = 30
+    rate: float = 0.1
+    drops: tuple[int, ...] = (15, 22)  # epochs from which the rate is a tenth: the originals' 41 and 61 of 82
+
+
+@dataclass(frozen=True)
+class Way:
+    """A rule, a consistency, and what the workers' rate is multiplied by."""
+
+    rule: str
+    mode: str
+    factor: float = 1.0
+
+    def at(self, every: int) -> tuple[mv.rules.Rule, int]:
+        """Returns the rule and how many minibatches lie between exchanges."""
+        if self.rule == "downpour":  # pushes each minibatch, fetches at the interval
+            return mv.rules.downpour(push=1, fetch=every), 1
+        return parse_rule(self.rule), every
+
+    @property
+    def name(self) -> str:
+        times = f", rate x{self.factor:g}" if self.factor != 1 else ""
+        return f"{self.rule} ({self.mode}{times})"
+
+
+WAYS = (
+    Way("asgd", "async"),
+    Way("asgd", "sync"),
+    Way("easgd:0.225", "async"),
+    Way("downpour", "async"),
+    Way("averaging", "sync", factor=4),
+    Way("local_sgd:0.7:0.9", "sync"),
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training of four workers."""
+
+    way: Way
+    every: int
+    seed: int
+    fold: int
+
+
+def digits(seed: int, fold: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Images and labels to train on, and those of the fold."""
+    from sklearn.datasets import load_digits
+
+    source = load_digits()
+    images, labels = (source.data / 16).astype(np.float32), source.target
+    parts = np.array_split(np.random.default_rng([seed, 1]).permutation(len(labels)), FOLDS)
+    train = np.concatenate([part for number, part in enumerate(parts) if number != fold])
+    return images[train], labels[train], images[parts[fold]], labels[parts[fold]]
+
+
+def initial(seed: int, fold: int) -> np.ndarray:
+    """All weights and biases of the network, flat."""
+    random = np.random.default_rng([seed, fold, 2])
+    parts = []
+    for before, after in pairwise(SIZES):
+        parts += [random.normal(0, (2 / before) ** 0.5, before * after), np.zeros(after)]
+    return np.concatenate(parts).astype(np.float32)
+
+
+def layers(flat: np.ndarray) -> list[np.ndarray]:
+    """Views of the weights and biases in a flat array."""
+    views, start = [], 0
+    for before, after in pairwise(SIZES):
+        for shape in ((before, after), (after,)):
+            size = int(np.prod(shape))
+            views.append(flat[start : start + size].reshape(shape))
+            start += size
+    return views
+
+
+def step(flat: np.ndarray, images: np.ndarray, labels: np.ndarray, rate: float) -> None:
+    """One step of gradient descent on the mean cross-entropy of a minibatch, in place."""
+    w1, b1, w2, b2 = layers(flat)
+    hidden = np.maximum(images @ w1 + b1, 0)
+    scores = hidden @ w2 + b2
+    scores = np.exp(scores - scores.max(axis=1, keepdims=True))
+    scores /= scores.sum(axis=1, keepdims=True)
+    scores[np.arange(len(labels)), labels] -= 1
+    scores *= np.float32(rate / len(labels))
+    back = scores @ w2.T
+    back *= hidden > 0
+    w2 -= hidden.T @ scores
+    b2 -= scores.sum(axis=0)
+    w1 -= images.T @ back
+    b1 -= back.sum(axis=0)
+
+
+def accuracy(flat: np.ndarray, images: np.ndarray, labels: np.ndarray) -> float:
+    w1, b1, w2, b2 = layers(flat)
+    return float(((np.maximum(images @ w1 + b1, 0) @ w2 + b2).argmax(axis=1) == labels).mean())
+
+
+def minibatches(
+    number: int, settings: Settings, seed: int, worker: int, workers: int
+) -> Iterator[tuple[float, np.ndarray]]:
+    """A worker's minibatches of all epochs, with their rates: each epoch another shuffle, divided equally."""
+    for epoch in range(settings.epochs):
+        rate = settings.rate * 0.1 ** sum(epoch >= drop for drop in settings.drops)
+        order = np.random.default_rng([seed, epoch, 3]).permutation(number)
+        mine = order[: number - number % workers][worker::workers]
+        for start in range(0, len(mine) - settings.batch + 1, settings.batch):
+            yield rate, mine[start : start + settings.batch]
+
+
+def alone(settings: Settings, seed: int, fold: int) -> float:
+    """Final accuracy of one worker."""
+    images, labels, test_images, test_labels = digits(seed, fold)
+    flat = initial(seed, fold)
+    for rate, rows in minibatches(len(labels), settings, seed, 0, 1):
+        step(flat, images[rows], labels[rows], rate)
+    return accuracy(flat, test_images, test_labels)
+
+
+def together(settings: Settings, mode: str, runs: list[Run]) -> list[float]:
+    """Final accuracies of the shared parameters, one run after another; called in each of four workers."""
+    mv.init(**MODES[mode])
+    accuracies = []
+    for number, run in enumerate(runs):
+        images, labels, test_images, test_labels = digits(run.seed, run.fold)
+        rule, every = run.way.at(run.every)
+        local = initial(run.seed, run.fold)
+        shared = mv.rules.share(local, rule)
+        count = 0
+        rate_and_rows = minibatches(len(labels), settings, run.seed, mv.worker_id(), mv.workers_num())
+        for count, (rate, rows) in enumerate(rate_and_rows, 1):
+            step(local, images[rows], labels[rows], run.way.factor * rate)
+            if count % every == 0:
+                shared.exchange(local)
+        if count % every:
+            shared.exchange(local)  # what was changed since the last one
+        mv.barrier()
+        accuracies.append(accuracy(shared.table.snapshot(), test_images, test_labels))
+        mv.barrier()
+        if mv.is_master_worker() and (number + 1) % 50 == 0:
+            print(f"{mode}: {number + 1} of {len(runs)} runs", flush=True)
+    return accuracies
+
+
+def interval(values: np.ndarray) -> tuple[float, float, float]:
+    """Mean, lower and upper end of its 95 % interval."""
+    from scipy.stats import t
+
+    half = t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5
+    return float(values.mean()), float(values.mean() - half), float(values.mean() + half)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("sharing_loss"), help="folder for what comes out")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=list(range(10)), help="2 or more; default: 0 to 9"
+    )
+    parser.add_argument("--epochs", type=int, default=Settings.epochs)
+    parser.add_argument(
+        "--ways", type=int, nargs="+", default=list(range(len(WAYS))), help="numbers of rules to run"
+    )
+    options = parser.parse_args()
+    if len(options.seeds) < 2:
+        raise SystemExit("an interval needs 2 seeds or more")
+    settings = replace(Settings(), epochs=options.epochs)
+    ways = [WAYS[number] for number in options.ways]
+
+    began = time.monotonic()
+    pairs = [(seed, fold) for seed in options.seeds for fold in range(FOLDS)]
+    one = {pair: alone(settings, *pair) for pair in pairs}
+    print(f"one worker: {np.mean(list(one.values())):.2%} in the mean of {len(pairs)} runs", flush=True)
+    four: dict[Run, float] = {}
+    for mode in MODES:
+        runs = [
+            Run(way, every, *pair) for way in ways if way.mode == mode for every in EVERY for pair in pairs
+        ]
+        if runs:
+            four |= dict(zip(runs, mv.run(together, WORKERS, (settings, mode, runs))[0], strict=True))
+
+    results = []
+    for way in ways:
+        for every in EVERY:
+            points = np.array(
+                [
+                    [100 * (four[Run(way, every, seed, fold)] - one[seed, fold]) for fold in range(FOLDS)]
+                    for seed in options.seeds
+                ]
+            ).mean(axis=1)
+            mean, low, high = interval(points)
+            results.append({"rule": way.name, "every": every, "points": mean, "low": low, "high": high})
+            print(
+                f"{way.name:34} every {every:2}: {mean:+.2f} points, 95 % interval {low:+.2f} .. {high:+.2f}"
+            )
+    options.out.mkdir(parents=True, exist_ok=True)
+    report = {
+        "what": "final accuracy of 4 workers minus that of 1, in points; mean and 95 % interval over seeds",
+        "command": "python examples/experiments/sharing_loss.py --out docs/results",
+        "settings": {**asdict(settings), "network": SIZES, "seeds": options.seeds, "folds": FOLDS},
+        "machine": {"cores": len(os.sched_getaffinity(0)), "load_at_end": os.getloadavg()[0]},
+        "python": platform.python_version(),
+        "seconds": round(time.monotonic() - began),
+        "accuracy_of_one": float(np.mean(list(one.values()))),
+        "results": results,
+    }
+    (options.out / "sharing_loss.json").write_text(json.dumps(report, indent=1) + "\n")
+    with (options.out / "sharing_loss.csv").open("w", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(["rule", "every", "seed", "fold", "accuracy_4", "accuracy_1"])
+        for run, value in four.items():
+            alone_ = one[run.seed, run.fold]
+            rows.writerow([run.way.name, run.every, run.seed, run.fold, f"{value:.5f}", f"{alone_:.5f}"])
+
+
+if __name__ == "__main__":
+    main()
