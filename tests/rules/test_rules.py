@@ -17,6 +17,7 @@ from multiverso.runtime import Node, Session
 
 from .conftest import together
 
+pytestmark = pytest.mark.timeout(300)  # the first use of a dtype compiles its kernels
 SIZES = (1, 7, 4096, 40_000, 300_000)  # one element, one part, several parts, stripes and chunks of a round
 MODES: dict[str, dict[str, Any]] = {"async": {}, "bounded": {"staleness": 2}, "sync": {"sync": True}}
 Array = np.ndarray[Any, Any]
