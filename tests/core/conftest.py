@@ -20,3 +20,17 @@ def alone() -> Iterator[Session]:
     with Node(1) as node, Session(node.address, timeout_seconds=30) as session:
         # pytest keeps what it has given to a test; this lets the memory go all the same
         yield weakref.proxy(session)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Compiles what the tests need before the first one's deadline begins: on a cold machine that takes minutes."""
+    if session.config.option.collectonly:
+        return
+    from multiverso import kernels
+    from multiverso.spec import DTYPES
+
+    kernels.load_waits()
+    for dtype in DTYPES:
+        loaded = kernels.load(dtype)
+        for group in ("dense", "rows", "rounds"):
+            getattr(loaded, group)
