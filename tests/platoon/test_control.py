@@ -132,7 +132,8 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next(experiment: Any
         sys.exit(controller.serve())
         """,
     )
-    with Worker(control_port=port, socket_timeout=300) as worker:
+    with Worker(control_port=port) as worker:
+        worker._requests._timeout_seconds = 0.3
         with pytest.raises(PlatoonError, match="for an answer to the request 'late'"):
             worker.send_req("late")
         worker._requests._timeout_seconds = 30
