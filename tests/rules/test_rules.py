@@ -421,3 +421,32 @@ def test_what_a_rule_is_called() -> None:
     assert str(mv.rules.downpour(fetch=3)) == "downpour push=1 pull=3"
     assert mv.rules.diloco().shared == 1
     assert len(mv.rules.downpour().per_worker) == 2
+
+
+# -- the updaters that rules use -----------------------------------------------------------------------------
+
+
+def test_nesterov_alone_is_its_formula() -> None:
+    with _SESSION() as session:
+        table = mv.ArrayTableHandler(40_000, updater=mv.updaters.nesterov(0.5, 0.9), session=session)
+        values, velocity = np.zeros((2, 40_000), "float32")
+        for step in range(3):
+            delta = changes(0, step, 40_000)
+            table.add(delta)
+            velocity = np.float32(0.9) * velocity + delta
+            values = values + np.float32(0.5) * (delta + np.float32(0.9) * velocity)
+            np.testing.assert_array_equal(table.get(), values)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+@pytest.mark.parametrize("mode, expected", [("sync", 4), ("async", 12)])
+def test_the_updater_mean_averages_rounds_and_adds_otherwise(mode: str, expected: int, dtype: str) -> None:
+    def work(session: Session) -> Array:
+        table = mv.ArrayTableHandler(100, updater="mean", dtype=dtype, session=session)
+        table.add(np.full(100, 2 * (session.worker_id + 1)))
+        session.barrier()
+        values: Array = table.get()
+        return values
+
+    for values in together(3, work, **MODES[mode]):
+        np.testing.assert_array_equal(values, expected)
