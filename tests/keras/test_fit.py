@@ -38,7 +38,7 @@ def fit(freq: int, sync: bool) -> dict[str, Any]:
         with pytest.raises(ValueError, match="freq"):
             MVCallback(model, freq=wrong)
     assert len(mv.stats()["tables"]) == tables, "a refused freq made a table"
-    model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
     callback = MVCallback(model, freq=freq)
     begun = [w.copy() for w in model.get_weights()]
     rows = mv.shard(1440)

@@ -24,8 +24,8 @@ def array_table(size: int, value: Any, dtype: str) -> Any:
     return mv.ArrayTableHandler(size, value, dtype=dtype)
 
 
-def add_sgd(values: Any, delta: Any, states: Any) -> None:
-    values -= values.dtype.type(0.5) * delta
+def subtract(values: Any, delta: Any, states: Any) -> None:
+    values -= delta
 
 
 def add(values: Any, delta: Any, states: Any) -> None:
@@ -62,7 +62,7 @@ class NumpyModel:
 TestNumpy = bindings.suite(NumpyModel, dtypes=("float32", "float64"))
 TestArrayTable = tables.suite(array_table)
 TestAdd = updaters.suite(mv.updaters.add(), add)
-TestSgd = updaters.suite(mv.updaters.sgd(0.5), add_sgd)
+TestSgd = updaters.suite(mv.updaters.sgd(), subtract)
 
 
 class Summing(NumpyModel):
