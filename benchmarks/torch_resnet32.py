@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import multiverso as mv
@@ -53,15 +54,15 @@ def main() -> None:
 
     unshared = [seconds(step) for _ in range(3)][1:]
     manager = ParamManager(model)
-    source = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
-    target = torch.zeros_like(source)
+    source = torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
+    target = np.zeros_like(source)  # NumPy copies on one thread, as the exchange does
     steps, first, exchanges, copies = [], [], [], []
     for _ in range(options.steps):
         steps.append(seconds(step))
         first.append(seconds(manager.sync_all_param))  # after a step: the caches hold other things
         for _ in range(options.exchanges):
             exchanges.append(seconds(manager.sync_all_param))
-            copies.append(seconds(lambda: target.copy_(source)))
+            copies.append(seconds(lambda: np.copyto(target, source)))
     mv.shutdown()
 
     median = statistics.median

@@ -59,7 +59,7 @@ class _Flat:
         local, last = self.local, self.last
         if last is None:
             self.shared.exchange(local)
-        elif np.array_equal(local, last, equal_nan=True):
+        elif local.tobytes() == last.tobytes():  # NaN included, and many times quicker than array_equal
             self.shared.table.exchange(local, last)
         else:
             self.shared.table.snapshot(out=last)

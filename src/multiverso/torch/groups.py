@@ -21,6 +21,9 @@ TABLE_DTYPE = {
 }
 
 
+_address = torch.Tensor.data_ptr
+
+
 def flatten(tensors: Sequence[Any]) -> Any:
     """Returns the values of all tensors, one after another, in a new one-dimensional tensor."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
@@ -62,21 +65,20 @@ class InPlace:
             tensor.data = view
         self._addresses = [view.data_ptr() for view in self._staging]
 
-    def _moved(self) -> list[tuple[Any, Any]]:
-        """Tensors that somebody has pointed elsewhere since, with their part of the flat memory."""
-        rows = zip(self.tensors, self._staging, self._addresses, strict=True)
-        return [(tensor, view) for tensor, view, address in rows if tensor.data_ptr() != address]
-
     def collect(self) -> Callable[[], None]:
         """Brings values into the flat memory; returns what waits until they are there."""
-        for tensor, view in self._moved():
+        self._moved: list[tuple[Any, Any]] = []  # tensors that somebody has pointed elsewhere since
+        if list(map(_address, self.tensors)) != self._addresses:
+            rows = zip(self.tensors, self._staging, self._addresses, strict=True)
+            self._moved = [(tensor, view) for tensor, view, address in rows if tensor.data_ptr() != address]
+        for tensor, view in self._moved:
             _unchanged_kind(tensor, view.device, view.dtype)
             view.copy_(tensor.detach())
         return _nothing
 
     def publish(self) -> None:
         """Gives the tensors the exchanged values; those in place have them."""
-        for tensor, view in self._moved():
+        for tensor, view in self._moved:
             tensor.copy_(view)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 from itertools import chain, pairwise
 from typing import Any
@@ -48,13 +47,17 @@ class Structure:
         self.twins = {id(tensor) for tensor in self.trained.values() if _where(tensor) in twins}
         _refuse_overlap(self.trained | self.statistics)
         self._module = module
-        self._places = [table for m in module.modules() for table in (m._parameters, m._modules)]
-        self._members = list(chain.from_iterable(table.values() for table in self._places))
+        tables = [table for m in module.modules() for table in (m._parameters, m._modules)]
+        self._places = [
+            table for table in tables if isinstance(table, dict)
+        ]  # those of TorchScript are fixed
+        self._members = list(chain.from_iterable(map(dict.values, self._places)))
+        self._ids = list(map(id, self._members))
 
     def check(self) -> None:
         """Raises RuntimeError when parameters were added, replaced or unfrozen since."""
-        now = list(chain.from_iterable(table.values() for table in self._places))
-        if len(now) != len(self._members) or not all(map(operator.is_, now, self._members)):
+        # before each exchange, so it is quick: the members are kept, so that an id means one of them
+        if list(map(id, chain.from_iterable(map(dict.values, self._places)))) != self._ids:
             raise RuntimeError(
                 f"{self._difference()} Make a new ParamManager, in every worker, after such a change"
             )
