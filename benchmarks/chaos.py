@@ -4,7 +4,7 @@
 
 Each episode is a job with real processes: a node and workers that add, read, exchange, meet in barriers and make
 tables, in one of the three consistencies. At random moments workers are killed (SIGKILL), or the node is, or, now
-and then, a launcher. Then it is checked, exactly:
+and then, a launcher; in an elastic job others come in their places. Then it is checked, exactly:
 
 - every add that returned in any worker is in the table, element by element (an add in which a worker died may be
   there in part). In synchronous mode: every add whose round a read has ended;
@@ -83,8 +83,8 @@ def fork(function: Callable[[], None]) -> int:
         os._exit(code)
 
 
-def serve(on_lost: str, say: int, stop: int) -> None:
-    with Node(WORKERS, on_lost=on_lost) as node:
+def serve(workers: int | None, on_lost: str, say: int, stop: int) -> None:
+    with Node(workers, on_lost=on_lost) as node:
         os.write(say, node.address.encode())
         os.read(stop, 1)
 
@@ -176,6 +176,43 @@ def work(shared: Shared, address: str, me: int, mode: str, seed: int) -> None:
     del sums
 
 
+def come_and_go(shared: Shared, address: str, place: int, seed: int) -> None:
+    """A worker of a job whose workers come and go: synchronous rounds of a table that it finds by its name."""
+    words, chance = shared.worker[place], random.Random(seed)
+    unit, out = np.full(SIZE, 1 << (BITS * place), np.int64), np.zeros(SIZE, np.int64)
+    with Session(address, sync=True, timeout_seconds=DEADLINE) as s:
+        table = mv.ArrayTableHandler(SIZE, dtype="int64", name="t", session=s)
+        local, last = table.snapshot(), np.zeros(SIZE, np.int64)
+        words[STATE] = RUNNING
+        while not shared.job[STOP]:
+            mine = chance.randrange(3)
+            began = time.monotonic_ns()
+            words[BEGUN] += mine
+            if chance.random() < 0.5:
+                for _ in range(mine):
+                    table.add(unit)
+                table.get(out=out)
+            else:
+                last[:] = local
+                local += mine * unit
+                table.exchange(local, last)
+                out[:] = local
+            words[SEEN] += mine
+            words[LONGEST] = max(words[LONGEST], time.monotonic_ns() - began)
+            words[16 + table.version % ROUNDS] = table.version << 32 | zlib.crc32(out)
+            words[WRONG] += int((out != out[0]).sum())
+            words[LAPS] += 1
+    words[STATE] = DONE
+
+
+def count_all(shared: Shared, address: str) -> None:
+    """Reads what the workers that came and went have left."""
+    with Session(address, sync=True, timeout_seconds=DEADLINE) as s:
+        table = mv.ArrayTableHandler(SIZE, dtype="int64", name="t", session=s)
+        count(shared, table.get(), BEGUN, SEEN, SEEN, "sync", [], 0)
+    shared.job[STOP_AT] = 1
+
+
 def count(
     shared: Shared, values: Any, begun: int, returned: int, seen: int, mode: str, live: list[int], me: int
 ) -> None:
@@ -211,8 +248,9 @@ class Episode:
         self.kills = 0
         said, say = os.pipe()
         stop, self.stop = os.pipe()
-        on_lost = "continue" if kind == "continue" else "stop"
-        self.node = fork(lambda: serve(on_lost, say, stop))
+        elastic = kind == "elastic"
+        on_lost = "continue" if kind in ("continue", "elastic") else "stop"
+        self.node = fork(lambda: serve(None if elastic else WORKERS, on_lost, say, stop))
         os.close(say)
         os.close(stop)
         if not select.select([said], [], [], DEADLINE)[0]:
@@ -221,9 +259,13 @@ class Episode:
         os.close(said)
         seed = chance.randrange(2**32)
         self.pids = {
-            i: fork(lambda i=i: work(self.shared, self.address, i, mode, seed))  # type: ignore[misc]
+            i: self.comes(i) if elastic else fork(lambda i=i: work(self.shared, self.address, i, mode, seed))  # type: ignore[misc]
             for i in range(WORKERS)
         }
+
+    def comes(self, place: int) -> int:
+        seed = self.chance.randrange(2**32)
+        return fork(lambda: come_and_go(self.shared, self.address, place, seed))
 
     def words(self, what: int, workers: Any = None) -> list[int]:
         return [int(self.shared.worker[i][what]) for i in (workers or self.pids)]
@@ -241,6 +283,20 @@ class Episode:
                 self.waits.append(max(self.words(LONGEST)) / 1e9)
             self.shared.job[STOP] = 1
             until(lambda: all(s != RUNNING for s in self.words(STATE)), "the survivors end")
+            expected = DONE
+        elif self.kind == "elastic":
+            for _ in range(12):
+                places = sorted(self.pids)
+                self.kill_workers(1 + (self.chance.random() < 0.3))
+                self.pids |= {i: self.comes(i) for i in places if i not in self.pids}
+                self.laps()
+                self.waits.append(max(self.words(LONGEST)) / 1e9)
+            self.shared.job[STOP] = 1
+            until(lambda: all(s != RUNNING for s in self.words(STATE)), "all leave")
+            checker = fork(lambda: count_all(self.shared, self.address))
+            until(lambda: os.waitpid(checker, os.WNOHANG)[0] != 0, "the tables are read")
+            if not self.shared.job[STOP_AT]:
+                raise Trouble("the tables cannot be read after the workers have left")
             expected = DONE
         else:
             at = time.monotonic_ns()
@@ -380,6 +436,7 @@ def main() -> NoReturn:
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", type=int, default=2000)
+    parser.add_argument("--only", help="one kind of episodes: continue, stop, node, elastic")
     parser.add_argument("--minutes", type=float, default=60, help="stop after so long, with fewer kills")
     parser.add_argument("--json", type=Path, help="where to write the result")
     parser.add_argument("--launchers", type=int, help="how many of the kills are of launchers (1 in 200)")
@@ -388,7 +445,7 @@ def main() -> NoReturn:
     kernels.load("int64")
     chance = random.Random(options.seed)
     files_before = left_behind()["files"]
-    waits: dict[str, list[float]] = {"continue": [], "stop": [], "node": [], "launcher": []}
+    waits: dict[str, list[float]] = {"continue": [], "stop": [], "node": [], "elastic": [], "launcher": []}
     control: list[float] = []
     kills = wrong = processes = 0
     trouble: list[str] = []
@@ -401,8 +458,8 @@ def main() -> NoReturn:
                 waits["launcher"].append(kill_a_launcher(chance, folder))
                 kills += 1
                 continue
-            kind = chance.choices(["continue", "stop", "node"], [6, 2, 1])[0]
-            episode = Episode(chance.choice(sorted(MODES)), kind, chance)
+            kind = options.only or chance.choices(["continue", "stop", "node", "elastic"], [12, 4, 2, 1])[0]
+            episode = Episode("sync" if kind == "elastic" else chance.choice(sorted(MODES)), kind, chance)
             started.append(episode.node)
             try:
                 episode.run()

@@ -79,7 +79,7 @@ class Catalogue:
     def _join(self, connection: Connection, request: Message, spec: TableSpec, table: int) -> None:
         key: int | str = spec.name if spec.name is not None else int(request["order"])
         self._check_equal(key, self.shards[table].spec, spec)
-        self._hand_over(connection, request, table)
+        self._hand_over(connection, request, table, late=True)
         connection.reply(request, {"turn": False})
 
     @staticmethod
@@ -143,17 +143,20 @@ class Catalogue:
         creation.turns = deque(creation.contributors)
         self._next_turn(creation)
 
-    def _hand_over(self, connection: Connection, request: Message, table: int) -> None:
+    def _hand_over(self, connection: Connection, request: Message, table: int, late: bool = False) -> None:
         """Sends where the table is, with its segment unless this worker has it.
 
         The worker takes part from here on, before anyone is let go: a round or a clock must not go ahead without
-        one that has created the table with the others, but is slow to read this.
+        one that has created the table with the others, but is slow to read this. A late one enrols itself once
+        it has mapped the memory, which can take long: nobody has to wait for that.
         """
         arena, shard = self._arena_of[table], self.shards[table]
         assert connection.worker_id is not None
-        if not shard.enrolled(connection.worker_id):  # it may open a named table twice
-            shard.enrol(connection.worker_id)
+        enrol = not shard.enrolled(connection.worker_id)  # it may open a named table twice
+        if enrol:
             connection.enrolled_in = table
+        if enrol and not late:
+            shard.enrol(connection.worker_id)
         descriptors = () if arena.number in connection.sent_arenas else (arena.descriptor,)
         connection.sent_arenas.add(arena.number)
         connection.reply(
@@ -164,6 +167,7 @@ class Catalogue:
                 "offset": shard.offset,
                 "workers": shard.workers,
                 "mode": shard.mode,
+                "enrol": enrol and late,
             },
             descriptors,
         )

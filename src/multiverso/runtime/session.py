@@ -244,6 +244,8 @@ class Session:
             self._arenas[answer["arena"]], answer["offset"], spec, answer["workers"], answer["mode"]
         )
         table = int(answer["table"])
+        if answer["enrol"]:
+            shard.enrol(self.worker_id)
         while True:
             answer, _ = self._link.more(deadline, what, patience.look)
             if not answer["turn"]:

@@ -113,7 +113,7 @@ class Shard:
         return self.base + places.own + places.own_stride * worker_id
 
     def enrol(self, worker_id: int) -> None:
-        """Makes a worker take part in the table's rounds and clocks (the node).
+        """Makes a worker take part in the table's rounds and clocks (the node, or a late one itself).
 
         A worker that joins late begins at the fastest clock, so that nobody has to wait for it, and its first
         round is the one after the last finished (the round then in flight may still go on without it).
