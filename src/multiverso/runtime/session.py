@@ -310,9 +310,12 @@ class Session:
     def enter(self) -> None:
         """Before anything that may wait for others: checks, and notes when a second thread does so.
 
-        Then one thread's waiting does not mean that the worker waits.
+        Then one thread's waiting does not mean that the worker waits. Without the node nobody would tell of a
+        death, so a wait is refused also when the others are still there.
         """
         self.check()
+        if self.node_lost:
+            raise self.node_error()
         if threading.get_ident() != self._first_thread:
             ctypes.c_int32.from_address(self.control.block(self.worker_id) + at.THREADED).value = 1
 

@@ -39,8 +39,11 @@ def as_numpy(value: Any, what: str) -> Array:
     else:
         try:
             array = np.asarray(value)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, Warning) as error:
             raise ShapeMismatchError(f"{what} cannot become an array of numbers: {error}") from error
+        if array.dtype.kind == "O" and any(isinstance(row, list | tuple | np.ndarray) for row in array.flat):
+            # what NumPy before 1.24 makes of it
+            raise ShapeMismatchError(f"{what} cannot become an array of numbers: its rows differ in length")
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
