@@ -28,4 +28,4 @@ def test_nothing_is_lost_and_nothing_is_left(seed: int, tmp_path: Path) -> None:
     assert result["kills"] >= 40
     assert result["adds_lost"] == 0
     assert set(result["left_behind"].values()) == {0}
-    assert set(result["waits"]) == {"continue", "stop", "node", "launcher", "all"}
+    assert set(result["waits"]) == {"continue", "stop", "node", "elastic", "launcher", "all"}

@@ -235,7 +235,7 @@ def test_not_all_workers_come() -> None:
 
 def test_the_node_goes() -> None:
     node = Node(2)
-    in_wait = threading.Event()
+    in_wait, told = threading.Event(), threading.Event()
 
     def work(i: int) -> Any:
         with Session(node.address, i) as session:
@@ -246,8 +246,10 @@ def test_the_node_goes() -> None:
             else:
                 assert in_wait.wait(30)
                 node.close()
+                assert told.wait(30)  # who leaves is no longer waited for
                 return None
             error = outcome(session.barrier)
+            told.set()
             created = outcome(lambda: mv.ArrayTableHandler(3, session=session))
             return error, created, table.snapshot().tolist()
 
