@@ -152,7 +152,7 @@ def _averaged(subject: _Subject, me: int) -> Any:
     model.sync()
     seen = []
     for _ in range(_STEPS):
-        new = [np.asarray(value) * 0.5 + 0.01 * (me + 1) for value in model.statistics()]
+        new = [np.asarray(value) * 0.1 + 0.01 * (me + 1) for value in model.statistics()]
         model.set_statistics(
             [value.astype(old.dtype) for value, old in zip(new, subject.running(0), strict=True)]
         )
@@ -171,7 +171,7 @@ def _check_averaged(records: list[Any]) -> None:
             assert np.isfinite(value).all(), f"a statistic became {value}"
             assert (value > 0).all(), f"a variance became {value}"
             assert (value <= 1).all(), (
-                f"a statistic became {value}, though every worker only halved it from 1"
+                f"a statistic became {value}, though every worker only shrank it from 1"
             )
     _equal([statistics for _, statistics in records], "statistics after a barrier and a sync")
     assert all((value < 0.5 + highest).all() for value in records[0][1]), (
