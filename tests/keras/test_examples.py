@@ -43,7 +43,7 @@ def test_without_its_marked_lines_it_is_a_program_for_one_process(script: str, t
         if was:  # it stands in the place of what was there
             lines.append(was)
             was = ""
-        elif "# multiverso, was: " in line:
+        elif line.lstrip().startswith("# multiverso, was: "):
             was = line.replace("# multiverso, was: ", "")
         elif not line.endswith("# multiverso"):
             lines.append(line)
