@@ -49,6 +49,7 @@ TRAINING = """
     for rule in (EASGD(0.4), Older(0.4), ASGD()):
         worker.init_shared_params([w, b], rule)
         worker.copy_to_local()
+        last = 0.0  # a worker that starts late may find nothing left to do
         while worker.send_req("next") == "train":
             for _ in range(5):
                 inputs = rng.uniform(-1, 1, 32).astype("float32")
