@@ -197,9 +197,16 @@ class SharedParams:
         Blocks as `multiverso.ArrayTableHandler.exchange` does: not at all in an asynchronous job, for the
         round in a synchronous one (one exchange is one round).
         """
+        self.begin()()
+
+    def begin(self) -> Callable[[], None]:
+        """Counts steps anew from here, and returns what exchanges: for another thread, beside the training."""
+        self._due.restart()
+        return self._exchange
+
+    def _exchange(self) -> None:
         for flat in self._flats:
             flat.exchange(self._session.workers_num)
-        self._due.restart()
 
     def centre(self) -> list[Array]:
         """Returns copies of the shared arrays and then statistics as they are now: what to validate and save.

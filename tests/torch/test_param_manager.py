@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -307,7 +308,7 @@ def overlapped(sync: bool, steps: int) -> Any:
             for p in model.parameters():
                 p += mv.worker_id() + 1
         manager.step()
-    manager.flush()
+    manager.sync_all_param()  # what is left, the odd step included
     mv.barrier()
     manager.sync_all_param()
     return [p.detach().numpy().copy() for p in model.parameters()]
@@ -321,11 +322,34 @@ def test_overlapped_exchanges_lose_nothing(sync: bool) -> None:
             np.testing.assert_array_equal(value, 9 * 3)
 
 
+def test_overlapped_steps_are_counted_while_an_exchange_runs(alone: None) -> None:
+    manager = ParamManager(nn.Linear(2, 2), overlap=True, every=2)
+    exchange = manager._shared._exchange
+    may_end, number = threading.Semaphore(0), 0
+
+    def slow() -> None:
+        nonlocal number
+        assert may_end.acquire(timeout=SECONDS)
+        number += 1
+        exchange()
+
+    manager._shared._exchange = slow  # type: ignore[method-assign]
+    due = []
+    for _ in range(8):
+        if due[-2:] == [True, False]:
+            may_end.release()  # the exchange that began two steps ago lands in this step
+        due.append(manager.step())
+    may_end.release()
+    manager.flush()
+    assert due == [False, True] * 4
+    assert number == 4
+
+
 def test_an_overlapped_exchange_that_failed_raises_at_the_next_step() -> None:
     mv.init()
     model = nn.Linear(2, 2)
     manager = ParamManager(model, overlap=True)
-    manager._shared.exchange = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    manager._shared._exchange = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
     manager.step()
     with pytest.raises(ZeroDivisionError):
         manager.flush()

@@ -11,7 +11,15 @@ from typing import BinaryIO
 
 from multiverso.errors import StartupError
 from multiverso.launch.job import Job, JobResult, OnFailure, WorkerExit
-from multiverso.launch.output import Output, Sink, json_sink, prefix_sink, wants_colour, write_event
+from multiverso.launch.output import (
+    Output,
+    Sink,
+    json_sink,
+    prefix_sink,
+    unbuffered,
+    wants_colour,
+    write_event,
+)
 from multiverso.launch.processes import WorkerCommand
 from multiverso.launch.resources import (
     available_cores,
@@ -69,7 +77,7 @@ def launch(options: RunOptions) -> int:
     program = _program(options)
     devices = choose_gpus(options.gpus, os.environ) if options.gpus else []
     logs = _log_files(options)
-    report = _JsonReport(sys.stdout.buffer) if options.json else _TextReport(options)
+    report = _JsonReport(unbuffered(sys.stdout)) if options.json else _TextReport(options)
     if devices and len(devices) < options.workers:
         report.warn(f"{options.workers} workers share {len(devices)} GPU(s).")
     with closing(Node(workers=options.workers, on_lost=options.on_failure)) as node:
@@ -155,14 +163,14 @@ class _TextReport:
         self._going_on = options.on_failure == "continue"
         self._timeout_seconds = options.timeout_seconds
         self.sink: Sink = prefix_sink(
-            sys.stdout.buffer,
-            sys.stderr.buffer,
+            unbuffered(sys.stdout),
+            unbuffered(sys.stderr),
             colours=(wants_colour(sys.stdout), wants_colour(sys.stderr)),
         )
 
-    def warn(self, text: str) -> None:
+    def warn(self, *lines: str) -> None:
         def write() -> None:
-            print(f"multiverso: {text}", file=sys.stderr, flush=True)
+            print(*(f"multiverso: {line}" for line in lines), sep="\n", file=sys.stderr, flush=True)
 
         if self.output:
             self.output.notice(write)
@@ -178,13 +186,10 @@ class _TextReport:
 
     def finished(self, result: JobResult) -> None:
         if result.culprit and result.reason in ("failed", "finished"):
-            self.warn(f"{result.culprit}{'; the others were ended' if result.reason == 'failed' else ''}.")
+            what = f"{result.culprit}{'; the others were ended' if result.reason == 'failed' else ''}."
             tail = self.output.tail(result.culprit.worker_id) if self.output else []
-            if tail:
-                self.warn("its last lines were:")
-            for line in tail:
-                text = line.decode("utf-8", "backslashreplace")
-                print(f"multiverso: | {text}", file=sys.stderr)
+            quoted = [f"| {line.decode('utf-8', 'backslashreplace')}" for line in tail]
+            self.warn(what, *(["its last lines were:", *quoted] if quoted else []))
         elif result.reason == "timeout":
             self.warn(f"the job took longer than {self._timeout_seconds:g} s and was ended.")
         elif result.reason == "signal":
@@ -221,7 +226,6 @@ class _JsonReport:
     def _write(self, event: str, **fields: object) -> None:
         def write() -> None:
             write_event(self._stdout, event, **fields)
-            self._stdout.flush()
 
         if self.output:
             self.output.notice(write)

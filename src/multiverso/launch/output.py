@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import select
 import selectors
 import sys
 import threading
@@ -16,6 +17,7 @@ Stream = Literal["stdout", "stderr"]
 
 TAIL_LINES = 10
 _LONGEST_PARTIAL_LINE = 1 << 20
+_BLOCKED_SECONDS = 1.0
 _COLOURS = (36, 33, 32, 35, 34, 31)
 
 
@@ -37,8 +39,7 @@ def prefix_sink(stdout: BinaryIO, stderr: BinaryIO, *, colours: tuple[bool, bool
 
     def write(worker_id: int, stream: Stream, lines: bytes) -> None:
         file, colour = files[stream]
-        file.write(_prefixed(_prefix(worker_id, colour), lines))
-        file.flush()
+        _write_all(file, _prefixed(_prefix(worker_id, colour), lines))
 
     return write
 
@@ -50,7 +51,6 @@ def json_sink(stdout: BinaryIO) -> Sink:
         for line in lines.removesuffix(b"\n").split(b"\n"):
             text = line.decode("utf-8", "backslashreplace")
             write_event(stdout, "line", worker=worker_id, stream=stream, text=text)
-        stdout.flush()
 
     return write
 
@@ -68,7 +68,24 @@ def text_sink(stdout: TextIO, stderr: TextIO) -> Sink:
 
 def write_event(stdout: BinaryIO, event: str, **fields: Any) -> None:
     """Write one JSON object on one line."""
-    stdout.write(json.dumps({"event": event, **fields}).encode() + b"\n")
+    _write_all(stdout, json.dumps({"event": event, **fields}).encode() + b"\n")
+
+
+def unbuffered(file: TextIO) -> BinaryIO:
+    """Return the file under a text stream, without the buffer: its lock, held by a thread whose write blocks,
+    would stop the interpreter's own end."""
+    file.flush()
+    return getattr(file.buffer, "raw", file.buffer)
+
+
+def _write_all(file: BinaryIO, text: bytes) -> None:
+    rest = memoryview(text)
+    while rest:
+        written: int | None = file.write(rest)
+        if written is None:  # somebody made it non-blocking, and it is full
+            select.select([], [file], [])
+        else:
+            rest = rest[written:]
 
 
 def wants_colour(file: IO[Any]) -> bool:
@@ -80,6 +97,7 @@ class Output:
     """Reads the workers' pipes in a thread of its own, so that a blocked terminal blocks no signal.
 
     Made and closed by the job's thread; `sink` is called by the reading thread, under the lock of `notice`.
+    While nobody takes what we write, the reading thread blocks, the workers' pipes fill, and notices are lost.
 
     Attributes:
         broken: Whether nobody reads what we write any more.
@@ -112,14 +130,16 @@ class Output:
         self._thread.start()
 
     def tail(self, worker_id: int) -> list[bytes]:
-        """Return the worker's last lines, of both streams in the order of arrival."""
-        with self._lock:
-            return list(self._tails.get(worker_id, ()))
+        """Return the worker's last lines, of both streams in the order of arrival; after `close`."""
+        return list(self._tails.get(worker_id, ()))
 
     def notice(self, write: Callable[[], None]) -> None:
-        """Call `write` between two lines of output, unless the reader of our output has gone."""
-        with self._lock:
-            self._guarded(write)
+        """Call `write` between two lines of output, unless the reader of our output has gone, or does not read."""
+        if self._lock.acquire(timeout=_BLOCKED_SECONDS):
+            try:
+                self._guarded(write)
+            finally:
+                self._lock.release()
 
     def close(self, timeout_seconds: float = 2.0) -> None:
         """Wait until the pipes are read to their end, or the time is over, and close them."""
@@ -159,8 +179,8 @@ class Output:
         if cut == 0:
             return
         lines = text[:cut] if text[:cut].endswith(b"\n") else text[:cut] + b"\n"
+        self._tails[worker_id].extend(lines[:-1].split(b"\n")[-TAIL_LINES:])
         with self._lock:
-            self._tails[worker_id].extend(lines[:-1].split(b"\n")[-TAIL_LINES:])
             self._guarded(lambda: self._sink(worker_id, stream, lines))
 
     def _guarded(self, write: Callable[[], None]) -> None:

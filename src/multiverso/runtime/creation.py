@@ -15,8 +15,8 @@ from multiverso.spec import MODES, Places, TableSpec
 from multiverso.wire.messages import Message
 
 if TYPE_CHECKING:
+    from multiverso.runtime.connection import Connection
     from multiverso.runtime.control import Control
-    from multiverso.runtime.node import Connection
 
 
 @dataclass

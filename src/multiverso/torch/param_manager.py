@@ -166,15 +166,15 @@ class _Flight:
         waits = [group.send() for group in groups]
         self._error: BaseException | None = None
         self._thread = threading.Thread(
-            target=self._run, args=(shared, waits), name="multiverso-flight", daemon=True
+            target=self._run, args=(shared.begin(), waits), name="multiverso-flight", daemon=True
         )
         self._thread.start()
 
-    def _run(self, shared: SharedParams, waits: list[Callable[[], None]]) -> None:
+    def _run(self, exchange: Callable[[], None], waits: list[Callable[[], None]]) -> None:
         try:
             for wait in waits:
                 wait()
-            shared.exchange()
+            exchange()
             with torch.no_grad():
                 for group in self._groups:
                     group.fetch()

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from multiverso import kernels
 from multiverso.errors import MultiversoError, TableMismatchError
-from multiverso.kernels.compiling import building, compile_kernel
-from multiverso.rules import Rule, Shared, share
+from multiverso.kernels.compiling import compile_push
+from multiverso.rules import Rule, Shared, easgd, share
 from multiverso.runtime import Session
 from multiverso.shards.shard import Shard
 from multiverso.spec import TableSpec
@@ -158,7 +158,10 @@ class SharedParameters:
         self._run(_dense(local).exchange, number, 0, self._session.worker_id, local, last)
 
     def _elastic(self, number: int, local: Array, alpha: float) -> None:
-        self._run(_elastic_kernel(local.dtype), number, self._session.worker_id, local, alpha)
+        step, push = _elastic_step(local.dtype)
+        hyper = np.array([alpha], local.dtype)
+        me = self._session.worker_id
+        self._run(step, number, 0, push, 0, me, 0, hyper.ctypes.data, local, 1)
 
     def synchronise(self, locked: bool) -> None:
         """Lets the worker's parameters and the shared ones meet."""
@@ -201,14 +204,9 @@ def _dense_kernels(dtype: np.dtype[Any]) -> Any:
 
 
 @functools.cache
-def _elastic_kernel(dtype: np.dtype[Any]) -> Callable[..., int]:
-    from numba import from_dtype, int64, uintp
-
-    from multiverso.kernels.elastic import elastic
-
-    number = from_dtype(dtype)
-    with building(f"elastic-{dtype.name}"):
-        return compile_kernel(elastic, (uintp, int64, number[::1], number, int64))
+def _elastic_step(dtype: np.dtype[Any]) -> tuple[Any, int]:
+    """Returns the kernel that runs a rule, and the address of the core's elastic averaging."""
+    return kernels.load_steps(dtype.name).step, compile_push(easgd(1).push, dtype.name)
 
 
 def memory_named(session: Session, name: str, size: int) -> Array:

@@ -1,4 +1,4 @@
-"""The examples train, as one process and as two."""
+"""The examples of PyTorch, Keras 3 and JAX train, as one process and as two."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 LAUNCHER = str(Path(sys.executable).parent / "multiverso")
+FRAMEWORKS = ("torch", "keras", "jax")
 SCRIPTS = {"logistic_regression.py": 0.8, "cnn.py": 0.7, "resnet.py": 0.5}
 
 
@@ -26,8 +27,9 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_two_workers_learn_the_digits(script: str) -> None:
-    result = run(LAUNCHER, "run", "-n", "2", f"examples/torch/{script}", "--epochs", "4")
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_two_workers_learn_the_digits(framework: str, script: str) -> None:
+    result = run(LAUNCHER, "run", "-n", "2", f"examples/{framework}/{script}", "--epochs", "4")
     assert result.returncode == 0, result.stdout + result.stderr
     last = re.search(r"workers=2 accuracy=([\d.]+)", result.stdout)
     assert last, result.stdout
@@ -35,8 +37,11 @@ def test_two_workers_learn_the_digits(script: str) -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_without_its_marked_lines_it_is_a_program_for_one_process(script: str, tmp_path: Path) -> None:
-    folder = ROOT / "examples" / "torch"
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_without_its_marked_lines_it_is_a_program_for_one_process(
+    framework: str, script: str, tmp_path: Path
+) -> None:
+    folder = ROOT / "examples" / framework
     lines: list[str] = []
     was = ""
     for line in (folder / script).read_text().splitlines():
@@ -56,7 +61,8 @@ def test_without_its_marked_lines_it_is_a_program_for_one_process(script: str, t
     assert re.search(r"workers=1 accuracy=0\.\d+", result.stdout)
 
 
-def test_missing_files_are_named(tmp_path: Path) -> None:
-    result = run(sys.executable, "examples/torch/cnn.py", "--data", str(tmp_path))
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_missing_files_are_named(framework: str, tmp_path: Path) -> None:
+    result = run(sys.executable, f"examples/{framework}/cnn.py", "--data", str(tmp_path))
     assert result.returncode == 1
     assert "missing data_batch_1, data_batch_2" in result.stderr

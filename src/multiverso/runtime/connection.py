@@ -1,0 +1,33 @@
+"""One process that talks to the node."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from dataclasses import dataclass, field
+
+from multiverso.errors import MultiversoError
+from multiverso.wire import messages
+from multiverso.wire.messages import Message
+
+
+@dataclass
+class Connection:
+    """One connected process: a worker once it has attached, an observer otherwise. Owner: the node's thread."""
+
+    socket: socket.socket
+    pid: int
+    worker_id: int | None = None
+    life: int | None = None
+    sent_arenas: set[int] = field(default_factory=set)
+    enrolled_in: int | None = None  # the table that its last request made it take part in
+
+    def reply(self, request: Message, body: Message, descriptors: tuple[int, ...] = ()) -> None:
+        """Answers; a peer that is gone or does not read is somebody else's business."""
+        with contextlib.suppress(OSError):
+            messages.send(self.socket, {"re": request.get("id"), **body}, descriptors)
+
+    def refuse(self, request: Message, error: MultiversoError) -> None:
+        """Answers with an error that the session raises."""
+        lost = list(getattr(error, "worker_ids", ()))
+        self.reply(request, {"error": type(error).__name__, "message": str(error), "worker_ids": lost})

@@ -1,0 +1,251 @@
+"""Who is in the job: numbers given out and taken back, the common start, one generation after another."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from multiverso import layout as at
+from multiverso.errors import MultiversoError, StartupError
+from multiverso.memory import mutex, segment
+from multiverso.runtime.connection import Connection
+from multiverso.runtime.control import Control
+from multiverso.runtime.creation import Catalogue
+from multiverso.wire import messages
+from multiverso.wire.messages import Message
+
+_ELASTIC_CAPACITY = at.MAX_WORKERS
+
+
+@dataclass
+class Attached:
+    """A worker that has its number, and is ready once it holds its life mutex."""
+
+    connection: Connection
+    ready: bool = False
+
+
+class Membership:
+    """The members of a job on this host, and the memory of their generation.
+
+    A generation ends when all workers have left: one that comes then finds fresh memory and no tables. Owner:
+    the node's thread; requests that cannot be granted raise what the worker is to get.
+
+    Args:
+        workers_num: how many workers the job has; None for any number that come and go.
+        on_lost: ``"stop"`` or ``"continue"``, unless the workers say otherwise.
+        watch: called with the control segment, a worker's number and the number of its life, once that worker
+            holds its life mutex: `settle` it when the mutex is released.
+
+    Attributes:
+        control: the control segment of this generation.
+        catalogue: its tables.
+        attached: the workers that are there, by number.
+        had_workers: whether one has ever come.
+    """
+
+    def __init__(
+        self, workers_num: int | None, on_lost: str, watch: Callable[[Control, int, int], None]
+    ) -> None:
+        self.workers_num = workers_num
+        self.attached: dict[int, Attached] = {}
+        self.had_workers = False
+        self._on_lost = on_lost
+        self._watch = watch
+        self._lives = 0
+        self._waiting_ready: list[tuple[Connection, Message]] = []
+        self._waiting_attach: list[tuple[Connection, Message]] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        """A new generation: fresh control segment, no tables."""
+        capacity = self.workers_num or _ELASTIC_CAPACITY
+        self._control_descriptor = segment.create("control", at.control_bytes(capacity))
+        self.control = Control(segment.Segment(self._control_descriptor))
+        self.control.initialise(capacity)
+        self.control.continue_without_lost(self._on_lost == "continue")
+        self.catalogue = Catalogue(self.control, self.workers_num is not None)
+        self._lost_in_order: list[int] = []
+        self._options: Message | None = None
+
+    def hold(self) -> None:
+        """Takes the mutex that says that the node lives: its thread's end is the node's death."""
+        mutex.lock(self.control.address + at.NODE_LIFE, 1.0)
+
+    def _restart(self) -> None:
+        """All workers have gone and come again (`init` after `shutdown`): nothing of the last job is left."""
+        old = self.control
+        self._free()
+        self._begin()
+        self.had_workers = False
+        self.hold()
+        mutex.unlock(old.address + at.NODE_LIFE)
+
+    def end(self) -> None:
+        """Frees the memory and tells everybody who still waits in it that the node is gone."""
+        self._free()
+        mutex.unlock(self.control.address + at.NODE_LIFE)
+        self.control.notify()
+        self.attached.clear()
+
+    def _free(self) -> None:
+        self.catalogue.arenas.close()
+        os.close(self._control_descriptor)
+
+    def lost(self) -> list[int]:
+        """Returns the workers that died, or exited without ``shutdown()``, the first one first."""
+        lost = {w.worker_id for w in self.control.workers() if w.fate == at.LOST}
+        order = [i for i in self._lost_in_order if i in lost]
+        return order + sorted(lost - set(order))
+
+    @property
+    def mode(self) -> str:
+        """The consistency that the workers have asked for."""
+        return str(self._options["consistency"]["mode"]) if self._options else "async"
+
+    # -- coming ----------------------------------------------------------------------------------------------
+
+    def attach(self, connection: Connection, request: Message) -> None:
+        """Gives a worker its number, or lets it wait until the last generation has ended."""
+        if request.get("protocol") != messages.PROTOCOL:
+            raise StartupError(
+                f"this worker speaks protocol {request.get('protocol')}, the job's node {messages.PROTOCOL}: "
+                "use one version of multiverso in all workers"
+            )
+        options = {"consistency": request["consistency"], "on_lost": request.get("on_lost") or self._on_lost}
+        wish, number = request.get("worker_id"), request.get("workers_num")
+        if self.workers_num is not None and number not in (None, self.workers_num):
+            raise StartupError(f"this worker expects {number} workers, but the job has {self.workers_num}")
+        if wish is not None and not 0 <= wish < self.control.capacity:
+            raise StartupError(f"worker_id {wish} is not in 0 .. {self.control.capacity - 1}")
+        if not self.attached and self.had_workers and self.workers_num is not None:
+            self._restart()
+        worker_id = self._free_id(wish)
+        if worker_id is None:
+            if self.workers_num is not None and self._is_over(wish):
+                # it has left, others have not: a new job of the same processes begins when all have
+                self._waiting_attach.append((connection, request))
+                return
+            raise StartupError(
+                f"the job's {self.control.capacity} places are taken"
+                if wish is None
+                else f"worker {wish} is already there: two processes have the same worker_id"
+            )
+        if self._options is None:
+            self._options = options
+            self.control.continue_without_lost(options["on_lost"] == "continue")
+        elif options != self._options:
+            raise StartupError(
+                f"this worker asks for {_words(options)}, the others for {_words(self._options)}: "
+                "call init with the same arguments everywhere"
+            )
+        self._admit(connection, request, worker_id)
+
+    def _is_over(self, wish: int | None) -> bool:
+        ids = range(self.control.capacity) if wish is None else [wish]
+        # its own word counts before the watcher has noticed: `init` may follow `shutdown` at once
+        return any(
+            self.control.fate(i) in (at.GONE, at.LOST) or self.control.state(i) == at.LEFT for i in ids
+        )
+
+    def _free_id(self, wish: int | None) -> int | None:
+        ids = range(self.control.capacity) if wish is None else [wish]
+        for worker_id in ids:
+            fate = self.control.fate(worker_id)
+            if fate == at.FREE or (self.workers_num is None and self._released(worker_id, fate)):
+                return worker_id
+        return None
+
+    def _released(self, worker_id: int, fate: int) -> bool:
+        """A number is given out again only when its last owner's process has left it or really is gone, the node
+        has done what its end asks for, and no round still needs what it staged."""
+        if fate not in (at.GONE, at.LOST) or worker_id in self.attached or self.catalogue.needs(worker_id):
+            return False
+        if fate == at.GONE:
+            return True
+        try:
+            os.kill(self.control.worker(worker_id).pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    def _admit(self, connection: Connection, request: Message, worker_id: int) -> None:
+        self.catalogue.forget(worker_id)
+        self.control.admit(worker_id, connection.pid)
+        connection.worker_id, connection.life = worker_id, None
+        self.attached[worker_id] = Attached(connection)
+        self.had_workers = True
+        body = {"worker_id": worker_id, "workers_num": self.workers_num}
+        connection.reply(request, body, (self._control_descriptor,))
+
+    def ready(self, connection: Connection, request: Message) -> None:
+        """The worker holds its life mutex; it is let go once all are there."""
+        worker_id = connection.worker_id
+        if worker_id is None or worker_id not in self.attached:
+            raise StartupError("attach before ready")
+        self._lives += 1
+        connection.life = self._lives
+        self.attached[worker_id].ready = True
+        self._watch(self.control, worker_id, self._lives)
+        self._waiting_ready.append((connection, request))
+        self._answer_ready()
+
+    def _answer_ready(self) -> None:
+        lost = self.lost()
+        if lost and not self.control.continues:
+            for connection, request in self._waiting_ready:
+                connection.refuse(request, self.catalogue.lost_error(lost, "while the job was starting"))
+            self._waiting_ready.clear()
+        if not self._missing_at_start():
+            for connection, request in self._waiting_ready:
+                connection.reply(request, {"ready": True})
+            self._waiting_ready.clear()
+
+    def _missing_at_start(self) -> list[int]:
+        """Returns the workers of a fixed-size job that have not come yet."""
+        ready = {i for i, worker in self.attached.items() if worker.ready}
+        gone = (at.GONE, at.LOST) if self.control.continues else (at.GONE,)
+        return [
+            i for i in range(self.workers_num or 0) if i not in ready and self.control.fate(i) not in gone
+        ]
+
+    # -- going -----------------------------------------------------------------------------------------------
+
+    def forget(self, connection: Connection) -> None:
+        """A process no longer waits for a place or for the start: it gave up, or its socket is closed."""
+        self._waiting_attach = [w for w in self._waiting_attach if w[0] is not connection]
+        self._waiting_ready = [w for w in self._waiting_ready if w[0] is not connection]
+
+    def absent(self, worker_id: int) -> None:
+        """A worker's process has ended; if it never attached, the others need not wait for it."""
+        if self.control.fate(worker_id) == at.FREE:
+            self.control.settle(worker_id, at.LOST)
+            self.catalogue.dropped(worker_id)
+            self._answer_ready()
+
+    def settle(self, worker_id: int, fate: int) -> None:
+        """A worker has left or is lost: tells everyone who waits for it, and lets in who waits for its place."""
+        worker = self.attached.pop(worker_id, None)
+        if worker is None:
+            return
+        if fate == at.LOST:
+            self._lost_in_order.append(worker_id)
+        worker.connection.worker_id = worker.connection.life = None
+        self.control.settle(worker_id, fate)
+        self.catalogue.dropped(worker_id)
+        self._answer_ready()
+        if self._waiting_attach and not self.attached:
+            self._restart()
+            waiting, self._waiting_attach = self._waiting_attach, []
+            for connection, request in waiting:
+                try:
+                    self.attach(connection, request)
+                except MultiversoError as error:
+                    connection.refuse(request, error)
+
+
+def _words(options: Message) -> str:
+    consistency = options["consistency"]
+    bound = f" (staleness={consistency['staleness']})" if consistency["mode"] == "bounded" else ""
+    return f"{consistency['mode']}{bound} with on_lost={options['on_lost']!r}"
