@@ -52,60 +52,60 @@ def gradient(weights: np.ndarray, images: np.ndarray, labels: np.ndarray) -> np.
     return images.T @ scores / np.float32(len(labels))
 
 
-def train(
-    mode: str, slowed: float, target: float, seconds: float, rate: float, seed: int, most: float
-) -> dict[str, float]:
-    """One worker; the master returns how long it took, and how many minibatches each kind of worker did."""
+def train(mode: str, slowed: float, seed: int, options: argparse.Namespace) -> tuple[float, int]:
+    """One worker, once; returns its seconds (the master's count) and minibatches."""
     images, labels, validation, validation_labels = data()
     weights = np.zeros((images.shape[1], 10), np.float32)
     flat = weights.reshape(-1)
-    mv.init(**MODES[mode], timeout_seconds=most)
+    mv.init(**MODES[mode], timeout_seconds=options.most)
     me = mv.worker_id()
     shared = mv.rules.share(flat)
     random = np.random.default_rng([seed, me])
     rows = mv.shard(len(labels), seed=seed)
-    pause = seconds * (slowed if me == SLOW else 1)
+    pause = options.seconds * (slowed if me == SLOW else 1)
     done = 0
     mv.barrier()
     began = time.perf_counter()
     while len(mv.live_workers()) == WORKERS:  # the master leaves when the model is good
         batch = random.choice(rows, 16)
         until = time.perf_counter() + pause
-        weights -= np.float32(rate) * gradient(weights, images[batch], labels[batch])
+        weights -= np.float32(options.rate) * gradient(weights, images[batch], labels[batch])
         time.sleep(max(0.0, until - time.perf_counter()))
         shared.exchange(flat)
         done += 1
         if me == 0:
             centre = shared.table.snapshot().reshape(weights.shape)
-            if ((validation @ centre).argmax(axis=1) == validation_labels).mean() >= target:
+            if ((validation @ centre).argmax(axis=1) == validation_labels).mean() >= options.target:
                 break
-            if time.perf_counter() - began > most:
-                raise TimeoutError(f"{mode}: no accuracy of {target} within {most} s; take a lower --target")
+            if time.perf_counter() - began > options.most:
+                raise TimeoutError(
+                    f"{mode}: no accuracy of {options.target} within {options.most} s; take a lower --target"
+                )
     took = time.perf_counter() - began
     mv.shutdown()
-    return {"seconds": took, "minibatches": done}
+    return took, done
 
 
-def measure(options: argparse.Namespace, slowed: float) -> dict[str, dict[str, float]]:
+def train_all(options: argparse.Namespace) -> dict[tuple[str, float], list[tuple[float, int]]]:
+    """One worker, every run of the report: a session of its own for each, in the same processes."""
+    return {
+        (mode, slowed): [train(mode, slowed, seed, options) for seed in range(options.repeat)]
+        for slowed in (options.slowed, 1.0)
+        for mode in MODES
+    }
+
+
+def medians(runs: list[dict[tuple[str, float], list[tuple[float, int]]]], slowed: float) -> dict[str, Any]:
     """Returns the median over the repetitions, for each consistency."""
-    results: dict[str, dict[str, float]] = {}
+    results = {}
     for mode in MODES:
-        runs = [
-            mv.run(
-                train,
-                WORKERS,
-                (mode, slowed, options.target, options.seconds, options.rate, seed, options.most),
-                timeout_seconds=options.most + 300,
-            )
-            for seed in range(options.repeat)
-        ]
-        times = [run[0]["seconds"] for run in runs]
+        times = [seconds for seconds, _ in runs[0][mode, slowed]]
         results[mode] = {
             "seconds": round(statistics.median(times), 3),
             "fastest": round(min(times), 3),
             "slowest": round(max(times), 3),
-            "minibatches_of_a_quick_worker": statistics.median(run[0]["minibatches"] for run in runs),
-            "minibatches_of_the_slowed": statistics.median(run[SLOW]["minibatches"] for run in runs),
+            "minibatches_of_a_quick_worker": statistics.median(n for _, n in runs[0][mode, slowed]),
+            "minibatches_of_the_slowed": statistics.median(n for _, n in runs[SLOW][mode, slowed]),
         }
     return results
 
@@ -124,8 +124,10 @@ def main() -> None:
     parser.add_argument("--most", type=float, default=120, help="seconds after which a run is given up")
     parser.add_argument("--out", type=Path, help="file for the JSON, too")
     options = parser.parse_args()
-    with_straggler = measure(options, options.slowed)
-    alike = measure(options, 1)
+    limit = options.most * options.repeat * 2 * len(MODES) + 300
+    runs = mv.run(train_all, WORKERS, (options,), timeout_seconds=limit)
+    with_straggler = medians(runs, options.slowed)
+    alike = medians(runs, 1.0)
     report = {
         "what": f"seconds to {options.target:.0%} validation accuracy, worker {SLOW} of {WORKERS} "
         f"{options.slowed:g}x as slow",

@@ -24,6 +24,9 @@ run() {
 }
 selected="$*"
 
+# Tests wait for processes more than they compute; tests of one file share what they start.
+together=(-n auto --maxprocesses 4 --dist loadscope)
+
 # Keras writes to the home directory, and the old one takes what it finds there for granted.
 mkdir -p "$scratch/home" "$scratch/theano"
 theano_flags="device=cpu,floatX=float32,cxx=,mode=FAST_COMPILE,optimizer_excluding=AbstractConvCheck"
@@ -31,9 +34,9 @@ theano_flags="device=cpu,floatX=float32,cxx=,mode=FAST_COMPILE,optimizer_excludi
 run "core, NumPy 1.23.5 and Theano 1.0.5" env PATH="$LEGACY/bin:$PATH" HOME="$scratch/home" \
     XDG_CACHE_HOME="${XDG_CACHE_HOME:-$HOME/.cache}" KERAS_BACKEND=theano OMP_NUM_THREADS=1 \
     THEANO_FLAGS="$theano_flags,base_compiledir=$scratch/theano" \
-    "$LEGACY/bin/python" -m pytest -p no:cacheprovider tests/core tests/legacy tests/theano "$@"
+    "$LEGACY/bin/python" -m pytest "${together[@]}" -p no:cacheprovider tests/core tests/legacy tests/theano "$@"
 run "all, newest NumPy and frameworks" env PATH="$BIN:$PATH" KERAS_HOME="$scratch/keras" \
-    "$BIN/python" -m pytest tests "$@"
+    "$BIN/python" -m pytest "${together[@]}" tests "$@"
 
 printf 'make test:'
 printf ' %s;' "${summary[@]}"

@@ -46,6 +46,8 @@ LIVES_ON = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
 UNOWNED_FILES = ("/dev/", "/proc/", "/sys/", "anon_inode:[event")
 
 os.environ[MARK] = uuid.uuid4().hex
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background: our processes would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True)

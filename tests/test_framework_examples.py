@@ -36,15 +36,11 @@ def test_two_workers_learn_the_digits(framework: str, script: str) -> None:
     assert float(last[1]) > SCRIPTS[script]
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_without_its_marked_lines_it_is_a_program_for_one_process(
-    framework: str, script: str, tmp_path: Path
-) -> None:
-    folder = ROOT / "examples" / framework
+def unmarked(path: Path) -> str:
+    """The program without its marked lines, and with what they took the place of."""
     lines: list[str] = []
     was = ""
-    for line in (folder / script).read_text().splitlines():
+    for line in path.read_text().splitlines():
         if was:  # it stands in the place of what was there
             lines.append(was)
             was = ""
@@ -52,17 +48,30 @@ def test_without_its_marked_lines_it_is_a_program_for_one_process(
             was = line.replace("# multiverso, was: ", "")
         elif not line.endswith("# multiverso"):
             lines.append(line)
-    source = "\n".join(lines)
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_marked_lines_are_all_that_multiverso_needs(framework: str, script: str) -> None:
+    source = unmarked(ROOT / "examples" / framework / script)
     assert "multiverso" not in source.split('"""', 2)[2]
-    (tmp_path / script).write_text(source + "\n")
+    compile(source, script, "exec")
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_without_its_marked_lines_it_is_a_program_for_one_process(framework: str, tmp_path: Path) -> None:
+    folder = ROOT / "examples" / framework
+    (tmp_path / "train.py").write_text(unmarked(folder / "logistic_regression.py"))
     (tmp_path / "load_data.py").write_text((folder / "load_data.py").read_text())
-    result = run(sys.executable, str(tmp_path / script), "--epochs", "1")
+    result = run(sys.executable, str(tmp_path / "train.py"), "--epochs", "1")
     assert result.returncode == 0, result.stderr
     assert re.search(r"workers=1 accuracy=0\.\d+", result.stdout)
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_missing_files_are_named(framework: str, tmp_path: Path) -> None:
-    result = run(sys.executable, f"examples/{framework}/cnn.py", "--data", str(tmp_path))
+def test_missing_files_are_named_and_the_examples_read_alike(tmp_path: Path) -> None:
+    result = run(sys.executable, "examples/torch/cnn.py", "--data", str(tmp_path))
     assert result.returncode == 1
     assert "missing data_batch_1, data_batch_2" in result.stderr
+    readers = {(ROOT / "examples" / framework / "load_data.py").read_text() for framework in FRAMEWORKS}
+    assert len(readers) == 1

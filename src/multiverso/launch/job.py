@@ -23,6 +23,8 @@ Reason = Literal["finished", "failed", "signal", "timeout", "output closed"]
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 # A killed process that does not end is stuck in the kernel (a dead network disk); do not wait for ever.
 _STUCK_SECONDS = 10.0
+# A signal that comes just before a wait does not interrupt it; its handler runs after it.
+_LOOK_SECONDS = 0.5
 # `timeout` and some terminals send a signal twice.
 _SAME_SIGNAL_SECONDS = 0.2
 _GIVE_UP = 0
@@ -195,10 +197,12 @@ class Job:
             self._end("output closed", signal.SIGTERM)
         while self._escalation and self._escalation[0][0] <= now:
             self._signal_all(self._escalation.popleft()[1])
-        times = [self._escalation[0][0]] if self._escalation else []
+        times = [now + _LOOK_SECONDS]
+        if self._escalation:
+            times.append(self._escalation[0][0])
         if self._deadline is not None and self._reason == "finished":
             times.append(self._deadline)
-        wait = max(0.0, min(times) - time.monotonic()) if times else None
+        wait = max(0.0, min(times) - time.monotonic())
         for key, _ in self._selector.select(wait):
             if key.data is None:
                 self._wake_reader.recv(4096)

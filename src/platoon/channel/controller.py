@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 256  # requests answered before a look at the processes
 _SEND_MB_SECONDS = 1800.0
+_IDLE_MS = 500  # a signal that comes just before the poll does not interrupt it; its handler runs after it
 
 
 class Controller:
@@ -263,9 +264,8 @@ class Controller:
 
     def _serve(self) -> bool:
         while not self._members.all_gone:
-            ready = {
-                what for what, _ in zmq.zmq_poll(self._watched(), self._hosts.wait_ms if self._hosts else -1)
-            }
+            wait_ms = (self._hosts and self._hosts.wait_ms) or _IDLE_MS
+            ready = {what for what, _ in zmq.zmq_poll(self._watched(), wait_ms)}
             if self._wake_in.fileno() in ready:
                 self._wake_in.recv(4096)
             if self._stopped is not None:

@@ -59,9 +59,9 @@ class Hosts:
         self._pending: list[_Pending] = []
 
     @property
-    def wait_ms(self) -> int:
-        """How long the controller may sleep: MPI has nothing that it could be woken by."""
-        return _LOOK_MS if self._pending else -1
+    def wait_ms(self) -> int | None:
+        """How long the controller may sleep at most: MPI has nothing that it could be woken by."""
+        return _LOOK_MS if self._pending else None
 
     def begin(self, node: str, info: dict[str, Any], address: list[bytes]) -> None:
         """Begins to combine this host's array with those of the other hosts, in place.
