@@ -14,7 +14,7 @@ from multiverso.errors import ClosedError, DtypeMismatchError, NotInitializedErr
 from multiverso.params import Every, SharedParams, shared_dtype
 from multiverso.runtime import Node, Session
 
-WORKERS = [1, 2, 4]
+RUNS = [(1, False), (2, True), (4, False)]
 
 pytestmark = pytest.mark.timeout(300)  # the first use of a dtype compiles its kernels
 
@@ -47,8 +47,7 @@ def train(sync: bool, rounds: int) -> Any:
     return untouched, begun, [view.copy() for view in shared.arrays + shared.statistics]
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize(("workers", "sync"), RUNS)
 def test_changes_add_up_exactly_and_statistics_are_averaged(workers: int, sync: bool) -> None:
     rounds = 20
     results = mv.run(train, workers=workers, args=(sync, rounds), timeout_seconds=250)
