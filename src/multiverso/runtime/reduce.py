@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -24,9 +23,8 @@ Array = npt.NDArray[Any]
 
 OPERATIONS = ("sum", "product", "max", "min", "average")
 SMALL_BYTES = 32 * 1024
+# Measured with 2 and 4 workers on 2 cores, 1e6 and 1e7 floats: 0.5 and 1 MiB are best, 16 MiB takes 1.4 times as long.
 CHUNK_BYTES = 1024 * 1024
-# With more workers than cores a barrier costs a turn of the scheduler, so there are fewer, larger chunks.
-CROWDED_CHUNK_BYTES = 16 * 1024 * 1024
 _LINES_BYTES = 128 * 64  # kernels.reduce.LINES, which would import Numba
 _MISMATCH = 257
 _OTHER_INTEGERS = ("bool", "int8", "uint8", "int16", "uint16", "uint32")
@@ -105,7 +103,6 @@ class Reducer:
         self._progress = np.zeros(3, np.int64)
         self._broken: str | None = None
         self._lines = self._open("lines", _LINES_BYTES + 2 * size * SMALL_BYTES)
-        self._chunk_bytes = CHUNK_BYTES if size <= (os.cpu_count() or 1) else CROWDED_CHUNK_BYTES
         self._chunks: Shard | None = None
         self._lines_at = _address(self._lines)
         if load32(self._lines_at + 128 * self.rank):
@@ -175,9 +172,9 @@ class Reducer:
             slots, stride = lines + _LINES_BYTES, SMALL_BYTES
         else:
             if self._chunks is None:
-                self._chunks = self._open("chunks", 3 * self.size * self._chunk_bytes)
-            slots, stride = _address(self._chunks), self._chunk_bytes
-            more = (self._chunk_bytes // flat.itemsize,)
+                self._chunks = self._open("chunks", 3 * self.size * CHUNK_BYTES)
+            slots, stride = _address(self._chunks), CHUNK_BYTES
+            more = (CHUNK_BYTES // flat.itemsize,)
         number, signature = OPERATIONS.index(operation), _signature(operation, given) ^ flat.size
         arguments = (control, lines, slots, stride, self.rank, self.size, number, signature, flat, result)
 

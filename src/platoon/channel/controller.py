@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from multiverso.runtime import Node
     from platoon.channel.hosts import Hosts
 
-_AT_ONCE = 256  # requests answered before a look at the processes
 _SEND_MB_SECONDS = 1800.0
 _IDLE_MS = 500  # a signal that comes just before the poll does not interrupt it; its handler runs after it
 
@@ -274,7 +273,7 @@ class Controller:
             if self._hosts is not None:
                 for address, answer in self._hosts.finished():
                     self._reply(address, {"ok": answer})
-            if self._control in ready and not self._answer_requests():
+            if self._control in ready and not self._answer_request():
                 return False
             if self._batches is not None and self._batches.ended:
                 self._batches.answer_end()
@@ -296,27 +295,23 @@ class Controller:
         assert self._control is not None
         self._control.send_multipart([*address, dumps(answer)])
 
-    def _answer_requests(self) -> bool:
+    def _answer_request(self) -> bool:
+        """Answers one; to ask whether there is another costs as much as the poll for everything."""
         assert self._control is not None
-        for _ in range(_AT_ONCE):
-            try:
-                frames = self._control.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            if len(frames) != 3:
-                continue  # not one of our workers
-            address = frames[:2]
-            try:
-                answer = self._answer(loads(frames[2]), address)
-                if answer is not _LATER:
-                    self._reply(address, {"ok": answer})
-            except PlatoonError as error:
-                self._reply(address, {"error": str(error)})
-            except Exception as error:
-                text = "".join(traceback.format_exception(error))
-                self._reply(address, {"error": f"the controller failed:\n{text}"})
-                self._reporter.say("failed", f"the controller failed in handle_control:\n{text}")
-                return False
+        *address, message = self._control.recv_multipart()
+        if len(address) != 2:
+            return True  # not one of our workers
+        try:
+            answer = self._answer(loads(message), address)
+            if answer is not _LATER:
+                self._reply(address, {"ok": answer})
+        except PlatoonError as error:
+            self._reply(address, {"error": str(error)})
+        except Exception as error:
+            text = "".join(traceback.format_exception(error))
+            self._reply(address, {"error": f"the controller failed:\n{text}"})
+            self._reporter.say("failed", f"the controller failed in handle_control:\n{text}")
+            return False
         return True
 
     def _answer(self, query: Any, address: list[bytes]) -> Any:

@@ -33,7 +33,7 @@ def dumps(value: object) -> bytes:
         PlatoonError: the value cannot be written as JSON.
     """
     try:
-        return json.dumps(value, default=_plain, separators=(",", ":")).encode()
+        return _encoder.encode(value).encode()
     except (TypeError, ValueError) as error:
         raise PlatoonError(
             "requests and answers must be made of None, bool, int, float, str, lists and dicts", error
@@ -47,7 +47,11 @@ def loads(data: bytes) -> Any:
         PlatoonError: the bytes are not JSON.
     """
     try:
-        return json.loads(data)
+        text = data.decode()
+        value, end = _decoder.raw_decode(text)
+        if end != len(text):
+            raise ValueError(f"{len(text) - end} characters too many")
+        return value
     except ValueError as error:
         raise PlatoonError("a message is not JSON: is something else talking on this port?", error) from error
 
@@ -58,6 +62,10 @@ def _plain(value: object) -> object:
     if isinstance(value, np.ndarray):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+_encoder = json.JSONEncoder(default=_plain, separators=(",", ":"))
+_decoder = json.JSONDecoder()
 
 
 def pack_arrays(arrays: Sequence[object]) -> list[Any]:
