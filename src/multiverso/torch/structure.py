@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain, pairwise
+from operator import is_
 from typing import Any
 
 from multiverso.errors import DtypeMismatchError
@@ -48,16 +49,23 @@ class Structure:
         _refuse_overlap(self.trained | self.statistics)
         self._module = module
         tables = [table for m in module.modules() for table in (m._parameters, m._modules)]
-        self._places = [
-            table for table in tables if isinstance(table, dict)
-        ]  # those of TorchScript are fixed
-        self._members = list(chain.from_iterable(map(dict.values, self._places)))
-        self._ids = list(map(id, self._members))
+        places = [table for table in tables if isinstance(table, dict)]  # those of TorchScript are fixed
+        self._empty = [table for table in places if not table]
+        self._places = [table for table in places if table]
+        self._members = list(self._found())
+
+    def _found(self) -> Iterator[Any]:
+        return chain.from_iterable(map(dict.values, self._places))
 
     def check(self) -> None:
         """Raises RuntimeError when parameters were added, replaced or unfrozen since."""
-        # before each exchange, so it is quick: the members are kept, so that an id means one of them
-        if list(map(id, chain.from_iterable(map(dict.values, self._places)))) != self._ids:
+        # before each exchange, so it is quick
+        number = sum(map(len, self._places))
+        if (
+            any(self._empty)
+            or number != len(self._members)
+            or not all(map(is_, self._found(), self._members))
+        ):
             raise RuntimeError(
                 f"{self._difference()} Make a new ParamManager, in every worker, after such a change"
             )
