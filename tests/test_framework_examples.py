@@ -22,7 +22,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     }
     environment["KERAS_BACKEND"] = "torch"
     return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110, check=False
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250, check=False
     )
 
 

@@ -6,6 +6,7 @@ thousand arrays is one exchange and not a thousand.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -197,12 +198,17 @@ class SharedParams:
         Blocks as `multiverso.ArrayTableHandler.exchange` does: not at all in an asynchronous job, for the
         round in a synchronous one (one exchange is one round).
         """
-        self.begin()()
+        self._exchange()
+        self._due.restart()
 
     def begin(self) -> Callable[[], None]:
         """Counts steps anew from here, and returns what exchanges: for another thread, beside the training."""
         self._due.restart()
         return self._exchange
+
+    def hasten(self) -> None:
+        """Makes an exchange due at the next step: one that was begun has failed."""
+        self._due.hasten()
 
     def _exchange(self) -> None:
         for flat in self._flats:
@@ -313,6 +319,10 @@ class Every:
         if self.by_time:
             return time.monotonic() - self._since >= self._seconds
         return self._count >= self._steps
+
+    def hasten(self) -> None:
+        """Makes the next step due."""
+        self._count, self._since = self._steps, -math.inf
 
     def restart(self) -> None:
         """Counts anew from here."""

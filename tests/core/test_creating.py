@@ -107,6 +107,7 @@ def test_all_at_once_by_name_get_one_table() -> None:
 def test_a_worker_may_open_a_named_table_twice(mode: str) -> None:
     def work(session: Session) -> Any:
         one = mv.ArrayTableHandler(2, name="w", session=session)
+        session.barrier()  # by name nobody waits for anybody: a round would begin without the late
         one.add([1, 1])
         two = mv.ArrayTableHandler(2, [9, 9], name="w", session=session)
         two.add([1, 1])

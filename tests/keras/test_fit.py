@@ -70,7 +70,7 @@ def fit(freq: int, sync: bool) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("backend", "freq", "sync"), [("torch", 1, False), ("jax", 4, True)])
+@pytest.mark.parametrize(("backend", "freq", "sync"), [("torch", 4, True), ("jax", 1, False)])
 def test_two_workers_fit_one_model(backend: str, freq: int, sync: bool) -> None:
     env = {"KERAS_BACKEND": backend}
     results = mv.run(fit, workers=2, args=(freq, sync), timeout_seconds=SECONDS, env=env)

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -277,12 +278,36 @@ def test_a_closed_reader_ends_the_job(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[1] == str(128 + signal.SIGPIPE)
 
 
-def test_ctrl_c_works_while_nobody_reads_the_output(tmp_path: Path) -> None:
-    job = script(tmp_path, WAIT + "up()\nwhile True: print('y' * 1000, flush=True)")
-    running = Running(command("run", "-n", 2, job))
+@pytest.mark.parametrize("options", [[], ["--json"], ["--on-failure", "continue"]])
+@pytest.mark.parametrize(
+    "then", ["while True: print('y' * 1000, flush=True)", "print('y' * 200_000, flush=True); rest()"]
+)
+def test_ctrl_c_works_while_nobody_reads_the_output(tmp_path: Path, options: list[str], then: str) -> None:
+    job = script(tmp_path, WAIT + "up()\n" + then)
+    running = Running(command("run", "-n", 2, *options, job))
     running.lines(1)
     running.send(signal.SIGINT)
     assert running.process.wait(timeout=SECONDS) == 128 + signal.SIGINT
+    running.end()
+
+
+def test_a_slow_reader_gets_everything(tmp_path: Path) -> None:
+    job = script(tmp_path, "for i in range(3000): print('y' * 100)\nraise SystemExit(5)")
+    running = Running(command("run", "-n", 2, "--json", "--on-failure", "continue", job))
+    time.sleep(3)  # the workers have ended, and their output waits for us
+    assert running.process.poll() is None
+    code, out, _ = running.end()
+    events = [json.loads(line) for line in out.splitlines()]
+    assert sum(event["event"] == "line" for event in events) == 6000
+    assert events[-1]["event"] == "summary"
+    assert code == events[-1]["exit_code"] == 5
+
+
+def test_ctrl_c_ends_the_wait_for_a_slow_reader(tmp_path: Path) -> None:
+    running = Running(command("run", script(tmp_path, "for i in range(3000): print('y' * 100)")))
+    time.sleep(2)
+    running.send(signal.SIGINT)
+    assert running.process.wait(timeout=SECONDS) in (0, 128 + signal.SIGINT)  # the job itself had succeeded
     running.end()
 
 

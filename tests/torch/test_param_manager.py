@@ -348,11 +348,15 @@ def test_overlapped_steps_are_counted_while_an_exchange_runs(alone: None) -> Non
 def test_an_overlapped_exchange_that_failed_raises_at_the_next_step() -> None:
     mv.init()
     model = nn.Linear(2, 2)
-    manager = ParamManager(model, overlap=True)
+    manager = ParamManager(model, overlap=True, every=2)
+    exchange = manager._shared._exchange
     manager._shared._exchange = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
-    manager.step()
+    assert [manager.step(), manager.step()] == [False, True]
     with pytest.raises(ZeroDivisionError):
         manager.flush()
+    manager._shared._exchange = exchange  # type: ignore[method-assign]
+    assert [manager.step(), manager.step()] == [True, False], "the next step takes up what has failed"
+    manager.flush()
     mv.shutdown()
 
 

@@ -147,6 +147,7 @@ class Job:
         if forward_signals:
             _forward_signals(self._receive)
         self._deadline = None if timeout_seconds is None else began + timeout_seconds
+        in_no_hurry = False
         try:
             with Guard(self._address) as guard:
                 try:
@@ -155,10 +156,11 @@ class Job:
                         self._step()
                 finally:
                     self._kill_all()
+            in_no_hurry = self._reason in ("finished", "failed")
         finally:
+            self._output.close(lambda: in_no_hurry and not self._received)
             if forward_signals:
                 _ignore_signals()
-            self._output.close()
             self._close()
         return self._result(time.monotonic() - began)
 
@@ -321,3 +323,9 @@ def _ignore_signals() -> None:
     # Not a handler: the interpreter's own end would put the default back in its place.
     for number in _FORWARDED:
         signal.signal(number, signal.SIG_IGN)
+
+
+def let_signals_end_us() -> None:
+    """After `run`, when nothing is left but to write: to somebody who may never read it."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)

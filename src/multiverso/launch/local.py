@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from multiverso.errors import StartupError
-from multiverso.launch.job import Job, JobResult, OnFailure, WorkerExit
+from multiverso.launch.job import Job, JobResult, OnFailure, WorkerExit, let_signals_end_us
 from multiverso.launch.output import (
     Output,
     Sink,
@@ -18,6 +18,7 @@ from multiverso.launch.output import (
     prefix_sink,
     unbuffered,
     wants_colour,
+    write_all,
     write_event,
 )
 from multiverso.launch.processes import WorkerCommand
@@ -108,6 +109,8 @@ def launch(options: RunOptions) -> int:
             lost_workers=node.lost_workers,
         )
         result = job.run(options.timeout_seconds, forward_signals=True)
+    if result.reason != "signal":
+        let_signals_end_us()
     report.finished(result)
     return result.exit_code
 
@@ -162,15 +165,16 @@ class _TextReport:
         self.output: Output | None = None
         self._going_on = options.on_failure == "continue"
         self._timeout_seconds = options.timeout_seconds
+        self._stderr = unbuffered(sys.stderr)
         self.sink: Sink = prefix_sink(
             unbuffered(sys.stdout),
-            unbuffered(sys.stderr),
+            self._stderr,
             colours=(wants_colour(sys.stdout), wants_colour(sys.stderr)),
         )
 
     def warn(self, *lines: str) -> None:
         def write() -> None:
-            print(*(f"multiverso: {line}" for line in lines), sep="\n", file=sys.stderr, flush=True)
+            write_all(self._stderr, "".join(f"multiverso: {line}\n" for line in lines).encode())
 
         if self.output:
             self.output.notice(write)

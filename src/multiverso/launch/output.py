@@ -5,6 +5,7 @@ import os
 import re
 import select
 import selectors
+import socket
 import sys
 import threading
 import time
@@ -17,7 +18,9 @@ Stream = Literal["stdout", "stderr"]
 
 TAIL_LINES = 10
 _LONGEST_PARTIAL_LINE = 1 << 20
-_BLOCKED_SECONDS = 1.0
+_HURRY_SECONDS = 1.0
+# What a worker has started may hold its pipes open after its end.
+_LEFT_OPEN_SECONDS = 2.0
 _COLOURS = (36, 33, 32, 35, 34, 31)
 
 
@@ -39,7 +42,7 @@ def prefix_sink(stdout: BinaryIO, stderr: BinaryIO, *, colours: tuple[bool, bool
 
     def write(worker_id: int, stream: Stream, lines: bytes) -> None:
         file, colour = files[stream]
-        _write_all(file, _prefixed(_prefix(worker_id, colour), lines))
+        write_all(file, _prefixed(_prefix(worker_id, colour), lines))
 
     return write
 
@@ -68,7 +71,7 @@ def text_sink(stdout: TextIO, stderr: TextIO) -> Sink:
 
 def write_event(stdout: BinaryIO, event: str, **fields: Any) -> None:
     """Write one JSON object on one line."""
-    _write_all(stdout, json.dumps({"event": event, **fields}).encode() + b"\n")
+    write_all(stdout, json.dumps({"event": event, **fields}).encode() + b"\n")
 
 
 def unbuffered(file: TextIO) -> BinaryIO:
@@ -78,7 +81,8 @@ def unbuffered(file: TextIO) -> BinaryIO:
     return getattr(file.buffer, "raw", file.buffer)
 
 
-def _write_all(file: BinaryIO, text: bytes) -> None:
+def write_all(file: BinaryIO, text: bytes) -> None:
+    """Write all of it to a file without a buffer."""
     rest = memoryview(text)
     while rest:
         written: int | None = file.write(rest)
@@ -94,14 +98,14 @@ def wants_colour(file: IO[Any]) -> bool:
 
 
 class Output:
-    """Reads the workers' pipes in a thread of its own, so that a blocked terminal blocks no signal.
+    """Reads the workers' pipes in a thread of its own, which alone writes while it runs.
 
-    Made and closed by the job's thread; `sink` is called by the reading thread, under the lock of `notice`.
-    While nobody takes what we write, the reading thread blocks, the workers' pipes fill, and notices are lost.
+    So nothing that happens to our own output, a terminal that is stopped or a reader that is slow, keeps the
+    job's thread from ending the job. Made and closed by that thread.
 
     Attributes:
         broken: Whether nobody reads what we write any more.
-        on_broken: Called once when that happens, from the reading thread.
+        on_broken: Called once when that happens, from the thread that writes.
     """
 
     def __init__(self, sink: Sink, *, log_files: Sequence[Path] = ()) -> None:
@@ -112,8 +116,10 @@ class Output:
         self._logs = [path.open("wb", buffering=0) for path in log_files]
         self._tails: dict[int, deque[bytes]] = {}
         self._partial: dict[tuple[int, Stream], bytes] = {}
+        self._notices: deque[Callable[[], None]] = deque()
         self._selector = selectors.DefaultSelector()
-        self._lock = threading.Lock()
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_writer.setblocking(False)
         self._give_up_at: float | None = None
         self._thread = threading.Thread(target=self._read_all, name="multiverso-output", daemon=True)
 
@@ -134,35 +140,62 @@ class Output:
         return list(self._tails.get(worker_id, ()))
 
     def notice(self, write: Callable[[], None]) -> None:
-        """Call `write` between two lines of output, unless the reader of our output has gone, or does not read."""
-        if self._lock.acquire(timeout=_BLOCKED_SECONDS):
-            try:
-                self._guarded(write)
-            finally:
-                self._lock.release()
+        """Have `write` called between two lines of output, at once; it is lost if nobody takes our output."""
+        self._notices.append(write)
+        if self._thread.is_alive():
+            self._wake()
+        elif self._give_up_at is not None:  # closed: nobody else writes any more
+            self._write_notices()
 
-    def close(self, timeout_seconds: float = 2.0) -> None:
-        """Wait until the pipes are read to their end, or the time is over, and close them."""
-        self._give_up_at = time.monotonic() + timeout_seconds
-        if self._thread.ident is not None:
-            self._thread.join(timeout_seconds + 1.0)
+    def close(self, in_no_hurry: Callable[[], bool] = lambda: False) -> None:
+        """Wait until all is read and written, and close the pipes.
+
+        Args:
+            in_no_hurry: Whether to wait for as long as somebody takes what we write, however slowly; otherwise
+                a second must do.
+        """
+        began = time.monotonic()
+        self._give_up_at = began + _LEFT_OPEN_SECONDS if in_no_hurry() else began
+        self._wake()
+        while self._thread.is_alive() and (in_no_hurry() or time.monotonic() < began + _HURRY_SECONDS):
+            self._thread.join(0.1)
         if not self._thread.is_alive():
             for key in list(self._selector.get_map().values()):
                 self._drop(key)
             self._selector.close()
+            self._wake_reader.close()
+            self._wake_writer.close()
             for log in self._logs:
                 log.close()
 
+    def _wake(self) -> None:
+        try:
+            self._wake_writer.send(b"\0")
+        except OSError:
+            pass  # it has enough to wake up for
+
     def _read_all(self) -> None:
-        while self._selector.get_map():
-            if self._give_up_at is not None and time.monotonic() > self._give_up_at:
-                return
-            for key, _ in self._selector.select(0.5):
+        self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
+        while len(self._selector.get_map()) > 1 or self._give_up_at is None:
+            self._write_notices()
+            events = self._selector.select(None if self._give_up_at is None else 0.2)
+            if not events and self._give_up_at is not None and time.monotonic() > self._give_up_at:
+                break
+            for key, _ in events:
+                if key.data is None:
+                    self._wake_reader.recv(4096)
+                    continue
                 # Never more than what is there, so this does not block.
                 block = os.read(key.fd, 1 << 16)
                 self._take(key.data, block)
                 if not block:
                     self._drop(key)
+        self._selector.unregister(self._wake_reader)
+        self._write_notices()
+
+    def _write_notices(self) -> None:
+        while self._notices:
+            self._guarded(self._notices.popleft())
 
     def _drop(self, key: selectors.SelectorKey) -> None:
         self._selector.unregister(key.fileobj)
@@ -180,8 +213,7 @@ class Output:
             return
         lines = text[:cut] if text[:cut].endswith(b"\n") else text[:cut] + b"\n"
         self._tails[worker_id].extend(lines[:-1].split(b"\n")[-TAIL_LINES:])
-        with self._lock:
-            self._guarded(lambda: self._sink(worker_id, stream, lines))
+        self._guarded(lambda: self._sink(worker_id, stream, lines))
 
     def _guarded(self, write: Callable[[], None]) -> None:
         if self.broken:
@@ -196,11 +228,11 @@ class Output:
         try:
             self._logs[worker_id].write(block)
         except OSError as error:
-            message = f"multiverso: stopped logging, {self._logs[worker_id].name}: {error.strerror}"
+            message = f"multiverso: stopped logging, {self._logs[worker_id].name}: {error.strerror}\n"
             for log in self._logs:
                 log.close()
             self._logs = []
-            self.notice(lambda: print(message, file=sys.stderr))
+            self._guarded(lambda: write_all(unbuffered(sys.stderr), message.encode()))
 
 
 def _prefix(worker_id: int, colour: bool) -> bytes:

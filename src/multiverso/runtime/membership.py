@@ -29,8 +29,8 @@ class Attached:
 class Membership:
     """The members of a job on this host, and the memory of their generation.
 
-    A generation ends when all workers have left: one that comes then finds fresh memory and no tables. Owner:
-    the node's thread; requests that cannot be granted raise what the worker is to get.
+    In a job of a fixed number of workers a generation ends when all have left: one that comes then finds fresh
+    memory and no tables. Owner: the node's thread; requests that cannot be granted raise what the worker is to get.
 
     Args:
         workers_num: how many workers the job has; None for any number that come and go.
@@ -42,7 +42,7 @@ class Membership:
         control: the control segment of this generation.
         catalogue: its tables.
         attached: the workers that are there, by number.
-        had_workers: whether one has ever come.
+        had_workers: whether one has come in this generation.
     """
 
     def __init__(

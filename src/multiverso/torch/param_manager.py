@@ -153,7 +153,11 @@ class ParamManager:
     def _land(self) -> None:
         if self._flight is not None:
             flight, self._flight = self._flight, None
-            flight.land()
+            try:
+                flight.land()
+            except BaseException:
+                self._shared.hasten()
+                raise
 
 
 class _Flight:

@@ -132,8 +132,8 @@ class Controller:
 
         Started workers: until all have ended, or one has failed; then the others are ended too. Workers
         started by
-        hand: until at least one has come and all are gone. Costs no processor time while there is nothing to
-            do.
+        hand: until at least one has come and all are gone. Costs next to no processor time while there is
+            nothing to do.
 
         Returns:
             0, or 1 if a worker failed, or a request raised an error, or SIGTERM or Ctrl-C came.
@@ -262,7 +262,7 @@ class Controller:
             raise
 
     def _serve(self) -> bool:
-        while not self._members.all_gone:
+        while not self._members.all_gone or self._asked():
             wait_ms = (self._hosts and self._hosts.wait_ms) or _IDLE_MS
             ready = {what for what, _ in zmq.zmq_poll(self._watched(), wait_ms)}
             if self._wake_in.fileno() in ready:
@@ -273,11 +273,11 @@ class Controller:
             if self._hosts is not None:
                 for address, answer in self._hosts.finished():
                     self._reply(address, {"ok": answer})
-            if self._control in ready and not self._answer_request():
+            ended = [member for member in self._members.by_rank.values() if member.watch in ready]
+            if self._control in ready and not self._answer_requests(all_of_them=bool(ended)):
                 return False
             if self._batches is not None and self._batches.ended:
                 self._batches.answer_end()
-            ended = [member for member in self._members.by_rank.values() if member.watch in ready]
             fates = [self._members.note_end(member) for member in ended]  # each has to be noted
             if not all(fates):
                 return False
@@ -295,8 +295,20 @@ class Controller:
         assert self._control is not None
         self._control.send_multipart([*address, dumps(answer)])
 
+    def _asked(self) -> bool:
+        return self._control is not None and bool(self._control.get(zmq.EVENTS) & zmq.POLLIN)
+
+    def _answer_requests(self, all_of_them: bool) -> bool:
+        """Answers one: asking whether there is another costs as much as the poll for everything.
+
+        All that have come, when a worker's end is to be noted: what it asked before comes first.
+        """
+        going_on = self._answer_request()
+        while going_on and all_of_them and self._asked():
+            going_on = self._answer_request()
+        return going_on
+
     def _answer_request(self) -> bool:
-        """Answers one; to ask whether there is another costs as much as the poll for everything."""
         assert self._control is not None
         *address, message = self._control.recv_multipart()
         if len(address) != 2:
