@@ -16,7 +16,6 @@ unexport PLATOON_DEVICES PLATOON_DEVICE PLATOON_HOSTS PLATOONRC PLATOON_LOGS
 unexport PLATOON_CONTROL_PORT PLATOON_LOCAL_RANK PLATOON_STATUS_FD
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
-export PYTHONUNBUFFERED := 1
 
 # The first interpreter that runs, is new enough and can make environments; `make PYTHON=/path/to/python` chooses another.
 SUITABLE := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
