@@ -25,7 +25,7 @@ run() {
 selected="$*"
 
 # Tests wait for processes more than they compute; tests of one file share what they start.
-together=(-n 3 --dist loadscope)
+together=(-n 2 --dist loadscope)
 
 # Keras writes to the home directory, and the old one takes what it finds there for granted.
 mkdir -p "$scratch/home" "$scratch/theano"
