@@ -161,6 +161,7 @@ def test_top_without_a_job_and_with_nonsense() -> None:
     table += "0: 00000003 0 00000000 0005 03 8 @multiverso-c\n0: 00000002 0 00010000 0001 01 9 /run/x\n"
     table += "0: 00000002 0 00010000 0001 01 10\n"
     assert node_addresses(table) == ["multiverso-a b"]
+    assert multiverso("top").returncode == 0, "into a pipe it looks once"
     done = multiverso("top", "--interval", "0")
     assert done.returncode == 2
     assert "--interval 0" in done.stderr

@@ -51,7 +51,7 @@ def node_addresses(table: str | None = None) -> list[str]:
 
 
 def show_jobs(*, once: bool, as_json: bool, interval_seconds: float) -> int:
-    """Print the jobs once, or keep showing them until Ctrl-C; return the exit code."""
+    """Print the jobs once (into a pipe always), or keep showing them until Ctrl-C; return the exit code."""
     if not interval_seconds > 0:
         raise StartupError(f"--interval {interval_seconds:g}: it must be more than 0 seconds.")
     if as_json:
@@ -59,13 +59,13 @@ def show_jobs(*, once: bool, as_json: bool, interval_seconds: float) -> int:
         return 0
     console = Console()
     if not console.is_terminal:
-        console = Console(width=160)
+        console, once = Console(width=160), True  # what reads us waits for our end
     if once:
         console.print(render(find_jobs(), {}))
         return 0
     rates: dict[str, Rates] = {}
     try:
-        with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
                 jobs = find_jobs()
                 rates = {job["address"]: rates.get(job["address"], Rates()).seen(job) for job in jobs}

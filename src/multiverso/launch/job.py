@@ -156,7 +156,7 @@ class Job:
                         self._step()
                 finally:
                     self._kill_all()
-            in_no_hurry = self._reason in ("finished", "failed")
+            in_no_hurry = self._reason in ("finished", "failed", "timeout")
         finally:
             self._output.close(lambda: in_no_hurry and not self._received)
             if forward_signals:
