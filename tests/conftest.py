@@ -43,9 +43,20 @@ FRAMEWORKS = (
     "zmq",
 )
 LIVES_ON = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
+# What those who call us may have set, and what our programs must not inherit: a job; output in small pieces, so
+# that the lines of two workers mix; and modules compiled anew by each process.
+OTHERS = (
+    "MULTIVERSO_NODE",
+    "MULTIVERSO_WORKER_ID",
+    "MULTIVERSO_WORKERS_NUM",
+    "PYTHONUNBUFFERED",
+    "PYTHONDONTWRITEBYTECODE",
+)
 UNOWNED_FILES = ("/dev/", "/proc/", "/sys/", "anon_inode:[event")
 
 os.environ[MARK] = uuid.uuid4().hex
+for name in OTHERS:
+    os.environ.pop(name, None)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background: our processes would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -49,10 +49,7 @@ def runs_here(page: Path) -> bool:
 
 def run(command: list[str] | str, folder: Path) -> str:
     """Standard output, when the command succeeds; with everything that was said otherwise."""
-    environment = {
-        k: v for k, v in os.environ.items() if not k.startswith(("MULTIVERSO_NODE", "MULTIVERSO_W"))
-    }
-    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     result = subprocess.run(
         command,
         cwd=folder,

@@ -17,10 +17,7 @@ SCRIPTS = {"logistic_regression.py": 0.8, "cnn.py": 0.7, "resnet.py": 0.5}
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
-    environment = {
-        k: v for k, v in os.environ.items() if not k.startswith(("MULTIVERSO_NODE", "MULTIVERSO_W"))
-    }
-    environment["KERAS_BACKEND"] = "torch"
+    environment = {**os.environ, "KERAS_BACKEND": "torch"}
     return subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250, check=False
     )
