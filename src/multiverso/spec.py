@@ -26,6 +26,8 @@ class Consistency:
     @classmethod
     def of(cls, sync: bool, staleness: int | None) -> Consistency:
         """Returns what ``init(sync=, staleness=)`` mean together."""
+        if sync not in (True, False):
+            raise StartupError(f"sync is True or False; got {sync!r}")
         if staleness is None:
             return cls("sync" if sync else "async")
         if sync:
@@ -65,6 +67,10 @@ class TableSpec:
     mean: bool = False
     per_worker: int = 0
     rule: str = ""
+
+    def __post_init__(self) -> None:
+        if self.name is not None and not (isinstance(self.name, str) and self.name):
+            raise ValueError(f"name is a text that is not empty, or None; got {self.name!r}")
 
     @property
     def elements(self) -> int:

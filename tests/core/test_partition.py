@@ -99,6 +99,8 @@ def test_sync_and_staleness_exclude_each_other() -> None:
     assert Consistency.of(False, 0) == Consistency("bounded", 0)
     with pytest.raises(StartupError, match="exclude each other"):
         Consistency.of(True, 1)
+    with pytest.raises(StartupError, match="sync is True or False"):
+        Consistency.of("no", None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, True, "2"])

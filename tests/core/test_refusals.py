@@ -187,6 +187,10 @@ def test_an_array_with_nan_or_infinity_is_accepted(tables: Tables) -> None:
         lambda s: mv.ArrayTableHandler(3, ["a", "b", "c"], session=s),
         lambda s: mv.ArrayTableHandler(3, updater="no such", session=s),
         lambda s: mv.ArrayTableHandler(3, initial="median", session=s),
+        lambda s: mv.ArrayTableHandler(3, name="", session=s),
+        lambda s: mv.ArrayTableHandler(3, name=1, session=s),
+        lambda s: mv.ArrayTableHandler(3, name=b"x", session=s),
+        lambda s: mv.MatrixTableHandler(3, 2, name=["a"], session=s),
     ],
 )
 def test_a_table_that_cannot_be_is_refused_and_the_order_does_not_advance(

@@ -258,6 +258,15 @@ def test_a_crash_in_the_middle_leaves_the_save_before(tmp_path: Path, stage: str
         assert [table.get()[-1] for table in tables] == [1, 2, 3]
 
 
+def test_a_save_that_cannot_be_names_the_path_that_was_given(alone: Session, tmp_path: Path) -> None:
+    table = mv.ArrayTableHandler(3, session=alone)
+    for path in (tmp_path / "no such folder" / "table", tmp_path):
+        with pytest.raises(OSError) as caught:
+            table.save(path)
+        assert caught.value.filename == str(path)
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_failed_save_leaves_nothing(alone: Session, tmp_path: Path, monkeypatch: Any) -> None:
     mv.ArrayTableHandler(3, session=alone)
 

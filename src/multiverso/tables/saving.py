@@ -38,6 +38,8 @@ def write_whole(path: PathLike, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(target)
+    except OSError as error:  # without this it names a file that nobody has heard of
+        raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
     finally:
         temporary.unlink(missing_ok=True)
 
