@@ -25,6 +25,7 @@ from platoon.processes import Process, end_processes, launch_process
 from platoon.util import PlatoonError, exit_text, last_lines
 
 SUCCESS, FAILURE, WRONG_ARGUMENTS, SYSTEM_ERROR, OTHER_ERROR = range(5)
+_INTERRUPTED = 128 + signal.SIGINT
 
 _EPILOG = """\
 NAME_worker.py must be in the working directory, and may be accompanied by NAME_controller.py. Everything they
@@ -207,7 +208,7 @@ def _follow(controller: Process, readable: int, told: Told) -> int:
     except KeyboardInterrupt:
         told.failure = "interrupted"
         end_processes([controller])
-        return 128 + signal.SIGINT
+        return _INTERRUPTED
     finally:
         os.close(watch)
         signal.signal(signal.SIGTERM, before)
@@ -227,7 +228,7 @@ def _outcome(controller: Process, code: int, told: Told, workers: int) -> int:
         lines = "\n".join(f"    {line}" for line in last_lines(controller.err) or ["(nothing)"])
         text = f"the controller ended with {exit_text(code)}\n  log: {controller.err}\n  last lines:\n{lines}"
     failed_itself = told.failure is None and code in (WRONG_ARGUMENTS, SYSTEM_ERROR, OTHER_ERROR)
-    result = code if failed_itself else FAILURE
+    result = code if failed_itself else OTHER_ERROR if code == _INTERRUPTED else FAILURE
     if told.as_json:
         told.say("", "failure", reason=text, code=result)
     return _fail(text, result)

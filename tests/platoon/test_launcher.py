@@ -151,7 +151,7 @@ def test_sigterm_ends_everything(experiment: Any, wait_until: Any) -> None:
     launcher = experiment.start("-m", "platoon.launcher", "long", "-D", "cpu", "cpu")
     wait_until(lambda: len(list(experiment.folder.glob("here-*"))) == 2)
     os.kill(launcher.pid, signal.SIGTERM)
-    assert "interrupted" in experiment.finish(launcher, 1)
+    assert "interrupted" in experiment.finish(launcher, 4)
     wait_until(lambda: not left_running(experiment.folder))
 
 
