@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from multiverso.runtime import Node
     from platoon.channel.hosts import Hosts
 
+_AT_ONCE = 256  # requests answered before an end is noted all the same, when others ask without end
 _SEND_MB_SECONDS = 1800.0
 _IDLE_MS = 500  # a signal that comes just before the poll does not interrupt it; its handler runs after it
 
@@ -130,10 +131,9 @@ class Controller:
     def serve(self) -> int:
         """Answers requests until the workers are gone, and closes the controller.
 
-        Started workers: until all have ended, or one has failed; then the others are ended too. Workers
-        started by
-        hand: until at least one has come and all are gone. Costs next to no processor time while there is
-            nothing to do.
+        Started workers: until all have ended, or one has failed; then the others are ended too. Workers started
+        by hand: until at least one has come and all are gone. Costs next to no processor time while there is
+        nothing to do.
 
         Returns:
             0, or 1 if a worker failed, or a request raised an error, or SIGTERM or Ctrl-C came.
@@ -301,12 +301,14 @@ class Controller:
     def _answer_requests(self, all_of_them: bool) -> bool:
         """Answers one: asking whether there is another costs as much as the poll for everything.
 
-        All that have come, when a worker's end is to be noted: what it asked before comes first.
+        Those that have come, when a worker's end is to be noted: what it asked before comes first.
         """
-        going_on = self._answer_request()
-        while going_on and all_of_them and self._asked():
-            going_on = self._answer_request()
-        return going_on
+        for _ in range(_AT_ONCE if all_of_them else 1):
+            if not self._answer_request():
+                return False
+            if not (all_of_them and self._asked()):
+                break
+        return True
 
     def _answer_request(self) -> bool:
         assert self._control is not None
