@@ -6,6 +6,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -123,6 +124,12 @@ def wait_until_gone(pids: Sequence[int]) -> list[int]:
             left.append(pid)
         os.close(descriptor)
     return left
+
+
+def wait_until_written(files: Sequence[Path]) -> None:
+    """Wait until each file has something in it (the test's own deadline ends the wait)."""
+    while not all(file.exists() and file.stat().st_size for file in files):
+        threading.Event().wait(0.01)
 
 
 def script(folder: Path, text: str, name: str = "job.py") -> Path:

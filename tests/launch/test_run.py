@@ -7,11 +7,20 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from launch_support import SECONDS, OnTerminal, Running, command, environ, multiverso, script, wait_until_gone
+from launch_support import (
+    SECONDS,
+    OnTerminal,
+    Running,
+    command,
+    environ,
+    multiverso,
+    script,
+    wait_until_gone,
+    wait_until_written,
+)
 
 WAIT = """
 import os, pathlib, signal, sys, time
@@ -291,23 +300,48 @@ def test_ctrl_c_works_while_nobody_reads_the_output(tmp_path: Path, options: lis
     running.end()
 
 
-def test_a_slow_reader_gets_everything(tmp_path: Path) -> None:
-    job = script(tmp_path, "for i in range(3000): print('y' * 100)\nraise SystemExit(5)")
-    running = Running(command("run", "-n", 2, "--json", "--on-failure", "continue", job))
-    time.sleep(3)  # the workers have ended, and their output waits for us
-    assert running.process.poll() is None
-    code, out, _ = running.end()
+# Less than a pipe holds, so that the workers end; and more than one pipe holds, with both workers' prefixes.
+SOME = (
+    "pathlib.Path(str(worker)).write_text(str(os.getpid())); print(('y' * 100 + chr(10)) * 500, flush=True)\n"
+)
+
+
+def ended_but_not_read(folder: Path, options: list[str]) -> Running:
+    """A job whose workers are gone, while nobody has read a line of it: it waits."""
+    running = Running(
+        command("run", "-n", 2, *options, "-m", "job"), PYTHONPATH=str(folder), HERE=str(folder)
+    )
+    pids = [folder / str(worker) for worker in range(2)]
+    wait_until_written(pids)
+    assert not wait_until_gone([int(pid.read_text()) for pid in pids])
+    with pytest.raises(subprocess.TimeoutExpired):
+        running.process.wait(timeout=4)
+    return running
+
+
+@pytest.mark.parametrize(
+    ("options", "then", "code", "reason"),
+    [
+        (["--on-failure", "continue"], "sys.exit(5)", 5, "finished"),
+        (["--timeout", "3"], "rest()", 124, "timeout"),
+    ],
+)
+def test_a_slow_reader_gets_everything(
+    tmp_path: Path, options: list[str], then: str, code: int, reason: str
+) -> None:
+    script(tmp_path, WAIT + "os.chdir(os.environ['HERE'])\n" + SOME + then)
+    ended, out, _ = ended_but_not_read(tmp_path, ["--json", *options]).end()
     events = [json.loads(line) for line in out.splitlines()]
-    assert sum(event["event"] == "line" for event in events) == 6000
-    assert events[-1]["event"] == "summary"
-    assert code == events[-1]["exit_code"] == 5
+    assert sum(event["event"] == "line" for event in events) == 2 * 501
+    assert (events[-1]["event"], events[-1]["reason"]) == ("summary", reason)
+    assert ended == events[-1]["exit_code"] == code
 
 
 def test_ctrl_c_ends_the_wait_for_a_slow_reader(tmp_path: Path) -> None:
-    running = Running(command("run", script(tmp_path, "for i in range(3000): print('y' * 100)")))
-    time.sleep(2)
+    script(tmp_path, WAIT + "os.chdir(os.environ['HERE'])\n" + SOME)
+    running = ended_but_not_read(tmp_path, [])
     running.send(signal.SIGINT)
-    assert running.process.wait(timeout=SECONDS) in (0, 128 + signal.SIGINT)  # the job itself had succeeded
+    assert running.process.wait(timeout=SECONDS) == 0  # the job had succeeded
     running.end()
 
 

@@ -158,10 +158,12 @@ class Job:
                     self._kill_all()
             in_no_hurry = self._reason in ("finished", "failed", "timeout")
         finally:
-            self._output.close(lambda: in_no_hurry and not self._received)
-            if forward_signals:
-                _ignore_signals()
-            self._close()
+            try:
+                self._output.close(lambda: in_no_hurry and not self._received)
+            finally:
+                if forward_signals:
+                    _ignore_signals()
+                self._close()
         return self._result(time.monotonic() - began)
 
     def wake(self) -> None:
