@@ -14,10 +14,12 @@ from keras.models import Model, Sequential
 
 import multiverso as mv
 from multiverso.errors import ShapeMismatchError
+from multiverso.testing.laws import in_each
 from multiverso.theano_ext.keras_ext.callbacks import MVCallback
 from multiverso.theano_ext.keras_ext.param_manager import KerasParamManager
 
-SECONDS = 250
+RUNS = [(1, False), (2, True), (3, False)]
+FITS = [(1, 1), (2, 4)]
 
 pytestmark = pytest.mark.timeout(300)  # the first use of a dtype compiles its kernels
 
@@ -51,10 +53,13 @@ def add_up(sync: bool) -> Any:
     return begun, model.get_weights()
 
 
-@pytest.mark.parametrize(("workers", "sync"), [(1, False), (2, True), (4, False)])
+added_up = in_each(add_up, RUNS)
+
+
+@pytest.mark.parametrize(("workers", "sync"), RUNS)
 def test_weights_add_up_and_statistics_are_averaged(workers: int, sync: bool) -> None:
     first = build(0).get_weights()
-    results = mv.run(add_up, workers=workers, args=(sync,), timeout_seconds=SECONDS)
+    results = added_up()[workers, sync]
     total = sum(range(1, workers + 1))
     for begun, ended in results:
         for index, (expected, begin, end) in enumerate(zip(first, begun, ended, strict=True)):
@@ -88,9 +93,12 @@ def fit(freq: int) -> Any:
     return history.epoch, history.history["val_loss"], model.get_weights(), mv.stats()
 
 
-@pytest.mark.parametrize(("workers", "freq"), [(1, 1), (2, 4)])
+fitted = in_each(fit, FITS)
+
+
+@pytest.mark.parametrize(("workers", "freq"), FITS)
 def test_fit_with_validation_early_stopping_and_a_first_epoch(workers: int, freq: int) -> None:
-    results = mv.run(fit, workers=workers, args=(freq,), timeout_seconds=SECONDS)
+    results = fitted()[workers, freq]
     begun = build(0).get_weights()
     for epochs, losses, weights, _ in results:
         assert epochs == [2, 3, 4, 5]

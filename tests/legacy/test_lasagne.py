@@ -12,9 +12,11 @@ import theano.tensor as T
 
 import multiverso as mv
 from multiverso.errors import ShapeMismatchError
+from multiverso.testing.laws import in_each
 from multiverso.theano_ext.lasagne_ext.param_manager import LasagneParamManager, MVNetParamManager
 
-SECONDS = 250
+RUNS = [(1, False), (2, True), (3, False)]
+MASTERS = [(1, 0), (1, None), (2, 1), (2, None)]
 
 pytestmark = pytest.mark.timeout(300)  # the first use of a dtype compiles its kernels
 
@@ -60,9 +62,12 @@ def train(sync: bool) -> Any:
     return begun, values
 
 
-@pytest.mark.parametrize(("workers", "sync"), [(1, False), (2, True), (4, False)])
+trained = in_each(train, RUNS)
+
+
+@pytest.mark.parametrize(("workers", "sync"), RUNS)
 def test_parameters_add_up_and_statistics_are_averaged(workers: int, sync: bool) -> None:
-    results = mv.run(train, workers=workers, args=(sync,), timeout_seconds=SECONDS)
+    results = trained()[workers, sync]
     for begun, (gain, rms, W, b) in results:
         np.testing.assert_array_equal(begun, 1)
         np.testing.assert_array_equal(gain, 1)
@@ -90,16 +95,17 @@ def begin_with(master: int | None) -> Any:
     return begun, network.W.get_value()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_the_older_manager_begins_with_the_flagged_workers_values(workers: int) -> None:
-    for master in (workers - 1, None):
-        results = mv.run(begin_with, workers=workers, args=(master,), timeout_seconds=SECONDS)
-        for begun, ended in results:
-            np.testing.assert_array_equal(begun, 10 + (master or 0))
-            np.testing.assert_array_equal(ended, 10 + (master or 0) + workers)
+begun_with = in_each(begin_with, MASTERS)
 
 
-def flag_in(masters: list[int]) -> str:
+@pytest.mark.parametrize(("workers", "master"), MASTERS)
+def test_the_older_manager_begins_with_the_flagged_workers_values(workers: int, master: int | None) -> None:
+    for begun, ended in begun_with()[workers, master]:
+        np.testing.assert_array_equal(begun, 10 + (master or 0))
+        np.testing.assert_array_equal(ended, 10 + (master or 0) + workers)
+
+
+def flag_in(masters: tuple[int, ...]) -> str:
     mv.init()
     network, _ = build(1)
     try:
@@ -109,9 +115,12 @@ def flag_in(masters: list[int]) -> str:
     return "accepted"
 
 
-@pytest.mark.parametrize("masters", [[], [0, 1]])
-def test_one_worker_must_be_the_flagged_one(masters: list[int]) -> None:
-    answers = mv.run(flag_in, workers=2, args=(masters,), timeout_seconds=SECONDS)
+flagged = in_each(flag_in, [(2, ()), (2, (0, 1))])
+
+
+@pytest.mark.parametrize("masters", [(), (0, 1)])
+def test_one_worker_must_be_the_flagged_one(masters: tuple[int, ...]) -> None:
+    answers = flagged()[2, masters]
     assert answers == [f"is_master_worker is True in {len(masters)} workers; expected exactly one"] * 2
 
 

@@ -10,12 +10,12 @@ import pytest
 
 import multiverso as mv
 from multiverso.errors import DtypeMismatchError, ShapeMismatchError
+from multiverso.testing.laws import in_each
 from multiverso.theano import ParamManager
 from multiverso.theano.framework import framework
 from multiverso.theano_ext.param_manager import MVModelParamManager
 
-RUNS = [(1, False), (2, True), (4, False)]
-SECONDS = 250
+RUNS = [(1, False), (2, True), (3, False)]
 
 pytestmark = pytest.mark.timeout(300)  # the first use of a dtype compiles its kernels
 
@@ -70,9 +70,12 @@ def train(sync: bool) -> Any:
     return begun, vars(model)
 
 
+trained = in_each(train, RUNS)
+
+
 @pytest.mark.parametrize(("workers", "sync"), RUNS)
 def test_a_subclass_shares_any_model(workers: int, sync: bool) -> None:
-    results = mv.run(train, workers=workers, args=(sync,), timeout_seconds=SECONDS)
+    results = trained()[workers, sync]
     for me, (begun, ended) in enumerate(results):
         assert [begun[name].max() for name in ("weights", "mean", "bias")] == [1, 1, 1]
         assert begun["count"] == me + 1, "integers stay with their worker"
@@ -142,9 +145,12 @@ def share_variables(sync: bool) -> Any:
     return exchanged, w.get_value(), v.get_value(), mean.get_value()
 
 
+exchanged_in_one = in_each(share_variables, RUNS)
+
+
 @pytest.mark.parametrize(("workers", "sync"), RUNS)
 def test_shared_variables_in_one_exchange(workers: int, sync: bool) -> None:
-    results = mv.run(share_variables, workers=workers, args=(sync,), timeout_seconds=SECONDS)
+    results = exchanged_in_one()[workers, sync]
     for exchanged, w, v, mean in results:
         assert exchanged == [False, False, True, False, False, True]
         np.testing.assert_array_equal(w, np.full((2, 2), 6 * workers, "float32"))

@@ -13,8 +13,11 @@ import multiverso as mv
 from multiverso.errors import ClosedError, DtypeMismatchError, NotInitializedError
 from multiverso.params import Every, SharedParams, shared_dtype
 from multiverso.runtime import Node, Session
+from multiverso.testing.laws import in_each
 
-RUNS = [(1, False), (2, True), (4, False)]
+RUNS = [(1, False), (2, True), (3, False)]
+
+ROUNDS = 20
 
 pytestmark = pytest.mark.timeout(300)  # the first use of a dtype compiles its kernels
 
@@ -28,7 +31,7 @@ def pair() -> Iterator[list[Session]]:
         sessions.clear()  # pytest keeps what a fixture yields until the test's last check
 
 
-def train(sync: bool, rounds: int) -> Any:
+def train(rounds: int, sync: bool) -> Any:
     mv.init(sync=sync)
     me, workers = mv.worker_id(), mv.workers_num()
     weights = np.full((3, 5), me, "float32")
@@ -47,18 +50,20 @@ def train(sync: bool, rounds: int) -> Any:
     return untouched, begun, [view.copy() for view in shared.arrays + shared.statistics]
 
 
+trained = in_each(train, RUNS, args=(ROUNDS,))
+
+
 @pytest.mark.parametrize(("workers", "sync"), RUNS)
 def test_changes_add_up_exactly_and_statistics_are_averaged(workers: int, sync: bool) -> None:
-    rounds = 20
-    results = mv.run(train, workers=workers, args=(sync, rounds), timeout_seconds=250)
-    last_round = [(rounds - 1) * workers + me for me in range(workers)]
+    results = trained()[workers, sync]
+    last_round = [(ROUNDS - 1) * workers + me for me in range(workers)]
     for untouched, begun, (weights, wide, statistic) in results:
         assert untouched
         assert all((view == 0).all() for view in begun), "the master's values"
         assert weights.dtype == np.float32
         assert wide.dtype == np.float64
-        np.testing.assert_array_equal(weights, rounds * sum(range(1, workers + 1)))
-        np.testing.assert_array_equal(wide, rounds * 0.5 * workers)
+        np.testing.assert_array_equal(weights, ROUNDS * sum(range(1, workers + 1)))
+        np.testing.assert_array_equal(wide, ROUNDS * 0.5 * workers)
         np.testing.assert_array_equal(statistic, results[0][2][2], "all workers agree")
         if sync:
             np.testing.assert_allclose(statistic, np.mean(last_round), rtol=1e-6)

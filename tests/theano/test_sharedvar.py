@@ -18,10 +18,13 @@ from multiverso.errors import (
     ShapeMismatchError,
     WorkerLostError,
 )
+from multiverso.testing.laws import in_each
 from multiverso.theano import MVSharedVariable, mv_shared, sync_all_mv_shared_vars
 from multiverso.theano.framework import framework
 
 SECONDS = 250
+RUNS = [(1, True), (2, False), (3, True)]
+ROUNDS = 10
 
 pytestmark = pytest.mark.timeout(300)  # the first use of a dtype compiles its kernels
 
@@ -37,7 +40,7 @@ def function(inputs: list[Any], updates: list[Any]) -> Any:
     return framework().function(inputs, [], updates=updates, mode="FAST_COMPILE")
 
 
-def train(sync: bool, rounds: int) -> Any:
+def train(rounds: int, sync: bool) -> Any:
     mv.init(sync=sync)
     me = mv.worker_id()
     given = np.full((20, 30), me + 1, "float32")
@@ -68,15 +71,17 @@ def train(sync: bool, rounds: int) -> Any:
     return type(W).__module__, type(W).__name__, begun, seen
 
 
-@pytest.mark.parametrize(("workers", "sync"), [(1, True), (2, False), (4, True)])
+trained = in_each(train, RUNS, args=(ROUNDS,))
+
+
+@pytest.mark.parametrize(("workers", "sync"), RUNS)
 def test_what_workers_train_adds_up_exactly(workers: int, sync: bool) -> None:
-    rounds = 10
-    results = mv.run(train, workers=workers, args=(sync, rounds), timeout_seconds=SECONDS)
+    results = trained()[workers, sync]
     for module, name, (w, b), seen in results:
         assert (module, name) == (f"{framework().__name__}.tensor.sharedvar", "TensorSharedVariable")
         np.testing.assert_array_equal(w, 1)
         assert b == 0
-        assert len(seen) == rounds
+        assert len(seen) == ROUNDS
         for i, (w, b, n) in enumerate(seen, 1):
             np.testing.assert_array_equal(w.reshape(-1), 1 + np.arange(600) * 2 * i * workers)
             assert b == i * workers

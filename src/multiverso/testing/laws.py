@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import functools
+import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
 import multiverso as mv
+from multiverso.errors import WorkerLostError
+from multiverso.launch.job import OnFailure
+from multiverso.runtime import Node
 
 MODES = (False, True)
-JOB_SECONDS = 250.0  # compiling kernels on a cold and busy machine takes minutes
+_JOBS_SECONDS = 250.0  # compiling kernels on a cold and busy machine takes minutes
 _WAIT_SECONDS = 60.0
 
 
@@ -31,6 +36,103 @@ class Law:
 @dataclass(frozen=True)
 class _Raised:
     text: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of some of the processes that `run_jobs` starts.
+
+    Attributes:
+        members: numbers of processes, in the workers' order.
+        args: what the function is called with in this job, after what it is called with in all.
+    """
+
+    members: tuple[int, ...]
+    args: tuple[Any, ...] = ()
+
+
+def run_jobs(
+    function: Callable[..., Any],
+    jobs: Sequence[Job],
+    args: Sequence[Any] = (),
+    *,
+    on_failure: OnFailure = "stop",
+    env: Mapping[str, str] | None = None,
+) -> list[list[Any]]:
+    """Runs several jobs, one after the other, in the same processes: to start those is what takes the time.
+
+    Args:
+        function: called in each worker of each job.
+        jobs: who takes part in which.
+        args: what the function is called with in every job.
+        on_failure: "continue" where workers are killed on purpose, each in the last job that it takes part in.
+        env: environment variables for the processes.
+
+    Returns:
+        For each job what its workers returned; WorkerLostError for one that was killed.
+    """
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(closing(Node(len(job.members)))) for job in jobs]
+        found = mv.run(
+            _take_part,
+            1 + max(number for job in jobs for number in job.members),
+            args=(
+                function,
+                tuple(args),
+                [(node.address, job) for node, job in zip(nodes, jobs, strict=True)],
+            ),
+            timeout_seconds=_JOBS_SECONDS,
+            on_failure=on_failure,
+            env=env,
+        )
+    for process in found:
+        if isinstance(process, Exception) and not isinstance(process, WorkerLostError):
+            raise process
+    return [
+        [found[n] if isinstance(found[n], Exception) else found[n][i] for n in job.members]
+        for i, job in enumerate(jobs)
+    ]
+
+
+def _take_part(
+    function: Callable[..., Any], args: Sequence[Any], jobs: Sequence[tuple[str, Job]]
+) -> list[Any]:
+    """The life of one process; returns a result for each job, None where it takes no part."""
+    me = int(os.environ["MULTIVERSO_WORKER_ID"])
+    results = []
+    for address, job in jobs:
+        result = None
+        if me in job.members:
+            os.environ["MULTIVERSO_NODE"] = address
+            os.environ["MULTIVERSO_WORKER_ID"] = str(job.members.index(me))
+            os.environ["MULTIVERSO_WORKERS_NUM"] = str(len(job.members))
+            result = function(*args, *job.args)
+            mv.shutdown()
+        results.append(result)
+    return results
+
+
+def in_each(
+    function: Callable[..., Any],
+    runs: Sequence[tuple[Any, ...]],
+    args: Sequence[Any] = (),
+    env: Mapping[str, str] | None = None,
+) -> Callable[[], dict[tuple[Any, ...], list[Any]]]:
+    """Returns what gives each run's results; all are made when it is first called.
+
+    Args:
+        function: called in each worker of each run.
+        runs: the number of workers, and what the function is called with in this run.
+        args: what the function is called with before that, in every run.
+        env: environment variables for the processes.
+    """
+
+    @functools.cache
+    def results() -> dict[tuple[Any, ...], list[Any]]:
+        jobs = [Job(tuple(range(workers)), tuple(own)) for workers, *own in runs]
+        return dict(zip(runs, run_jobs(function, jobs, args, env=env), strict=True))
+
+    return results
 
 
 def try_out(laws: Mapping[str, Law], subject: Any) -> list[dict[str, Any]]:
@@ -67,12 +169,10 @@ def judge(law: Law, name: str, results: Sequence[Sequence[Mapping[str, Any]]]) -
 def suite_of(
     laws: Mapping[str, Law], subject: Any, workers: Sequence[int], env: Mapping[str, str] | None
 ) -> type:
-    """Returns a class of pytest tests: each law with each number of workers. One job runs all laws."""
+    """Returns a class of pytest tests: each law with each number of workers. One job of a number tries all."""
     import pytest
 
-    @functools.cache
-    def results(number: int) -> Any:
-        return mv.run(try_out, number, args=(laws, subject), timeout_seconds=JOB_SECONDS, env=env)
+    results = in_each(try_out, [(number,) for number in workers], (laws, subject), env)
 
     class Conformance:
         """Laws, each with several numbers of workers."""
@@ -81,6 +181,6 @@ def suite_of(
         @pytest.mark.parametrize("law", list(laws))
         def test_law(self, number: int, law: str) -> None:
             """The law holds."""
-            judge(laws[law], law, results(number))
+            judge(laws[law], law, results()[number,])
 
     return Conformance
