@@ -17,8 +17,10 @@ import pytest
 import multiverso as mv
 from multiverso.errors import DtypeMismatchError, ShapeMismatchError
 from multiverso.jax import ParamManager
+from multiverso.testing.laws import in_each
 
 SECONDS = 110
+JITTED = [(2, True, 3, 20, 1000), (3, False, 1, 30, 300_000)]
 
 
 @pytest.fixture
@@ -103,12 +105,12 @@ def jitted(sync: bool, every: int, steps: int, size: int) -> Any:
     return jax.tree.map(np.asarray, params), exchanges
 
 
-@pytest.mark.parametrize(
-    ("workers", "sync", "every", "steps", "size"),
-    [(2, True, 3, 20, 1000), (4, False, 1, 30, 300_000)],
-)
+ended_jitted = in_each(jitted, JITTED)
+
+
+@pytest.mark.parametrize(("workers", "sync", "every", "steps", "size"), JITTED)
 def test_a_jitted_step_exchanges(workers: int, sync: bool, every: int, steps: int, size: int) -> None:
-    results = mv.run(jitted, workers=workers, args=(sync, every, steps, size), timeout_seconds=SECONDS)
+    results = ended_jitted()[workers, sync, every, steps, size]
     for params, exchanges in results:
         assert exchanges == steps // every
         np.testing.assert_array_equal(params["w"], workers * steps)

@@ -18,6 +18,7 @@ from torch import nn
 
 import multiverso as mv
 from multiverso.errors import ClosedError, DtypeMismatchError, NotInitializedError
+from multiverso.testing.laws import in_each
 from multiverso.torch import ParamManager, SharedOptimizer
 from multiverso.torch.groups import InPlace
 
@@ -286,9 +287,12 @@ def small_changes(dtype: Any) -> Any:
     )
 
 
+changed_little = in_each(small_changes, [(2, torch.bfloat16), (2, torch.float16)])
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_roundings_of_16_bits_are_not_pushed(dtype: Any) -> None:
-    results = mv.run(small_changes, workers=2, args=(dtype,), timeout_seconds=SECONDS)
+    results = changed_little()[2, dtype]
     for kept, weight, table in results:
         assert kept == dtype
         np.testing.assert_array_equal(table, results[0][2])
@@ -297,7 +301,7 @@ def test_roundings_of_16_bits_are_not_pushed(dtype: Any) -> None:
         assert (np.abs(table - (1 + 32 * eps)) <= 2 * eps).all(), (table, eps)
 
 
-def overlapped(sync: bool, steps: int) -> Any:
+def overlapped(steps: int, sync: bool) -> Any:
     mv.init(sync=sync)
     model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False).double())
     for p in model.parameters():
@@ -314,9 +318,12 @@ def overlapped(sync: bool, steps: int) -> Any:
     return [p.detach().numpy().copy() for p in model.parameters()]
 
 
+ended_overlapped = in_each(overlapped, [(2, False), (2, True)], args=(9,))
+
+
 @pytest.mark.parametrize("sync", [False, True])
 def test_overlapped_exchanges_lose_nothing(sync: bool) -> None:
-    for values in mv.run(overlapped, workers=2, args=(sync, 9), timeout_seconds=SECONDS):
+    for values in ended_overlapped()[2, sync]:
         assert [value.dtype.name for value in values] == ["float32", "float64"]
         for value in values:
             np.testing.assert_array_equal(value, 9 * 3)
@@ -434,11 +441,11 @@ def by_rule(sync: bool, rule: Any) -> Any:
 
 
 def test_other_rules() -> None:
-    results = mv.run(by_rule, workers=2, args=(True, mv.rules.model_averaging()), timeout_seconds=SECONDS)
-    np.testing.assert_array_equal(results, np.ones((2, 2, 2)))
-    results = mv.run(by_rule, workers=2, args=(False, mv.rules.easgd(0.5)), timeout_seconds=SECONDS)
-    assert (results[1] == 1).all(), "half-way to the centre"
-    assert np.isin(results[0], [0, 0.5]).all(), "by who came first"
+    averaging, easgd = (2, True, mv.rules.model_averaging()), (2, False, mv.rules.easgd(0.5))
+    ended = in_each(by_rule, [averaging, easgd])()
+    np.testing.assert_array_equal(ended[averaging], np.ones((2, 2, 2)))
+    assert (ended[easgd][1] == 1).all(), "half-way to the centre"
+    assert np.isin(ended[easgd][0], [0, 0.5]).all(), "by who came first"
 
 
 def test_the_missing_framework_is_named() -> None:

@@ -77,7 +77,9 @@ def run(
     if not callable(function):
         raise TypeError(f"multiverso.run: expected a function, got {type(function).__name__}.")
     if not isinstance(workers, int) or not 1 <= workers <= MAX_WORKERS:
-        raise StartupError(f"multiverso.run: workers is {workers!r}; it must be from 1 to {MAX_WORKERS}.")
+        raise StartupError(
+            f"multiverso.run: workers is {workers!r}; it must be an int from 1 to {MAX_WORKERS}."
+        )
     if timeout_seconds is not None and not timeout_seconds > 0:
         raise StartupError(f"multiverso.run: timeout_seconds is {timeout_seconds}; it must be more than 0.")
     if on_failure not in ("stop", "continue"):

@@ -129,8 +129,9 @@ def in_each(
 
     @functools.cache
     def results() -> dict[tuple[Any, ...], list[Any]]:
-        jobs = [Job(tuple(range(workers)), tuple(own)) for workers, *own in runs]
-        return dict(zip(runs, run_jobs(function, jobs, args, env=env), strict=True))
+        largest_first = sorted(runs, key=lambda run: -run[0])  # nobody waits while others import and compile
+        jobs = [Job(tuple(range(workers)), tuple(own)) for workers, *own in largest_first]
+        return dict(zip(largest_first, run_jobs(function, jobs, args, env=env), strict=True))
 
     return results
 
