@@ -189,6 +189,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     SESSIONS.append(session)
 
 
+def pytest_collection_finish() -> None:
+    """Takes the frameworks' million objects out of the garbage collector's sight: a collection took 0.4 s."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The quick tests of the core go first, so that a broken core is seen at once."""
     core = Path(__file__).parent / "core"
