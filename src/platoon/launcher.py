@@ -22,7 +22,7 @@ from typing import Any
 from platoon import configparser
 from platoon.devices import check_devices, find_devices
 from platoon.processes import Process, end_processes, launch_process
-from platoon.util import PlatoonError, exit_text, last_lines
+from platoon.util import PlatoonError, counted, exit_text, last_lines
 
 SUCCESS, FAILURE, WRONG_ARGUMENTS, SYSTEM_ERROR, OTHER_ERROR = range(5)
 _INTERRUPTED = 128 + signal.SIGINT
@@ -90,7 +90,9 @@ def _launch(args: argparse.Namespace) -> int:
 
     told = Told(args.json)
     told.say(
-        f"{name}: {len(devices)} workers on {' '.join(devices)}; logs in {logs}", "launched", logs=str(logs)
+        f"{name}: {counted(len(devices), 'worker')} on {' '.join(devices)}; logs in {logs}",
+        "launched",
+        logs=str(logs),
     )
     readable, writable = os.pipe()
     try:
@@ -159,7 +161,7 @@ class Told:
         if self.live:
             seconds = time.monotonic() - self.began
             print(
-                f"\r\x1b[K{seconds:6.0f} s  {len(self.left)} workers  {self.requests} requests",
+                f"\r\x1b[K{seconds:6.0f} s  {counted(len(self.left), 'worker')}  {counted(self.requests, 'request')}",
                 end="",
                 flush=True,
             )
@@ -218,7 +220,7 @@ def _outcome(controller: Process, code: int, told: Told, workers: int) -> int:
     seconds = time.monotonic() - told.began
     if code == 0:
         told.say(
-            f"success: {workers} workers, {told.requests} requests, {seconds:.1f} s",
+            f"success: {counted(workers, 'worker')}, {counted(told.requests, 'request')}, {seconds:.1f} s",
             "success",
             seconds=seconds,
         )

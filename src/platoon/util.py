@@ -32,6 +32,11 @@ def last_lines(path: str | os.PathLike[str], count: int = 20, most_bytes: int = 
     return text.splitlines()[-count:]
 
 
+def counted(number: int, noun: str) -> str:
+    """Returns ``1 worker``, ``2 workers``."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def exit_text(code: int) -> str:
     """Returns what an exit code of `subprocess` says, as words: ``exit code 3`` or ``signal SIGKILL``."""
     if code >= 0:

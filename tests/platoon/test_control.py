@@ -225,7 +225,7 @@ def test_there_are_no_more_places_than_devices(experiment: Any, port: int) -> No
     with Worker(control_port=port) as worker:
         assert (worker.local_size, worker.local_rank, worker.global_size) == (1, 0, 1)
         second = experiment.finish(experiment.start("worker.py", str(port)))
-        assert "devices for 1 workers, and all of them are here" in second
+        assert "devices for 1 worker, and no more can come" in second
     experiment.finish(controller)
 
 

@@ -108,7 +108,7 @@ def render(jobs: list[Status], rates: Mapping[str, Rates]) -> RenderableType:
 
 def _render_job(job: Status, rates: Rates) -> Iterator[RenderableType]:
     number = job["workers_num"]
-    workers = f"{number} workers" if number is not None else f"{len(job['workers'])} workers, any number"
+    workers = f"workers: {number}" if number is not None else f"workers: {len(job['workers'])}, any number"
     yield Text(f"{job['address']}  {workers}, up {_duration(job['up_seconds'])}", style="bold")
     table = Table(
         "worker",

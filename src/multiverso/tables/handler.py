@@ -42,7 +42,7 @@ class TableHandler:
         self._size = spec.elements
         value = self._initial(init_value)
         update = 0 if updater.name == "add" else compile_update(updater.apply, spec.dtype)
-        name = f"table {spec.name!r}" if spec.name else f"a {spec}"
+        name = f"table {spec.name!r}" if spec.name else f"the {spec}"
         self._queue = Queue(spec.name or spec.kind)
 
         def fill(shard: Shard, last: bool, number: int) -> None:

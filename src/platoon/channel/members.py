@@ -9,7 +9,7 @@ from pathlib import Path
 
 from platoon.processes import Process, end_processes, failure_text, launch_process
 from platoon.reporting import Reporter
-from platoon.util import PlatoonError
+from platoon.util import PlatoonError, counted
 
 # A worker is no MPI process, even if its controller is: with these variables its own mpi4py would think so.
 _OF_MPI = ("PMI", "OMPI_", "HYD", "MPI_LOCAL")
@@ -110,7 +110,7 @@ class Members:
             rank = next(i for i in range(len(self.by_rank) + 1) if i not in self.by_rank)
             if most is not None and rank >= most:
                 raise PlatoonError(
-                    f"this controller has devices for {most} workers, and all of them are here"
+                    f"this controller has devices for {counted(most, 'worker')}, and no more can come"
                 )
         elif rank in self.by_rank:
             # Started by the controller through another program: the process that says hello is the worker.
