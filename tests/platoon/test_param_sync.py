@@ -177,7 +177,7 @@ def test_asgd_survives_kills_at_random_moments(experiment: Any, port: int) -> No
             worker.sync_params()
             steps += 1
         wait(lambda: worker.send_req("tell", {f"left{number}": 1}).keys() >= {"left0", "left2"})
-        wait(lambda: worker.local_size == 2)
+        wait(lambda: worker.local_size <= 2)  # fewer when the other survivor is through
         total = worker.shared_params[0]
         assert (total % 1000 == 120).all(), total
         # the two dead ones are each at most one push apart over the whole array
