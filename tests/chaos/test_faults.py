@@ -100,6 +100,7 @@ def survive(
 
 
 def lost(results: list[Any], worker_id: int = 2) -> None:
+    assert results
     for error in results:
         assert isinstance(error, WorkerLostError), error
         assert error.worker_ids == (worker_id,)
@@ -262,7 +263,8 @@ def test_killed_in_its_turn_the_values_are_those_of_the_living(initial: str) -> 
 
 @pytest.mark.parametrize("end", ["attach", "ready"])
 @pytest.mark.parametrize("on_lost", ["stop", "continue"])
-def test_killed_while_attaching(end: str, on_lost: str) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_killed_while_attaching(end: str, on_lost: str, late: bool) -> None:
     with Node(2, on_lost=on_lost) as node:
         with victim(victims.while_attaching, node.address, 1, end) as doomed:
 
@@ -273,9 +275,12 @@ def test_killed_while_attaching(end: str, on_lost: str) -> None:
 
             thread_result: list[Any] = []
             thread = threading.Thread(target=lambda: thread_result.append(outcome(work)))
-            thread.start()
+            if not late:
+                thread.start()
             assert doomed.hear() == "there"
             assert doomed.gone() == -signal.SIGKILL
+            if late:
+                thread.start()
             if end == "attach":
                 node.absent(1)  # nobody but its launcher knows that it will not come
             thread.join(SECONDS)

@@ -88,10 +88,13 @@ def holding_a_lock(session: Session, table: Any) -> None:
     """In the middle of an add: two stripes done, the third one half written under its lock."""
     shard = table._shard
     stripe = load64(shard.base + at.STRIPE)
-    shard.values()[: 2 * stripe] += 1
-    assert mutex.lock(shard.base + shard.places.locks + 2 * at.MUTEX_BYTES, 5.0) == 0
-    shard.values()[2 * stripe : 2 * stripe + 10] += 1
-    die()
+    for number in range(3):
+        lock = shard.base + shard.places.locks + number * at.MUTEX_BYTES
+        assert mutex.lock(lock, 5.0) == 0
+        shard.values()[number * stripe :][: 10 if number == 2 else stripe] += 1
+        if number == 2:
+            die()
+        mutex.unlock(lock)
 
 
 def stopped_with_a_lock(session: Session, table: Any) -> None:

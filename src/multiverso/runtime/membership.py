@@ -119,7 +119,7 @@ class Membership:
             raise StartupError(f"this worker expects {number} workers, but the job has {self.workers_num}")
         if wish is not None and not 0 <= wish < self.control.capacity:
             raise StartupError(f"worker_id {wish} is not in 0 .. {self.control.capacity - 1}")
-        if not self.attached and self.had_workers and self.workers_num is not None:
+        if self._is_new_generation(wish):
             self._restart()
         worker_id = self._free_id(wish)
         if worker_id is None:
@@ -141,6 +141,12 @@ class Membership:
                 "call init with the same arguments everywhere"
             )
         self._admit(connection, request, worker_id)
+
+    def _is_new_generation(self, wish: int | None) -> bool:
+        """All have gone; but one that comes after another's death at the start is still of the same generation."""
+        if self.workers_num is None or self.attached or not self.had_workers:
+            return False
+        return not self.lost() or self._free_id(wish) is None
 
     def _is_over(self, wish: int | None) -> bool:
         ids = range(self.control.capacity) if wish is None else [wish]
