@@ -21,6 +21,7 @@ from multiverso.rules import Rule, share
 from multiverso.rules.shared import Shared, check_mode
 from multiverso.runtime import Session
 from multiverso.runtime.current import current
+from multiverso.spec import check_name
 from multiverso.tables import ArrayTableHandler
 
 Array = NDArray[Any]
@@ -120,13 +121,14 @@ class SharedParams:
 
         Raises:
             DtypeMismatchError: an array that is not of a floating dtype; nothing has been made then.
-            ValueError: no arrays at all; ``every`` below one call or not above zero time; a rule that is not
-                defined for the session's consistency.
+            ValueError: no arrays at all; a name that is no text; ``every`` below one call or not above zero time;
+                a rule that is not defined for the session's consistency.
         """
         given = [(np.asarray(array), False) for array in arrays]
         given += [(np.asarray(array), True) for array in statistics]
         if not given:
             raise ValueError("there is nothing to share: both lists of arrays are empty")
+        check_name(name)
         session = session or current()
         if rule is not None:
             check_mode(rule, session.consistency.mode)  # before any table is made

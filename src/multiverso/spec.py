@@ -69,8 +69,7 @@ class TableSpec:
     rule: str = ""
 
     def __post_init__(self) -> None:
-        if self.name is not None and not (isinstance(self.name, str) and self.name):
-            raise ValueError(f"name is a text that is not empty, or None; got {self.name!r}")
+        check_name(self.name)
 
     @property
     def elements(self) -> int:
@@ -102,6 +101,16 @@ class TableSpec:
         name = f" named {self.name!r}" if self.name else ""
         rule = f", rule {self.rule}" if self.rule else ""
         return f"{self.kind} of {size} {self.dtype}{name} (updater {self.updater}{hyper}, initial {self.initial}{rule})"
+
+
+def check_name(name: Any) -> None:
+    """Refuses what is no name of a table.
+
+    Raises:
+        ValueError: neither None nor a text that is not empty.
+    """
+    if name is not None and not (isinstance(name, str) and name):
+        raise ValueError(f"name is a text that is not empty, or None; got {name!r}")
 
 
 def checked_count(value: Any, what: str) -> int:

@@ -116,6 +116,15 @@ def _with_an_unreadable_spec(path: Path) -> None:
     save_file({"values": np.zeros(3, "f4")}, path, metadata={"format": "multiverso table 1", "table": "{"})
 
 
+def _with_a_name_that_is_none(path: Path) -> None:
+    from safetensors import safe_open
+
+    with safe_open(os.fspath(path), framework="numpy") as file:
+        header = file.metadata()
+    spec = json.dumps({**json.loads(header["table"]), "name": ""})
+    save_file({"values": np.zeros(3, "f4")}, path, metadata={**header, "table": spec})
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -126,6 +135,7 @@ def _with_an_unreadable_spec(path: Path) -> None:
         _without_values,
         _of_another_dtype,
         _with_an_unreadable_spec,
+        _with_a_name_that_is_none,
         Path.unlink,
     ],
 )
@@ -260,11 +270,17 @@ def test_a_crash_in_the_middle_leaves_the_save_before(tmp_path: Path, stage: str
 
 def test_a_save_that_cannot_be_names_the_path_that_was_given(alone: Session, tmp_path: Path) -> None:
     table = mv.ArrayTableHandler(3, session=alone)
-    for path in (tmp_path / "no such folder" / "table", tmp_path):
+    (tmp_path / "file").touch()
+    for path in (
+        tmp_path / "no such folder" / "table",
+        tmp_path / "file" / "table",
+        tmp_path,
+        tmp_path / ("x" * 250),
+    ):
         with pytest.raises(OSError) as caught:
             table.save(path)
         assert caught.value.filename == str(path)
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path) == ["file"]
 
 
 def test_a_failed_save_leaves_nothing(alone: Session, tmp_path: Path, monkeypatch: Any) -> None:

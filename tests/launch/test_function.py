@@ -1,5 +1,6 @@
 """`multiverso.run(function)`: results, exceptions, deaths, from where it is called."""
 
+import atexit
 import os
 import signal
 import subprocess
@@ -16,6 +17,9 @@ from launch_support import SECONDS, environ, script, wait_until_gone
 
 import multiverso as mv
 from multiverso.errors import StartupError, WaitTimeoutError, WorkerFailedError, WorkerLostError
+from multiverso.launch.job import Job
+from multiverso.launch.local import worker_commands
+from multiverso.launch.output import Output, text_sink
 
 
 def worker() -> int:
@@ -91,6 +95,28 @@ def test_the_cause_is_raised_not_its_consequences() -> None:
 
     with pytest.raises(KeyError, match="cause"):
         mv.run(function, workers=4)
+
+
+def test_what_it_raised_is_known_when_it_is_killed_on_its_way_out() -> None:
+    def function() -> None:
+        atexit.register(os.kill, os.getpid(), signal.SIGTERM)
+        raise KeyError("cause")
+
+    with pytest.raises(KeyError, match="cause"):
+        mv.run(function, workers=1)
+
+
+def test_a_worker_that_the_others_lost_may_end_by_itself() -> None:
+    programs = ["raise SystemExit(3)", "import time; time.sleep(0.5); raise SystemExit(7)"]
+    commands = worker_commands(
+        [(sys.executable, "-c", text) for text in programs], address="", environ=os.environ
+    )
+    job = Job(
+        commands, address="", output=Output(text_sink(sys.stdout, sys.stderr)), lost_workers=lambda: [1]
+    )
+    result = job.run()
+    assert result.culprit is not None
+    assert (result.culprit.worker_id, result.exit_code) == (1, 7)
 
 
 @pytest.mark.parametrize("error", [OddError(1, 2), SystemExit(3), KeyboardInterrupt()])
@@ -330,3 +356,15 @@ print(mv.run(only_here.answer, workers=1))
     command = [sys.executable, "-I", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True, cwd="/")
     assert done.stdout == "[42]\n", done.stderr
+
+
+def test_an_interruption_while_the_output_is_closed_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    close = Output.close
+
+    def interrupted(self: Output, *arguments: Any) -> None:
+        close(self, *arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Output, "close", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        mv.run(worker, workers=1)

@@ -323,7 +323,7 @@ def ended_but_not_read(folder: Path, options: list[str]) -> Running:
     ("options", "then", "code", "reason"),
     [
         (["--on-failure", "continue"], "sys.exit(5)", 5, "finished"),
-        (["--timeout", "3"], "rest()", 124, "timeout"),
+        (["--timeout", "10"], "rest()", 124, "timeout"),
     ],
 )
 def test_a_slow_reader_gets_everything(
@@ -340,6 +340,9 @@ def test_a_slow_reader_gets_everything(
 def test_ctrl_c_ends_the_wait_for_a_slow_reader(tmp_path: Path) -> None:
     script(tmp_path, WAIT + "os.chdir(os.environ['HERE'])\n" + SOME)
     running = ended_but_not_read(tmp_path, [])
+    running.send(signal.SIGUSR1)  # asks who waits for whom, and ends nothing
+    with pytest.raises(subprocess.TimeoutExpired):
+        running.process.wait(timeout=2)
     running.send(signal.SIGINT)
     assert running.process.wait(timeout=SECONDS) == 0  # the job had succeeded
     running.end()

@@ -76,10 +76,8 @@ def run(
     """
     if not callable(function):
         raise TypeError(f"multiverso.run: expected a function, got {type(function).__name__}.")
-    if not isinstance(workers, int) or not 1 <= workers <= MAX_WORKERS:
-        raise StartupError(
-            f"multiverso.run: workers is {workers!r}; it must be an int from 1 to {MAX_WORKERS}."
-        )
+    if not hasattr(workers, "__index__") or not 1 <= workers <= MAX_WORKERS:
+        raise StartupError(f"multiverso.run: workers is {workers!r}; it must be from 1 to {MAX_WORKERS}.")
     if timeout_seconds is not None and not timeout_seconds > 0:
         raise StartupError(f"multiverso.run: timeout_seconds is {timeout_seconds}; it must be more than 0.")
     if on_failure not in ("stop", "continue"):
@@ -142,17 +140,21 @@ def _blame(failure: _Failed) -> tuple[bool, bool, float]:
 
 def _read_answer(answer: IO[bytes], end: WorkerExit) -> Any:
     who = f"Worker {end.worker_id} (pid {end.pid})"
+    lost = f"{who} ended with exit code {end.code} before the function returned."
     if end.signal:
-        return _Failed(WorkerLostError(f"{who} was killed by {end.signal}.", [end.worker_id]), end)
+        lost = f"{who} was killed by {end.signal}."
     answer.seek(0)
     try:
         kind, text = pickle.load(answer)
     except Exception:
-        message = f"{who} ended with exit code {end.code} before the function returned."
-        return _Failed(WorkerLostError(message, [end.worker_id]), end)
+        return _Failed(WorkerLostError(lost, [end.worker_id]), end)
+    if end.signal and kind == "value":
+        return _Failed(WorkerLostError(lost, [end.worker_id]), end)
     try:
         value = pickle.load(answer)
     except Exception as error:
+        if end.signal:  # in the middle of its answer
+            return _Failed(WorkerLostError(f"{lost} It had failed:\n{text}", [end.worker_id]), end)
         message = f"{who} sent a {kind} that cannot be read here: {error}\n{text}"
         return _Failed(WorkerFailedError(message), end)
     if kind == "value":

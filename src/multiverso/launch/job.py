@@ -159,7 +159,7 @@ class Job:
             in_no_hurry = self._reason in ("finished", "failed", "timeout")
         finally:
             try:
-                self._output.close(lambda: in_no_hurry and not self._received)
+                self._output.close(lambda: in_no_hurry and not self._told_to_end())
             finally:
                 if forward_signals:
                     _ignore_signals()
@@ -176,6 +176,9 @@ class Job:
     def _receive(self, number: int) -> None:
         self._received.append(number)
         self.wake()
+
+    def _told_to_end(self) -> bool:
+        return any(number != signal.SIGUSR1 for number in tuple(self._received))
 
     def _running(self) -> list[int]:
         return [worker_id for worker_id in self._processes if worker_id not in self._exits]
@@ -242,6 +245,8 @@ class Job:
             self._given_up = True
             return
         for worker_id in self._running():
+            if number == signal.SIGTERM and self._reason == "failed" and worker_id == self._suspect:
+                continue  # it is about to end, and how it does is what its user wants to know
             signal_group(self._processes[worker_id], number)
 
     def _reap(self, key: selectors.SelectorKey) -> None:

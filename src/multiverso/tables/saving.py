@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -38,10 +39,12 @@ def write_whole(path: PathLike, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(target)
-    except OSError as error:  # without this it names a file that nobody has heard of
-        raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
+    except OSError as error:
+        error.filename = os.fspath(path)  # instead of a file that nobody has heard of
+        raise
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def load(path: PathLike, spec: TableSpec) -> tuple[Array, list[Array]]:
@@ -60,7 +63,9 @@ def load(path: PathLike, spec: TableSpec) -> tuple[Array, list[Array]]:
             saved = TableSpec.from_message(json.loads(header["table"]))
             _check_fits(path, saved, spec)
             arrays = {name: file.get_tensor(name).reshape(-1) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
+    except SnapshotError:
+        raise
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise SnapshotError(f"{path} cannot be read as a saved table: {error}") from error
     names = ["values", *(f"state.{i}" for i in range(spec.states))]
     bad = [
