@@ -6,6 +6,7 @@ argparse, because ``-c="--turns 150"`` and ``-D cpu cpu cpu`` have to work.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import select
@@ -14,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,7 +26,6 @@ from platoon.processes import Process, end_processes, launch_process
 from platoon.util import PlatoonError, counted, exit_text, last_lines
 
 SUCCESS, FAILURE, WRONG_ARGUMENTS, SYSTEM_ERROR, OTHER_ERROR = range(5)
-_INTERRUPTED = 128 + signal.SIGINT
 
 _EPILOG = """\
 NAME_worker.py must be in the working directory, and may be accompanied by NAME_controller.py. Everything they
@@ -46,11 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
     args = _parser().parse_args(arguments)
     try:
-        return _launch(args)
+        with _handling(_interrupt, signal.SIGTERM):
+            return _launch(args)
     except PlatoonError as error:
         return _fail(str(error), WRONG_ARGUMENTS)
     except OSError as error:
         return _fail(str(error), SYSTEM_ERROR)
+    except KeyboardInterrupt:
+        return _fail("interrupted", OTHER_ERROR)
     except Exception as error:
         return _fail(f"{type(error).__name__}: {error}", OTHER_ERROR)
 
@@ -106,11 +109,15 @@ def _launch(args: argparse.Namespace) -> int:
         )
     finally:
         os.close(writable)
+    code = None
     try:
         code = _follow(controller, readable, told)
+    except KeyboardInterrupt:
+        pass
     finally:
-        os.close(readable)
-        end_processes([controller])
+        with _handling(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM):  # a second one cuts nothing short
+            os.close(readable)
+            end_processes([controller])
     return _outcome(controller, code, told, len(devices))
 
 
@@ -189,12 +196,7 @@ class Told:
 
 
 def _follow(controller: Process, readable: int, told: Told) -> int:
-    """Shows the controller's events until it has ended; SIGTERM and Ctrl-C end it."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
+    """Shows the controller's events until it has ended."""
     rest = b""
     watch = os.pidfd_open(controller.pid)
     try:
@@ -207,16 +209,27 @@ def _follow(controller: Process, readable: int, told: Told) -> int:
             told.status()
             if watch in ready and not data:
                 return controller.handle.wait()
-    except KeyboardInterrupt:
-        told.failure = "interrupted"
-        end_processes([controller])
-        return _INTERRUPTED
     finally:
         os.close(watch)
-        signal.signal(signal.SIGTERM, before)
 
 
-def _outcome(controller: Process, code: int, told: Told, workers: int) -> int:
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _handling(
+    handler: Callable[[int, FrameType | None], None] | signal.Handlers, *numbers: int
+) -> Iterator[None]:
+    before = [signal.signal(number, handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, kept in zip(numbers, before, strict=True):
+            signal.signal(number, kept)
+
+
+def _outcome(controller: Process, code: int | None, told: Told, workers: int) -> int:
     seconds = time.monotonic() - told.began
     if code == 0:
         told.say(
@@ -225,12 +238,14 @@ def _outcome(controller: Process, code: int, told: Told, workers: int) -> int:
             seconds=seconds,
         )
         return SUCCESS
-    text = told.failure
-    if text is None:
+    if code is None:
+        text, result = "interrupted", OTHER_ERROR
+    elif told.failure is not None:
+        text, result = told.failure, FAILURE
+    else:
         lines = "\n".join(f"    {line}" for line in last_lines(controller.err) or ["(nothing)"])
         text = f"the controller ended with {exit_text(code)}\n  log: {controller.err}\n  last lines:\n{lines}"
-    failed_itself = told.failure is None and code in (WRONG_ARGUMENTS, SYSTEM_ERROR, OTHER_ERROR)
-    result = code if failed_itself else OTHER_ERROR if code == _INTERRUPTED else FAILURE
+        result = code if code in (WRONG_ARGUMENTS, SYSTEM_ERROR, OTHER_ERROR) else FAILURE
     if told.as_json:
         told.say("", "failure", reason=text, code=result)
     return _fail(text, result)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,13 @@ def test_sigterm_ends_everything(experiment: Any, wait_until: Any) -> None:
     )
     launcher = experiment.start("-m", "platoon.launcher", "long", "-D", "cpu", "cpu")
     wait_until(lambda: len(list(experiment.folder.glob("here-*"))) == 2)
-    os.kill(launcher.pid, signal.SIGTERM)
+    for number in (
+        signal.SIGTERM,
+        signal.SIGTERM,
+        signal.SIGINT,
+    ):  # `timeout` and some terminals send several
+        os.kill(launcher.pid, number)
+        threading.Event().wait(0.02)
     assert "interrupted" in experiment.finish(launcher, 4)
     wait_until(lambda: not left_running(experiment.folder))
 
