@@ -105,12 +105,12 @@ def jitted(sync: bool, every: int, steps: int, size: int) -> Any:
     return jax.tree.map(np.asarray, params), exchanges
 
 
-ended_jitted = in_each(jitted, JITTED)
+ended_jitted = in_each(JITTED, jitted)
 
 
 @pytest.mark.parametrize(("workers", "sync", "every", "steps", "size"), JITTED)
 def test_a_jitted_step_exchanges(workers: int, sync: bool, every: int, steps: int, size: int) -> None:
-    results = ended_jitted()[workers, sync, every, steps, size]
+    results = ended_jitted(workers, sync, every, steps, size)
     for params, exchanges in results:
         assert exchanges == steps // every
         np.testing.assert_array_equal(params["w"], workers * steps)

@@ -53,13 +53,13 @@ def add_up(sync: bool) -> Any:
     return begun, model.get_weights()
 
 
-added_up = in_each(add_up, RUNS)
+added_up = in_each(RUNS, add_up)
 
 
 @pytest.mark.parametrize(("workers", "sync"), RUNS)
 def test_weights_add_up_and_statistics_are_averaged(workers: int, sync: bool) -> None:
     first = build(0).get_weights()
-    results = added_up()[workers, sync]
+    results = added_up(workers, sync)
     total = sum(range(1, workers + 1))
     for begun, ended in results:
         for index, (expected, begin, end) in enumerate(zip(first, begun, ended, strict=True)):
@@ -93,12 +93,12 @@ def fit(freq: int) -> Any:
     return history.epoch, history.history["val_loss"], model.get_weights(), mv.stats()
 
 
-fitted = in_each(fit, FITS)
+fitted = in_each(FITS, fit)
 
 
 @pytest.mark.parametrize(("workers", "freq"), FITS)
 def test_fit_with_validation_early_stopping_and_a_first_epoch(workers: int, freq: int) -> None:
-    results = fitted()[workers, freq]
+    results = fitted(workers, freq)
     begun = build(0).get_weights()
     for epochs, losses, weights, _ in results:
         assert epochs == [2, 3, 4, 5]

@@ -62,12 +62,12 @@ def train(sync: bool) -> Any:
     return begun, values
 
 
-trained = in_each(train, RUNS)
+trained = in_each(RUNS, train)
 
 
 @pytest.mark.parametrize(("workers", "sync"), RUNS)
 def test_parameters_add_up_and_statistics_are_averaged(workers: int, sync: bool) -> None:
-    results = trained()[workers, sync]
+    results = trained(workers, sync)
     for begun, (gain, rms, W, b) in results:
         np.testing.assert_array_equal(begun, 1)
         np.testing.assert_array_equal(gain, 1)
@@ -95,12 +95,12 @@ def begin_with(master: int | None) -> Any:
     return begun, network.W.get_value()
 
 
-begun_with = in_each(begin_with, MASTERS)
+begun_with = in_each(MASTERS, begin_with)
 
 
 @pytest.mark.parametrize(("workers", "master"), MASTERS)
 def test_the_older_manager_begins_with_the_flagged_workers_values(workers: int, master: int | None) -> None:
-    for begun, ended in begun_with()[workers, master]:
+    for begun, ended in begun_with(workers, master):
         np.testing.assert_array_equal(begun, 10 + (master or 0))
         np.testing.assert_array_equal(ended, 10 + (master or 0) + workers)
 
@@ -115,12 +115,12 @@ def flag_in(masters: tuple[int, ...]) -> str:
     return "accepted"
 
 
-flagged = in_each(flag_in, [(2, ()), (2, (0, 1))])
+flagged = in_each([(2, ()), (2, (0, 1))], flag_in)
 
 
 @pytest.mark.parametrize("masters", [(), (0, 1)])
 def test_one_worker_must_be_the_flagged_one(masters: tuple[int, ...]) -> None:
-    answers = flagged()[2, masters]
+    answers = flagged(2, masters)
     assert answers == [f"is_master_worker is True in {len(masters)} workers; expected exactly one"] * 2
 
 

@@ -70,12 +70,12 @@ def train(sync: bool) -> Any:
     return begun, vars(model)
 
 
-trained = in_each(train, RUNS)
+trained = in_each(RUNS, train)
 
 
 @pytest.mark.parametrize(("workers", "sync"), RUNS)
 def test_a_subclass_shares_any_model(workers: int, sync: bool) -> None:
-    results = trained()[workers, sync]
+    results = trained(workers, sync)
     for me, (begun, ended) in enumerate(results):
         assert [begun[name].max() for name in ("weights", "mean", "bias")] == [1, 1, 1]
         assert begun["count"] == me + 1, "integers stay with their worker"
@@ -145,12 +145,12 @@ def share_variables(sync: bool) -> Any:
     return exchanged, w.get_value(), v.get_value(), mean.get_value()
 
 
-exchanged_in_one = in_each(share_variables, RUNS)
+exchanged_in_one = in_each(RUNS, share_variables)
 
 
 @pytest.mark.parametrize(("workers", "sync"), RUNS)
 def test_shared_variables_in_one_exchange(workers: int, sync: bool) -> None:
-    results = exchanged_in_one()[workers, sync]
+    results = exchanged_in_one(workers, sync)
     for exchanged, w, v, mean in results:
         assert exchanged == [False, False, True, False, False, True]
         np.testing.assert_array_equal(w, np.full((2, 2), 6 * workers, "float32"))

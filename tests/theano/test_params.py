@@ -50,12 +50,12 @@ def train(rounds: int, sync: bool) -> Any:
     return untouched, begun, [view.copy() for view in shared.arrays + shared.statistics]
 
 
-trained = in_each(train, RUNS, args=(ROUNDS,))
+trained = in_each(RUNS, train, ROUNDS)
 
 
 @pytest.mark.parametrize(("workers", "sync"), RUNS)
 def test_changes_add_up_exactly_and_statistics_are_averaged(workers: int, sync: bool) -> None:
-    results = trained()[workers, sync]
+    results = trained(workers, sync)
     last_round = [(ROUNDS - 1) * workers + me for me in range(workers)]
     for untouched, begun, (weights, wide, statistic) in results:
         assert untouched
@@ -133,6 +133,12 @@ def test_other_dtypes_are_refused_before_any_table_is_made(pair: list[Session], 
 def test_nothing_to_share_is_refused(pair: list[Session]) -> None:
     with pytest.raises(ValueError, match="nothing to share"):
         SharedParams([], session=pair[0])
+
+
+@pytest.mark.parametrize("name", ["", 1, b"x"])
+def test_what_is_no_name_is_refused(pair: list[Session], name: Any) -> None:
+    with pytest.raises(ValueError, match="name is a text"):
+        SharedParams([np.zeros(3, "float32")], name=name, session=pair[0])
 
 
 def test_without_a_session() -> None:

@@ -71,12 +71,12 @@ def train(rounds: int, sync: bool) -> Any:
     return type(W).__module__, type(W).__name__, begun, seen
 
 
-trained = in_each(train, RUNS, args=(ROUNDS,))
+trained = in_each(RUNS, train, ROUNDS)
 
 
 @pytest.mark.parametrize(("workers", "sync"), RUNS)
 def test_what_workers_train_adds_up_exactly(workers: int, sync: bool) -> None:
-    results = trained()[workers, sync]
+    results = trained(workers, sync)
     for module, name, (w, b), seen in results:
         assert (module, name) == (f"{framework().__name__}.tensor.sharedvar", "TensorSharedVariable")
         np.testing.assert_array_equal(w, 1)

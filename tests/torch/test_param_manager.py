@@ -287,12 +287,12 @@ def small_changes(dtype: Any) -> Any:
     )
 
 
-changed_little = in_each(small_changes, [(2, torch.bfloat16), (2, torch.float16)])
+changed_little = in_each([(2, torch.bfloat16), (2, torch.float16)], small_changes)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_roundings_of_16_bits_are_not_pushed(dtype: Any) -> None:
-    results = changed_little()[2, dtype]
+    results = changed_little(2, dtype)
     for kept, weight, table in results:
         assert kept == dtype
         np.testing.assert_array_equal(table, results[0][2])
@@ -318,12 +318,12 @@ def overlapped(steps: int, sync: bool) -> Any:
     return [p.detach().numpy().copy() for p in model.parameters()]
 
 
-ended_overlapped = in_each(overlapped, [(2, False), (2, True)], args=(9,))
+ended_overlapped = in_each([(2, False), (2, True)], overlapped, 9)
 
 
 @pytest.mark.parametrize("sync", [False, True])
 def test_overlapped_exchanges_lose_nothing(sync: bool) -> None:
-    for values in ended_overlapped()[2, sync]:
+    for values in ended_overlapped(2, sync):
         assert [value.dtype.name for value in values] == ["float32", "float64"]
         for value in values:
             np.testing.assert_array_equal(value, 9 * 3)
@@ -442,10 +442,11 @@ def by_rule(sync: bool, rule: Any) -> Any:
 
 def test_other_rules() -> None:
     averaging, easgd = (2, True, mv.rules.model_averaging()), (2, False, mv.rules.easgd(0.5))
-    ended = in_each(by_rule, [averaging, easgd])()
-    np.testing.assert_array_equal(ended[averaging], np.ones((2, 2, 2)))
-    assert (ended[easgd][1] == 1).all(), "half-way to the centre"
-    assert np.isin(ended[easgd][0], [0, 0.5]).all(), "by who came first"
+    ended = in_each([averaging, easgd], by_rule)
+    np.testing.assert_array_equal(ended(*averaging), np.ones((2, 2, 2)))
+    first, second = ended(*easgd)
+    assert (second == 1).all(), "half-way to the centre"
+    assert np.isin(first, [0, 0.5]).all(), "by who came first"
 
 
 def test_the_missing_framework_is_named() -> None:

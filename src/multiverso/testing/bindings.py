@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 import multiverso as mv
 from multiverso.errors import WorkerLostError
 from multiverso.testing import faults
-from multiverso.testing.laws import Job, Law, run_jobs, suite_of
+from multiverso.testing.laws import JOBS_SECONDS, Job, Law, Raised, run_jobs, suite_of
 
 Array = NDArray[Any]
 _STEPS = 10
@@ -208,7 +208,7 @@ LAWS: dict[str, Law] = {
 
 def _survive(subject: _Subject, sync: bool, on_lost: str) -> Any:
     """The last worker is killed at its third exchange; what the others see."""
-    mv.init(sync=sync, on_lost=on_lost, timeout_seconds=60)
+    mv.init(sync=sync, on_lost=on_lost, timeout_seconds=60, start_timeout_seconds=JOBS_SECONDS)
     model = subject.make(0)
     mv.barrier()
     if mv.worker_id() == mv.workers_num() - 1:
@@ -238,6 +238,8 @@ def _check_death(results: Sequence[Any], sync: bool, on_lost: str) -> None:
     )
     waits = sync and on_lost == "stop"
     for me, result in enumerate(results[:victim]):
+        assert not isinstance(result, Exception), f"worker {me} was lost: {result}"
+        assert not isinstance(result, Raised), f"worker {me} failed:\n{result.text}"
         done, lost, at_barrier, values = result
         assert done == (_VICTIM_STEP - 1 if waits else 3 * _VICTIM_STEP), f"worker {me} did {done} exchanges"
         assert lost == ([victim] if waits else []), f"worker {me}'s exchange named {lost}"
@@ -269,7 +271,7 @@ def suite(
         dtypes: of the parameters to try: for each, arrays of the shapes (3, 5), (4,) and ().
         statistics: whether the binding has any; of the first dtype.
         workers: how many real processes to run with.
-        deaths: whether to kill workers, too, one in each of several jobs of three.
+        deaths: whether to kill workers, too, one in each of several jobs of three, whatever ``workers`` says.
         env: environment variables for the workers: a framework's backend, say.
     """
     import pytest
@@ -287,7 +289,7 @@ def suite(
     def results() -> list[list[Any]]:
         # two processes live through all, and each job takes the life of another one
         jobs = [Job((0, 1, 2 + i), death) for i, death in enumerate(_DEATHS)]
-        return run_jobs(_survive, jobs, (subject,), on_failure="continue", env=env)
+        return run_jobs(jobs, _survive, subject, on_failure="continue", env=env)
 
     class Conformance(base):  # type: ignore[misc, valid-type]
         """Laws of a binding, and what a death does."""

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import multiverso as mv
-from multiverso.errors import WorkerLostError
 from multiverso.launch.job import OnFailure
 from multiverso.runtime import Node
 
 MODES = (False, True)
-_JOBS_SECONDS = 250.0  # compiling kernels on a cold and busy machine takes minutes
+JOBS_SECONDS = 250.0  # compiling kernels on a cold and busy machine takes minutes
 _WAIT_SECONDS = 60.0
 
 
@@ -34,7 +33,9 @@ class Law:
 
 
 @dataclass(frozen=True)
-class _Raised:
+class Raised:
+    """What stands in the place of a result: the traceback of what was raised instead."""
+
     text: str
 
 
@@ -52,51 +53,42 @@ class Job:
 
 
 def run_jobs(
-    function: Callable[..., Any],
     jobs: Sequence[Job],
-    args: Sequence[Any] = (),
-    *,
+    function: Callable[..., Any],
+    *args: Any,
     on_failure: OnFailure = "stop",
     env: Mapping[str, str] | None = None,
 ) -> list[list[Any]]:
     """Runs several jobs, one after the other, in the same processes: to start those is what takes the time.
 
     Args:
-        function: called in each worker of each job.
         jobs: who takes part in which.
+        function: called in each worker of each job.
         args: what the function is called with in every job.
         on_failure: "continue" where workers are killed on purpose, each in the last job that it takes part in.
         env: environment variables for the processes.
 
     Returns:
-        For each job what its workers returned; WorkerLostError for one that was killed.
+        For each job what its workers returned: `Raised` for one that raised, WorkerLostError for one that was
+        killed.
     """
     with ExitStack() as stack:
         nodes = [stack.enter_context(closing(Node(len(job.members)))) for job in jobs]
         found = mv.run(
             _take_part,
             1 + max(number for job in jobs for number in job.members),
-            args=(
-                function,
-                tuple(args),
-                [(node.address, job) for node, job in zip(nodes, jobs, strict=True)],
-            ),
-            timeout_seconds=_JOBS_SECONDS,
+            args=([(node.address, job) for node, job in zip(nodes, jobs, strict=True)], function, *args),
+            timeout_seconds=JOBS_SECONDS,
             on_failure=on_failure,
             env=env,
         )
-    for process in found:
-        if isinstance(process, Exception) and not isinstance(process, WorkerLostError):
-            raise process
     return [
         [found[n] if isinstance(found[n], Exception) else found[n][i] for n in job.members]
         for i, job in enumerate(jobs)
     ]
 
 
-def _take_part(
-    function: Callable[..., Any], args: Sequence[Any], jobs: Sequence[tuple[str, Job]]
-) -> list[Any]:
+def _take_part(jobs: Sequence[tuple[str, Job]], function: Callable[..., Any], *args: Any) -> list[Any]:
     """The life of one process; returns a result for each job, None where it takes no part."""
     me = int(os.environ["MULTIVERSO_WORKER_ID"])
     results = []
@@ -106,32 +98,51 @@ def _take_part(
             os.environ["MULTIVERSO_NODE"] = address
             os.environ["MULTIVERSO_WORKER_ID"] = str(job.members.index(me))
             os.environ["MULTIVERSO_WORKERS_NUM"] = str(len(job.members))
-            result = function(*args, *job.args)
+            try:
+                result = function(*args, *job.args)
+            except Exception:  # the other jobs are none the worse for it
+                result = Raised(traceback.format_exc())
             mv.shutdown()
         results.append(result)
     return results
 
 
 def in_each(
-    function: Callable[..., Any],
     runs: Sequence[tuple[Any, ...]],
-    args: Sequence[Any] = (),
+    function: Callable[..., Any],
+    *args: Any,
     env: Mapping[str, str] | None = None,
-) -> Callable[[], dict[tuple[Any, ...], list[Any]]]:
-    """Returns what gives each run's results; all are made when it is first called.
+) -> Callable[..., list[Any]]:
+    """Returns a function that gives a run's results, in worker order; all runs are made when it is first called.
 
     Args:
+        runs: the number of workers, and what the function is called with in this run, after what it is called
+            with in all.
         function: called in each worker of each run.
-        runs: the number of workers, and what the function is called with in this run.
-        args: what the function is called with before that, in every run.
+        args: what the function is called with in every run.
         env: environment variables for the processes.
+
+    Example:
+        >>> trained = in_each([(1, False), (2, True)], train)  # doctest: +SKIP
+        >>> trained(2, True)  # doctest: +SKIP
     """
 
     @functools.cache
-    def results() -> dict[tuple[Any, ...], list[Any]]:
+    def outcomes() -> dict[tuple[Any, ...], list[Any]] | Exception:
         largest_first = sorted(runs, key=lambda run: -run[0])  # nobody waits while others import and compile
         jobs = [Job(tuple(range(workers)), tuple(own)) for workers, *own in largest_first]
-        return dict(zip(largest_first, run_jobs(function, jobs, args, env=env), strict=True))
+        try:
+            return dict(zip(largest_first, run_jobs(jobs, function, *args, env=env), strict=True))
+        except Exception as error:
+            return error
+
+    def results(*run: Any) -> list[Any]:
+        found = outcomes()
+        if isinstance(found, Exception):
+            raise found
+        for me, result in enumerate(found[run]):
+            assert not isinstance(result, Raised), f"worker {me}:\n{result.text}"
+        return found[run]
 
     return results
 
@@ -146,7 +157,7 @@ def try_out(laws: Mapping[str, Law], subject: Any) -> list[dict[str, Any]]:
             try:
                 records[name] = law.work(subject, mv.worker_id())
             except Exception:
-                records[name] = _Raised(traceback.format_exc())
+                records[name] = Raised(traceback.format_exc())
                 break  # the workers are no longer in step
         mv.shutdown()
         found.append(records)
@@ -160,7 +171,7 @@ def judge(law: Law, name: str, results: Sequence[Sequence[Mapping[str, Any]]]) -
         how = "synchronous" if sync else "asynchronous"
         for me, worker in enumerate(results):
             for other, record in worker[mode].items():
-                assert not isinstance(record, _Raised), f"{how}, worker {me}, in {other!r}:\n{record.text}"
+                assert not isinstance(record, Raised), f"{how}, worker {me}, in {other!r}:\n{record.text}"
         try:
             law.check(records)
         except AssertionError as error:
@@ -173,7 +184,7 @@ def suite_of(
     """Returns a class of pytest tests: each law with each number of workers. One job of a number tries all."""
     import pytest
 
-    results = in_each(try_out, [(number,) for number in workers], (laws, subject), env)
+    results = in_each([(number,) for number in workers], try_out, laws, subject, env=env)
 
     class Conformance:
         """Laws, each with several numbers of workers."""
@@ -182,6 +193,6 @@ def suite_of(
         @pytest.mark.parametrize("law", list(laws))
         def test_law(self, number: int, law: str) -> None:
             """The law holds."""
-            judge(laws[law], law, results()[number,])
+            judge(laws[law], law, results(number))
 
     return Conformance
