@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -338,6 +340,32 @@ def test_sigusr1_prints_who_waits_for_whom(capfd: pytest.CaptureFixture[str]) ->
     assert "for barrier 1, which needs worker 1" in heard[0]
     assert f"multiverso: worker 0 (pid {worker.pid}) has waited" in heard[0]
     assert "multiverso: worker 1 (pid" in heard[0]
+
+
+ASKED_WHILE_WRITING = """
+import os, signal, sys, threading, time
+import multiverso as mv
+mv.init()
+def ask():
+    for _ in range(2000):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(1e-4)
+asking = threading.Thread(target=ask)
+asking.start()
+while asking.is_alive():
+    print("its own line", file=sys.stderr)
+mv.shutdown()
+"""
+
+
+def test_sigusr1_in_the_middle_of_a_print_ends_nothing() -> None:
+    command = [sys.executable, "-c", ASKED_WHILE_WRITING]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as asked:
+        assert asked.stderr is not None
+        threading.Event().wait(2.0)  # the pipe is full: writes block, and signals interrupt them
+        said = asked.stderr.read()
+    assert asked.returncode == 0, said[-2000:]
+    assert b"is not waiting" in said
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])

@@ -20,6 +20,7 @@ from multiverso.runtime.node import Node
 from multiverso.runtime.session import START_SECONDS, Session
 from multiverso.wire import messages
 
+_STDERR = 2
 _NODE_ATTEMPTS = 12
 TIMEOUT_VARIABLE = "MULTIVERSO_TIMEOUT_SECONDS"
 
@@ -173,9 +174,18 @@ def _explain_on_sigusr1(session: Session) -> None:
 
 
 _explained: weakref.WeakSet[Session] = weakref.WeakSet()
+_explaining = threading.Lock()
 
 
 def _explain(number: int, frame: object) -> None:
-    for session in [s for s in list(_explained) if s.closed is None]:
-        for line in session.picture().describe(time.monotonic_ns()):
-            print(f"multiverso: {line}", file=sys.stderr, flush=True)
+    if not _explaining.acquire(blocking=False):
+        return  # nobody takes what the last signal asked for
+    try:
+        for session in [s for s in list(_explained) if s.closed is None]:
+            for line in session.picture().describe(time.monotonic_ns()):
+                # not print: what the signal interrupted may be one, which refuses another within it
+                os.write(_STDERR, f"multiverso: {line}\n".encode())
+    except OSError:
+        pass  # nobody reads it
+    finally:
+        _explaining.release()
