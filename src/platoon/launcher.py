@@ -6,7 +6,6 @@ argparse, because ``-c="--turns 150"`` and ``-D cpu cpu cpu`` have to work.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import select
@@ -15,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -46,8 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
     args = _parser().parse_args(arguments)
     try:
-        with _handling(_interrupt, signal.SIGTERM):
-            return _launch(args)
+        _on_signals(_interrupt)
+        return _launch(args)
     except PlatoonError as error:
         return _fail(str(error), WRONG_ARGUMENTS)
     except OSError as error:
@@ -115,9 +114,11 @@ def _launch(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         pass
     finally:
-        with _handling(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM):  # a second one cuts nothing short
-            os.close(readable)
-            end_processes([controller])
+        _on_signals(signal.SIG_IGN)
+        os.close(readable)
+        end_processes([controller])
+    if code is not None:
+        _on_signals(signal.SIG_DFL)  # nothing is left but to write, to somebody who may never read it
     return _outcome(controller, code, told, len(devices))
 
 
@@ -213,20 +214,14 @@ def _follow(controller: Process, readable: int, told: Told) -> int:
         os.close(watch)
 
 
+def _on_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handler)
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    _on_signals(signal.SIG_IGN)  # `timeout` and some terminals send several: a second one cuts nothing short
     raise KeyboardInterrupt
-
-
-@contextlib.contextmanager
-def _handling(
-    handler: Callable[[int, FrameType | None], None] | signal.Handlers, *numbers: int
-) -> Iterator[None]:
-    before = [signal.signal(number, handler) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, kept in zip(numbers, before, strict=True):
-            signal.signal(number, kept)
 
 
 def _outcome(controller: Process, code: int | None, told: Told, workers: int) -> int:

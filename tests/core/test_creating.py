@@ -11,7 +11,13 @@ import pytest
 from core_support import MODES, Worker, in_threads, outcome, together
 
 import multiverso as mv
-from multiverso.errors import OutOfMemoryError, StartupError, TableMismatchError, WaitTimeoutError
+from multiverso.errors import (
+    NodeLostError,
+    OutOfMemoryError,
+    StartupError,
+    TableMismatchError,
+    WaitTimeoutError,
+)
 from multiverso.runtime import Node, Session
 
 
@@ -227,15 +233,19 @@ def test_many_small_tables_and_a_few_large_ones(alone: Session) -> None:
 
 def test_options_must_be_equal_in_all_workers() -> None:
     with Node(2) as node:
-        results = in_threads(
-            [
-                lambda: outcome(lambda: Session(node.address, 0, sync=True, start_timeout_seconds=3)),
-                lambda: outcome(lambda: Session(node.address, 1, staleness=3, start_timeout_seconds=3)),
-            ]
-        )
-    errors = [error for error in results if isinstance(error, StartupError)]
-    assert len(errors) == 1
-    assert "call init with the same arguments everywhere" in str(errors[0])
+
+        def first() -> None:
+            with pytest.raises(NodeLostError):  # it waits for the other until the node ends
+                Session(node.address, 0, sync=True, start_timeout_seconds=60)
+
+        def second() -> None:
+            while not node.live_workers():
+                threading.Event().wait(0.01)
+            with pytest.raises(StartupError, match="call init with the same arguments everywhere"):
+                Session(node.address, 1, staleness=3, start_timeout_seconds=60)
+            node.close()
+
+        in_threads([first, second])
 
 
 def test_a_job_of_processes_shares_memory_and_nothing_is_copied() -> None:

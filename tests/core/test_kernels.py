@@ -195,28 +195,34 @@ def test_a_held_lock_stops_a_kernel_after_a_slice_and_is_named() -> None:
     assert (shard.values() == 1).all()
 
 
-def test_a_lock_whose_owner_died_is_taken_over() -> None:
+def take_and_die(lock: int) -> None:
+    """A thread takes a lock and ends: its end is its owner's death."""
     import threading
+    from pathlib import Path
 
+    thread = threading.Thread(target=mutex.lock, args=(lock, 1.0))
+    thread.start()
+    thread.join(30)
+    while Path(
+        f"/proc/self/task/{thread.native_id}"
+    ).exists():  # joined a moment before the kernel lets go of it
+        threading.Event().wait(0.001)
+
+
+def test_a_lock_whose_owner_died_is_taken_over() -> None:
     shard = table(TableSpec("array", 1, 10))
     lock = shard.base + shard.places.locks
-    for _ in range(3):  # the thread's end is its owner's death
-        thread = threading.Thread(target=mutex.lock, args=(lock, 1.0))
-        thread.start()
-        thread.join(30)
+    for _ in range(3):
+        take_and_die(lock)
         assert kernels.load("float32").dense.add(shard.base, 0, 0, np.ones(10, "f4"), 0) == 0
     assert shard.values()[0] == 3
     assert shard.statistics(0)["locks_recovered"] == 3
 
 
 def test_an_unrecoverable_lock_stops_before_data_is_touched() -> None:
-    import threading
-
     shard = table(TableSpec("array", 1, 10))
     lock = shard.base + shard.places.locks
-    thread = threading.Thread(target=mutex.lock, args=(lock, 1.0))
-    thread.start()
-    thread.join(30)
+    take_and_die(lock)
     assert mutex.lock(lock, 5.0) == mutex.OWNER_DEAD
     mutex.unlock(lock)  # without making it consistent
     code = kernels.load("float32").dense.add(shard.base, 0, 0, np.ones(10, "f4"), 0)

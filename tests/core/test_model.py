@@ -6,6 +6,7 @@ The numbers are small integers, so that sums are exact in any order.
 from __future__ import annotations
 
 import tempfile
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -81,6 +82,8 @@ class Tables(RuleBasedStateMachine):
     def leave(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(sorted(self.sessions)))
         self.sessions.pop(worker).shutdown()
+        while worker in self.node.live_workers():  # so that who comes next always gets this number
+            threading.Event().wait(0.001)
         for table in self.tables:
             table.handlers.pop(worker, None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multiverso import layout as at
@@ -29,6 +29,7 @@ matrices = st.builds(
 specs = st.one_of(arrays, matrices)
 
 
+@settings(deadline=None)
 @given(specs)
 def test_stripes_cover_every_element_once(spec: TableSpec) -> None:
     part = Partition.of(spec)
@@ -36,6 +37,7 @@ def test_stripes_cover_every_element_once(spec: TableSpec) -> None:
     assert (part.stripes - 1) * part.stripe < spec.elements <= part.stripes * part.stripe
 
 
+@settings(deadline=None)
 @given(specs)
 def test_a_row_is_never_cut_and_a_stripe_is_about_128_kib(spec: TableSpec) -> None:
     part = Partition.of(spec)
@@ -46,6 +48,7 @@ def test_a_row_is_never_cut_and_a_stripe_is_about_128_kib(spec: TableSpec) -> No
         assert (part.stripe + unit) * spec.itemsize > at.STRIPE_BYTES
 
 
+@settings(deadline=None)
 @given(specs, st.integers(1, at.MAX_WORKERS), st.booleans())
 def test_the_parts_of_a_table_do_not_overlap(spec: TableSpec, workers: int, synchronous: bool) -> None:
     places = Places.of(spec, workers, synchronous)
@@ -68,6 +71,7 @@ def test_the_parts_of_a_table_do_not_overlap(spec: TableSpec, workers: int, sync
     assert last + size <= places.size
 
 
+@settings(deadline=None)
 @given(specs)
 def test_a_spec_goes_through_a_message_unchanged(spec: TableSpec) -> None:
     import json

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from multiverso.errors import (
 )
 from multiverso.memory import mutex
 from multiverso.runtime import Node, Session
+from multiverso.runtime.patience import Patience
 
 
 def state(worker_id: int, wait: Wait | None = None, **changes: Any) -> WorkerState:
@@ -183,13 +185,18 @@ def test_after_10_seconds_one_warning_names_whom_we_wait_for(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("multiverso.runtime.patience._WARN_SECONDS", 0.2)
-    first_waits = threading.Event()
+    looks: list[None] = []
+    look = Patience.look
+
+    def counted(patience: Patience, mutex: int | None = None) -> None:
+        look(patience, mutex)
+        looks.append(None)
+
+    monkeypatch.setattr(Patience, "look", counted)
 
     def work(session: Session) -> None:
-        if session.worker_id == 1:
-            assert first_waits.wait(30)
-        else:
-            threading.Timer(2.0, first_waits.set).start()
+        while session.worker_id == 1 and len(looks) < 4:
+            threading.Event().wait(0.01)
         session.barrier()
 
     together(work, 2)
@@ -310,6 +317,7 @@ def test_leaving_wakes_those_who_wait() -> None:
 
 
 SIGUSR1 = """
+os.dup2(os.open(os.environ["SAID"], os.O_WRONLY | os.O_CREAT), 2)
 os.environ.update(MULTIVERSO_NODE=node, MULTIVERSO_WORKER_ID=str(worker_id), MULTIVERSO_WORKERS_NUM="2")
 mv.init()
 say("ready")
@@ -318,8 +326,9 @@ mv.shutdown()
 """
 
 
-def test_sigusr1_prints_who_waits_for_whom(capfd: pytest.CaptureFixture[str]) -> None:
-    with Node(2) as node, Worker(node, 0, SIGUSR1) as worker:
+def test_sigusr1_prints_who_waits_for_whom(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    with Node(2) as node, Worker(node, 0, SIGUSR1, SAID=str(said)) as worker:
 
         def other() -> None:
             with Session(node.address, 1) as session:
@@ -327,19 +336,16 @@ def test_sigusr1_prints_who_waits_for_whom(capfd: pytest.CaptureFixture[str]) ->
                 while not any(w.wait for w in session.control.workers()):
                     threading.Event().wait(0.01)
                 os.kill(worker.pid, signal.SIGUSR1)
-                said = ""
-                while "worker 1" not in said:
-                    said += capfd.readouterr().err
+                while said.read_text().count("\n") < 2:
                     threading.Event().wait(0.01)
-                heard.append(said)
                 session.barrier()
 
-        heard: list[str] = []
         in_threads([other])
         assert worker.end() == 0
-    assert "for barrier 1, which needs worker 1" in heard[0]
-    assert f"multiverso: worker 0 (pid {worker.pid}) has waited" in heard[0]
-    assert "multiverso: worker 1 (pid" in heard[0]
+    first, second = said.read_text().splitlines()
+    assert first.startswith(f"multiverso: worker 0 (pid {worker.pid}) has waited")
+    assert "for barrier 1, which needs worker 1" in first
+    assert second.startswith("multiverso: worker 1 (pid")
 
 
 ASKED_WHILE_WRITING = """
@@ -399,14 +405,16 @@ def test_no_read_is_ever_staler_than_its_bound(staleness: int) -> None:
 
 
 def test_a_worker_is_never_ahead_by_more_than_its_bound() -> None:
-    stop = threading.Event()
+    ticked, stop = threading.Event(), threading.Event()
 
     def work(session: Session) -> Any:
         table = mv.ArrayTableHandler(1, session=session)
         if session.worker_id == 1:
             table.get()
+            ticked.set()
             assert stop.wait(30)
             return None
+        assert ticked.wait(30)
         done = 0
         try:
             while True:

@@ -112,7 +112,11 @@ def test_a_worker_that_the_others_lost_may_end_by_itself() -> None:
         [(sys.executable, "-c", text) for text in programs], address="", environ=os.environ
     )
     job = Job(
-        commands, address="", output=Output(text_sink(sys.stdout, sys.stderr)), lost_workers=lambda: [1]
+        commands,
+        address="",
+        output=Output(text_sink(sys.stdout, sys.stderr)),
+        grace_seconds=SECONDS,
+        lost_workers=lambda: [1],
     )
     result = job.run()
     assert result.culprit is not None
@@ -197,8 +201,8 @@ def test_timeout_names_who_had_not_finished() -> None:
         if worker() == 1:
             time.sleep(1000)
 
-    with pytest.raises(WaitTimeoutError, match=r"timeout_seconds=5; workers \[1\] had not finished"):
-        mv.run(function, workers=2, timeout_seconds=5.0)
+    with pytest.raises(WaitTimeoutError, match=r"timeout_seconds=10; workers \[1\] had not finished"):
+        mv.run(function, workers=2, timeout_seconds=10.0)
 
 
 def test_large_arguments_and_results() -> None:

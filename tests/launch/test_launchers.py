@@ -89,7 +89,8 @@ WHO = """
 import os, sys
 import multiverso as mv
 mv.init()
-print("ready", mv.worker_id(), os.getpid(), flush=True)
+sys.stdout.write(f"ready {mv.worker_id()} {os.getpid()}\\n")  # whole, also under torchrun, which unbuffers
+sys.stdout.flush()
 mv.barrier()
 if mv.worker_id() == 1:
     os.kill(os.getpid(), 9)

@@ -70,7 +70,10 @@ def test_colour_on_a_terminal_only(tmp_path: Path) -> None:
     try:
         env = environ(NO_COLOR=None, TERM="xterm")
         subprocess.run(command("run", job), stdout=theirs, timeout=SECONDS, check=True, env=env)
-        assert re.fullmatch(rb"\x1b\[\d+m\[0\]\x1b\[0m hello\r\n", os.read(ours, 1000))
+        said = b""
+        while not said.endswith(b"\n"):
+            said += os.read(ours, 1000)
+        assert re.fullmatch(rb"\x1b\[\d+m\[0\]\x1b\[0m hello\r\n", said)
     finally:
         os.close(ours)
         os.close(theirs)
@@ -324,7 +327,7 @@ def ended_but_not_read(folder: Path, options: list[str]) -> Running:
     ("options", "then", "code", "reason"),
     [
         (["--on-failure", "continue"], "sys.exit(5)", 5, "finished"),
-        (["--timeout", "10"], "rest()", 124, "timeout"),
+        (["--timeout", "20"], "rest()", 124, "timeout"),
     ],
 )
 def test_a_slow_reader_gets_everything(

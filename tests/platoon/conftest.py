@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 import socket
 import sys
 from collections.abc import Iterator
@@ -35,7 +37,13 @@ def wait_until() -> Any:
 
 @pytest.fixture
 def port() -> int:
-    """A port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that is free, and stays so: not one of those that the kernel gives out, nor another test process's."""
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+    while True:
+        with socket.socket() as probe:
+            port = random.SystemRandom().randrange(20_000 + number % 10, 32_000, 10)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port

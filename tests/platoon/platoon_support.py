@@ -106,7 +106,7 @@ def _caches() -> dict[str, str]:
     return {"MULTIVERSO_CACHE_DIR": home}
 
 
-def until(condition: Any, seconds: float = 30.0) -> None:
+def until(condition: Any, seconds: float = SECONDS) -> None:
     """Waits until a condition holds; fails if it does not in time."""
     end = time.monotonic() + seconds
     while not condition():

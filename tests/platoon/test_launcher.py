@@ -111,7 +111,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("how", FAILURES)
-def test_a_worker_that_fails_ends_the_job_and_is_shown(experiment: Any, how: str) -> None:
+def test_a_worker_that_fails_ends_the_job_and_is_shown(experiment: Any, how: str, wait_until: Any) -> None:
     does, said = FAILURES[how]
     experiment.write(
         failing_worker=f"""
@@ -136,7 +136,7 @@ def test_a_worker_that_fails_ends_the_job_and_is_shown(experiment: Any, how: str
     assert re.search(rf"worker 1 \(process \d+\) on cpu ended with {said}", result.err), result
     assert "worker1_cpu.err" in result.err
     assert "the last words" in result.err
-    assert not left_running(experiment.folder)
+    wait_until(lambda: not left_running(experiment.folder))
 
 
 def test_sigterm_ends_everything(experiment: Any, wait_until: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -91,10 +92,13 @@ def test_minibatches_come_in_order_while_requests_are_answered(pair: Pair) -> No
 
 def test_a_worker_gets_no_more_than_it_has_room_for(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     controller, worker = pair
-    monkeypatch.setattr("platoon.channel.controller._SEND_MB_SECONDS", 0.3)
     for i in range(3):
         controller.send_mb([np.array(i)])
-    with pytest.raises(PlatoonError, match="no worker had room for a minibatch"):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(PlatoonError, match="no worker had room for a minibatch"),
+    ):
+        patch.setattr("platoon.channel.controller._SEND_MB_SECONDS", 0.3)
         controller.send_mb([np.array(3)])
     assert [int(worker.recv_mb()[0]) for _ in range(3)] == [0, 1, 2]
     controller.send_mb([np.array(4)])
@@ -174,7 +178,7 @@ def test_any_number_of_workers_shares_them_out(experiment: Any, workers: int) ->
     assert f"done {sum(range(60))}" in result.logs["controller.out"]
 
 
-def test_a_dead_workers_credits_take_nobodys_minibatches(experiment: Any, port: int) -> None:
+def test_a_dead_workers_credits_take_nobodys_minibatches(experiment: Any, port: int, wait_until: Any) -> None:
     experiment.write(
         worker="""
         import os, sys
@@ -194,6 +198,9 @@ def test_a_dead_workers_credits_take_nobodys_minibatches(experiment: Any, port: 
             dead = experiment.start("worker.py", str(port))
             experiment.finish(dead, -9)
             worker.init_mb_sock(data_hwm=2)
+            # The living one's credits came after the dead one's end, so that is known, too.
+            batches = controller._data()
+            wait_until(lambda: batches._receive_credits() or 2 in Counter(batches._credits).values())
             dealer = threading.Thread(target=lambda: [controller.send_mb([np.array(i)]) for i in range(20)])
             dealer.start()
             received = [int(worker.recv_mb()[0]) for _ in range(20)]

@@ -45,7 +45,7 @@ HEAD = """
     worker = Worker(control_port=port)
 
     def wait(condition):
-        end = time.monotonic() + 30
+        end = time.monotonic() + 150
         while not condition():
             assert time.monotonic() < end
             threading.Event().wait(0.005)
@@ -329,8 +329,8 @@ def test_a_worker_that_is_killed_hinders_nobody(experiment: Any, port: int, wher
                 worker.send_req("tell", {{"ready": 1}})
                 die()
             wait(lambda: "held" in worker.send_req("facts"))
-            threading.Timer(0.3, die).start()
             worker.send_req("tell", {{"ready": 1}})
+            threading.Timer(0.3, die).start()
             worker.sync_params() if where == "in sync_params" else worker.lock()
         if number == 1:
             if where != "holding the lock":

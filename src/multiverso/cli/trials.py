@@ -96,7 +96,7 @@ def shared_memory() -> str:
 
 def abstract_sockets() -> str:
     """Listen at an abstract name, connect, and check who the peer is."""
-    name = f"multiverso-doctor-{os.getpid()}-{os.urandom(4).hex()}"
+    name = f"doctor-of-multiverso-{os.getpid()}-{os.urandom(4).hex()}"
     with messages.listen(name) as server, messages.connect(name, 5.0) as client:
         accepted, _ = server.accept()
         with accepted:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from multiverso import layout as at
 from multiverso.consistency.waiting import Wait, WorkerState
@@ -13,9 +13,15 @@ from multiverso.memory.words import bump_and_wake, load32, load64, store32, stor
 
 @dataclass(frozen=True)
 class Control:
-    """A mapped control segment. The node writes fates, each worker the rest of its block."""
+    """A mapped control segment. The node writes fates, each worker the rest of its block.
+
+    Attributes:
+        segment: the memory.
+        lost_in_order: the workers that this process has called lost, the first one first (the node's).
+    """
 
     segment: Segment
+    lost_in_order: dict[int, None] = field(default_factory=dict, compare=False)
 
     @property
     def address(self) -> int:
@@ -48,6 +54,7 @@ class Control:
 
     def admit(self, worker_id: int, pid: int) -> None:
         """Gives a block to a new worker (the node)."""
+        self.lost_in_order.pop(worker_id, None)
         block = self.block(worker_id)
         for offset in range(at.FATE, at.WORKER_STRIDE, 8):
             store64(block + offset, 0)
@@ -57,6 +64,8 @@ class Control:
 
     def settle(self, worker_id: int, fate: int) -> None:
         """Says that a worker is lost or gone, and wakes whoever waits (the node)."""
+        if fate == at.LOST:
+            self.lost_in_order.setdefault(worker_id)  # before it is seen, and others end in consequence
         store32(self.block(worker_id) + at.FATE, fate)
         self.notify()
 

@@ -54,7 +54,7 @@ class Link:
             message: the request.
             deadline: on time.monotonic().
             what: what is waited for, in words.
-            look: called twice a second meanwhile; may raise.
+            look: called twice a second meanwhile and at the deadline; may raise, and has to at the deadline.
 
         Returns:
             The answer and the descriptors beside it.
@@ -83,7 +83,7 @@ class Link:
                     return answer, descriptors
                 if look is not None:
                     look()
-                if time.monotonic() >= deadline:
+                elif time.monotonic() >= deadline:
                     raise WaitTimeoutError(f"gave up waiting for {what}: {self._who_is_missing()}")
         except BaseException:
             self._give_up()

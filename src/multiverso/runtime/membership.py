@@ -66,7 +66,6 @@ class Membership:
         self.control.initialise(capacity)
         self.control.continue_without_lost(self._on_lost == "continue")
         self.catalogue = Catalogue(self.control, self.workers_num is not None)
-        self._lost_in_order: list[int] = []
         self._options: Message | None = None
 
     def hold(self) -> None:
@@ -96,8 +95,7 @@ class Membership:
     def lost(self) -> list[int]:
         """Returns the workers that died, or exited without ``shutdown()``, the first one first."""
         lost = {w.worker_id for w in self.control.workers() if w.fate == at.LOST}
-        order = [i for i in self._lost_in_order if i in lost]
-        return order + sorted(lost - set(order))
+        return [i for i in tuple(self.control.lost_in_order) if i in lost]
 
     @property
     def mode(self) -> str:
@@ -235,8 +233,6 @@ class Membership:
         worker = self.attached.pop(worker_id, None)
         if worker is None:
             return
-        if fate == at.LOST:
-            self._lost_in_order.append(worker_id)
         worker.connection.worker_id = worker.connection.life = None
         self.control.settle(worker_id, fate)
         self.catalogue.dropped(worker_id)

@@ -20,12 +20,16 @@ _STILL_SECONDS = 1.5
 
 
 class Patience:
-    """One wait of one session. Owner: the waiting thread."""
+    """One wait of one session. Owner: the waiting thread.
+
+    Attributes:
+        deadline: on time.monotonic(); from then on `look` raises.
+    """
 
     def __init__(self, session: Session, timeout_seconds: float, what: str) -> None:
         self._session = session
         self._began = time.monotonic()
-        self._timeout = timeout_seconds
+        self.deadline = self._began + timeout_seconds
         self._what = what
         self._warned = False
         self._still: tuple[tuple[int, int], ...] = ()
@@ -51,8 +55,9 @@ class Patience:
             raise ClosedError(session.closed)
         if session.node_lost and mutex is None:
             raise session.node_error()
-        waited = time.monotonic() - self._began
-        if waited >= self._timeout:
+        now = time.monotonic()
+        waited = now - self._began
+        if now >= self.deadline:
             raise WaitTimeoutError(
                 f"gave up after {waited:.1f} s waiting for {self._what}: {self._whom(mutex)}. "
                 f"{self._everyone()}. A longer deadline: timeout_seconds=, or MULTIVERSO_TIMEOUT_SECONDS"

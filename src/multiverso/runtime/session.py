@@ -204,7 +204,7 @@ class Session:
                 self._waits.set_word(block + at.CREATED, order)
             self._waits.begin_wait(self.control.address, self.worker_id, at.FOR_TABLE, 0, target)
             try:
-                table = self._open(spec, order, fill, master, time.monotonic() + seconds, seconds, what)
+                table = self._open(spec, order, fill, master, Patience(self, seconds, what), what)
             except BaseException:
                 if spec.name is None:
                     self._waits.set_word(block + at.CREATED, order - 1)
@@ -221,11 +221,9 @@ class Session:
         order: int,
         fill: Callable[[Shard, bool, int], None],
         master: bool,
-        deadline: float,
-        seconds: float,
+        patience: Patience,
         what: str,
     ) -> tuple[int, Shard]:
-        patience = Patience(self, seconds, what)
         request = {
             "do": "create",
             "order": order if spec.name is None else None,
@@ -233,7 +231,7 @@ class Session:
             "master": master,
             "mode": self.consistency.mode,
         }
-        answer, descriptors = self._link.ask(request, deadline, what, patience.look)
+        answer, descriptors = self._link.ask(request, patience.deadline, what, patience.look)
         try:
             if descriptors and answer["arena"] not in self._arenas:
                 self._arenas[answer["arena"]] = Segment(descriptors[0])
@@ -247,7 +245,7 @@ class Session:
         if answer["enrol"]:
             shard.enrol(self.worker_id)
         while True:
-            answer, _ = self._link.more(deadline, what, patience.look)
+            answer, _ = self._link.more(patience.deadline, what, patience.look)
             if not answer["turn"]:
                 break
             fill(shard, bool(answer["last"]), int(answer["of"]))

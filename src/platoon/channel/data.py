@@ -64,8 +64,9 @@ class BatchServer:
     def end(self) -> None:
         """Says that there are no more minibatches: to the workers that wait, and to each that asks later."""
         with self._lock:
-            self.ended = True
-            self._answer_end()
+            if not self.ended:
+                self._answer_end()
+                self.ended = True  # from now on the serving thread alone uses the socket
 
     def answer_end(self) -> None:
         """Tells workers that asked since that there are no more; called when the socket is readable."""

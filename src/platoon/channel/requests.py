@@ -13,6 +13,7 @@ from platoon.channel.wire import dumps, loads
 from platoon.util import PlatoonError
 
 _SLICE_MS = 500
+_LAST_WORDS_MS = 500  # what a controller said before it ended may still be on its way to us
 _GOODBYE_SECONDS = 5.0  # a controller that is busy for longer will see the process end
 
 
@@ -37,7 +38,7 @@ class Requests:
         self._socket.connect(f"tcp://127.0.0.1:{port}")
 
     def watch(self, pid: int) -> None:
-        """Makes every later wait end at once when the controller's process has ended."""
+        """Makes every later wait end soon after the controller's process has ended."""
         try:
             self._controller = os.pidfd_open(pid)
         except OSError as error:
@@ -86,7 +87,7 @@ class Requests:
         while True:
             left_ms = 1000 * (until - time.monotonic())
             ready = [source for source, _ in zmq.zmq_poll(sources, max(0, int(min(left_ms, _SLICE_MS))))]
-            if socket in ready or (self._controller in ready and socket.poll(50)):
+            if socket in ready or (self._controller in ready and socket.poll(_LAST_WORDS_MS)):
                 return
             if self._controller in ready:
                 raise PlatoonError(
