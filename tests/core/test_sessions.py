@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import queue
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -416,6 +418,25 @@ def test_the_nodes_status_is_json() -> None:
         assert node.wait(30)
         assert [worker["state"] for worker in node.status()["workers"]] == ["left"]
         assert node.lost_workers() == []
+
+
+def test_who_was_lost_first_is_known_before_the_nodes_thread_hears_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What worker 2's end brings about must not be taken for its cause, however busy the node is."""
+    text = "session = Session(node, worker_id, start_timeout_seconds=60)\nsay('ready')\nsignal.pause()\n"
+    with Node(3) as node, Worker(node, 0, text) as a, Worker(node, 1, text) as b, Worker(node, 2, text) as c:
+        assert [worker.hear() for worker in (a, b, c)] == [["ready"]] * 3
+        nothing: queue.Queue[Any] = queue.Queue()
+        deaf = SimpleNamespace(put=lambda event: None, get_nowait=nothing.get_nowait)
+        monkeypatch.setattr(node, "_posted", deaf)
+        expected = []
+        for worker_id, victim in ((2, c), (0, a)):
+            victim.process.kill()
+            expected.append(worker_id)
+            while len(node.lost_workers()) < len(expected):
+                threading.Event().wait(0.001)
+            assert node.lost_workers() == expected
 
 
 def test_errors_of_pending_operations_are_not_lost() -> None:

@@ -136,8 +136,15 @@ def test_a_deadline_names_what_and_whom(case: str) -> None:
     assert "worker 1 (pid" in str(error)
 
 
-def test_a_table_that_another_does_not_create() -> None:
+def test_a_table_that_another_does_not_create(monkeypatch: pytest.MonkeyPatch) -> None:
     done = threading.Event()
+    begin = Patience.__init__
+
+    def begin_late(*arguments: Any) -> None:
+        threading.Event().wait(0.05)  # as on a busy machine
+        begin(*arguments)
+
+    monkeypatch.setattr(Patience, "__init__", begin_late)
 
     def work(session: Session) -> Any:
         if session.worker_id == 1:
