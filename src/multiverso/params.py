@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 
 from multiverso.errors import DtypeMismatchError, ShapeMismatchError
 from multiverso.rules import Rule, share
+from multiverso.rules.averaging import share_of_difference, take_centre
 from multiverso.rules.shared import Shared, check_mode
 from multiverso.runtime import Session
 from multiverso.runtime.current import current
 from multiverso.spec import check_name
 from multiverso.tables import ArrayTableHandler
+from multiverso.tables.access import Loops
 
 Array = NDArray[Any]
 
@@ -52,23 +54,32 @@ class _Flat:
 
     shared: Shared
     local: Array
-    last: Array | None  # of statistics: what was read last
 
     def exchange(self, workers: int) -> None:
-        # A statistic moves its share of the way from the table's value now, and not from the one last seen: a
-        # straggler's old variance, subtracted from one that has shrunk since, would make it negative. An
-        # unchanged one only reads, so that workers agree after a barrier and an exchange.
-        local, last = self.local, self.last
-        if last is None:
-            self.shared.exchange(local)
-        elif local.tobytes() == last.tobytes():  # NaN included, and many times quicker than array_equal
-            self.shared.table.exchange(local, last)
-        else:
-            self.shared.table.snapshot(out=last)
-            np.subtract(local, last, out=local)
-            np.divide(local, workers, out=local)
-            np.add(local, last, out=local)
-            self.shared.table.exchange(local, last)
+        self.shared.exchange(self.local)
+
+
+@dataclass(frozen=True)
+class _Averaged(_Flat):
+    """Statistics: each moves its share of the way from the table's value to this worker's.
+
+    From the value that the table has under the lock, and not from one that was read before: a straggler's
+    difference to an old variance, added to one that has shrunk since, would make it negative.
+    """
+
+    loops: Loops
+    last: Array  # what was taken last
+
+    def exchange(self, workers: int) -> None:
+        # An unchanged one only reads, so that workers agree after a barrier and an exchange. Bytes: NaN included,
+        # and many times quicker than array_equal.
+        changed = self.local.tobytes() != self.last.tobytes()
+        self.loops.hyper[0] = 1 / workers
+        self.shared.table.step(self.loops, self.local, changed, True)
+        np.copyto(self.last, self.local)
+
+
+_AVERAGE = Rule("average of statistics", share_of_difference, take_centre)
 
 
 class SharedParams:
@@ -246,8 +257,11 @@ def _share(
 ) -> _Flat:
     if name is not None:
         name = f"{name}/{'statistics' if averaged else 'parameters'}/{flat.dtype}"
-    shared = share(flat, None if averaged else rule, name=name, initial=initial, session=session)
-    return _Flat(shared, flat, flat.copy() if averaged else None)
+    shared = share(flat, _AVERAGE if averaged else rule, name=name, initial=initial, session=session)
+    if not averaged:
+        return _Flat(shared, flat)
+    loops = shared.table.compile_rule(_AVERAGE.push, _AVERAGE.pull, (1.0,))
+    return _Averaged(shared, flat, loops, flat.copy())
 
 
 _BROADCAST = 1 << 20

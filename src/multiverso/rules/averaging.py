@@ -12,6 +12,11 @@ def difference_to_centre(centre, local, own, stride, hyper, delta, count):
         delta[i] = local[i] - centre[i]
 
 
+def share_of_difference(centre, local, own, stride, hyper, delta, count):
+    for i in range(count):
+        delta[i] = hyper[0] * (local[i] - centre[i])
+
+
 def take_centre(centre, local, own, stride, hyper, count):
     for i in range(count):
         local[i] = centre[i]
