@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^( *)```(?P<language>[\w+-]*)(?P<info>[^\n]*)\n(?P<body>.*?)^\1```$", re.M | re.S)
 ELSEWHERE = re.compile(r"\A<!-- tested by: (\S+) -->")
-DEADLINE_SECONDS = 100
+DEADLINE_SECONDS = 250
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ LAST_LINE = r"workers={} accuracy=(0\.9\d\d) seconds=\d+\.\d\d exchanges_per_sec
 
 
 def start(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
 
 
 def train(workers: int, *options: str) -> list[str]:

@@ -18,9 +18,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXPERIMENTS = ROOT / "examples" / "experiments"
-SECONDS = 280
+SECONDS = 580
 
-pytestmark = pytest.mark.timeout(300)  # several processes, each of which imports PyTorch
+pytestmark = pytest.mark.timeout(600)  # several processes, each of which imports PyTorch
 
 
 def start(program: Path, *arguments: str, fails: bool = False) -> str:

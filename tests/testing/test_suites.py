@@ -186,7 +186,7 @@ def test_a_process_dies_at_once() -> None:
         "import atexit; atexit.register(print, 'end'); from multiverso.testing import faults; faults.die()"
     )
     result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=250, check=False
     )
     assert result.returncode == -signal.SIGKILL
     assert result.stdout == ""

@@ -63,7 +63,7 @@ def test_a_binding_without_its_framework_says_what_to_install() -> None:
         "import multiverso.theano"
     )
     result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=250, check=False
     )
     assert result.returncode == 1
     assert "ImportError" in result.stderr

@@ -452,7 +452,7 @@ def test_other_rules() -> None:
 def test_the_missing_framework_is_named() -> None:
     program = "import sys; sys.modules['torch'] = None; import multiverso.torch"
     result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=250, check=False
     )
     assert 'pip install "multiverso[torch]"' in result.stderr
     assert "ImportError" in result.stderr

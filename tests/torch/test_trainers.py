@@ -12,7 +12,7 @@ import pytest
 
 import multiverso as mv
 
-SECONDS = 110
+SECONDS = 280
 
 
 def with_lightning(folder: str, every: int) -> Any:
@@ -129,6 +129,6 @@ def test_what_is_missing_is_named(module: str, missing: list[str], words: str) -
     gone = "; ".join(f"sys.modules[{name!r}] = None" for name in missing)
     program = f"import sys; {gone}; import multiverso.torch.{module}"
     result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=SECONDS, check=False
     )
     assert words in result.stderr

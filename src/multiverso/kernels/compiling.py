@@ -118,6 +118,18 @@ def _caching() -> Iterator[bool]:
 
 
 @contextlib.contextmanager
+def _file_lock(name: str) -> Iterator[None]:
+    """Lets one process at a time in, if there is a directory to share; the kernel frees it when one dies."""
+    directory = cache_directory()
+    if directory is None:
+        yield
+        return
+    with (directory / name).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
 def _one_process_compiles(what: str) -> Iterator[None]:
     """Holds the file lock while something is compiled for the first time on this machine."""
     directory = cache_directory()
@@ -128,8 +140,7 @@ def _one_process_compiles(what: str) -> Iterator[None]:
     if done.exists():
         yield
         return
-    with (directory / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with _file_lock("lock"):
         if done.exists():
             yield
             return
@@ -272,7 +283,8 @@ def _compile_loop(function: Callable[..., None], dtype: str, arguments: str) -> 
     kinds = {"p": types.CPointer(from_dtype(numpy_dtype(dtype))), "n": int64}
     signature = void(*(kinds[argument] for argument in arguments))
     with _lock:
-        with _caching() as cached:
+        # Numba writes its index of what is cached, and the code, in two steps: two processes at once mix them up.
+        with _file_lock("loops.lock"), _caching() as cached:
             try:
                 compiled = cfunc(signature, cache=cached)(function)
             except RuntimeError:  # no file to cache for: a function typed into a prompt

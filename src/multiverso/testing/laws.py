@@ -16,7 +16,6 @@ from multiverso.runtime import Node
 
 MODES = (False, True)
 JOBS_SECONDS = 250.0  # compiling kernels on a cold and busy machine takes minutes
-_WAIT_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,7 @@ def try_out(laws: Mapping[str, Law], subject: Any) -> list[dict[str, Any]]:
     """Does all laws' work, in a worker: asynchronously, then synchronously; returns a dict for each mode."""
     found = []
     for sync in MODES:
-        mv.init(sync=sync, timeout_seconds=_WAIT_SECONDS)
+        mv.init(sync=sync, timeout_seconds=JOBS_SECONDS)
         records: dict[str, Any] = {}
         for name, law in laws.items():
             try:
