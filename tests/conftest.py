@@ -1,6 +1,6 @@
 """The harsh world that every test lives in: what it starts, opens or maps is gone when it ends.
 
-Compared before and after each test, with a few seconds to settle: processes (also ones that left our process
+Compared before and after each test, with half a minute to settle: processes (also ones that left our process
 group or were adopted by init: a mark in their environment shows them), Python threads, file descriptors,
 abstract sockets and mappings of shared memory.
 

@@ -155,14 +155,14 @@ def test_mapping():
 def test_clean():
     with socket.socket(socket.AF_UNIX) as one:
         one.bind("\\0multiverso-clean")
-    threading.Timer(0.01, print).start()
+    threading.Timer(0.2, print).start()
     subprocess.run(["true"], check=True)
 """
 
 
 def test_the_net_catches_whatever_a_test_leaves_behind(tmp_path: Path) -> None:
     net = (ROOT / "tests/conftest.py").read_text()
-    (tmp_path / "conftest.py").write_text(net.replace("SETTLE_SECONDS = 30.0", "SETTLE_SECONDS = 0.5"))
+    (tmp_path / "conftest.py").write_text(net.replace("SETTLE_SECONDS = 30.0", "SETTLE_SECONDS = 1.0"))
     (tmp_path / "test_leaks.py").write_text(LEAKS)
     result = start(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".", cwd=tmp_path)
     caught = set(re.findall(r"^ERROR test_leaks.py::test_(\w+)", result.stdout, re.M))

@@ -155,6 +155,7 @@ class SharedParams:
             groups.setdefault((averaged, shared_dtype(array.dtype)), []).append(index)
         views: list[Array] = [np.empty(0)] * len(given)
         self._flats: list[_Flat] = []
+        self._at = 0
         self._members: list[list[int]] = []
         for (averaged, dtype), members in sorted(groups.items(), key=str):
             flat = allocate(sum(given[index][0].size for index in members), dtype)
@@ -224,8 +225,12 @@ class SharedParams:
         self._due.hasten()
 
     def _exchange(self) -> None:
-        for flat in self._flats:
-            flat.exchange(self._session.workers_num)
+        self._session.check()
+        # After an exchange that did not end well, on from the table whose round is open: the others wait there.
+        for index in range(self._at, len(self._flats)):
+            self._at = index
+            self._flats[index].exchange(self._session.workers_num)
+        self._at = 0
 
     def centre(self) -> list[Array]:
         """Returns copies of the shared arrays and then statistics as they are now: what to validate and save.

@@ -117,8 +117,8 @@ def _launch(args: argparse.Namespace) -> int:
         _on_signals(signal.SIG_IGN)
         os.close(readable)
         end_processes([controller])
-    if code is not None:
-        _on_signals(signal.SIG_DFL)  # nothing is left but to write, to somebody who may never read it
+    # nothing is left but to write, to somebody who may never read it
+    _on_signals(signal.SIG_DFL if code is not None else _leave)
     return _outcome(controller, code, told, len(devices))
 
 
@@ -217,6 +217,10 @@ def _follow(controller: Process, readable: int, told: Told) -> int:
 def _on_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handler)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os._exit(OTHER_ERROR)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,14 @@ from multiverso.runtime import Node, Session
 
 SECONDS = 60.0
 MODES: dict[str, dict[str, Any]] = {"async": {}, "sync": {"sync": True}, "bounded": {"staleness": 2}}
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = SECONDS / 2) -> None:
+    """Waits until something holds; fails, before `in_threads` gives up, when it does not."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        threading.Event().wait(0.005)
 
 
 def in_threads(functions: list[Callable[[], Any]], seconds: float = SECONDS) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_support import MODES, Worker, in_threads, outcome, together
+from core_support import MODES, Worker, in_threads, outcome, together, wait_for
 
 import multiverso as mv
 from multiverso.errors import (
@@ -239,8 +239,7 @@ def test_options_must_be_equal_in_all_workers() -> None:
                 Session(node.address, 0, sync=True, start_timeout_seconds=60)
 
         def second() -> None:
-            while not node.live_workers():
-                threading.Event().wait(0.01)
+            wait_for(node.live_workers)
             with pytest.raises(StartupError, match="call init with the same arguments everywhere"):
                 Session(node.address, 1, staleness=3, start_timeout_seconds=60)
             node.close()

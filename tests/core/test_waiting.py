@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import termios
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from core_support import MODES, Worker, in_threads, outcome, together
+from core_support import MODES, Worker, in_threads, outcome, together, wait_for
 
 import multiverso as mv
 from multiverso import layout as at
@@ -202,8 +204,8 @@ def test_after_10_seconds_one_warning_names_whom_we_wait_for(
     monkeypatch.setattr(Patience, "look", counted)
 
     def work(session: Session) -> None:
-        while session.worker_id == 1 and len(looks) < 4:
-            threading.Event().wait(0.01)
+        if session.worker_id == 1:
+            wait_for(lambda: len(looks) >= 4)
         session.barrier()
 
     together(work, 2)
@@ -324,9 +326,9 @@ def test_leaving_wakes_those_who_wait() -> None:
 
 
 SIGUSR1 = """
-os.dup2(os.open(os.environ["SAID"], os.O_WRONLY | os.O_CREAT), 2)
 os.environ.update(MULTIVERSO_NODE=node, MULTIVERSO_WORKER_ID=str(worker_id), MULTIVERSO_WORKERS_NUM="2")
 mv.init()
+os.dup2(os.open(os.environ["SAID"], os.O_WRONLY | os.O_CREAT), 2)  # what it compiles it has told
 say("ready")
 mv.barrier()
 mv.shutdown()
@@ -343,8 +345,7 @@ def test_sigusr1_prints_who_waits_for_whom(tmp_path: Path) -> None:
                 while not any(w.wait for w in session.control.workers()):
                     threading.Event().wait(0.01)
                 os.kill(worker.pid, signal.SIGUSR1)
-                while said.read_text().count("\n") < 2:
-                    threading.Event().wait(0.01)
+                wait_for(lambda: said.read_text().count("\n") >= 2)
                 session.barrier()
 
         in_threads([other])
@@ -371,11 +372,16 @@ mv.shutdown()
 """
 
 
+def in_pipe(file: Any) -> int:
+    return int(np.frombuffer(fcntl.ioctl(file, termios.FIONREAD, bytes(4)), np.int32)[0])
+
+
 def test_sigusr1_in_the_middle_of_a_print_ends_nothing() -> None:
     command = [sys.executable, "-c", ASKED_WHILE_WRITING]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as asked:
         assert asked.stderr is not None
-        threading.Event().wait(2.0)  # the pipe is full: writes block, and signals interrupt them
+        wait_for(lambda: in_pipe(asked.stderr) > 60_000)  # nearly full
+        threading.Event().wait(0.5)  # writes block, and signals interrupt them
         said = asked.stderr.read()
     assert asked.returncode == 0, said[-2000:]
     assert b"is not waiting" in said

@@ -147,7 +147,7 @@ def test_workers_learn_together() -> None:
 def killed() -> Any:
     from multiverso.testing import faults
 
-    mv.init(sync=True, on_lost="stop", timeout_seconds=SECONDS)
+    mv.init(sync=True, on_lost="stop", timeout_seconds=SECONDS / 2)
     manager = ParamManager(jnp.zeros(3))
     optimizer = optax.chain(optax.sgd(1.0), manager.transformation())
     params, state = manager.params, optimizer.init(manager.params)

@@ -131,6 +131,7 @@ def test_top_shows_who_waits_for_whom(tmp_path: Path) -> None:
         pids = {int(job.stdout.readline().split()[2]) for _ in range(2)}
         waiting: list[dict[str, object]] = []
         while not waiting:  # the barrier is reached some moments after the line is written
+            assert job.poll() is None
             for one in json.loads(multiverso("top", "--json").stdout):  # without those too busy to answer
                 if pids <= {worker["pid"] for worker in one["workers"]}:
                     ours = one
@@ -143,6 +144,7 @@ def test_top_shows_who_waits_for_whom(tmp_path: Path) -> None:
         assert sum(line["adds"] for line in table["workers"].values()) == 10
         shown = ""
         while ours["address"] not in shown:
+            assert job.poll() is None
             shown = multiverso("top", "--once").stdout
         assert "weights" in shown
         assert "100 float32" in shown
@@ -200,7 +202,9 @@ mv.barrier()
     while "barrier 1, which needs worker 0" not in text:
         running.send(signal.SIGUSR1)  # without effect while the last one is being answered
         if select.select([running.process.stderr], [], [], 0.1)[0]:
-            text += os.read(running.process.stderr.fileno(), 4096).decode()
+            said = os.read(running.process.stderr.fileno(), 4096).decode()
+            assert said, text
+            text += said
     running.send(signal.SIGTERM)
     assert running.end()[0] == 128 + signal.SIGTERM
 

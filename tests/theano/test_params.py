@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 
 import multiverso as mv
-from multiverso.errors import ClosedError, DtypeMismatchError, NotInitializedError
+from multiverso.errors import ClosedError, DtypeMismatchError, NotInitializedError, WaitTimeoutError
 from multiverso.params import Every, SharedParams, shared_dtype
 from multiverso.runtime import Node, Session
 from multiverso.testing.laws import in_each
@@ -96,6 +98,45 @@ def test_a_stragglers_old_variance_does_not_make_the_shared_one_negative(
     assert (shrunk < 0.01).all()
     assert (slow.statistics[0] > shrunk).all()
     assert (slow.statistics[0] < 0.5).all()
+
+
+def test_an_exchange_that_timed_out_goes_on_where_the_others_wait() -> None:
+    """Parameters and statistics are two rounds: a worker that has finished the first must not begin it again."""
+    gave_up = threading.Event()
+
+    def work(session: Session) -> list[float]:
+        shared = SharedParams([np.zeros(2, "float32")], [np.zeros(2, "float32")], session=session)
+        shared.arrays[0] += 1
+        shared.statistics[0][:] = 4
+        if session.worker_id == 1:
+            shared._flats[0].exchange(2)
+            assert gave_up.wait(60)
+            shared._flats[1].exchange(2)
+        else:
+            session.timeout_seconds = 0.5
+            with pytest.raises(WaitTimeoutError):
+                shared.exchange()
+            session.timeout_seconds = 60
+            gave_up.set()
+            shared.exchange()
+        return [*shared.arrays[0], *shared.statistics[0]]
+
+    with Node(2) as node:
+
+        def worker(worker_id: int) -> list[float]:
+            with Session(node.address, worker_id, sync=True, timeout_seconds=60) as session:
+                return work(session)
+
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(worker, range(2))) == [[2, 2, 4, 4]] * 2
+
+
+def test_closed_is_said_though_nobody_is_left(pair: list[Session]) -> None:
+    shared = SharedParams([], [np.zeros(2, "float32")], name="mean", session=pair[0])
+    for session in pair:
+        session.shutdown()
+    with pytest.raises(ClosedError):
+        shared.exchange()
 
 
 def test_an_unchanged_statistic_is_only_read(pair: list[Session]) -> None:

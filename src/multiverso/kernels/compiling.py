@@ -119,13 +119,15 @@ def _caching() -> Iterator[bool]:
 
 @contextlib.contextmanager
 def _file_lock(name: str) -> Iterator[None]:
-    """Lets one process at a time in, if there is a directory to share; the kernel frees it when one dies."""
+    """Lets one process at a time in, where the directory lets us lock; the kernel frees it when one dies."""
     directory = cache_directory()
-    if directory is None:
-        yield
-        return
-    with (directory / name).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # gone, another user's, or on a disk without locks
+            if directory is not None:
+                file = stack.enter_context((directory / name).open("w"))
+                fcntl.flock(file, fcntl.LOCK_EX)
+                # by name: a child that was forked meanwhile has the file open, too, and would keep it locked
+                stack.callback(fcntl.flock, file, fcntl.LOCK_UN)
         yield
 
 
@@ -283,12 +285,13 @@ def _compile_loop(function: Callable[..., None], dtype: str, arguments: str) -> 
     kinds = {"p": types.CPointer(from_dtype(numpy_dtype(dtype))), "n": int64}
     signature = void(*(kinds[argument] for argument in arguments))
     with _lock:
-        # Numba writes its index of what is cached, and the code, in two steps: two processes at once mix them up.
-        with _file_lock("loops.lock"), _caching() as cached:
-            try:
+        try:
+            # Numba writes its index of what is cached, and the code, in two steps: two processes at once mix
+            # them up.
+            with _file_lock("loops.lock"), _caching() as cached:
                 compiled = cfunc(signature, cache=cached)(function)
-            except RuntimeError:  # no file to cache for: a function typed into a prompt
-                compiled = cfunc(signature)(function)
+        except RuntimeError:  # no file to cache for: a function typed into a prompt
+            compiled = cfunc(signature)(function)
         _kept.append(compiled)
         return int(compiled.address)
 

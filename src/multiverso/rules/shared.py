@@ -35,8 +35,8 @@ class Shared:
         self.rule = rule
         self.table = table
         self._own = table.own()
-        self._loops = table.compile_rule(rule.push, rule.pull, rule.hyper)
-        self._simple = rule == asgd()  # has a kernel of its own, which is quicker
+        # ASGD has a kernel of its own, which is quicker
+        self._loops = None if rule == asgd() else table.compile_rule(rule.push, rule.pull, rule.hyper)
         self._calls = 0
 
     def exchange(self, local: Any, *, timeout_seconds: float | None = None) -> None:
@@ -55,7 +55,7 @@ class Shared:
             WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: the wait could not end well;
                 calling again takes an unfinished round up where it stopped.
         """
-        if self._simple:
+        if self._loops is None:
             self.table.exchange(local, self._own[0], timeout_seconds=timeout_seconds)
             return
         call = self._calls + 1
@@ -66,7 +66,7 @@ class Shared:
 
     def exchange_async(self, local: Any) -> Pending:
         """Like :meth:`exchange`, in the background. Leave ``local`` alone until ``wait()`` returns."""
-        if self._simple:
+        if self._loops is None:
             return self.table.exchange_async(local, self._own[0])
         self._calls += 1
         push, pull = self._calls % self.rule.push_every == 0, self._calls % self.rule.pull_every == 0

@@ -20,7 +20,6 @@ from multiverso.runtime.node import Node
 from multiverso.runtime.session import START_SECONDS, Session
 from multiverso.wire import messages
 
-_STDERR = 2
 _NODE_ATTEMPTS = 12
 TIMEOUT_VARIABLE = "MULTIVERSO_TIMEOUT_SECONDS"
 
@@ -178,14 +177,14 @@ _explaining = threading.Lock()
 
 
 def _explain(number: int, frame: object) -> None:
-    if not _explaining.acquire(blocking=False):
-        return  # nobody takes what the last signal asked for
+    if sys.__stderr__ is None or not _explaining.acquire(blocking=False):
+        return  # the last signal is still being answered
     try:
         for session in [s for s in list(_explained) if s.closed is None]:
             for line in session.picture().describe(time.monotonic_ns()):
                 # not print: what the signal interrupted may be one, which refuses another within it
-                os.write(_STDERR, f"multiverso: {line}\n".encode())
-    except OSError:
-        pass  # nobody reads it
+                os.write(sys.__stderr__.fileno(), f"multiverso: {line}\n".encode())
+    except (OSError, ValueError):
+        pass  # nobody reads it, or it is closed
     finally:
         _explaining.release()

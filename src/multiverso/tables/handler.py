@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso.errors import ShapeMismatchError
-from multiverso.kernels.compiling import compile_pull, compile_push, compile_update
+from multiverso.kernels.compiling import compile_pull, compile_push, compile_update, load_steps
 from multiverso.runtime.session import Session
 from multiverso.shards.shard import Shard
 from multiverso.spec import INITIAL, TableSpec
@@ -189,6 +189,9 @@ class TableHandler:
         self, push: Callable[..., None], pull: Callable[..., None] | None, hyper: tuple[float, ...]
     ) -> Loops:
         """Returns a rule's two loops, compiled for this table; see :class:`multiverso.rules.Rule`."""
+        load_steps(
+            self._spec.dtype
+        )  # now, and not at the first step, which may be in a thread beside training
         return Loops(
             compile_push(push, self._spec.dtype),
             compile_pull(pull, self._spec.dtype) if pull else 0,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 import multiverso as mv
 from multiverso.errors import WorkerLostError
 from multiverso.testing import faults
-from multiverso.testing.laws import JOBS_SECONDS, Job, Law, Raised, run_jobs, suite_of
+from multiverso.testing.laws import JOBS_SECONDS, WAIT_SECONDS, Job, Law, Raised, run_jobs, suite_of
 
 Array = NDArray[Any]
 _STEPS = 10
@@ -208,7 +208,7 @@ LAWS: dict[str, Law] = {
 
 def _survive(subject: _Subject, sync: bool, on_lost: str) -> Any:
     """The last worker is killed at its third exchange; what the others see."""
-    mv.init(sync=sync, on_lost=on_lost, timeout_seconds=JOBS_SECONDS, start_timeout_seconds=JOBS_SECONDS)
+    mv.init(sync=sync, on_lost=on_lost, timeout_seconds=WAIT_SECONDS, start_timeout_seconds=JOBS_SECONDS)
     model = subject.make(0)
     mv.barrier()
     if mv.worker_id() == mv.workers_num() - 1:
