@@ -210,7 +210,8 @@ class SharedParams:
         """Adds this worker's changes to the shared values and takes the values of all, in place.
 
         Blocks as `multiverso.ArrayTableHandler.exchange` does: not at all in an asynchronous job, for the
-        round in a synchronous one (one exchange is one round).
+        round in a synchronous one (one exchange is one round). After one that raised, the next takes it up where
+        it stopped: there the others wait.
         """
         self._exchange()
         self._due.restart()
@@ -226,7 +227,6 @@ class SharedParams:
 
     def _exchange(self) -> None:
         self._session.check()
-        # After an exchange that did not end well, on from the table whose round is open: the others wait there.
         for index in range(self._at, len(self._flats)):
             self._at = index
             self._flats[index].exchange(self._session.workers_num)

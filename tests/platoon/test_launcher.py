@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -160,6 +163,47 @@ def test_sigterm_ends_everything(experiment: Any, wait_until: Any) -> None:
         threading.Event().wait(0.02)
     assert "interrupted" in experiment.finish(launcher, 4)
     wait_until(lambda: not left_running(experiment.folder))
+
+
+def test_an_interrupted_launcher_ends_though_nobody_reads_what_it_says(
+    experiment: Any, wait_until: Any
+) -> None:
+    experiment.write(
+        long_worker="""
+        import signal
+        from platoon import Worker
+        worker = Worker()
+        open(f"here-{worker.local_rank}", "w").close()
+        signal.pause()
+        """
+    )
+    nobody_reads, full = os.pipe()
+    os.set_blocking(full, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(full, bytes(4096))
+    os.set_blocking(full, True)
+    command = [sys.executable, "-m", "platoon.launcher", "long", "-D", "cpu"]
+    launcher = subprocess.Popen(
+        command,
+        cwd=experiment.folder,
+        env=experiment.environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=full,
+        start_new_session=True,
+    )
+    os.close(full)
+    try:
+        wait_until(lambda: (experiment.folder / "here-0").exists())
+        launcher.send_signal(signal.SIGTERM)
+        wait_until(lambda: len(left_running(experiment.folder)) == 1)  # it alone, with something to say
+        wait_until(lambda: launcher.send_signal(signal.SIGTERM) or launcher.poll() is not None)
+        assert launcher.wait() == 4
+    finally:
+        launcher.kill()
+        launcher.wait()
+        os.close(nobody_reads)
 
 
 def test_a_launcher_that_is_killed_leaves_nothing(experiment: Any, wait_until: Any) -> None:

@@ -189,9 +189,8 @@ class TableHandler:
         self, push: Callable[..., None], pull: Callable[..., None] | None, hyper: tuple[float, ...]
     ) -> Loops:
         """Returns a rule's two loops, compiled for this table; see :class:`multiverso.rules.Rule`."""
-        load_steps(
-            self._spec.dtype
-        )  # now, and not at the first step, which may be in a thread beside training
+        # now, and not at the first step, which may be in a thread beside the training
+        load_steps(self._spec.dtype)
         return Loops(
             compile_push(push, self._spec.dtype),
             compile_pull(pull, self._spec.dtype) if pull else 0,
