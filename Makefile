@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test check bench chaos docs clean distclean
+.PHONY: help demo test check bench chaos pauses docs clean distclean
 
 # Whatever is active outside must not reach the environments made here.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONWARNINGS CONDA_PREFIX
@@ -54,6 +54,10 @@ bench: .venv/.full ## speed, beside this machine's own limits (JSON in benchmark
 
 chaos: .venv/.full ## thousands of kills from a seed; what the survivors waited and what was left behind
 	$(BIN)/python benchmarks/chaos.py --json benchmarks/results/chaos.json
+
+pauses: .venv/.full ## all tests, four at a time, while their processes are stopped at random (SEED=1)
+	$(BIN)/python scripts/pauses.py $(or $(SEED),1) env PATH="$(CURDIR)/$(BIN):$$PATH" \
+		$(BIN)/python -m pytest -n 4 --dist loadscope $(or $(PYTEST_ARGS),tests)
 
 docs: .venv/.dev ## the documentation, served on http://127.0.0.1:8000
 	$(BIN)/mkdocs serve
