@@ -22,7 +22,7 @@ def against_the_limit(sizes: list[int], seconds: float) -> list[dict[str, Any]]:
     from multiverso.kernels import dense
     from multiverso.kernels.compiling import building, compile_kernel
 
-    with building("bench"):
+    with building("bench-exchange", dense):
         fused = compile_kernel(dense.push_pull.py_func, (float32[::1],) * 3)
     mv.init()
     rows = [row for size in sizes for row in _one_size(size, seconds, fused)]
@@ -65,11 +65,11 @@ def rows_against_the_limit(batches: list[int], seconds: float) -> list[dict[str,
     """One worker: random distinct rows of a matrix, beside NumPy's take and a private scatter-add."""
     from numba import float32, int64
 
-    from multiverso.bench.scatter import scatter_add
+    from multiverso.bench import scatter as limit
     from multiverso.kernels.compiling import building, compile_kernel
 
-    with building("bench"):
-        scatter = compile_kernel(scatter_add, (float32[:, ::1], int64[::1], float32[:, ::1]))
+    with building("bench-rows", limit):
+        scatter = compile_kernel(limit.scatter_add, (float32[:, ::1], int64[::1], float32[:, ::1]))
     mv.init()
     random = np.random.default_rng(0)
     table = mv.MatrixTableHandler(_ROWS, _COLUMNS)

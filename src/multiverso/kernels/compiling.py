@@ -1,7 +1,7 @@
 """Compiles each kernel once per machine and dtype, when first needed, and keeps the result on disk.
 
-Numba's cache does not notice a change in a function imported from another file, so the cache directory is named
-after a hash of every source that a kernel is made of. One process compiles, the others wait for its file lock.
+Numba's cache does not notice a change in a function imported from another file, so a kernel's cache directory is
+named after a hash of every source that it is made of. One process compiles, the others wait for its file lock.
 """
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
-import hashlib
 import os
 import sys
 import threading
@@ -19,11 +18,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
-_PACKAGE = Path(__file__).parent.parent
-_SOURCES = ("kernels", "updaters", "rules", "layout.py")
+from multiverso.kernels.sources import digest_of, sources_of
+
+_HERE = Path(__file__)
 _lock = threading.RLock()
 
 Update = Callable[..., None]
@@ -58,34 +58,34 @@ class Kernels:
         return self._group("rounds", rounds)
 
     def _group(self, group: str, module: Any) -> SimpleNamespace:
-        with building(f"{group}-{self.dtype}"):
+        with building(f"{group}-{self.dtype}", module):
             signatures = _signatures(self.dtype)[group]
             kernels = {name: compile_kernel(getattr(module, name), s) for name, s in signatures.items()}
             return SimpleNamespace(**kernels)
 
 
-def _sources_digest() -> str:
+@functools.cache
+def _digest(*modules: Path) -> str:
+    """Returns a hash of the sources of some modules, of the compiler and of the processor.
+
+    The place of the package is in it: Numba keeps code by the path of its source.
+    """
     import llvmlite.binding
     import numba
     import numpy
 
-    digest = hashlib.sha256()
-    for name in _SOURCES:
-        place = _PACKAGE / name
-        for path in [place] if place.is_file() else sorted(place.rglob("*.py")):
-            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    sources = {_HERE, *(source for module in modules for source in sources_of(module))}
     machine = (numba.__version__, numpy.__version__, llvmlite.binding.get_host_cpu_name(), sys.version)
-    digest.update(repr(machine).encode())
-    return digest.hexdigest()[:16]
+    return digest_of(sorted(sources), machine, str(_HERE))
 
 
 @functools.cache
 def cache_directory() -> Path | None:
-    """Returns the directory of the compiled kernels, or None (with one warning) where none can be written."""
+    """Returns the directory of all compiled kernels, or None (with one warning) where none can be written."""
     home = os.environ.get("MULTIVERSO_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
     try:
         place = Path(home) if home else Path.home() / ".cache"
-        directory = place / "multiverso" / f"kernels-{_sources_digest()}"
+        directory = place / "multiverso"
         directory.mkdir(parents=True, exist_ok=True)
         probe = directory / f".probe-{os.getpid()}-{threading.get_ident()}"
         probe.touch()
@@ -102,11 +102,12 @@ def cache_directory() -> Path | None:
 
 
 @contextlib.contextmanager
-def _caching() -> Iterator[bool]:
-    """Lets Numba keep what is decorated meanwhile in our directory; yields whether it can."""
+def _caching(source: Path) -> Iterator[bool]:
+    """Lets Numba keep what is decorated meanwhile in the directory of a source file; yields whether it can."""
     import numba
 
-    directory = cache_directory()
+    home = cache_directory()
+    directory = home / f"{source.stem}-{_digest(source)}" if home and source.is_file() else None
     with _lock:
         before = numba.config.CACHE_DIR
         try:
@@ -132,13 +133,13 @@ def _file_lock(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _one_process_compiles(what: str) -> Iterator[None]:
+def _one_process_compiles(what: str, modules: tuple[Path, ...]) -> Iterator[None]:
     """Holds the file lock while something is compiled for the first time on this machine."""
     directory = cache_directory()
     if directory is None:
         yield
         return
-    done = directory / f"{what}.done"
+    done = directory / f"{what}-{_digest(*modules)}.done"
     if done.exists():
         yield
         return
@@ -162,7 +163,7 @@ def compile_kernel(function: Callable[..., Any], signature: Any) -> Callable[...
     """
     import numba
 
-    with _caching() as cached:
+    with _caching(Path(function.__code__.co_filename)) as cached:
         kernel = numba.njit(nogil=True, cache=cached)(function)
     kernel.compile(signature)
     kernel.disable_compile()
@@ -171,9 +172,9 @@ def compile_kernel(function: Callable[..., Any], signature: Any) -> Callable[...
 
 
 @contextlib.contextmanager
-def building(what: str) -> Iterator[None]:
-    """Around the compilation of a group of kernels: one thread here, one process on the machine."""
-    with _lock, _one_process_compiles(what):
+def building(what: str, *modules: ModuleType) -> Iterator[None]:
+    """Around the compilation of kernels of some modules: one thread here, one process on the machine."""
+    with _lock, _one_process_compiles(what, tuple(Path(str(module.__file__)) for module in modules)):
         yield
 
 
@@ -232,7 +233,7 @@ def load_steps(dtype: str) -> Any:
         steps.stage_step: (address, address, number, address, address, progress, data, number, number),
         steps.finish_step: (address, address, number, address, address, progress, data, number),
     }
-    with building(f"steps-{dtype}"):
+    with building(f"steps-{dtype}", steps):
         return SimpleNamespace(**{f.__name__: compile_kernel(f, s) for f, s in signatures.items()})
 
 
@@ -255,7 +256,7 @@ def load_waits() -> Any:
         dense.version: (uintp,),
         rounds.leave: (uintp, uintp, int64, int64),
     }
-    with building("waits"):
+    with building("waits", dense, rounds, waits):
         return SimpleNamespace(**{f.__name__: compile_kernel(f, s) for f, s in signatures.items()})
 
 
@@ -288,7 +289,7 @@ def _compile_loop(function: Callable[..., None], dtype: str, arguments: str) -> 
         try:
             # Numba writes its index of what is cached, and the code, in two steps: two processes at once mix
             # them up.
-            with _file_lock("loops.lock"), _caching() as cached:
+            with _file_lock("loops.lock"), _caching(Path(function.__code__.co_filename)) as cached:
                 compiled = cfunc(signature, cache=cached)(function)
         except RuntimeError:  # no file to cache for: a function typed into a prompt
             compiled = cfunc(signature)(function)

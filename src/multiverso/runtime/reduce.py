@@ -40,7 +40,7 @@ def _kernel(dtype: np.dtype[Any], small: bool) -> Any:
 
     data = from_dtype(dtype)[::1]
     common = (uintp, uintp, uintp, int64, int64, int64, int64, int64, data, data, int64[::1])
-    with building(f"reduce-{'small' if small else 'chunks'}-{dtype.name}"):
+    with building(f"reduce-{'small' if small else 'chunks'}-{dtype.name}", reduce):
         if small:
             return compile_kernel(reduce.reduce_small, common)
         return compile_kernel(reduce.reduce_chunks, (*common, int64))
