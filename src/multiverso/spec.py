@@ -103,6 +103,30 @@ class TableSpec:
         return f"{self.kind} of {size} {self.dtype}{name} (updater {self.updater}{hyper}, initial {self.initial}{rule})"
 
 
+@dataclass(frozen=True)
+class MemorySpec:
+    """Plain memory that workers share under a name.
+
+    Attributes:
+        name: what they call it; tables have names of their own.
+        nbytes: its size.
+    """
+
+    name: str
+    nbytes: int
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.name, str) and self.name):
+            raise ValueError(f"name is a text that is not empty; got {self.name!r}")
+
+    def as_message(self) -> dict[str, Any]:
+        """Returns it as JSON can carry it."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"shared memory of {self.nbytes} bytes named {self.name!r}"
+
+
 def check_name(name: Any) -> None:
     """Refuses what is no name of a table.
 

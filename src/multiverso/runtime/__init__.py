@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from multiverso.memory.shared import SharedMemory
 from multiverso.runtime.joining import join, observe
 from multiverso.runtime.node import Node
 from multiverso.runtime.session import Session
 
-__all__ = ["Node", "Session", "join", "observe"]
+__all__ = ["Node", "Session", "SharedMemory", "join", "observe"]

@@ -11,7 +11,7 @@ from multiverso.consistency.waiting import Picture, names
 from multiverso.errors import MultiversoError, TableMismatchError, WorkerLostError
 from multiverso.runtime.arenas import Arena, Arenas
 from multiverso.shards.shard import Shard, initialise
-from multiverso.spec import MODES, Places, TableSpec
+from multiverso.spec import MODES, MemorySpec, Places, TableSpec, checked_count
 from multiverso.wire.messages import Message
 
 if TYPE_CHECKING:
@@ -19,13 +19,25 @@ if TYPE_CHECKING:
     from multiverso.runtime.control import Control
 
 
+Key = tuple[str, int | str]  # ("order", 3), ("name", "weights"), or ("memory", "lines")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A table or plain memory, and where it lies."""
+
+    spec: TableSpec | MemorySpec
+    arena: Arena
+    offset: int
+
+
 @dataclass
 class Creation:
-    """A table that is being made. Owner: the node's thread."""
+    """A table or plain memory that is being made. Owner: the node's thread."""
 
-    key: int | str
+    key: Key
     waiting: dict[int, tuple[Connection, Message]] = field(default_factory=dict)
-    table: int | None = None
+    number: int | None = None
     contributors: list[int] = field(default_factory=list)
     turns: deque[int] = field(default_factory=deque)
     turn_of: int | None = None
@@ -43,9 +55,9 @@ class Catalogue:
     def __init__(self, control: Control, fixed: bool) -> None:
         self.arenas = Arenas()
         self.shards: dict[int, Shard] = {}
-        self._arena_of: dict[int, Arena] = {}
-        self._table_of: dict[int | str, int] = {}
-        self._creations: dict[int | str, Creation] = {}
+        self._pieces: dict[int, Piece] = {}
+        self._number_of: dict[Key, int] = {}
+        self._creations: dict[Key, Creation] = {}
         self._control = control
         self._fixed = fixed
         self._made = 0
@@ -58,37 +70,43 @@ class Catalogue:
     def create(self, connection: Connection, request: Message, mode: str) -> None:
         """A worker asks for a table; it is answered when everybody whom that concerns has asked."""
         spec = TableSpec.from_message(request["spec"])
+        key = ("name", spec.name) if spec.name is not None else ("order", int(request["order"]))
+        self._ask(connection, request, key, spec, mode)
+
+    def share(self, connection: Connection, request: Message) -> None:
+        """A worker asks for plain memory: made for the first, handed to the others."""
+        asked = request["spec"]
+        spec = MemorySpec(asked["name"], checked_count(asked["nbytes"], "nbytes"))
+        self._ask(connection, request, ("memory", spec.name), spec, "async")
+
+    def _ask(
+        self, connection: Connection, request: Message, key: Key, spec: TableSpec | MemorySpec, mode: str
+    ) -> None:
         assert connection.worker_id is not None
         connection.enrolled_in = None
-        key: int | str = spec.name if spec.name is not None else int(request["order"])
-        table = self._table_of.get(key)
-        if table is not None and key not in self._creations:
-            self._join(connection, request, spec, table)
+        number = self._number_of.get(key)
+        if number is not None:
+            self._check_equal(key, self._pieces[number].spec, spec)
+            creation = self._creations.get(key)
+            self._hand_over(connection, request, number, late=creation is None)
+            if creation is None:
+                connection.reply(request, {"turn": False})
+            else:  # being initialised by its first workers: they decide, latecomers by name wait with them
+                creation.waiting[connection.worker_id] = (connection, request)
             return
         creation = self._creations.setdefault(key, Creation(key))
-        if creation.table is not None:
-            # being initialised by its first workers: they decide, latecomers by name wait with them
-            self._check_equal(key, self.shards[creation.table].spec, spec)
-            self._hand_over(connection, request, creation.table)
         creation.waiting[connection.worker_id] = (connection, request)
-        if spec.name is not None and creation.table is None:
-            self._make(creation, mode)
-        elif creation.table is None:
+        if key[0] == "order":
             self._advance(creation, mode)
-
-    def _join(self, connection: Connection, request: Message, spec: TableSpec, table: int) -> None:
-        key: int | str = spec.name if spec.name is not None else int(request["order"])
-        self._check_equal(key, self.shards[table].spec, spec)
-        self._hand_over(connection, request, table, late=True)
-        connection.reply(request, {"turn": False})
+        else:
+            self._make(creation, spec, mode)
 
     @staticmethod
-    def _check_equal(key: int | str, made: TableSpec, asked: TableSpec) -> None:
+    def _check_equal(key: Key, made: TableSpec | MemorySpec, asked: TableSpec | MemorySpec) -> None:
         if made != asked:
-            what = f"table {key!r}" if isinstance(key, str) else f"table number {key}"
             raise TableMismatchError(
-                f"{what} is {made}; this worker asked for {asked}. All workers must create the same tables in "
-                "the same order, or by the same names"
+                f"{_words(key)} is {made}; this worker asked for {asked}. All workers must create the same "
+                "tables in the same order, or by the same names"
             )
 
     def _concerned(self) -> list[int]:
@@ -99,7 +117,7 @@ class Catalogue:
         waiting = creation.waiting
         lost = self._lost()
         if lost and self._fixed and not self._control.continues:
-            self._refuse(creation, self.lost_error(lost, f"before table {creation.key} was created"))
+            self._refuse(creation, self.lost_error(lost, f"before {_words(creation.key)} was created"))
             return
         if not waiting or any(i not in waiting for i in self._concerned()):
             return
@@ -109,64 +127,69 @@ class Catalogue:
             self._refuse(
                 creation,
                 TableMismatchError(
-                    f"table number {creation.key} differs between workers ({asked}). All workers must create "
+                    f"{_words(creation.key)} differs between workers ({asked}). All workers must create "
                     "the same tables in the same order; nothing was created, and the call can be repeated"
                 ),
             )
             return
-        self._make(creation, str(next(iter(waiting.values()))[1].get("mode", mode)))
+        self._make(
+            creation,
+            next(iter(specs.values())),
+            str(next(iter(waiting.values()))[1].get("mode", mode)),
+        )
 
-    def _make(self, creation: Creation, mode: str) -> None:
-        _, first = next(iter(creation.waiting.values()))
-        spec = TableSpec.from_message(first["spec"])
+    def _make(self, creation: Creation, spec: TableSpec | MemorySpec, mode: str) -> None:
         workers = self._control.capacity
-        size = Places.of(spec, workers, mode == "sync").size
+        size = Places.of(spec, workers, mode == "sync").size if isinstance(spec, TableSpec) else spec.nbytes
         try:
             arena, offset = self.arenas.place(size)
         except MultiversoError as error:
             self._refuse(creation, error)
             return
-        self._made += 1
-        table = self._made
-        initialise(arena.mapped.address + offset, spec, table, workers, MODES[mode])
-        self.shards[table] = Shard(arena.mapped, offset, spec, workers, MODES[mode])
-        self._arena_of[table] = arena
-        self._table_of[creation.key] = table
-        creation.table = table
+        if isinstance(spec, TableSpec):
+            self._made += 1
+            number = self._made
+            initialise(arena.mapped.address + offset, spec, number, workers, MODES[mode])
+            self.shards[number] = Shard(arena.mapped, offset, spec, workers, MODES[mode])
+        else:
+            number = min((0, *self._pieces)) - 1  # below 0, so that tables count from 1
+        self._pieces[number] = Piece(spec, arena, offset)
+        self._number_of[creation.key] = number
+        creation.number = number
         for worker_id in sorted(creation.waiting):
-            self._hand_over(*creation.waiting[worker_id], table)
+            self._hand_over(*creation.waiting[worker_id], number)
         masters = [i for i, (_, request) in sorted(creation.waiting.items()) if request.get("master")]
-        if spec.name is None and spec.initial == "master":
+        if creation.key[0] == "order" and isinstance(spec, TableSpec) and spec.initial == "master":
             creation.contributors = (masters or sorted(creation.waiting))[:1]
         else:
             creation.contributors = sorted(creation.waiting)
         creation.turns = deque(creation.contributors)
         self._next_turn(creation)
 
-    def _hand_over(self, connection: Connection, request: Message, table: int, late: bool = False) -> None:
+    def _hand_over(self, connection: Connection, request: Message, number: int, late: bool = False) -> None:
         """Sends where the table is, with its segment unless this worker has it.
 
         The worker takes part from here on, before anyone is let go: a round or a clock must not go ahead without
         one that has created the table with the others, but is slow to read this. A late one enrols itself once
         it has mapped the memory, which can take long: nobody has to wait for that.
         """
-        arena, shard = self._arena_of[table], self.shards[table]
+        piece, shard = self._pieces[number], self.shards.get(number)
         assert connection.worker_id is not None
-        enrol = not shard.enrolled(connection.worker_id)  # it may open a named table twice
+        enrol = shard is not None and not shard.enrolled(connection.worker_id)  # it may open one twice
         if enrol:
-            connection.enrolled_in = table
-        if enrol and not late:
+            connection.enrolled_in = number
+        if shard is not None and enrol and not late:
             shard.enrol(connection.worker_id)
-        descriptors = () if arena.number in connection.sent_arenas else (arena.descriptor,)
-        connection.sent_arenas.add(arena.number)
+        descriptors = () if piece.arena.number in connection.sent_arenas else (piece.arena.descriptor,)
+        connection.sent_arenas.add(piece.arena.number)
         connection.reply(
             request,
             {
-                "table": table,
-                "arena": arena.number,
-                "offset": shard.offset,
-                "workers": shard.workers,
-                "mode": shard.mode,
+                "table": number,
+                "arena": piece.arena.number,
+                "offset": piece.offset,
+                "workers": shard.workers if shard else 0,
+                "mode": shard.mode if shard else 0,
                 "enrol": enrol and late,
             },
             descriptors,
@@ -198,8 +221,9 @@ class Catalogue:
 
     def _start_over(self, creation: Creation) -> None:
         """Without what a worker that is gone has written, or had begun to write."""
-        assert creation.table is not None
-        self.shards[creation.table].values()[:] = 0
+        assert creation.number is not None
+        if creation.number in self.shards:  # plain memory is cleared by the worker whose turn it is
+            self.shards[creation.number].values()[:] = 0
         creation.again, creation.turn_of = False, None
         creation.turns = deque(creation.contributors)
         self._next_turn(creation)
@@ -212,12 +236,12 @@ class Catalogue:
     def _without(self, creation: Creation, worker_id: int) -> None:
         """A worker no longer takes part in a creation: go on without it."""
         if creation.waiting.pop(worker_id, None) is None:
-            if creation.table is None:
+            if creation.number is None:
                 self._advance(creation)  # it may be the one that the others waited for
             return
         if not creation.waiting:
             self._refuse(creation, self.lost_error([worker_id], "while it was creating a table"))
-        elif creation.table is None:
+        elif creation.number is None:
             self._advance(creation)
         elif worker_id in creation.contributors:
             creation.contributors.remove(worker_id)
@@ -231,9 +255,10 @@ class Catalogue:
     def _refuse(self, creation: Creation, error: MultiversoError) -> None:
         for connection, request in creation.waiting.values():
             connection.refuse(request, error)
-        if creation.table is not None:
-            self._table_of.pop(creation.key, None)
-            self.shards.pop(creation.table, None)
+        if creation.number is not None:
+            self._number_of.pop(creation.key, None)
+            self._pieces.pop(creation.number, None)
+            self.shards.pop(creation.number, None)
         self._creations.pop(creation.key, None)
 
     def lost_error(self, lost: list[int], when: str) -> WorkerLostError:
@@ -246,7 +271,9 @@ class Catalogue:
         for creation in list(self._creations.values()):
             if lost and not self._control.continues:
                 creation.waiting.pop(worker_id, None)
-                self._refuse(creation, self.lost_error(lost, f"while table {creation.key} was being created"))
+                self._refuse(
+                    creation, self.lost_error(lost, f"while {_words(creation.key)} was being created")
+                )
             else:
                 self._without(creation, worker_id)
 
@@ -268,3 +295,10 @@ class Catalogue:
         """A number is given to a new worker: the last one's part in the tables ends."""
         for shard in self.shards.values():
             shard.withdraw(worker_id)
+
+
+def _words(key: Key) -> str:
+    kind, which = key
+    return {"order": f"table number {which}", "name": f"table {which!r}"}.get(
+        kind, f"shared memory {which!r}"
+    )

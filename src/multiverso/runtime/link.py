@@ -86,7 +86,7 @@ class Link:
                 elif time.monotonic() >= deadline:
                     raise WaitTimeoutError(f"gave up waiting for {what}: {self._who_is_missing()}")
         except BaseException:
-            self._give_up()
+            self.give_up()
             raise
 
     @staticmethod
@@ -102,7 +102,8 @@ class Link:
         except OSError as error:
             raise NodeLostError(f"the job's node is gone ({error.strerror or error})") from error
 
-    def _give_up(self) -> None:
+    def give_up(self) -> None:
+        """Tells the node that nobody waits for an answer to the last request any more."""
         try:
             messages.send(self.connection, {"do": "cancel", "id": self._number})
         except OSError:

@@ -196,6 +196,7 @@ class Node:
             "attach": self._members.attach,
             "ready": self._members.ready,
             "create": self._create,
+            "share": self._share,
             "initialised": self._members.catalogue.initialised,
             "cancel": self._cancel,
             "status": self._status,
@@ -281,6 +282,11 @@ class Node:
         if connection.worker_id is None:
             raise StartupError("attach before creating tables")
         self._members.catalogue.create(connection, request, self._members.mode)
+
+    def _share(self, connection: Connection, request: Message) -> None:
+        if connection.worker_id is None:
+            raise StartupError("attach before sharing memory")
+        self._members.catalogue.share(connection, request)
 
     def _cancel(self, connection: Connection, request: Message) -> None:
         """The session gave up waiting for an answer."""

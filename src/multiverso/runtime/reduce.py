@@ -14,10 +14,10 @@ import numpy.typing as npt
 from multiverso import kernels
 from multiverso.errors import DtypeMismatchError, MultiversoError, ShapeMismatchError, WorkerLostError
 from multiverso.kernels.compiling import building, compile_kernel
+from multiverso.memory.shared import SharedMemory
 from multiverso.memory.words import load32
 from multiverso.runtime.session import Session
-from multiverso.shards.shard import Shard
-from multiverso.spec import DTYPES, TableSpec
+from multiverso.spec import DTYPES
 
 Array = npt.NDArray[Any]
 
@@ -69,10 +69,6 @@ def _signature(operation: str, dtype: np.dtype[Any]) -> int:
     return zlib.crc32(f"{operation} {dtype}".encode()) << 31
 
 
-def _address(shard: Shard) -> int:
-    return int(shard.values().ctypes.data)
-
-
 def _writable(array: Array) -> Array:
     """Returns an array on the same memory that counts as writable: kernels are compiled for such ones only."""
     if array.flags.writeable:
@@ -103,8 +99,8 @@ class Reducer:
         self._progress = np.zeros(3, np.int64)
         self._broken: str | None = None
         self._lines = self._open("lines", _LINES_BYTES + 2 * size * SMALL_BYTES)
-        self._chunks: Shard | None = None
-        self._lines_at = _address(self._lines)
+        self._chunks: SharedMemory | None = None
+        self._lines_at = self._lines.address
         if load32(self._lines_at + 128 * self.rank):
             self._broken = f"worker {self.rank} of this group was lost, and this process has taken its place"
 
@@ -173,7 +169,7 @@ class Reducer:
         else:
             if self._chunks is None:
                 self._chunks = self._open("chunks", 3 * self.size * CHUNK_BYTES)
-            slots, stride = _address(self._chunks), CHUNK_BYTES
+            slots, stride = self._chunks.address, CHUNK_BYTES
             more = (CHUNK_BYTES // flat.itemsize,)
         number, signature = OPERATIONS.index(operation), _signature(operation, given) ^ flat.size
         arguments = (control, lines, slots, stride, self.rank, self.size, number, signature, flat, result)
@@ -208,11 +204,8 @@ class Reducer:
                 f"the workers do not call all_reduce with the same things; this one: {what}"
             )
 
-    def _open(self, part: str, size: int) -> Shard:
-        spec = TableSpec(
-            "array", 1, -(-size // 8), dtype="int64", name=f"multiverso-reduce-{self.size}-{part}"
-        )
-        return self._session.open_table(spec, lambda shard, last, of: None)[1]
+    def _open(self, part: str, nbytes: int) -> SharedMemory:
+        return self._session.shared_memory(f"multiverso-reduce-{self.size}-{part}", nbytes)
 
     def missing(self) -> list[int]:
         """Returns the workers that are behind this one."""

@@ -14,17 +14,21 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol, Self
 
+import numpy as np
+
 from multiverso import kernels
 from multiverso import layout as at
 from multiverso.consistency.waiting import Picture
 from multiverso.errors import ClosedError, NodeLostError
 from multiverso.memory.segment import Segment
+from multiverso.memory.shared import SharedMemory
 from multiverso.runtime.control import Control
 from multiverso.runtime.link import Link
 from multiverso.runtime.liveness import Liveness
 from multiverso.runtime.patience import Patience
 from multiverso.shards.shard import Shard
-from multiverso.spec import Consistency, TableSpec
+from multiverso.spec import Consistency, MemorySpec, TableSpec, checked_count
+from multiverso.wire.messages import Message
 
 START_SECONDS = 120.0
 WAIT_SECONDS = 1800.0  # a master may validate for long
@@ -204,7 +208,7 @@ class Session:
                 self._waits.set_word(block + at.CREATED, order)
             self._waits.begin_wait(self.control.address, self.worker_id, at.FOR_TABLE, 0, target)
             try:
-                table = self._open(spec, order, fill, master, Patience(self, seconds, what), what)
+                made = self._open(spec, order, fill, master, Patience(self, seconds, what), what)
             except BaseException:
                 if spec.name is None:
                     self._waits.set_word(block + at.CREATED, order - 1)
@@ -213,7 +217,64 @@ class Session:
                 self._waits.finish_wait(self.control.address, self.worker_id)
             if spec.name is None:
                 self._ordered = order
-            return table
+            return made
+
+    def shared_memory(
+        self,
+        name: str,
+        nbytes: int,
+        initialise: Callable[[SharedMemory], None] | None = None,
+        *,
+        timeout_seconds: float | None = None,
+    ) -> SharedMemory:
+        """Returns memory that all workers of the job on this host share under a name.
+
+        The first worker that asks creates it, all zero; the others attach to it whenever they come. It is no
+        table: it has no clocks, and ``save``, ``stats`` and ``multiverso top`` do not show it. It lasts as long as
+        the job.
+
+        Args:
+            name: what the workers call it; tables have names of their own.
+            nbytes: its size, 1 or more; has to be equal in every worker.
+            initialise: called with it in the worker that creates it, before any other worker gets it. If that
+                worker dies meanwhile, the next one begins anew with zeros.
+            timeout_seconds: deadline, instead of the session's.
+
+        Raises:
+            TableMismatchError: other workers asked for another size.
+            OutOfMemoryError: there is no room for it.
+            WaitTimeoutError: the creator did not finish in time.
+
+        Example:
+            >>> from multiverso.runtime import Node, Session
+            >>> with Node(1) as node, Session(node.address) as session:
+            ...     memory = session.shared_memory("flags", 64)
+            ...     memory.array[0] = 1
+            ...     int(memory.view("int64")[0])
+            1
+        """
+        self.enter()
+        spec = MemorySpec(name, checked_count(nbytes, "nbytes"))
+        seconds = self.timeout_seconds if timeout_seconds is None else timeout_seconds
+        what = f"the shared memory {name!r}"
+        with self._lock:
+            self._waits.begin_wait(self.control.address, self.worker_id, at.FOR_TABLE, 0, 0)
+            try:
+                patience = Patience(self, seconds, what)
+                request = {"do": "share", "spec": spec.as_message()}
+                answer = self._ask_for_memory(request, patience, what)
+                segment = self._arenas[answer["arena"]]
+                memory = SharedMemory(name, segment.array(answer["offset"], spec.nbytes, np.uint8))
+
+                def fill(last: bool, of: int) -> None:
+                    memory.array[:] = 0
+                    if initialise is not None:
+                        initialise(memory)
+
+                self._take_turns(fill, patience, what)
+            finally:
+                self._waits.finish_wait(self.control.address, self.worker_id)
+        return memory
 
     def _open(
         self,
@@ -231,6 +292,19 @@ class Session:
             "master": master,
             "mode": self.consistency.mode,
         }
+        answer = self._ask_for_memory(request, patience, what)
+        shard = Shard(
+            self._arenas[answer["arena"]], answer["offset"], spec, answer["workers"], answer["mode"]
+        )
+        table = int(answer["table"])
+        if answer["enrol"]:
+            shard.enrol(self.worker_id)
+        self._take_turns(lambda last, of: fill(shard, last, of), patience, what)
+        self._tables[table] = shard
+        return table, shard
+
+    def _ask_for_memory(self, request: Message, patience: Patience, what: str) -> Message:
+        """Returns the first answer to a request for memory, whose segment is then mapped."""
         answer, descriptors = self._link.ask(request, patience.deadline, what, patience.look)
         try:
             if descriptors and answer["arena"] not in self._arenas:
@@ -238,20 +312,20 @@ class Session:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        shard = Shard(
-            self._arenas[answer["arena"]], answer["offset"], spec, answer["workers"], answer["mode"]
-        )
-        table = int(answer["table"])
-        if answer["enrol"]:
-            shard.enrol(self.worker_id)
+        return answer
+
+    def _take_turns(self, fill: Callable[[bool, int], None], patience: Patience, what: str) -> None:
+        """Writes what this worker contributes to the initial value when its turn comes."""
         while True:
             answer, _ = self._link.more(patience.deadline, what, patience.look)
             if not answer["turn"]:
-                break
-            fill(shard, bool(answer["last"]), int(answer["of"]))
+                return
+            try:
+                fill(bool(answer["last"]), int(answer["of"]))
+            except BaseException:
+                self._link.give_up()  # or the others would wait for this turn
+                raise
             self._link.tell({"do": "initialised"})
-        self._tables[table] = shard
-        return table, shard
 
     def picture(self) -> Picture:
         """Returns who is there, how far each is, and what each waits for."""
