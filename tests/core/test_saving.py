@@ -228,7 +228,7 @@ def test_all_fit_or_none_is_loaded(alone: Session, tmp_path: Path) -> None:
 
 
 CRASH = """
-import multiverso.tables.collection, pathlib
+import multiverso.tables.collection
 with Session(node, worker_id) as s:
     tables = [mv.ArrayTableHandler(1000, n, session=s) for n in (1, 2, 3)]
     multiverso.tables.collection.save_all(s, sys.argv[3])
@@ -241,7 +241,7 @@ with Session(node, worker_id) as s:
         if calls == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         return kept(*a, **k)
-    owner, name = (os, "fsync") if stage == "written" else (pathlib.Path, "replace")
+    owner, name = (os, "fsync") if stage == "written" else (os, "replace")
     kept = getattr(owner, name)
     setattr(owner, name, crash)
     say("crashing")

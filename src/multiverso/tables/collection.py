@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multiverso.errors import SnapshotError
+from multiverso.files import write_whole
 from multiverso.tables import saving
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _MANIFEST = "manifest.json"
 _FORMAT = "multiverso tables 1"
 _OURS = re.compile(
-    r"table-\d+-[0-9a-f]{12}\.safetensors|\.(table-\d+-[0-9a-f]{12}\.safetensors|manifest\.json)\.\d+\.tmp"
+    r"table-\d+-[0-9a-f]{12}\.safetensors|\.(table-\d+-[0-9a-f]{12}\.safetensors|manifest\.json)\.[0-9a-f]{16}\.tmp"
 )
 
 
@@ -43,7 +44,7 @@ def save_all(session: Session, directory: str | os.PathLike[str]) -> None:
             files[_key(table)] = f"table-{table.number}-{stamp}.safetensors"
             table.save(place / files[_key(table)])
         manifest = json.dumps({"format": _FORMAT, "tables": files}, indent=1)
-        saving.write_whole(place / _MANIFEST, manifest.encode())
+        write_whole(place / _MANIFEST, manifest.encode())
     except BaseException:
         for name in files.values():
             (place / name).unlink(missing_ok=True)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from multiverso import files
 from multiverso.errors import SnapshotError
 from multiverso.spec import TableSpec
 
@@ -26,25 +25,7 @@ def save(path: PathLike, spec: TableSpec, version: int, values: Array, states: l
     header = {"format": _FORMAT, "table": json.dumps(spec.as_message()), "version": str(version)}
     arrays = {"values": values.reshape(spec.shape)}
     arrays |= {f"state.{i}": np.array(state).reshape(spec.shape) for i, state in enumerate(states)}
-    write_whole(path, serialise(arrays, metadata=header))
-
-
-def write_whole(path: PathLike, content: bytes) -> None:
-    """Writes a file so that a reader sees the old content or the new, also after a crash."""
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except OSError as error:
-        error.filename = os.fspath(path)  # instead of a file that nobody has heard of
-        raise
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+    files.write_whole(path, serialise(arrays, metadata=header))
 
 
 def load(path: PathLike, spec: TableSpec) -> tuple[Array, list[Array]]:

@@ -1,0 +1,217 @@
+"""Files and directories that another user of the machine can neither plant, replace, read half nor write.
+
+For what a job keeps on disk: saved tables, compiled kernels (whose files run as us when they are loaded), secrets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import grp
+import os
+import pwd
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from multiverso import users
+
+Buffer = bytes | bytearray | memoryview
+PathLike = str | os.PathLike[str]
+_SECRET_MODE = 0o600
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def own_directory(path: PathLike) -> Path:
+    """Returns a directory of this user's own, of mode 0700, made if it is not there; or refuses it.
+
+    What is in it was put there by this user, or by one who may do anything here anyway.
+
+    Args:
+        path: the directory. Missing ones above it are made, too (mode 0755).
+
+    Returns:
+        Its path without symbolic links: use this one.
+
+    Raises:
+        PermissionError: it, or one above it, belongs to another user, or another user may write to it.
+        OSError: it cannot be made.
+    """
+    place = Path(path)
+    for directory, mode in (*((parent, 0o755) for parent in reversed(place.parents)), (place, 0o700)):
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(mode)
+    place = place.parent.resolve() / place.name
+    descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        _check_own(place, descriptor, 0o700)
+    finally:
+        os.close(descriptor)
+    # who can write to a directory above can put another one in its place between our look and our use
+    trusted = {0, os.geteuid(), os.stat("/").st_uid}
+    for parent in place.parents:
+        status = parent.stat()
+        if status.st_uid not in trusted:
+            raise _refused(place, f"{parent} belongs to user {status.st_uid}")
+        if _others_write(status) and not status.st_mode & stat.S_ISVTX:
+            raise _refused(place, f"others may write to {parent} (mode {stat.S_IMODE(status.st_mode):04o})")
+    return place
+
+
+def write_whole(
+    path: PathLike, content: Buffer | Iterable[Buffer], *, mode: int = 0o666, replace: bool = True
+) -> None:
+    """Writes a file whole or not at all, and on disk: a reader sees the old content or the new, also after a crash.
+
+    Any number of threads, processes and containers may write to one path at a time: the last one's content stays.
+    What killed ones have left beside it is removed. A symbolic link of that name is replaced, not followed.
+
+    Args:
+        path: the file.
+        content: its bytes, or pieces of them.
+        mode: its permissions, less the umask; 0o600 keeps it to this user.
+        replace: False leaves a file that is there as it is.
+
+    Raises:
+        FileExistsError: it is there, and ``replace`` is False.
+        OSError: it cannot be written; its ``filename`` is ``path``. Nothing is left behind.
+    """
+    target = Path(path)
+    if not target.name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    pieces = (content,) if isinstance(content, Buffer) else content
+    try:
+        _remove_leftovers(target)
+        with _temporary(target, mode) as (temporary, descriptor):
+            for piece in pieces:
+                _write_all(descriptor, piece)
+            os.fsync(descriptor)
+            if replace:
+                os.replace(temporary, target)
+            else:
+                os.link(temporary, target, follow_symlinks=False)
+        _sync_directory(target.parent)
+    except OSError as error:
+        error.filename, error.filename2 = os.fspath(path), None  # instead of a file that nobody has heard of
+        raise
+
+
+def read_own(path: PathLike, most_bytes: int = 1 << 20) -> bytes:
+    """Returns the content of a file that only this user can have written and can read (mode 0600).
+
+    Raises:
+        PermissionError: it belongs to another user, or others may read or write it.
+        OSError: it is not there, no plain file (a symbolic link is none), or longer than ``most_bytes``.
+    """
+    # without blocking: somebody may have put a pipe there
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "this is no plain file", os.fspath(path))
+        if stat.S_IMODE(status.st_mode) & ~_SECRET_MODE:
+            raise _refused(
+                path, f"others may read it (mode {stat.S_IMODE(status.st_mode):04o}; chmod 600 it)"
+            )
+        _check_own(path, descriptor, _SECRET_MODE)
+        with open(descriptor, "rb", closefd=False) as file:
+            content = file.read(most_bytes + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"this has more than {most_bytes} bytes", os.fspath(path))
+    return content
+
+
+def _check_own(path: PathLike, descriptor: int, mode: int) -> None:
+    status = os.fstat(descriptor)
+    if status.st_uid != os.geteuid():
+        raise _refused(path, f"it belongs to user {status.st_uid}, and this is user {os.geteuid()}")
+    if _others_write(status):
+        raise _refused(path, f"others may write to it (mode {stat.S_IMODE(status.st_mode):04o})")
+    if stat.S_IMODE(status.st_mode) == mode and not users.look_alike():
+        return
+    try:
+        os.fchmod(descriptor, mode)  # only its owner may, whatever number it is shown as
+    except PermissionError as error:
+        raise _refused(path, "it belongs to another user (its mode cannot be set)") from error
+
+
+def _others_write(status: os.stat_result) -> bool:
+    writable = status.st_mode & _WRITABLE_BY_OTHERS
+    if writable == stat.S_IWGRP and _is_private_group(status.st_gid):
+        return False
+    return bool(writable)
+
+
+def _is_private_group(gid: int) -> bool:
+    """Whether a group is this user's alone, as distributions make one for each user (their umask is 0002)."""
+    try:
+        name, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return group.gr_name == name and set(group.gr_mem) <= {name}
+
+
+def _refused(path: PathLike, why: str) -> PermissionError:
+    return PermissionError(errno.EPERM, f"this is not safe from other users: {why}", os.fspath(path))
+
+
+@contextlib.contextmanager
+def _temporary(target: Path, mode: int) -> Iterator[tuple[Path, int]]:
+    """Makes a new file beside ``target`` that is locked as long as its writer lives, and removes it at the end."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    while True:
+        temporary = target.with_name(f".{target.name}.{os.urandom(8).hex()}.tmp")
+        descriptor = os.open(temporary, flags, mode)
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks: leftovers stay there
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if not os.fstat(descriptor).st_nlink:  # removed as a leftover before it was locked
+                continue
+            yield temporary, descriptor
+            return
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            os.close(descriptor)
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Removes what killed writers of ``target`` have left: files that nobody holds locked."""
+    pattern = re.compile(re.escape(f".{target.name}.") + r"[0-9a-f]{16}\.tmp")
+    try:
+        names = os.listdir(target.parent)
+    except PermissionError:  # a directory that may be written to and not be read
+        return
+    for name in names:
+        if pattern.fullmatch(name):
+            remove_leftover(target.with_name(name))
+
+
+def remove_leftover(temporary: Path) -> None:
+    """Removes a temporary file of :func:`write_whole` if its writer is dead."""
+    with contextlib.suppress(OSError):  # another user's, or gone
+        descriptor = os.open(temporary, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            temporary.unlink()
+        finally:
+            os.close(descriptor)
+
+
+def _write_all(descriptor: int, piece: Buffer) -> None:
+    rest = memoryview(piece).cast("B")
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def _sync_directory(place: Path) -> None:
+    with contextlib.suppress(OSError):  # not every file system can
+        descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

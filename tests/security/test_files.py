@@ -1,0 +1,295 @@
+"""Files and directories: what another user plants is not used, what is written is whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from security_support import OTHER, OURS, Person, needs_namespaces, needs_root
+
+from multiverso import files, users
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+# -- a directory of our own --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_a_directory_is_made_for_this_user_only_and_found_again(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        made = files.own_directory(tmp_path / "a" / "b" / "c")
+    finally:
+        os.umask(before)
+    assert _mode(made) == 0o700
+    assert not _mode(tmp_path / "a") & 0o022
+    assert files.own_directory(tmp_path / "a" / "b" / "c") == made
+
+
+def test_one_that_others_may_read_is_closed_to_them(tmp_path: Path) -> None:
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours").chmod(0o755)
+    assert _mode(files.own_directory(tmp_path / "ours")) == 0o700
+
+
+def _writable_by_all(path: Path) -> None:
+    path.mkdir()
+    path.chmod(0o777)
+
+
+def _writable_by_a_group(path: Path) -> None:
+    path.mkdir()
+    os.chown(path, -1, OTHER)
+    path.chmod(0o770)
+
+
+def _below_one_that_all_may_write_to(path: Path) -> None:
+    path.mkdir()
+    path.parent.chmod(0o777)
+
+
+def _of_another_user(path: Path) -> None:
+    path.mkdir(mode=0o700)
+    os.chown(path, OTHER, OTHER)
+
+
+def _below_another_users(path: Path) -> None:
+    path.mkdir(mode=0o700)
+    os.chown(path.parent, OTHER, OTHER)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        _writable_by_all,
+        _below_one_that_all_may_write_to,
+        pytest.param(_writable_by_a_group, marks=needs_root),
+        pytest.param(_of_another_user, marks=needs_root),
+        pytest.param(_below_another_users, marks=needs_root),
+    ],
+)
+def test_a_directory_that_another_user_could_fill_is_refused(
+    tmp_path: Path, plant: Callable[[Path], None]
+) -> None:
+    place = tmp_path / "above" / "place"
+    place.parent.mkdir()
+    plant(place)
+    with pytest.raises(PermissionError, match="not safe from other users") as caught:
+        files.own_directory(place)
+    assert caught.value.filename == str(place)
+
+
+def test_a_link_to_a_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    with pytest.raises(OSError, match="link"):
+        files.own_directory(tmp_path / "link")
+
+
+def test_a_sticky_directory_above_is_no_danger(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp").chmod(0o1777)
+    assert _mode(files.own_directory(tmp_path / "tmp" / "ours")) == 0o700
+
+
+@needs_root
+@needs_namespaces
+def test_where_all_users_look_alike_another_ones_directory_is_still_refused(
+    open_directory: Path,
+) -> None:
+    for name, owner in (("ours", OURS), ("others", OTHER)):
+        (open_directory / name).mkdir()
+        (open_directory / name).chmod(0o700 if name == "ours" else 0o755)
+        os.chown(open_directory / name, owner, owner)
+    text = """
+from security_support import enter_unmapped_namespace
+from multiverso import files, users
+become()
+before = users.look_alike()
+enter_unmapped_namespace()
+say(before, users.look_alike(), os.geteuid())
+for name in ("ours", "others"):
+    try:
+        say(str(files.own_directory(os.path.join(args[0], name))))
+    except OSError as error:
+        say(type(error).__name__, error.strerror)
+"""
+    with Person(text, str(open_directory), uid=OURS) as person:
+        assert person.hear() == [False, True, 65534]
+        assert person.hear() == [str(open_directory / "ours")]
+        kind, why = person.hear()
+        assert kind == "PermissionError"
+        assert "another user" in why
+
+
+def test_the_number_of_nobody_is_a_users_own_where_all_are_in_the_map(tmp_path: Path) -> None:
+    (tmp_path / "sys/kernel").mkdir(parents=True)
+    (tmp_path / "self").mkdir()
+    (tmp_path / "sys/kernel/overflowuid").write_text(f"{os.geteuid()}\n")
+    (tmp_path / "self/uid_map").write_text("         0          0 4294967295\n")
+    assert not users.look_alike(tmp_path)
+    (tmp_path / "self/uid_map").write_text("0 1000 1\n")
+    assert users.look_alike(tmp_path)
+    (tmp_path / "self/uid_map").unlink()
+    assert users.look_alike(tmp_path)
+    (tmp_path / "sys/kernel/overflowuid").write_text(f"{os.geteuid() + 1}\n")
+    assert not users.look_alike(tmp_path)
+
+
+# -- a file, whole or not at all ---------------------------------------------------------------------------------
+
+
+def test_a_link_in_the_files_place_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "a").symlink_to("victim")
+    files.write_whole(tmp_path / "a", [b"new ", b"content"])
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert (tmp_path / "a").read_text() == "new content"
+    assert not (tmp_path / "a").is_symlink()
+
+
+def test_names_that_a_link_waits_at_are_not_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "victim").write_text("precious")
+    guessed = bytes(8)
+    (tmp_path / f".a.{guessed.hex()}.tmp").symlink_to("victim")
+    monkeypatch.setattr(os, "urandom", lambda size: guessed)
+    with pytest.raises(FileExistsError):
+        files.write_whole(tmp_path / "a", b"new")
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert not (tmp_path / "a").exists()
+
+
+def test_many_threads_write_one_path_and_every_reader_finds_one_content(tmp_path: Path) -> None:
+    path, done = tmp_path / "a", threading.Event()
+    contents = [bytes([i]) * (100_000 + i) for i in range(4)]
+    files.write_whole(path, contents[0])
+    errors: list[BaseException] = []
+
+    def write(content: bytes) -> None:
+        try:
+            for _ in range(10):
+                files.write_whole(path, (content[:50_000], content[50_000:]))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=write, args=(content,)) for content in contents]
+    for thread in threads:
+        thread.start()
+    threading.Thread(target=lambda: ([t.join() for t in threads], done.set())).start()
+    while not done.wait(0.001):
+        assert path.read_bytes() in contents
+    assert not errors
+    assert path.read_bytes() in contents
+    assert os.listdir(tmp_path) == ["a"]
+
+
+STOPS_IN_THE_MIDDLE = """
+from multiverso import files
+def pieces():
+    yield b"half"
+    say("writing")
+    sys.stdin.readline()
+files.write_whole(args[0], pieces())
+say("done")
+"""
+
+
+def test_the_next_writer_removes_what_a_killed_one_left_and_nothing_of_a_living_one(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with Person(STOPS_IN_THE_MIDDLE, str(path)) as dead, Person(STOPS_IN_THE_MIDDLE, str(path)) as alive:
+        for person in (dead, alive):
+            assert person.hear() == ["writing"]
+        dead.process.send_signal(signal.SIGKILL)
+        dead.process.wait()
+        assert len(os.listdir(tmp_path)) == 2
+        (tmp_path / f".b.{'0' * 16}.tmp").touch()  # another file's
+        os.mkfifo(tmp_path / f".a.{'0' * 16}.tmp")  # opening it would wait for ever
+        files.write_whole(path, b"ours")
+        assert path.read_bytes() == b"ours"
+        assert len([name for name in os.listdir(tmp_path) if name.startswith(".a.")]) == 1
+        alive.tell()
+        assert alive.hear() == ["done"]
+    assert path.read_bytes() == b"half"
+    assert sorted(os.listdir(tmp_path)) == [f".b.{'0' * 16}.tmp", "a"]
+
+
+def test_a_file_that_is_there_can_be_left_alone(tmp_path: Path) -> None:
+    files.write_whole(tmp_path / "a", b"first", replace=False)
+    with pytest.raises(FileExistsError) as caught:
+        files.write_whole(tmp_path / "a", b"second", replace=False)
+    assert caught.value.filename == str(tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == b"first"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_an_error_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
+    def pieces():  # type: ignore[no-untyped-def]
+        yield b"half"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        files.write_whole(tmp_path / "a", pieces())
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("place", ["/", ".", "", "missing/a"])
+def test_a_path_that_cannot_be_a_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OSError) as caught:
+        files.write_whole(place, b"x")
+    assert caught.value.filename == place
+
+
+# -- a file of our own ------------------------------------------------------------------------------------------
+
+
+def test_a_secret_comes_back(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        files.write_whole(tmp_path / "secret", b"word", mode=0o600)
+    finally:
+        os.umask(before)
+    assert _mode(tmp_path / "secret") == 0o600
+    assert files.read_own(tmp_path / "secret") == b"word"
+    with pytest.raises(OSError, match="more than 3 bytes"):
+        files.read_own(tmp_path / "secret", 3)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602])
+def test_a_secret_that_others_may_read_or_write_is_none(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "secret").write_bytes(b"word")
+    (tmp_path / "secret").chmod(mode)
+    with pytest.raises(PermissionError, match="not safe from other users"):
+        files.read_own(tmp_path / "secret")
+
+
+@needs_root
+def test_another_users_secret_is_none(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"word")
+    (tmp_path / "secret").chmod(0o600)
+    os.chown(tmp_path / "secret", OTHER, OTHER)
+    with pytest.raises(PermissionError, match=f"belongs to user {OTHER}"):
+        files.read_own(tmp_path / "secret")
+
+
+def test_a_link_a_pipe_or_a_directory_is_no_secret(tmp_path: Path) -> None:
+    (tmp_path / "word").write_bytes(b"word")
+    (tmp_path / "word").chmod(0o600)
+    (tmp_path / "link").symlink_to("word")
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    (tmp_path / "directory").mkdir()
+    for name in ("link", "pipe", "directory"):
+        with pytest.raises(OSError):
+            files.read_own(tmp_path / name)
