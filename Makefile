@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test check bench chaos pauses docs clean distclean
+.PHONY: help demo test check bench chaos pauses interleave docs clean distclean
 
 # Whatever is active outside must not reach the environments made here.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONWARNINGS CONDA_PREFIX
@@ -58,6 +58,10 @@ chaos: .venv/.full ## thousands of kills from a seed; what the survivors waited 
 pauses: .venv/.full ## all tests, four at a time, while their processes are stopped at random (SEED=1)
 	$(BIN)/python scripts/pauses.py $(or $(SEED),1) env PATH="$(CURDIR)/$(BIN):$$PATH" \
 		$(BIN)/python -m pytest -n 4 --dist loadscope $(or $(PYTEST_ARGS),tests)
+
+interleave: .venv/.dev ## schedules of the kernels, step by step, that break a law (SECONDS=60, SEED=random, ARGS=)
+	PYTHONPATH=tests/interleave $(BIN)/python -m interleavings --seconds $(or $(SECONDS),60) \
+		$(if $(SEED),--seed $(SEED)) $(ARGS)
 
 docs: .venv/.dev ## the documentation, served on http://127.0.0.1:8000
 	$(BIN)/mkdocs serve

@@ -91,6 +91,16 @@ def _publish(control, base, me, size, phase):
 
 
 @njit(nogil=True)
+def _is_behind(base, worker, phase):
+    return load32(_line(base, worker) + PHASE_WORD) < phase
+
+
+@njit(nogil=True)
+def _is_gone(control, worker):
+    return is_lost(control, worker) or load32(block_of(control, worker) + at.STATE) == at.LEFT
+
+
+@njit(nogil=True)
 def _wait(control, base, size, phase):
     """Waits until every worker has reached a phase: 0, or LOST, EINTR, ETIMEDOUT."""
     timespec = np.zeros(3, np.int64)
@@ -99,9 +109,10 @@ def _wait(control, base, size, phase):
         event = load32(control + at.EVENT)
         ready = True
         for worker in range(size):
-            if load32(_line(base, worker) + PHASE_WORD) < phase:
+            if _is_behind(base, worker, phase):
                 ready = False
-                if is_lost(control, worker) or load32(block_of(control, worker) + at.STATE) == at.LEFT:
+                if _is_gone(control, worker) and _is_behind(base, worker, phase):
+                    # asked again: between the two it may have come and left in order
                     return _LOST
         if ready:
             return 0

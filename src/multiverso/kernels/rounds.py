@@ -228,8 +228,10 @@ def _gather(control, base, update, me, number, chunk, members, rounds, timespec,
             return 0
         if gone and lowest == me:
             for worker in range(load64(base + at.TABLE_WORKERS)):
-                folded = load64(line_of(base, worker) + at.FOLDED) >= step
-                if (members >> worker) & 1 and not folded and not counts(control, worker):
+                # gone first, then not folded: the other way round it may fold, go on and leave between the two, and
+                # its slot would be read when it holds the next round's
+                gone = (members >> worker) & 1 and not counts(control, worker)
+                if gone and load64(line_of(base, worker) + at.FOLDED) < step:
                     a, b = part_of(members, worker, lo, hi)
                     fold(base, update, number, chunk, members, a, b, like)
                     _publish_folded(control, base, worker, step, members)

@@ -1,0 +1,1 @@
+"""Runs the kernels' source uncompiled, under a scheduler that owns every step: see docs/internals/interleavings.md."""

@@ -1,0 +1,17 @@
+"""What has to hold in every schedule: a law is ``law(source, seed, how)``, which raises AssertionError."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from interleavings.laws.reducing import reduce_in_chunks, reduce_small
+from interleavings.laws.rounds import exchanges_and_reads, latecomers
+
+Law = Callable[..., int]
+
+LAWS: dict[str, Law] = {
+    "rounds": exchanges_and_reads,
+    "latecomers": latecomers,
+    "reduce_small": reduce_small,
+    "reduce_in_chunks": reduce_in_chunks,
+}

@@ -1,0 +1,231 @@
+"""Synchronous rounds: all who finish a round have the same in it, and everyone's contribution is in exactly once.
+
+Each life of a worker has eight bits of every element for itself: it adds one there with each operation, so that a
+value tells whose contributions it holds, and how often. A life that ends by a kill may be in a round with the one
+operation that it did not finish: an ``add`` as a whole, an ``exchange`` with its first chunks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from interleavings.source import Source
+from interleavings.world import DRAWN, LOST, How, World, schedule_of
+
+_LIVES = 7  # of eight bits each in an int64
+
+
+@dataclass
+class Life:
+    """One worker from its beginning to its end.
+
+    Attributes:
+        counts: its contributions up to and in each round that it finished.
+        values: what it read in each.
+        given: its contributions so far; ``asked``: with the operation that it is at.
+        chunked: whether that one is an exchange.
+        end: "" while it runs, then "left" or "lost"; of one that was killed, "".
+    """
+
+    number: int
+    worker: int
+    late: bool
+    counts: dict[int, int] = field(default_factory=dict)
+    values: dict[int, Any] = field(default_factory=dict)
+    given: int = 0
+    asked: int = 0
+    chunked: bool = False
+    first: int = 0
+    end: str = ""
+
+
+def exchanges_and_reads(source: Source, seed: int, how: How = DRAWN) -> int:
+    """Workers that are there from the start, that leave and die."""
+    return _rounds(source, seed, how, latecomers=False)
+
+
+def latecomers(source: Source, seed: int, how: How = DRAWN) -> int:
+    """The same, and workers that join, some with the number of one that is gone."""
+    return _rounds(source, seed, how, latecomers=True)
+
+
+def _rounds(source: Source, seed: int, how: How, latecomers: bool) -> int:
+    random = Random(seed)
+    workers = random.choice((2, 2, 3, 3, 4))
+    late = random.choice((1, 1, 2)) if latecomers else 0
+    chunks, number = random.choice((1, 1, 2, 3)), random.choice((1, 2, 3, 4))
+    capacity = workers + late
+    reach = (60 + 60 * chunks) * workers * number
+    length = 16 * (capacity if random.random() < 0.5 else 1)
+    source["layout"].CHUNK_BYTES = 8 * length
+    elements = chunks * length - random.choice((0, 3))
+    world = World(source, schedule_of(random, seed, reach, how), capacity, random.random() < 0.8)
+    for worker in range(workers):
+        world.begin(worker)
+    at = world.at
+    shard = world.table(elements, at.SYNCHRONOUS)
+    for worker in range(workers):
+        shard.enrol(worker)
+    rounds, control, base = source["rounds"], world.control.address, shard.base
+    lives: list[Life] = []
+    plans = [
+        [random.choice(("exchange", "exchange", "add", "two", "joined", "read")) for _ in range(number)]
+        for _ in range(capacity)
+    ]
+    for worker in range(workers):
+        if random.random() < 0.3:
+            del plans[worker][random.randrange(number) :]
+    leaves_an_add = [random.random() < 0.5 for _ in range(capacity)]
+
+    def live(life: Life) -> None:
+        me, one = life.worker, 1 << (8 * life.number)
+        progress = np.zeros(rounds.MEMBERS + chunks + 1, np.int64)
+        progress[rounds.ROUND] = life.first = shard.first_round(me)
+        local, last = np.zeros(elements, np.int64), np.zeros(elements, np.int64)
+        delta = np.full(elements, one, np.int64)
+
+        def finished() -> None:
+            number = int(progress[rounds.ROUND]) - 1
+            assert number not in life.values, f"{life} finished round {number} twice"
+            life.given = life.asked
+            life.counts[number], life.values[number] = life.given, local.copy()
+
+        for plan in plans[me]:
+            staged = 0
+            if plan in ("add", "two", "joined"):
+                for first in (True, False)[: 2 if plan == "two" else 1]:
+                    life.asked += 1
+                    rounds.stage(base, me, delta, first)
+                staged = 1
+            life.chunked = plan == "exchange"
+            if plan in ("exchange", "joined"):
+                life.asked += 1
+                local += one
+            if plan == "exchange":
+                code = world.until_done(rounds.commit_exchange, control, base, 0, me, progress, local, last)
+            else:
+                if plan == "joined":
+                    rounds.stage_difference(base, me, local, last, False)
+                code = world.until_done(rounds.commit, control, base, 0, me, staged, progress, last)
+                if code == 0 and plan == "joined":
+                    rounds.take_both(base, me, progress, local, last)
+                elif code == 0:
+                    rounds.take(base, me, progress, local)
+                    last[:] = local
+            if code:
+                assert code == LOST, f"{life}: code {code}"
+                life.end = "lost"
+                world.leave(me)
+                return
+            finished()
+        life.chunked = False
+        if leaves_an_add[me]:
+            life.asked += 1
+            rounds.stage(base, me, delta, True)
+            rounds.leave(control, base, me, int(progress[rounds.ROUND]))
+        life.end = "left"
+        life.given = life.asked
+        world.leave(me)
+
+    def begin(worker: int) -> None:
+        life = Life(len(lives), worker, late=False)
+        lives.append(life)
+        world.run(worker, lambda _: live(life))
+
+    def join(worker: int) -> None:
+        if len(lives) >= _LIVES or not world.admit(worker):
+            return
+        world.control.activate(worker, joins_late=True)
+        life = Life(len(lives), worker, late=True)
+        lives.append(life)
+        shard.enrol(worker)
+        live(life)
+
+    for worker in range(workers):
+        begin(worker)
+    world.disturb(random, reach, how, random.choice((0, 0, 1, 1, 2, 3)), random.choice((0, 0, 2)))
+    for joiner in range(late):
+        place = random.choice((workers + joiner, random.randrange(workers)))
+        when = random.randrange(1, reach)
+        name = f"worker {place} again" if place < workers else f"worker {place}"
+
+        def come(place: int = place, name: str = name) -> None:
+            actor = world.scheduler.add(name, lambda: join(place))
+            if place >= workers or world.actors[place].ended or world.actors[place].dead:
+                world.actors[place] = actor
+
+        world.scheduler.at(when, come)
+    world.scheduler.run()
+    _judge(world, shard, lives)
+    return world.scheduler.steps
+
+
+def _judge(world: World, shard: Any, lives: list[Life]) -> None:
+    finished = sorted({number for life in lives for number in life.values})
+    for number in finished:
+        readers = [life for life in lives if number in life.values]
+        value = readers[0].values[number]
+        for other in readers[1:]:
+            assert np.array_equal(value, other.values[number]), (
+                f"round {number}: {readers[0].worker} and {other.worker} read different values"
+            )
+        for life in lives:
+            _judge_counts(life, number, (value >> (8 * life.number)) & 0xFF, finished, bool(world.dead))
+    for life in lives:
+        rounds = sorted(life.values)
+        assert rounds == list(range(rounds[0], rounds[0] + len(rounds))) if rounds else True, (
+            f"{life} left out a round"
+        )
+        ended = life.end or world.actors[life.worker].dead or life.worker in world.dead
+        assert ended, f"worker {life.worker} neither finished nor died"
+        if life.end == "lost":
+            assert world.dead, f"worker {life.worker} was told that one is lost, and nobody died"
+            assert not world.continues, f"worker {life.worker} did not go on without the lost"
+    if finished:
+        committed = shard.committed
+        assert committed >= finished[-1], (
+            f"round {finished[-1]} was finished, and {committed} is the last committed"
+        )
+
+
+def _judge_counts(life: Life, number: int, found: Any, finished: list[int], died: bool) -> None:
+    earlier = [r for r in life.values if r <= number]
+    least = life.counts[max(earlier)] if earlier else 0
+    if number in life.values:
+        assert (found == least).all(), (
+            f"round {number}: {life.worker} gave {least}, and {np.unique(found)} is in it"
+        )
+        return
+    later = [life.counts[r] for r in life.values if r > number]
+    if later:
+        assert (found == least).all(), (
+            f"round {number}: {life.worker}, not in it, gave {least}: {np.unique(found)}"
+        )
+        return
+    if life.end == "left":
+        # what it added last is in the next round; of a latecomer perhaps in the one after, whose first it is
+        due = max(life.values) + 1 if life.values else life.first
+        surely = due + 1 if life.late else due
+        if number < due:
+            possible = {least}
+        elif number < surely or (died and any(r not in finished for r in range(due, surely + 1))):
+            # (a round that only workers took part in who died is made one in which nothing was added)
+            possible = {least, life.given}
+        else:
+            possible = {life.given}
+        assert (found == found[0]).all(), f"round {number}: a part of an add of {life.worker}: {found}"
+        assert int(found[0]) in possible, (
+            f"round {number}: {life.worker} left after {life.given}, and {found[0]} is in it"
+        )
+        return
+    assert ((found >= least) & (found <= life.asked)).all(), (
+        f"round {number}: {life.worker} had given {least} to {life.asked}, and {np.unique(found)} is in it"
+    )
+    if not life.chunked:
+        assert (found == found[0]).all(), f"round {number}: a part of an add of {life.worker}: {found}"
+    else:
+        assert (np.diff(found) <= 0).all(), f"round {number}: not the first chunks of {life.worker}: {found}"

@@ -1,0 +1,217 @@
+"""The memory that actors share, with atomics, futexes and robust mutexes in plain Python.
+
+Every operation on a word that may change is a *step*: the scheduler decides before it who goes on. Words that
+never change after a world is set up (a table's sizes, say) are marked quiet, which leaves more steps for the rest.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from interleavings.scheduler import Scheduler
+from interleavings.standins import Standin
+
+SIZE = 1 << 18
+EAGAIN, EBUSY, ETIMEDOUT, EOWNERDEAD, ENOTRECOVERABLE, EINTR = 11, 16, 110, 130, 131, 4
+_FUTEX_WAIT = 0
+
+
+class Memory:
+    """One block of memory at its real address, so that code that uses ``ctypes`` finds the same words."""
+
+    def __init__(self) -> None:
+        self._map = mmap.mmap(-1, SIZE)
+        self.origin = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._view = memoryview(self._map)
+        self.words32 = self._view.cast("i")
+        self.words64 = self._view.cast("q")
+        self.quiet = bytearray(SIZE // 8)
+        self.scheduler = Scheduler(0)
+        self._used = 0
+        self._mutexes: dict[int, Mutex] = {}
+        self.errno = self.take(64)
+        self._kept = self._used
+
+    def reset(self, scheduler: Scheduler) -> None:
+        """Zeroes everything for the next schedule."""
+        self.scheduler = scheduler
+        scheduler.on_kill = self._let_go
+        self._view[self._kept : self._used] = bytes(self._used - self._kept)
+        self.quiet[:] = bytes(len(self.quiet))
+        self._used = self._kept
+        self._mutexes.clear()
+
+    def take(self, size: int) -> int:
+        """Returns the address of zeroed memory, at the beginning of a page."""
+        start = -(-self._used // 4096) * 4096
+        self._used = start + size
+        assert self._used <= SIZE, "the world does not fit"
+        return self.origin + start
+
+    def be_quiet(self, address: int, size: int) -> None:
+        """Marks words that do not change any more: loading them is no step."""
+        start = (address - self.origin) // 8
+        self.quiet[start : start + size // 8] = b"\1" * (size // 8)
+
+    def array(self, address: int, count: int, dtype: Any) -> np.ndarray:
+        """Returns memory as an array."""
+        return np.ndarray((count,), dtype, self._map, int(address) - self.origin)
+
+    # -- robust mutexes ----------------------------------------------------------------------------------------
+
+    def mutex(self, address: int) -> Mutex:
+        """Returns the mutex at an address."""
+        return self._mutexes.setdefault(int(address), Mutex())
+
+    def try_lock(self, address: int) -> int:
+        """As ``pthread_mutex_trylock`` of a robust mutex."""
+        self.scheduler.step("trylock", address)
+        mutex, me = self.mutex(address), self.scheduler.current
+        if mutex.broken:
+            return ENOTRECOVERABLE
+        if mutex.owner is not None:
+            return EBUSY
+        mutex.owner = me
+        return EOWNERDEAD if mutex.inconsistent else 0
+
+    def clock_lock(self, address: int) -> int:
+        """As ``pthread_mutex_clocklock``; its time is over only when the scheduler says so."""
+        while True:
+            code = self.try_lock(address)
+            if code != EBUSY:
+                return code
+            if self.scheduler.sleep(int(address)):
+                return ETIMEDOUT
+
+    def make_consistent(self, address: int) -> int:
+        """As ``pthread_mutex_consistent``."""
+        self.scheduler.step("consistent", address)
+        self.mutex(address).inconsistent = False
+        return 0
+
+    def unlock(self, address: int) -> int:
+        """As ``pthread_mutex_unlock`` of a robust mutex."""
+        self.scheduler.step("unlock", address)
+        mutex = self.mutex(address)
+        if mutex.owner is not self.scheduler.current:
+            raise AssertionError("unlocked a mutex that it does not hold")
+        mutex.owner, mutex.broken = None, mutex.inconsistent
+        self.scheduler.wake(int(address))
+        return 0
+
+    def _let_go(self, actor: Any) -> None:
+        for address, mutex in self._mutexes.items():
+            if mutex.owner is actor:
+                mutex.owner, mutex.inconsistent = None, True
+                self.scheduler.wake(address)
+
+
+class Mutex:
+    """A robust mutex: unlocked while inconsistent, it is broken for good."""
+
+    __slots__ = ("broken", "inconsistent", "owner")
+
+    def __init__(self) -> None:
+        self.owner: Any = None
+        self.inconsistent = False
+        self.broken = False
+
+
+def atomics(memory: Memory) -> ModuleType:
+    """Returns what stands for ``multiverso.kernels.atomics``."""
+    module = Standin("multiverso.kernels.atomics")
+    origin, quiet = memory.origin, memory.quiet
+
+    def words(view: memoryview, shift: int) -> tuple[Any, Any, Any]:
+        def load(address: int) -> int:
+            place = int(address) - origin
+            if not quiet[place >> 3]:
+                memory.scheduler.step("load", address)
+            return int(view[place >> shift])
+
+        def store(address: int, value: int) -> None:
+            memory.scheduler.step("store", address, value)
+            view[(int(address) - origin) >> shift] = int(value)
+
+        def add(address: int, value: int) -> int:
+            memory.scheduler.step("add", address, value)
+            place = (int(address) - origin) >> shift
+            old = int(view[place])
+            view[place] = old + int(value)
+            return old
+
+        return load, store, add
+
+    module.load32, module.store32, module.add32 = words(memory.words32, 2)  # type: ignore[attr-defined]
+    module.load64, module.store64, module.add64 = words(memory.words64, 3)  # type: ignore[attr-defined]
+
+    def compare_swap64(address: int, old: int, new: int) -> int:
+        memory.scheduler.step("swap", address, new)
+        place = (int(address) - origin) >> 3
+        seen = int(memory.words64[place])
+        if seen == int(old):
+            memory.words64[place] = int(new)
+        return seen
+
+    def system_call(number: int, address: int, operation: int, value: int, *more: int) -> int:
+        if operation != _FUTEX_WAIT:
+            memory.scheduler.step("wake", address)
+            memory.scheduler.wake(int(address))
+            return 0
+        memory.scheduler.step("sleep", address, value)
+        if memory.words32[(int(address) - origin) >> 2] != value:
+            code = EAGAIN
+        else:
+            code = memory.scheduler.sleep(int(address))
+        memory.words32[(memory.errno - origin) >> 2] = code
+        return -1 if code else 0
+
+    def clock_gettime(clock: int, address: int) -> int:
+        seconds = ctypes.c_int64.from_address(int(address))
+        seconds.value = 1 + memory.scheduler.steps
+        ctypes.c_int64.from_address(int(address) + 8).value = 0
+        return 0
+
+    known = {
+        "compare_swap64": compare_swap64,
+        "void_pointer": int,
+        "FUTEX_CALL": 202,
+        "_errno_location": lambda: memory.errno,
+        "_syscall": system_call,
+        "sched_yield": lambda: memory.scheduler.give_way(),
+        "clock_gettime": clock_gettime,
+        "mutex_trylock": memory.try_lock,
+        "mutex_clocklock": lambda address, clock, until: memory.clock_lock(address),
+        "mutex_unlock": memory.unlock,
+        "mutex_consistent": memory.make_consistent,
+    }
+    vars(module).update(known)
+    return module
+
+
+def words(memory: Memory, kernels: ModuleType) -> ModuleType:
+    """Returns what stands for ``multiverso.memory.words``: the same words, without Numba."""
+    module = ModuleType("multiverso.memory.words")
+
+    def bump_and_wake(address: int) -> None:
+        memory.scheduler.step("bump and wake", address)
+        memory.words32[(address - memory.origin) >> 2] += 1
+        memory.scheduler.wake(address)
+
+    for name in ("load32", "store32", "load64", "store64"):
+        setattr(module, name, getattr(kernels, name))
+    module.bump_and_wake = bump_and_wake  # type: ignore[attr-defined]
+    return module
+
+
+def mutexes(memory: Memory) -> ModuleType:
+    """Returns what stands for ``multiverso.memory.mutex``."""
+    module = ModuleType("multiverso.memory.mutex")
+    module.initialise = lambda address, count=1, stride=64: None  # type: ignore[attr-defined]
+    module.MUTEX_BYTES = 64  # type: ignore[attr-defined]
+    return module

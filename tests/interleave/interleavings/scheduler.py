@@ -1,0 +1,272 @@
+"""Who goes on at each step: the scheduler of one schedule, told by its seed alone.
+
+An actor is a greenlet: a worker, a latecomer or the node. It gives control back only at a step, so nothing happens
+that the scheduler has not decided. Four ways to decide:
+
+- ``walk``: at each step, or every few steps, any actor that can go on;
+- ``bounded``: an actor goes on until it sleeps or ends, except for a few preemptions at random steps (Musuvathi and
+  Qadeer, "Iterative context bounding for systematic testing of multithreaded programs", PLDI 2007);
+- ``priorities``: the actor of the highest priority that can go on, with a few random steps at which its priority
+  falls below all others' (Burckhardt et al., "A randomized scheduler with probabilistic guarantees of finding bugs",
+  ASPLOS 2010);
+- ``script``: given actors for given numbers of their steps, or until they sleep or end, or killed; then as ``bounded``
+  without a preemption.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+import greenlet
+
+MOST_STEPS = 60_000
+EINTR = 4
+_NEVER = 1 << 60
+
+
+Script = Sequence[tuple[str, int | str]]
+
+
+class Stuck(AssertionError):
+    """Nobody can go on, or nobody gets anywhere."""
+
+
+class Actor:
+    """Something that takes steps. ``daemon``: the schedule ends without it."""
+
+    __slots__ = ("asleep", "daemon", "dead", "ended", "greenlet", "interrupted", "name", "priority", "steps")
+
+    def __init__(self, name: str, body: Callable[[], None], daemon: bool) -> None:
+        self.name = name
+        self.greenlet = greenlet.greenlet(body)
+        self.asleep: int | None = None
+        self.daemon = daemon
+        self.dead = False
+        self.ended = False
+        self.interrupted = False
+        self.priority = 0.0
+        self.steps = 0
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Scheduler:
+    """Runs actors until all have ended.
+
+    Args:
+        seed: of every decision.
+        way: one of the above.
+        gap: of ``walk``: the mean number of steps between two decisions.
+        changes: of ``bounded`` and ``priorities``: how many steps are chosen.
+        reach: the steps are chosen among the first ``reach``.
+        script: of ``script``: (actor's name, number of steps or "on" or "kill"); what cannot be done is left out.
+        trace: called before each step with the scheduler, what it is, the address and the value.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        way: str = "walk",
+        gap: float = 1.0,
+        changes: int = 0,
+        reach: int = 1000,
+        script: Script = (),
+        trace: Callable[[Scheduler, str, int, Any], None] | None = None,
+    ) -> None:
+        self._random = Random(seed)
+        self._way = way
+        self._gap = gap
+        self._changes = sorted(self._random.randrange(1, reach) for _ in range(changes))
+        self._script = list(script)
+        self._events: list[tuple[int, Callable[[], None]]] = []
+        self._lowest = 0.0
+        self._trace = trace
+        self._main = greenlet.getcurrent()
+        self._look_at = _NEVER
+        self.actors: list[Actor] = []
+        self.current: Actor | None = None
+        self.steps = 0
+        self.on_kill: Callable[[Actor], None] = lambda actor: None
+        self.scripted_kill: Callable[[str], None] = lambda name: None
+
+    # -- before and between steps --------------------------------------------------------------------------------
+
+    def add(self, name: str, body: Callable[[], None], daemon: bool = False) -> Actor:
+        """Adds an actor; it can go on at once."""
+        actor = Actor(name, body, daemon)
+        actor.priority = self._random.random()
+        actor.greenlet.parent = self._main  # where it ends, whoever added it
+        self.actors.append(actor)
+        self._look_at = self.steps + 1
+        return actor
+
+    def at(self, step: int, event: Callable[[], None]) -> None:
+        """Lets something happen when ``step`` steps have been taken, or when nobody can go on before that."""
+        self._events.append((step, event))
+        self._events.sort(key=lambda e: e[0])
+
+    def kill(self, actor: Actor) -> None:
+        """The actor takes no further step."""
+        if not actor.ended and not actor.dead:
+            actor.dead, actor.asleep = True, None
+            self.on_kill(actor)
+
+    def interrupt(self, actor: Actor) -> None:
+        """A signal: a sleeping actor is woken with EINTR."""
+        if actor.asleep is not None and not actor.dead and not actor.daemon:
+            actor.asleep, actor.interrupted = None, True
+            self._look_at = self.steps + 1
+
+    # -- what actors call ------------------------------------------------------------------------------------------
+
+    def step(self, what: str, address: int, value: Any = None) -> None:
+        """Comes before each operation on a shared word: others may go on first."""
+        if self.current is None:  # a world is being set up or looked at
+            return
+        self.steps += 1
+        self.current.steps += 1
+        if self._trace is not None:
+            self._trace(self, what, address, value)
+        if self.steps >= self._look_at:
+            self._switch()
+
+    def give_way(self) -> None:
+        """``sched_yield``: the others first."""
+        if self.current is None:
+            return
+        self.steps += 1
+        if self._way in ("priorities", "bounded", "script"):
+            self._lowest -= 1.0
+            self.current.priority = self._lowest
+        self._switch(willing=True)
+
+    def sleep(self, address: int) -> int:
+        """Sleeps until woken: 0, or EINTR."""
+        me = self.current
+        assert me is not None, "nobody sleeps while a world is being set up"
+        me.asleep = address
+        self._switch()
+        if me.interrupted:
+            me.interrupted = False
+            return EINTR
+        return 0
+
+    def wake(self, address: int) -> None:
+        """Wakes all who sleep on a word."""
+        for actor in self.actors:
+            if actor.asleep == address:
+                actor.asleep = None
+                if self._way == "priorities":
+                    self._look_at = self.steps + 1
+
+    # -- deciding --------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Runs until all actors but daemons have ended.
+
+        Raises:
+            Stuck: nobody can go on, or 60,000 steps were taken.
+        """
+        try:
+            while (actor := self._choose(willing=True)) is not None:
+                self.current = actor
+                actor.greenlet.switch()
+                # only here does an actor end: its body has returned
+                self.current = None
+                for ended in self.actors:
+                    ended.ended = ended.ended or ended.greenlet.dead
+        finally:
+            self.current = None
+
+    def _switch(self, willing: bool = False) -> None:
+        me = self.current
+        chosen = self._choose(willing)
+        if chosen is None:
+            self._main.switch()  # all others have ended, and this one is a daemon or was killed
+        elif chosen is not me:
+            self.current = chosen
+            chosen.greenlet.switch()
+
+    def _choose(self, willing: bool = False) -> Actor | None:
+        while self._events and self._events[0][0] <= self.steps:
+            self._events.pop(0)[1]()
+        if self.steps >= MOST_STEPS:
+            raise Stuck(f"{MOST_STEPS} steps, and no end: " + self._who_waits())
+        while not (ready := [a for a in self.actors if a.asleep is None and not a.dead and not a.ended]):
+            if all(a.dead or a.ended or a.daemon for a in self.actors):
+                return None
+            if not self._events:
+                raise Stuck("all sleep: " + self._who_waits())
+            self._events.pop(0)[1]()
+        chosen = self._of(ready, willing)
+        self._plan_next_look()
+        return chosen
+
+    def _of(self, ready: list[Actor], willing: bool) -> Actor:
+        me = self.current
+        while self._script:
+            name, number = self._script[0]
+            actor = next((a for a in ready if a.name == name), None)
+            if number == "kill":
+                self._script.pop(0)
+                self.scripted_kill(name)
+                ready[:] = [a for a in self.actors if a.asleep is None and not a.dead and not a.ended]
+                continue
+            if actor is None or number == 0:
+                self._script.pop(0)
+                continue
+            if isinstance(number, int):
+                self._script[0] = (name, number - 1)
+            return actor
+        if not ready:
+            raise Stuck("all sleep: " + self._who_waits())
+        changed = False
+        while self._changes and self._changes[0] <= self.steps:
+            self._changes.pop(0)
+            changed = True
+        if self._way == "walk":
+            return self._random.choice(ready)
+        if self._way == "priorities":
+            if changed and me in ready:
+                self._lowest -= 1.0
+                me.priority = self._lowest  # type: ignore[union-attr]
+            return max(ready, key=lambda a: a.priority)
+        if me in ready and not willing and not changed:
+            return me  # type: ignore[return-value]
+        others = [a for a in ready if a is not me]
+        return self._random.choice(others or ready)
+
+    def _plan_next_look(self) -> None:
+        after = _NEVER
+        if self._script:
+            after = self.steps + 1
+        elif self._way == "walk":
+            after = self.steps + 1
+            if self._gap > 1.0:
+                after += int(self._random.expovariate(1.0 / (self._gap - 1.0)))
+        elif self._changes:
+            after = self._changes[0]
+        if self._events:
+            after = min(after, self._events[0][0])
+        self._look_at = min(max(after, self.steps + 1), max(MOST_STEPS, self.steps + 1))
+
+    def _who_waits(self) -> str:
+        return ", ".join(
+            f"{a.name} {'asleep' if a.asleep is not None else 'running'} after {a.steps} steps"
+            for a in self.actors
+            if not (a.dead or a.ended or a.daemon)
+        )
+
+
+def print_step(scheduler: Scheduler, what: str, address: int, value: Any) -> None:
+    """A trace: prints who does what where."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and "interleavings" in frame.f_code.co_filename:
+        frame = frame.f_back
+    where = f"{frame.f_code.co_name}:{frame.f_lineno}" if frame is not None else "?"
+    said = "" if value is None else f" {value}"
+    print(f"{scheduler.steps:6}  {scheduler.current!s:12} {where:34} {what} {address & 0xFFFFF:#x}{said}")

@@ -1,0 +1,159 @@
+"""The kernels' source, run as Python in modules of its own: what is imported elsewhere in the process stays as it is.
+
+The modules below are executed anew with stand-ins for Numba, for the atomics and for the words and mutexes that the
+node uses; whatever else they import is the real thing. The loops over data are replaced by NumPy, with a step between
+reading and writing, so that what is not protected shows.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import multiverso
+from interleavings.memory import Memory, atomics, mutexes, words
+from interleavings.standins import Standin
+
+PACKAGE = Path(multiverso.__file__).parent
+# executed anew; a name that ends with a dot stands for everything below it
+PRIVATE = (
+    "multiverso.kernels.",
+    "multiverso.layout",
+    "multiverso.spec",
+    "multiverso.shards.shard",
+    "multiverso.runtime.control",
+)
+# small, so that a schedule is short: what a loop over all possible workers costs, and how often one yields
+CONSTANTS = {"MAX_WORKERS": 8, "_YIELDS": 1, "YIELDS": 1}
+
+
+class Source:
+    """The modules of one variant of the source: ``source["rounds"].commit``.
+
+    Args:
+        memory: what its atomics work on.
+        changed: other syntax trees for some modules, by name (mutants).
+    """
+
+    def __init__(self, memory: Memory, changed: dict[str, ast.Module] | None = None) -> None:
+        self.memory = memory
+        self._changed = changed or {}
+        kernel_atomics = atomics(memory)
+        numba = Standin("numba")
+        vars(numba).update(njit=_njit, carray=lambda p, shape, dtype: memory.array(p, shape[0], dtype))
+        numpy = Standin("numpy")
+        vars(numpy).update(vars(np), int64=int)
+        self._modules: dict[str, types.ModuleType] = {
+            "numba": numba,
+            "numpy": numpy,
+            "multiverso.kernels.atomics": kernel_atomics,
+            "multiverso.memory.words": words(memory, kernel_atomics),
+            "multiverso.memory.mutex": mutexes(memory),
+        }
+        self._builtins = {**vars(builtins), "__import__": self._import}
+
+    def __getitem__(self, name: str) -> Any:
+        places = (f"multiverso.kernels.{name}", f"multiverso.{name}")
+        return self.module(next(place for place in places if path_of(place).exists()))
+
+    def module(self, name: str) -> types.ModuleType:
+        """Returns a private module by its full name."""
+        if name not in self._modules:
+            module = types.ModuleType(name)
+            vars(module).update(__file__=str(path_of(name)), __builtins__=self._builtins)
+            vars(module)["__package__"] = name.rpartition(".")[0]
+            self._modules[name] = module
+            tree = self._changed.get(name)
+            exec(compiled(name) if tree is None else compile(tree, str(path_of(name)), "exec"), vars(module))
+            for constant, value in CONSTANTS.items():
+                if constant in vars(module):
+                    vars(module)[constant] = value
+            for loop, stand_in in data_loops(self.memory).items():
+                if loop in vars(module) and vars(module)[loop].__module__ == name:
+                    vars(module)[loop] = stand_in
+        return self._modules[name]
+
+    def _import(
+        self, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
+    ) -> Any:
+        if name in self._modules or self._is_private(name):
+            return self.module(name)
+        if name in ("multiverso", "multiverso.kernels") and fromlist:
+            found = types.ModuleType(name)
+            for wanted in fromlist:
+                full = f"{name}.{wanted}"
+                if full in self._modules or self._is_private(full):
+                    setattr(found, wanted, self.module(full))
+                else:
+                    setattr(found, wanted, getattr(importlib.import_module(name), wanted))
+            return found
+        if name.partition(".")[0] in ("numba", "llvmlite"):
+            return self._modules["numba"]
+        return builtins.__import__(name, globals, locals, fromlist, level)
+
+    @staticmethod
+    def _is_private(name: str) -> bool:
+        below = any(name.startswith(p) if p.endswith(".") else name == p for p in PRIVATE)
+        return below and path_of(name).exists()
+
+
+def _njit(*arguments: Any, **options: Any) -> Any:
+    return arguments[0] if arguments and callable(arguments[0]) else lambda function: function
+
+
+def path_of(module: str) -> Path:
+    """Returns where a module's source is."""
+    return PACKAGE.parent / (module.replace(".", "/") + ".py")
+
+
+_compiled: dict[str, Any] = {}
+
+
+def tree_of(module: str) -> ast.Module:
+    """Returns the syntax tree of a module, a new one at each call."""
+    return ast.parse(path_of(module).read_text(), str(path_of(module)))
+
+
+def compiled(module: str) -> Any:
+    """Returns a module's code."""
+    if module not in _compiled:
+        _compiled[module] = compile(tree_of(module), str(path_of(module)), "exec")
+    return _compiled[module]
+
+
+def data_loops(memory: Memory) -> dict[str, Any]:
+    """Returns the loops over data: they read, take a step, and write."""
+
+    def put(out: Any, values: Any) -> None:
+        memory.scheduler.step("data", 0)
+        out[:] = values
+
+    def push_pull(table: Any, local: Any, last: Any) -> None:
+        value = table + (local - last)
+        put(table, value)
+        local[:] = last[:] = value
+
+    def store_both(values: Any, local: Any, last: Any) -> None:
+        local[:] = values
+        last[:] = values
+
+    return {
+        "add_into": lambda table, delta: put(table, table + delta),
+        "copy_into": lambda out, table: put(out, table.copy()),
+        "subtract_into": lambda out, a, b: put(out, a - b),
+        "push_pull": push_pull,
+        "store_both": store_both,
+        "add_one": lambda out, table, a: put(out, table + a),
+        "add_two": lambda out, table, a, b: put(out, (table + a) + b),
+        "add_four": lambda out, table, a, b, c, d: put(out, (((table + a) + b) + c) + d),
+        "_add_both": lambda out, a, b: put(out, a + b),
+        "_multiply_into": lambda a, b: put(a, a * b),
+        "_maximum_into": lambda a, b: put(a, np.maximum(a, b)),
+        "_minimum_into": lambda a, b: put(a, np.minimum(a, b)),
+    }

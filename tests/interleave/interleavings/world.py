@@ -1,0 +1,181 @@
+"""What a law begins with: a control segment, tables, and a node that notices deaths and admits latecomers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+from interleavings.memory import Memory
+from interleavings.scheduler import Actor, Scheduler, Script
+from interleavings.source import Source
+
+MEMORY = Memory()
+RETRY = (4, 110)  # a signal came, or a slice of waiting is over: the call is taken up again
+LOST = 1
+_MAILBOX = 7  # no address: what the node sleeps on
+
+
+@dataclass(frozen=True)
+class How:
+    """How a schedule is run, where not as its seed says.
+
+    Attributes:
+        script: instead of a drawn way to decide, and without drawn deaths and signals.
+        trace: called before each step.
+    """
+
+    script: Script | None = None
+    trace: Callable[..., None] | None = None
+
+
+DRAWN = How()
+
+
+def schedule_of(random: Random, seed: int, reach: int, how: How) -> Scheduler:
+    """Returns a scheduler whose way to decide is drawn."""
+    way = random.choice(("walk", "walk", "bounded", "priorities", "priorities"))
+    gap, changes = random.choice((1.0, 2.0, 5.0, 15.0)), random.randint(0, 5)
+    if how.script is not None:
+        return Scheduler(seed, "script", script=how.script, trace=how.trace)
+    return Scheduler(seed, way, gap=gap, changes=changes, reach=reach, trace=how.trace)
+
+
+@dataclass
+class World:
+    """One schedule's world. ``actors``: the workers' by number; ``dead``: who was killed, in order."""
+
+    source: Source
+    scheduler: Scheduler
+    capacity: int
+    continues: bool
+    control: Any = None
+    at: Any = None
+    dead: list[int] = field(default_factory=list)
+    actors: dict[int, Actor] = field(default_factory=dict)
+    shards: list[Any] = field(default_factory=list)
+    _tasks: list[Callable[[], None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        memory = self.source.memory
+        memory.reset(self.scheduler)
+        self.at = self.source["layout"]
+        size = self.at.control_bytes(self.capacity)
+        segment = SimpleNamespace(
+            address=memory.take(size),
+            array=lambda offset, count, dtype: memory.array(segment.address + offset, count, dtype),
+        )
+        self.control = self.source["runtime.control"].Control(segment)
+        self.control.initialise(self.capacity)
+        self.control.continue_without_lost(self.continues)
+        memory.be_quiet(segment.address + self.at.CAPACITY, 8)
+        self.scheduler.scripted_kill = lambda name: self.kill(int(name.split()[1]))
+        self.node = self.scheduler.add("node", self._node, daemon=True)
+
+    # -- the node --------------------------------------------------------------------------------------------------
+
+    def _node(self) -> None:
+        while True:
+            while self._tasks:
+                self._tasks.pop(0)()
+            self.scheduler.sleep(_MAILBOX)
+
+    def tell_node(self, task: Callable[[], None]) -> None:
+        """Lets the node do something, after what it has been told before."""
+        self._tasks.append(task)
+        self.scheduler.wake(_MAILBOX)
+
+    def ask_node(self, task: Callable[[], Any]) -> Any:
+        """Lets the node do something and waits for the answer."""
+        answers: list[Any] = []
+        mailbox = -1 - len(self.scheduler.actors) - self.scheduler.steps  # no address, its own
+
+        def answer() -> None:
+            answers.append(task())
+            self.scheduler.wake(mailbox)
+
+        self.tell_node(answer)
+        while not answers:
+            self.scheduler.sleep(mailbox)
+        return answers[0]
+
+    def kill(self, worker: int) -> None:
+        """SIGKILL: no further step; some time later the node knows."""
+        actor = self.actors.get(worker)
+        if actor is None or actor.ended or actor.dead:
+            return
+        self.scheduler.kill(actor)
+        self.dead.append(worker)
+        self.tell_node(lambda: self.control.settle(worker, self.at.LOST))
+
+    def leave(self, worker: int) -> None:
+        """The end of a worker that leaves in order; some time later the node knows."""
+        self.control.leave(worker)
+        self.tell_node(lambda: self.control.settle(worker, self.at.GONE))
+
+    # -- workers ---------------------------------------------------------------------------------------------------
+
+    def begin(self, worker: int) -> None:
+        """Before the schedule: a worker is there from the start."""
+        self.control.admit(worker, 1000 + worker)
+        self.control.activate(worker, joins_late=False)
+
+    def run(self, worker: int, body: Callable[[int], None]) -> None:
+        """Adds a worker's actor, which does ``body(worker)``."""
+        self.actors[worker] = self.scheduler.add(f"worker {worker}", lambda: body(worker))
+
+    def disturb(self, random: Random, reach: int, how: How, deaths: int, signals: int) -> None:
+        """Draws who dies and who gets a signal when, unless a script says it."""
+        workers = sorted(self.actors)
+        events = [(self.kill, deaths), (self._signal, signals)]
+        for what, number in events:
+            for _ in range(number):
+                step, worker = random.randrange(1, reach), random.choice(workers)
+                if how.script is None:
+                    self.scheduler.at(step, lambda do=what, w=worker: do(w))  # type: ignore[misc]
+
+    def _signal(self, worker: int) -> None:
+        self.scheduler.interrupt(self.actors[worker])
+
+    def admit(self, worker: int) -> bool:
+        """A latecomer asks for a number: a free one, or one whose owner is gone. False: not yet to be had."""
+
+        def admit() -> bool:
+            fate = self.control.fate(worker)
+            if fate == self.at.ALIVE:
+                return False
+            if fate != self.at.FREE and any(shard.needs(worker) for shard in self.shards):
+                return False
+            for shard in self.shards:
+                shard.withdraw(worker)
+            self.control.admit(worker, 2000 + worker)
+            return True
+
+        return bool(self.ask_node(admit))
+
+    def table(self, elements: int, mode: int, **spec: Any) -> Any:
+        """Makes a table of int64 that the workers that are there take part in; returns its shard."""
+        specs, shards, memory = self.source["spec"], self.source["shards.shard"], self.source.memory
+        spec = specs.TableSpec("array", 1, elements, dtype="int64", **spec)
+        size = specs.Places.of(spec, self.capacity, mode == self.at.SYNCHRONOUS).size
+        address = memory.take(size)
+        shards.initialise(address, spec, len(self.shards) + 1, self.capacity, mode)
+        segment = SimpleNamespace(
+            address=address,
+            array=lambda offset, count, dtype: memory.array(address + offset, count, dtype),
+        )
+        shard = shards.Shard(segment, 0, spec, self.capacity, mode)
+        changing = (self.at.COMMITTED, self.at.DECISIONS, self.at.DECISIONS + 8)
+        for word in range(0, self.at.TABLE_HEADER, 8):
+            if word not in changing:
+                memory.be_quiet(address + word, 8)
+        self.shards.append(shard)
+        return shard
+
+    def until_done(self, call: Callable[..., int], *arguments: Any) -> int:
+        """Takes a call up again until it is done or has failed; returns its code."""
+        while (code := int(call(*arguments))) in RETRY:
+            pass
+        return code
