@@ -238,6 +238,20 @@ def test_everybody_in_a_deadlock_is_told_who_waits_for_what(
     )
 
 
+def test_a_table_that_one_worker_makes_alone_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiverso.runtime.patience._STILL_SECONDS", 0.3)
+    told = threading.Barrier(2)
+
+    def work(session: Session) -> Any:
+        alone = session.barrier if session.worker_id else lambda: mv.ArrayTableHandler(3, session=session)
+        error = outcome(alone)
+        told.wait(30)
+        return str(error)
+
+    for text in together(work, 2):
+        assert "A table without a name is made by all workers together" in text
+
+
 def test_unequal_numbers_of_reads_are_a_deadlock_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     """The commonest way to break synchronous training: one worker has a batch more, and then a barrier comes."""
     monkeypatch.setattr("multiverso.runtime.patience._STILL_SECONDS", 0.3)

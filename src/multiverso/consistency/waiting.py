@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from multiverso import layout as at
 
+COLLECTIVE = "a table without a name is made by all workers together; with name= each may come when it likes"
+
 
 @dataclass(frozen=True)
 class Member:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from multiverso import kernels
 from multiverso import layout as at
-from multiverso.consistency.waiting import names
+from multiverso.consistency.waiting import COLLECTIVE, names
 from multiverso.errors import ClosedError, DeadlockError, MultiversoError, WaitTimeoutError, WorkerLostError
 from multiverso.memory.mutex import owner_pid
 
@@ -116,8 +116,11 @@ class Patience:
             raise error
 
     def _deadlock(self) -> DeadlockError:
+        waits = [worker.wait for worker in self._session.picture().workers.values()]
+        making = any(wait is not None and wait.kind == at.FOR_TABLE for wait in waits)
+        hint = f"{COLLECTIVE.capitalize()}. " if making else ""
         return DeadlockError(
             "all workers wait for different things, so nobody can go on: "
-            f"{self._everyone()}. In synchronous and bounded mode every worker has to read the same tables equally "
-            "often (multiverso.shard(equal=True) helps)"
+            f"{self._everyone()}. {hint}In synchronous and bounded mode every worker has to read the same tables "
+            "equally often (multiverso.shard(equal=True) helps)"
         )

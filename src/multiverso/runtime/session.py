@@ -18,7 +18,7 @@ import numpy as np
 
 from multiverso import kernels
 from multiverso import layout as at
-from multiverso.consistency.waiting import Picture
+from multiverso.consistency.waiting import COLLECTIVE, Picture
 from multiverso.errors import ClosedError, NodeLostError
 from multiverso.memory.segment import Segment
 from multiverso.memory.shared import SharedMemory
@@ -203,7 +203,7 @@ class Session:
             order = self._ordered + 1
             block = self.control.block(self.worker_id)
             target = order if spec.name is None else 0
-            what = f"table {spec.name!r}" if spec.name else f"table number {order}"
+            what = f"table {spec.name!r}" if spec.name else f"table number {order} ({COLLECTIVE})"
             if spec.name is None:
                 self._waits.set_word(block + at.CREATED, order)
             self._waits.begin_wait(self.control.address, self.worker_id, at.FOR_TABLE, 0, target)
