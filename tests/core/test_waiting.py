@@ -9,6 +9,7 @@ import subprocess
 import sys
 import termios
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,9 @@ def test_who_is_missing() -> None:
     assert picture.missing(wait(at.FOR_ROUND, 1, table=9, stage=1)) == [0]
     assert picture.missing(wait(at.FOR_ROUND, 1, table=8)) == []
     assert picture.missing(wait(at.FOR_LOCK, 1)) == []
+    assert picture.missing(replace(wait(at.FOR_LOCK, 1), holder=102)) == [2]
+    assert picture.missing(replace(wait(at.FOR_LOCK, 1), holder=103)) == []  # its death frees the lock
+    assert picture.missing(replace(wait(at.FOR_REDUCTION, 5, stage=3), phases=(5, 4, 6))) == [1]
 
 
 def test_a_deadlock_needs_everybody_to_wait_for_somebody() -> None:
@@ -197,8 +201,8 @@ def test_after_10_seconds_one_warning_names_whom_we_wait_for(
     looks: list[None] = []
     look = Patience.look
 
-    def counted(patience: Patience, mutex: int | None = None) -> None:
-        look(patience, mutex)
+    def counted(patience: Patience) -> None:
+        look(patience)
         looks.append(None)
 
     monkeypatch.setattr(Patience, "look", counted)
