@@ -19,6 +19,7 @@ class Reporter:
         self._descriptor = int(descriptor) if descriptor else None
         self._requests = 0
         self._told = 0.0
+        self.refused = 0
         if self._descriptor is not None:
             # Neither a worker nor whatever handle_control starts may keep the launcher's pipe open.
             os.environ.pop("PLATOON_STATUS_FD", None)
@@ -38,6 +39,15 @@ class Reporter:
         """Tells people, and the launcher."""
         print(f"platoon: {text}", file=sys.stderr, flush=True)
         self.event(kind, text=text)
+
+    def refuse(self, who: str, why: str) -> None:
+        """Counts somebody who was not let in, or a request that was none; says so the 1st, 2nd, 4th, ... time.
+
+        Any thread may call it.
+        """
+        self.refused += 1
+        if self.refused & (self.refused - 1) == 0:
+            self.say("refused", f"refused {who}: it {why} (refused so far: {self.refused})")
 
     def count_request(self) -> None:
         """Counts a request, and tells the launcher how many there were, at most once a second."""

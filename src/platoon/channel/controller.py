@@ -10,15 +10,18 @@ import sys
 import traceback
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import zmq
 
 from platoon.channel import arguments
 from platoon.channel.arguments import DEFAULT_PORT
-from platoon.channel.data import BatchServer, bind
+from platoon.channel.data import BatchServer
+from platoon.channel.door import Door
 from platoon.channel.members import Members
-from platoon.channel.wire import RESERVED, dumps, loads
+from platoon.channel.secret import Secret, SecretFile
+from platoon.channel.wire import MOST_REQUEST_BYTES, RESERVED, dumps, loads
 from platoon.devices import find_devices
 from platoon.processes import end_processes, on_sigterm
 from platoon.reporting import Reporter
@@ -47,7 +50,7 @@ class Controller:
         experiment_name: starts ``NAME_worker.py`` of the working directory on each device.
         log_directory: where the workers' output goes.
         worker_args: what to append to the workers' command line, as one string.
-        multi: one of several controllers, one on each host, started by MPI; listens on all interfaces.
+        multi: one of several controllers, one on each host, started by MPI.
 
     Raises:
         PlatoonError: no device was found, a port is taken, or there is no MPI for ``multi``.
@@ -70,7 +73,9 @@ class Controller:
         self._members = Members(self._reporter)
         self._multi = multi
         self._batches: BatchServer | None = None
-        self._context: zmq.Context | None = None
+        self._secret = Secret.make()
+        self._secret_file: SecretFile | None = None
+        self._door: Door | None = None
         self._control: zmq.Socket | None = None
         self._node: Node | None = None
         self._hosts: Hosts | None = None
@@ -82,6 +87,7 @@ class Controller:
         self._stopped: str | None = None
         self._job_uid = uuid.uuid4().hex
         self._devices: list[str] = []
+        self._experiment = experiment_name
         try:
             if devices is not None or experiment_name:
                 self._devices = self.get_workers_devices(devices)
@@ -95,7 +101,7 @@ class Controller:
                 self._open(control_port or 0)
                 given = shlex.split(worker_args or "")
                 self._members.start_all(
-                    self._devices, experiment_name, given, log_directory, self.control_port
+                    self._devices, experiment_name, given, log_directory, self.control_port, self._secret
                 )
         except BaseException:
             self.close()
@@ -185,7 +191,7 @@ class Controller:
         if self._batches is not None and self._process == os.getpid():
             raise PlatoonError(f"minibatches are already sent from port {self._batches.port}")
         self.data_hwm = data_hwm
-        self._batches = BatchServer(self._interface, port)
+        self._batches = BatchServer(port, self._secret, self._reporter.refuse)
 
     def send_mb(self, arrays: Sequence[Any], copy: bool = True) -> None:
         """Sends a minibatch to the next worker that has room, and waits for one (half an hour at most).
@@ -234,10 +240,6 @@ class Controller:
     def _workers(self) -> set[int]:
         return {member.pid for member in self._members.by_rank.values()}
 
-    @property
-    def _interface(self) -> str:
-        return "*" if self._multi else "127.0.0.1"
-
     def _data(self) -> BatchServer:
         if self._batches is None:
             raise PlatoonError("call init_data() before minibatches are sent")
@@ -250,11 +252,13 @@ class Controller:
             return
         from multiverso.runtime import Node
 
-        self._context = zmq.Context()
-        self._control = self._context.socket(zmq.ROUTER)
-        self._control.setsockopt(zmq.LINGER, 1000)
         try:
-            self.control_port = bind(self._control, self._interface, port)
+            self._door = Door(
+                self._secret, "control", port, MOST_REQUEST_BYTES, self._reporter.refuse, {zmq.LINGER: 1000}
+            )
+            self.control_port, self._control = self._door.port, self._door.socket
+            if not self._experiment:  # workers that it starts have the secret in their environment
+                self._secret_file = SecretFile(self._secret, self.control_port)
             # A worker's death is no reason for the others to stop: in elastic training they need nobody.
             self._node = Node(workers=None, on_lost="continue")
         except BaseException:
@@ -312,14 +316,21 @@ class Controller:
 
     def _answer_request(self) -> bool:
         assert self._control is not None
-        *address, message = self._control.recv_multipart()
-        if len(address) != 2:
-            return True  # not one of our workers
+        worker, *parts = self._control.recv_multipart()
+        if len(parts) != 2:
+            self._reporter.refuse("a worker", f"sent a message of {len(parts)} parts and not 2")
+            return True
+        number, message = parts
+        address = [worker, number, self._secret.proof(number)]
         try:
-            answer = self._answer(loads(message), address)
+            query = _Query.read(message)
+            answer = self._answer_reserved(query, address) if query.reserved else self._ask_handler(query)
             if answer is not _LATER:
                 self._reply(address, {"ok": answer})
         except PlatoonError as error:
+            self._reply(address, {"error": str(error)})
+        except _BadRequest as error:
+            self._reporter.refuse("a request", f"makes no sense: {error}")
             self._reply(address, {"error": str(error)})
         except Exception as error:
             text = "".join(traceback.format_exception(error))
@@ -328,17 +339,15 @@ class Controller:
             return False
         return True
 
-    def _answer(self, query: Any, address: list[bytes]) -> Any:
-        req, worker_id, info = query["req"], query["worker_id"], query["req_info"]
-        if isinstance(req, str) and req.startswith(RESERVED):
-            return self._answer_reserved(req, worker_id, info, address)
+    def _ask_handler(self, query: _Query) -> Any:
         self._reporter.count_request()
-        return self.handle_control(req, worker_id, info)
+        return self.handle_control(query.req, query.worker_id, query.info)
 
-    def _answer_reserved(self, req: str, worker_id: int, info: Any, address: list[bytes]) -> Any:
+    def _answer_reserved(self, query: _Query, address: list[bytes]) -> Any:
+        req, worker_id, info = query.req, query.worker_id, query.info
         if req == "platoon-hello":
             most = len(self._devices) or None
-            member = self._members.come(worker_id, info["local_rank"], most)
+            member = self._members.come(worker_id, query.field("local_rank", int, type(None)), most)
             self._reporter.event("came", rank=member.rank, pid=member.pid)
             assert self._node is not None
             return {
@@ -362,6 +371,8 @@ class Controller:
             return None
         if req == "platoon-all_reduce" and self._hosts is not None:
             assert self._node is not None
+            kinds = {"name": str, "capacity": int, "bytes": int, "dtype": str, "op": str}
+            info = {name: query.field(name, kind) for name, kind in kinds.items()}
             self._hosts.begin(self._node.address, info, address)
             return _LATER
         raise PlatoonError(f"there is no request {req!r}; names that begin with {RESERVED!r} are reserved")
@@ -380,16 +391,52 @@ class Controller:
         if self._node is not None:
             self._node.close()
             self._node = None  # its memory goes with the last reference
-        if self._control is not None:
-            self._control.close()
-        if self._context is not None:
-            self._context.term()
+        if self._secret_file is not None:
+            self._secret_file.remove()
+        if self._door is not None:
+            self._door.close()
         self._wake_in.close()
         self._wake_out.close()
         self._reporter.close()
 
 
 _LATER = object()  # the answer comes when the other hosts have answered
+
+
+class _BadRequest(Exception):
+    """A request that no `Worker` sends."""
+
+
+@dataclass(frozen=True)
+class _Query:
+    """A request that was read: who asks what, and what goes with it."""
+
+    req: Any
+    worker_id: int
+    info: Any
+
+    @classmethod
+    def read(cls, message: bytes) -> _Query:
+        try:
+            query = loads(message)
+        except PlatoonError as error:
+            raise _BadRequest(f"a request cannot be read: {error}") from error
+        if not isinstance(query, dict) or query.keys() != {"req", "worker_id", "req_info"}:
+            raise _BadRequest(f"a request has req, worker_id and req_info; got {query!r:.200}")
+        if type(query["worker_id"]) is not int or not 0 < query["worker_id"] < 1 << 31:
+            raise _BadRequest(f"a request has a process id as worker_id; got {query['worker_id']!r:.200}")
+        return cls(query["req"], query["worker_id"], query["req_info"])
+
+    @property
+    def reserved(self) -> bool:
+        return isinstance(self.req, str) and self.req.startswith(RESERVED)
+
+    def field(self, name: str, *kinds: type) -> Any:
+        """Returns an entry of what goes with the request, which has to be of one of these types."""
+        value = self.info.get(name, _LATER) if isinstance(self.info, dict) else _LATER
+        if type(value) not in kinds:
+            raise _BadRequest(f"the request {self.req!r:.100} needs {name}; got {self.info!r:.200}")
+        return value
 
 
 def spawn_controller(arguments: Sequence[str] | None = None) -> int:

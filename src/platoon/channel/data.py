@@ -1,53 +1,64 @@
 """The minibatch channel: the controller deals minibatches to whichever worker has room.
 
 A worker grants credits, one for each minibatch that it has room for, so a slow worker gets fewer and none is
-sent to a worker that is gone. (A push socket would deal the same number to each, dead or alive.)
+sent to a worker that is gone. (A push socket would deal the same number to each, dead or alive.) Only a worker
+of the job can: see `platoon.channel.door`.
 """
 
 from __future__ import annotations
 
+import hmac
+import secrets
 import threading
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 
 import zmq
 
+from platoon.channel.door import Door, knock
+from platoon.channel.secret import Secret
 from platoon.channel.wire import END_OF_DATA, Array, pack_arrays, unpack_arrays
 from platoon.util import PlatoonError
 
+MOST_ROOM = 1000  # minibatches on their way to one worker
 _SLICE_SECONDS = 0.5
+_NONCE_BYTES = 16
+_MOST_CREDIT_BYTES = 1024  # a credit has 16 bytes, but what is said before the first one counts too
 
 
 class BatchServer:
     """The controller's end. Any thread may send, one at a time.
 
     Args:
-        interface: the address to listen on, or ``*`` for all.
         port: the port, 0 for a free one.
+        secret: the job's secret.
+        on_refused: called, in any thread, with who was refused, and why.
 
     Raises:
         PlatoonError: the port is taken.
+
+    Attributes:
+        port: where it listens.
+        socket: what it listens with.
     """
 
-    def __init__(self, interface: str, port: int) -> None:
-        self._context = zmq.Context()
+    def __init__(self, port: int, secret: Secret, on_refused: Callable[[str, str], None]) -> None:
+        self._secret = secret
+        self._on_refused = on_refused
         self._lock = threading.Lock()
-        self._credits: deque[bytes] = deque()
+        self._credits: deque[tuple[bytes, bytes]] = deque()  # of whom, and what answers its nonce
+        self._granted: Counter[bytes] = Counter()
         self.ended = False
         self.closed = False
-        self.socket = self._context.socket(zmq.ROUTER)
-        self.socket.setsockopt(
-            zmq.ROUTER_MANDATORY, 1
-        )  # a worker that is gone is an error, not a lost minibatch
-        self.socket.setsockopt(zmq.SNDHWM, 0)  # the credits bound what is on its way
-        self.socket.setsockopt(zmq.RCVHWM, 0)
-        self.socket.setsockopt(zmq.LINGER, 2000)
-        try:
-            self.port = bind(self.socket, interface, port)
-        except PlatoonError:
-            self.close()
-            raise
+        options = {
+            zmq.ROUTER_MANDATORY: 1,  # a worker that is gone is an error, not a lost minibatch
+            zmq.SNDHWM: 0,  # the credits bound what is on its way
+            zmq.RCVHWM: 2 * MOST_ROOM,
+            zmq.LINGER: 2000,
+        }
+        self._door = Door(secret, "data", port, _MOST_CREDIT_BYTES, on_refused, options)
+        self.port, self.socket = self._door.port, self._door.socket
 
     def send(self, arrays: Sequence[object], copy: bool, timeout_seconds: float) -> None:
         """Sends a minibatch to the next worker that has room, and waits for one if none has."""
@@ -58,7 +69,7 @@ class BatchServer:
             until = time.monotonic() + timeout_seconds
             while True:
                 worker = self._next_credit(until, timeout_seconds)
-                if self._send_to(worker, frames, copy):
+                if self._send_to(*worker, frames, copy):
                     return
 
     def end(self) -> None:
@@ -77,20 +88,26 @@ class BatchServer:
         """Stops sending; what is on its way has two seconds to arrive."""
         self.closed = True  # a sender that waits sees it within its slice, and lets go of the lock
         with self._lock:
-            self.socket.close()
-            self._context.term()
+            self._door.close()
 
     def _answer_end(self) -> None:
         if self.closed:
             return
         self._receive_credits()
         while self._credits:
-            self._send_to(self._credits.popleft(), [END_OF_DATA], True)
+            self._send_to(*self._take_credit(), [END_OF_DATA], True)
 
-    def _send_to(self, worker: bytes, frames: list[object], copy: bool) -> bool:
+    def _take_credit(self) -> tuple[bytes, bytes]:
+        credit = self._credits.popleft()
+        self._granted[credit[0]] -= 1
+        if not self._granted[credit[0]]:
+            del self._granted[credit[0]]
+        return credit
+
+    def _send_to(self, worker: bytes, proof: bytes, frames: list[object], copy: bool) -> bool:
         try:
             # The header is copied in any case, and small; ZeroMQ frees a frame that it did not copy later.
-            self.socket.send_multipart([worker, frames[0]], zmq.SNDMORE if len(frames) > 1 else 0)
+            self.socket.send_multipart([worker, proof, frames[0]], zmq.SNDMORE if len(frames) > 1 else 0)
             if len(frames) > 1:
                 self.socket.send_multipart(frames[1:], copy=copy)
         except zmq.ZMQError as error:
@@ -99,14 +116,14 @@ class BatchServer:
             raise
         return True
 
-    def _next_credit(self, until: float, timeout_seconds: float) -> bytes:
+    def _next_credit(self, until: float, timeout_seconds: float) -> tuple[bytes, bytes]:
         while True:
             if self.closed:
                 raise PlatoonError("the controller is closed: no worker will take this minibatch")
             if not self._credits:
                 self._receive_credits()
             if self._credits:
-                return self._credits.popleft()
+                return self._take_credit()
             left = until - time.monotonic()
             if left <= 0:
                 raise PlatoonError(f"no worker had room for a minibatch within {timeout_seconds:g} s")
@@ -115,7 +132,16 @@ class BatchServer:
     def _receive_credits(self) -> None:
         try:
             while True:
-                self._credits.append(self.socket.recv_multipart(zmq.NOBLOCK)[0])
+                worker, *nonce = self.socket.recv_multipart(zmq.NOBLOCK)
+                if len(nonce) != 1 or len(nonce[0]) != _NONCE_BYTES:
+                    self._on_refused("a worker", f"granted a credit of {sum(map(len, nonce))} bytes")
+                elif self._granted[worker] >= MOST_ROOM:
+                    self._on_refused(
+                        "a worker", f"wanted more than {MOST_ROOM} minibatches on their way to it"
+                    )
+                else:
+                    self._granted[worker] += 1
+                    self._credits.append((worker, self._secret.proof(nonce[0])))
         except zmq.Again:
             pass
 
@@ -127,47 +153,42 @@ class BatchClient:
         context: the worker's ZeroMQ context.
         port: where the controller sends from.
         room: how many minibatches may be on their way to this worker.
+        secret: the job's secret.
     """
 
-    def __init__(self, context: zmq.Context, port: int, room: int) -> None:
-        if room < 1:
-            raise PlatoonError(f"data_hwm must be at least 1, got {room}")
+    def __init__(self, context: zmq.Context, port: int, room: int, secret: Secret) -> None:
+        if not 1 <= room <= MOST_ROOM:
+            raise PlatoonError(f"data_hwm must be from 1 to {MOST_ROOM}, got {room}")
+        self._port = port
+        self._nonce = secrets.token_bytes(_NONCE_BYTES)
+        self._proof = secret.proof(self._nonce)
         self.socket = context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.RCVHWM, 0)
-        self.socket.connect(f"tcp://127.0.0.1:{port}")
+        knock(self.socket, secret, "data", port)
         self.ended = False
         for _ in range(room):
-            self.socket.send(b"")
+            self.socket.send(self._nonce)
 
     def receive(self, copy: bool) -> list[Array]:
-        """Returns the minibatch that has arrived, or an empty list when there are no more."""
-        frames = self.socket.recv_multipart(copy=False)
+        """Returns the minibatch that has arrived, or an empty list when there are no more.
+
+        Raises:
+            PlatoonError: it did not come from the job's controller, or its parts do not fit each other.
+        """
+        proof, *frames = self.socket.recv_multipart(copy=False)
+        if not frames or not hmac.compare_digest(proof.buffer, self._proof):
+            raise PlatoonError(
+                f"a minibatch came from port {self._port} without proof of the job's secret: another program has "
+                "that port"
+            )
         if len(frames) == 1 and bytes(frames[0].buffer) == END_OF_DATA:
             self.ended = True
             return []
         arrays = unpack_arrays(frames, copy)
-        self.socket.send(b"")
+        self.socket.send(self._nonce)
         return arrays
 
     def close(self) -> None:
         """Gives up what is on its way."""
         self.socket.close()
-
-
-def bind(socket: zmq.Socket, interface: str, port: int) -> int:
-    """Binds a socket and returns its port.
-
-    Raises:
-        PlatoonError: the port is taken or not allowed.
-    """
-    try:
-        if port == 0:
-            return int(socket.bind_to_random_port(f"tcp://{interface}"))
-        socket.bind(f"tcp://{interface}:{port}")
-    except zmq.ZMQError as error:
-        raise PlatoonError(
-            f"cannot listen on port {port} ({error.strerror}); another controller may be using it: "
-            "give this one --control-port or --data-port"
-        ) from error
-    return port

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from platoon.channel.secret import VARIABLE, Secret
 from platoon.processes import Process, end_processes, failure_text, launch_process
 from platoon.reporting import Reporter
 from platoon.util import PlatoonError, counted
+
+MOST_WORKERS = 64
 
 # A worker is no MPI process, even if its controller is: with these variables its own mpi4py would think so.
 _OF_MPI = ("PMI", "OMPI_", "HYD", "MPI_LOCAL")
@@ -45,6 +48,7 @@ class Members:
         arguments: list[str],
         log_directory: str,
         control_port: int | None,
+        secret: Secret,
     ) -> None:
         """Starts a worker on each device, in rank order.
 
@@ -58,6 +62,7 @@ class Members:
         for rank, device in enumerate(devices):
             variables = {
                 "PLATOON_CONTROL_PORT": str(control_port),
+                VARIABLE: secret.text,
                 "PLATOON_LOCAL_RANK": str(rank),
                 # so that workers do not fight for the cores
                 "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(share),
@@ -102,6 +107,8 @@ class Members:
         Raises:
             PlatoonError: there is no place for it.
         """
+        if rank is not None and not 0 <= rank < (MOST_WORKERS if most is None else most):
+            raise PlatoonError(f"there is no place {rank} among {counted(most or MOST_WORKERS, 'worker')}")
         known = self.by_pid(pid)
         if known is not None:
             known.present, known.done = True, False

@@ -73,10 +73,13 @@ class Worker(metaclass=_OnePerProcess):
         self._attaching = threading.Lock()
         self._context = zmq.Context()
         port, rank = _place(control_port)
-        self._requests = Requests(self._context, port, self._seconds)
         try:
-            self._info: dict[str, Any] = self._requests.ask("platoon-hello", {"local_rank": rank})
-            self._requests.watch(self._info["controller"])
+            self._requests = Requests(self._context, port, self._seconds)
+        except BaseException:
+            self._context.term()
+            raise
+        try:
+            self._info = self._requests.say_hello(rank)
             if data_port:
                 self.init_mb_sock(data_port, data_hwm)
         except BaseException:
@@ -122,7 +125,7 @@ class Worker(metaclass=_OnePerProcess):
         if port is None:
             answer = self._requests.ask("platoon-data", None)
             port, data_hwm = answer["port"], min(data_hwm, answer["data_hwm"])
-        self._batches = BatchClient(self._context, port, data_hwm)
+        self._batches = BatchClient(self._context, port, data_hwm, self._requests.secret)
 
     def recv_mb(self, copy: bool = True) -> list[Array]:
         """Waits for a minibatch and returns its arrays; an empty list means that there are no more.
