@@ -154,10 +154,11 @@ def save(directory: str | os.PathLike[str]) -> None:
 def load(directory: str | os.PathLike[str]) -> None:
     """Replaces the values of all tables by what :func:`save` wrote; all fit, or nothing is changed.
 
-    Create the same tables first. Call it in one worker (or in all), then ``barrier()``.
+    Create the same tables first. Call it in one worker (or in all), then ``barrier()``. It is for plain tables:
+    what a ``ParamManager`` shares is saved and loaded by its own ``save`` and ``load``.
 
     Raises:
-        SnapshotError: no saved tables there, or other tables than this session has.
+        SnapshotError: no saved tables there, other tables than this session has, or tables that a rule moves.
     """
     from multiverso.tables.collection import load_all
 

@@ -12,19 +12,22 @@ suffice: who writes into a buffer has passed a barrier since the last reader was
 
 from __future__ import annotations
 
+import numpy as np
 from numba import njit
 
 from multiverso import layout as at
-from multiverso.kernels.atomics import load32, load64, store64
-from multiverso.kernels.codes import DONE, LOST_SOMEONE, MISMATCH
+from multiverso.kernels.atomics import load32, load64, store32, store64
 from multiverso.kernels.dense import add_into, array_at, copy_into
-from multiverso.kernels.waits import block_of, end_wait, is_lost, new_wait, notify, pause
+from multiverso.kernels.waits import block_of, is_lost, notify, sleep_on
 
 SUM, PRODUCT, MAXIMUM, MINIMUM, AVERAGE = range(5)
 # progress words of one call, kept by the caller so that it can be taken up again
 PHASE, CHUNK, STEP = 0, 1, 2
 BUFFERS = 3
-LINES = at.REDUCTION_STRIDE * at.MAX_WORKERS
+LINE = 128  # bytes of a worker's line
+PHASE_WORD, SIGNATURES = 0, 8
+LINES = LINE * at.MAX_WORKERS
+_LOST, _MISMATCH = 1, 257
 _BLOCK = 4096
 
 
@@ -75,21 +78,21 @@ def _part(size, worker, elements):
 
 @njit(nogil=True)
 def _line(base, worker):
-    return base + at.REDUCTION_STRIDE * worker
+    return base + LINE * worker
 
 
 @njit(nogil=True)
 def _publish(control, base, me, size, phase):
-    store64(_line(base, me) + at.PHASE, phase)
+    store32(_line(base, me) + PHASE_WORD, phase)
     for worker in range(size):
-        if load64(_line(base, worker) + at.PHASE) < phase:
+        if load32(_line(base, worker) + PHASE_WORD) < phase:
             return
     notify(control)
 
 
 @njit(nogil=True)
 def _is_behind(base, worker, phase):
-    return load64(_line(base, worker) + at.PHASE) < phase
+    return load32(_line(base, worker) + PHASE_WORD) < phase
 
 
 @njit(nogil=True)
@@ -98,9 +101,10 @@ def _is_gone(control, worker):
 
 
 @njit(nogil=True)
-def _wait(control, base, memory, me, size, phase):
-    """Waits until every worker has reached a phase: DONE, or LOST_SOMEONE, EINTR, TIMED_OUT."""
-    wait = new_wait()
+def _wait(control, base, size, phase):
+    """Waits until every worker has reached a phase: 0, or LOST, EINTR, ETIMEDOUT."""
+    timespec = np.zeros(3, np.int64)
+    rounds = 0
     while True:
         event = load32(control + at.EVENT)
         ready = True
@@ -109,25 +113,24 @@ def _wait(control, base, memory, me, size, phase):
                 ready = False
                 if _is_gone(control, worker) and _is_behind(base, worker, phase):
                     # asked again: between the two it may have come and left in order
-                    end_wait(control, me)
-                    return LOST_SOMEONE
+                    return _LOST
         if ready:
-            end_wait(control, me)
-            return DONE
-        code = pause(control, me, wait, event, at.FOR_REDUCTION, memory, size, phase)
-        if code != DONE:
+            return 0
+        rounds += 1
+        code = sleep_on(control, event, rounds, timespec)
+        if code != 0:
             return code
 
 
 @njit(nogil=True)
 def _sign(base, me, phase, signature):
-    store64(_line(base, me) + at.SIGNATURES + 8 * (phase & 1), signature)
+    store64(_line(base, me) + SIGNATURES + 8 * (phase & 1), signature)
 
 
 @njit(nogil=True)
 def _agreed(base, size, phase, signature):
     for worker in range(size):
-        if load64(_line(base, worker) + at.SIGNATURES + 8 * (phase & 1)) != signature:
+        if load64(_line(base, worker) + SIGNATURES + 8 * (phase & 1)) != signature:
             return False
     return True
 
@@ -137,7 +140,7 @@ def _slot(slots, buffer, size, worker, stride, count, like):
     return array_at(slots + (buffer * size + worker) * stride, count, like)
 
 
-def reduce_small(control, base, memory, slots, stride, me, size, op, signature, source, out, progress):
+def reduce_small(control, base, slots, stride, me, size, op, signature, source, out, progress):
     """Reduces an array that fits into a small slot; ``out`` may be ``source``."""
     n = source.size
     if progress[STEP] == 0:
@@ -148,16 +151,16 @@ def reduce_small(control, base, memory, slots, stride, me, size, op, signature, 
         progress[STEP] = 1
         _publish(control, base, me, size, phase)
     phase = progress[PHASE]
-    code = _wait(control, base, memory, me, size, phase)
-    if code != DONE:
+    code = _wait(control, base, size, phase)
+    if code != 0:
         return code
     progress[STEP] = 0
     if not _agreed(base, size, phase, signature):
-        return MISMATCH
+        return _MISMATCH
     copy_into(out, _slot(slots, phase & 1, size, 0, stride, n, source))
     for worker in range(1, size):
         _combine(op, out, _slot(slots, phase & 1, size, worker, stride, n, source))
-    return DONE
+    return 0
 
 
 @njit(nogil=True)
@@ -181,9 +184,7 @@ def _reduce_part(slots, buffer, stride, me, size, op, lo, hi, count, source, out
         copy_into(out[a:b], result)
 
 
-def reduce_chunks(
-    control, base, memory, slots, stride, me, size, op, signature, source, out, progress, chunk
-):
+def reduce_chunks(control, base, slots, stride, me, size, op, signature, source, out, progress, chunk):
     """Reduces an array of any size; ``out`` may be ``source``, and is not whole before the end."""
     n = source.size
     chunks = (n + chunk - 1) // chunk
@@ -203,11 +204,11 @@ def reduce_chunks(
             progress[STEP] = 1
             _publish(control, base, me, size, phase)
         phase = progress[PHASE]
-        code = _wait(control, base, memory, me, size, phase)
-        if code != DONE:
+        code = _wait(control, base, size, phase)
+        if code != 0:
             return code
         if t == 0 and not _agreed(base, size, phase, signature):
-            return MISMATCH
+            return _MISMATCH
         if t < chunks:
             _reduce_part(slots, phase % BUFFERS, stride, me, size, op, lo, hi, b - a, source[a:b], out[a:b])
         if t > 0:
@@ -221,4 +222,4 @@ def reduce_chunks(
         progress[CHUNK] = t + 1
         progress[STEP] = 0
     progress[CHUNK] = 0
-    return DONE
+    return 0

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from multiverso.errors import DtypeMismatchError
+from multiverso.errors import DtypeMismatchError, SnapshotError
 from multiverso.rules.asgd import asgd
 from multiverso.rules.rule import Rule
 from multiverso.runtime import Session
@@ -35,6 +35,7 @@ class Shared:
         self.rule = rule
         self.table = table
         self._own = table.own()
+        table.users.add(self)
         # ASGD has a kernel of its own, which is quicker
         self._loops = None if rule == asgd() else table.compile_rule(rule.push, rule.pull, rule.hyper)
         self._calls = 0
@@ -79,6 +80,43 @@ class Shared:
         for array, start in zip(self._own, self.rule.per_worker, strict=True):
             array[:] = flat if start == "centre" else 0
         self._calls = 0
+
+    def state(self) -> dict[str, Any]:
+        """Returns what is this worker's own of the rule: what it saves beside its parameters and the table.
+
+        The arrays are the rule's own memory, not copies.
+
+        Raises:
+            InterruptedRoundError: an exchange was interrupted and has to be finished first.
+        """
+        return {
+            "rule": self.rule.name,
+            "calls": self._calls,
+            "arrays": list(self._own),
+            "staged": self.table.staged(),
+        }
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raises SnapshotError where `state` was returned by another rule or for another size."""
+        if state["rule"] != self.rule.name or len(state["arrays"]) != len(self._own):
+            raise SnapshotError(
+                f"this was saved by the rule {state['rule']!r} and is loaded into the rule {self.rule.name!r}; "
+                "nothing was changed"
+            )
+        staged = [] if state["staged"] is None else [state["staged"]]
+        for array in (*state["arrays"], *staged):
+            if array.shape != (self.table.size,) or array.dtype != self.table.dtype:
+                raise SnapshotError(
+                    f"an array of the rule {self.rule.name!r} was saved with shape {array.shape} and {array.dtype}; "
+                    f"it has ({self.table.size},) and {self.table.dtype} here. Nothing was changed"
+                )
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on with the rule from what `state` returned, once the table has its values."""
+        for array, saved in zip(self._own, state["arrays"], strict=True):
+            array[:] = saved
+        self._calls = state["calls"]
+        self.table.restage(state["staged"])
 
     def __repr__(self) -> str:
         return f"<Shared by {self.rule}: {self.table!r}>"

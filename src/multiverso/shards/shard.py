@@ -72,11 +72,6 @@ class Shard:
         return self.segment.address + self.offset
 
     @property
-    def addresses(self) -> range:
-        """Where it lies in this process."""
-        return range(self.base, self.base + self.places.size)
-
-    @property
     def places(self) -> Places:
         """Where its parts lie."""
         return Places.of(self.spec, self.workers, self.mode == at.SYNCHRONOUS)
@@ -104,6 +99,12 @@ class Shard:
         whole = self.spec.elements * self.spec.itemsize
         count, dtype = self.spec.elements, self.spec.dtype
         return [self.segment.array(start + i * whole, count, dtype) for i in range(self.spec.states)]
+
+    def slot(self, worker_id: int) -> npt.NDArray[Any]:
+        """Where a worker adds up what it contributes to a synchronous round, flat and writable."""
+        places = self.places
+        start = self.offset + places.slots + places.slot_stride * worker_id
+        return self.segment.array(start, self.spec.elements, self.spec.dtype)
 
     def own(self, worker_id: int) -> list[npt.NDArray[Any]]:
         """The arrays that a worker has for itself, flat and writable."""

@@ -60,6 +60,13 @@ def load_all(session: Session, directory: str | os.PathLike[str]) -> None:
     place = Path(directory)
     files: dict[str, str] = _manifest(place)["tables"]
     tables = {_key(table): table for table in session.handlers()}
+    for table in session.handlers():
+        for user in table.users:
+            raise SnapshotError(
+                f"{table!r} is moved by the rule {user.rule}, whose workers have parameters of their own that a load "
+                "of the tables leaves as they are: what was loaded would be lost in the next exchange. Nothing was "
+                "changed. Save with manager.save(directory) and load with manager.load(directory), in every worker"
+            )
     if set(files) != set(tables):
         raise SnapshotError(
             f"{place} holds the tables {sorted(files)}, this session has {sorted(tables)}; create the same "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,9 @@ class TableHandler:
         update = 0 if updater.name == "add" else compile_update(updater.apply, spec.dtype)
         name = f"table {spec.name!r}" if spec.name else f"the {spec}"
         self._queue = Queue(spec.name or spec.kind)
+        self.users: weakref.WeakSet[Any] = (
+            weakref.WeakSet()
+        )  # the rules that move it, with state of their own
 
         def fill(shard: Shard, last: bool, number: int) -> None:
             _fill(shard, spec.initial, value, last, number)
@@ -210,6 +214,20 @@ class TableHandler:
         self._session.check()
         array = self._local(local)
         return self._later(lambda: self._access.step(loops, array, push, pull, None), "a step")
+
+    def staged(self) -> Array | None:
+        """Returns a copy of what this worker has added since its last read in a synchronous job, or None.
+
+        Raises:
+            InterruptedRoundError: a read was interrupted and has to be finished first.
+        """
+        self._ready(None)
+        return self._access.staged()
+
+    def restage(self, delta: Array | None) -> None:
+        """Puts back what :meth:`staged` returned, in the place of what was added since."""
+        self._ready(None)
+        self._access.restage(delta)
 
     def _local(self, local: Any) -> Array:
         return local if self._is_plain(local) else writable(local, self._size, self._dtype, "local")

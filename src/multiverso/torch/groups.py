@@ -65,6 +65,17 @@ class InPlace:
             tensor.data = view
         self._addresses = [view.data_ptr() for view in self._staging]
 
+    def state(self) -> dict[str, Any]:
+        """Brings values into the flat memory, and returns what else there is to save: nothing."""
+        self.collect()
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Takes the values that are in the flat memory now."""
+        for tensor, view in zip(self.tensors, self._staging, strict=True):
+            if tensor.data_ptr() != view.data_ptr():
+                tensor.copy_(view)
+
     def collect(self) -> Callable[[], None]:
         """Brings values into the flat memory; returns what waits until they are there."""
         self._moved: list[tuple[Any, Any]] = []  # tensors that somebody has pointed elsewhere since
@@ -131,7 +142,35 @@ class Staged:
         self._join()
         torch._foreach_copy_(self.tensors, self._views)
 
+    def state(self) -> dict[str, Any]:
+        """Brings this worker's values into the flat memory, and returns what else there is to save.
+
+        An exchange beside the training has ended, but need not have been received.
+        """
+        self._join()
+        flat = flatten(self.tensors)
+        self._host.copy_(flat if self.dtype == self._wide else self._master)
+        return {
+            "rounded": None if self.dtype == self._wide else flat,
+            "sent": self._sent,
+            "incoming": None if self._sent is None else self._incoming,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Takes the values that are in the flat memory now, and the rest from what `state` returned."""
+        self._join()
+        self._master.copy_(self._host)
+        rounded = state["rounded"]
+        values = self._views if rounded is None else split_like(rounded.to(self.device), self.tensors)
+        torch._foreach_copy_(self.tensors, values)
+        self._sent, self._incoming = (_moved_to(self.device, state[key]) for key in ("sent", "incoming"))
+
     # -- overlapped with training ------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether values have been sent whose exchange has not been received."""
+        return self._sent is not None
 
     def send(self) -> Callable[[], None]:
         """Begins to copy this worker's values to the host; returns what waits for that (in any thread)."""
@@ -178,6 +217,10 @@ def _unchanged_kind(tensor: Any, device: Any, dtype: Any) -> None:
             f"a parameter or buffer of shape {tuple(tensor.shape)} is {tensor.dtype} on {tensor.device} now and "
             f"was {dtype} on {device} when its ParamManager was made; move or convert the module first"
         )
+
+
+def _moved_to(device: Any, tensor: Any) -> Any:
+    return None if tensor is None else tensor.to(device)
 
 
 def _nothing() -> None:

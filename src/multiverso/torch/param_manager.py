@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 
-from multiverso.params import SharedParams, broadcast
+from multiverso.checkpoints import Parts
+from multiverso.params import Model, SharedParams, broadcast
 from multiverso.runtime import Session
 from multiverso.torch.groups import InPlace, Staged, can_move, split_like
+from multiverso.torch.resuming import ModuleState
 from multiverso.torch.structure import Structure
 
 
@@ -90,6 +93,12 @@ class ParamManager:
             for group, flat in zip(self._groups, self._shared.arrays + self._shared.statistics, strict=True):
                 group.adopt(flat)
             _begin_alike(list(self._structure.constant.values()), session)
+        state = ModuleState(module, self._groups)
+        self._model = Model(
+            read=lambda: self._read(state),
+            check=lambda parts: self._check(state, parts),
+            write=lambda _, parts: self._write(state, parts),
+        )
 
     def sync_all_param(self) -> None:
         """Adds this worker's changes to the shared parameters and takes the values of all, in place.
@@ -118,9 +127,8 @@ class ParamManager:
             with torch.no_grad():
                 self._land()
                 self._structure.check()
-                self._flight = _Flight(
-                    self._shared, [group for group in self._groups if isinstance(group, Staged)]
-                )
+                self._flight = _Flight(self._groups)
+                self._flight.begin(self._shared.begin())
         else:
             self.sync_all_param()
         return True
@@ -136,6 +144,69 @@ class ParamManager:
             shared |= {id(tensor): part.to(tensor) for tensor, part in zip(group.tensors, parts, strict=True)}
         state = self.module.state_dict(keep_vars=True)
         return {name: shared.get(id(value), getattr(value, "data", value)) for name, value in state.items()}
+
+    def save(self, directory: str | os.PathLike[str], own: dict[str, Any] | None = None) -> None:
+        """Saves everything that this job goes on from: collective, whole or not at all.
+
+        That is the shared parameters and the rule's state, and of each worker its module (frozen parameters and all
+        buffers included), what it has not exchanged yet, and ``own``. Nothing is exchanged, and training goes on
+        as if nothing had been saved. If a worker is killed meanwhile, what was saved before is still there.
+
+        Args:
+            directory: the same for all workers, and for this module alone.
+            own: what this worker wants to have back: a dictionary of state, such as
+                ``{"optimizer": optimizer.state_dict(), "random": torch.get_rng_state(), "step": step}``. It may hold
+                tensors, arrays, numbers, strings, bytes, None, and dictionaries, lists and tuples of these; other
+                objects are refused, as nothing is pickled.
+
+        Raises:
+            TypeError: ``own`` holds something else; the message says where.
+            SnapshotError: it went wrong in another worker; or the directory holds something else, which is kept.
+            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: not everyone came.
+        """
+        self._shared.save(directory, own, model=self._model)
+
+    def load(self, directory: str | os.PathLike[str], *, missing_ok: bool = False) -> dict[str, Any] | None:
+        """Goes back to what `save` wrote: collective; all of it fits in all workers, or nothing is changed.
+
+        Make the same module, the manager and then the optimizer first, and give them their state afterwards.
+
+        Args:
+            directory: as for `save`.
+            missing_ok: return None where nothing has been saved yet, as at a job's first start.
+
+        Returns:
+            What this worker handed over as ``own``, its tensors on the CPU.
+
+        Raises:
+            SnapshotError: nothing is there, it is damaged, or it was saved of another module, by another rule or
+                by another number of workers.
+
+        Example:
+            >>> own = manager.load("saved", missing_ok=True)  # doctest: +SKIP
+            >>> if own is not None:  # doctest: +SKIP
+            ...     optimizer.load_state_dict(own["optimizer"])
+        """
+        return self._shared.load(directory, model=self._model, missing_ok=missing_ok)
+
+    def _read(self, state: ModuleState) -> Parts:
+        with torch.no_grad():
+            self._structure.check()
+            if self._flight is not None:
+                self._flight.finish()
+            return state.read()
+
+    def _check(self, state: ModuleState, parts: Parts) -> None:
+        self._structure.check()
+        state.check(parts)
+
+    def _write(self, state: ModuleState, parts: Parts) -> None:
+        with torch.no_grad():
+            if self._flight is not None:
+                self._flight.finish()
+            state.write(parts)
+            in_flight = any(isinstance(group, Staged) and group.in_flight for group in self._groups)
+            self._flight = _Flight(self._groups) if in_flight else None
 
     def flush(self) -> None:
         """Waits for the exchange that ``overlap=True`` has begun, and applies its result."""
@@ -163,14 +234,17 @@ class ParamManager:
 class _Flight:
     """One exchange beside the training. Its thread ends with it."""
 
-    def __init__(self, shared: SharedParams, groups: list[Staged]) -> None:
-        self._groups = groups
-        for group in groups:
-            group.absorb()
-        waits = [group.send() for group in groups]
+    def __init__(self, groups: Sequence[InPlace | Staged]) -> None:
+        self._groups = [group for group in groups if isinstance(group, Staged)]
         self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None  # none in one whose exchange was done before a save
+
+    def begin(self, exchange: Callable[[], None]) -> None:
+        for group in self._groups:
+            group.absorb()
+        waits = [group.send() for group in self._groups]
         self._thread = threading.Thread(
-            target=self._run, args=(shared.begin(), waits), name="multiverso-flight", daemon=True
+            target=self._run, args=(exchange, waits), name="multiverso-flight", daemon=True
         )
         self._thread.start()
 
@@ -185,10 +259,14 @@ class _Flight:
         except BaseException as error:
             self._error = error
 
-    def land(self) -> None:
-        self._thread.join()  # its waits have the session's deadlines
+    def finish(self) -> None:
+        if self._thread is not None:
+            self._thread.join()  # its waits have the session's deadlines
         if self._error is not None:
             raise self._error
+
+    def land(self) -> None:
+        self.finish()
         for group in self._groups:
             group.receive()
 

@@ -6,25 +6,26 @@ thousand arrays is one exchange and not a thousand.
 
 from __future__ import annotations
 
-import math
-import time
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from multiverso.errors import DtypeMismatchError, ShapeMismatchError
-from multiverso.rules import Rule, share
-from multiverso.rules.averaging import share_of_difference, take_centre
-from multiverso.rules.shared import Shared, check_mode
+from multiverso import checkpoints
+from multiverso.checkpoints import Parts
+from multiverso.errors import DtypeMismatchError, InterruptedRoundError, ShapeMismatchError
+from multiverso.params.every import Every
+from multiverso.params.flats import Averaged, Flat, share_flat
+from multiverso.params.resuming import Files, Model, check_own, placed
+from multiverso.rules import Rule
+from multiverso.rules.shared import check_mode
 from multiverso.runtime import Session
 from multiverso.runtime.current import current
 from multiverso.spec import check_name
-from multiverso.tables import ArrayTableHandler
-from multiverso.tables.access import Loops
+from multiverso.tables import TableHandler
 
 Array = NDArray[Any]
 
@@ -46,40 +47,6 @@ def shared_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
         f"a parameter of dtype {dtype} cannot be shared: expected float16, bfloat16, float32 or float64; "
         "keep integer and boolean arrays out of the shared ones"
     )
-
-
-@dataclass(frozen=True)
-class _Flat:
-    """One table with the buffer that this worker exchanges with it, all of one dtype and size."""
-
-    shared: Shared
-    local: Array
-
-    def exchange(self, workers: int) -> None:
-        self.shared.exchange(self.local)
-
-
-@dataclass(frozen=True)
-class _Averaged(_Flat):
-    """Statistics: each moves its share of the way from the table's value to this worker's.
-
-    From the value that the table has under the lock, and not from one that was read before: a straggler's
-    difference to an old variance, added to one that has shrunk since, would make it negative.
-    """
-
-    loops: Loops
-    last: Array  # what was taken last
-
-    def exchange(self, workers: int) -> None:
-        # An unchanged one only reads, so that workers agree after a barrier and an exchange. Bytes: NaN included,
-        # and many times quicker than array_equal.
-        changed = self.local.tobytes() != self.last.tobytes()
-        self.loops.hyper[0] = 1 / workers
-        self.shared.table.step(self.loops, self.local, changed, True)
-        np.copyto(self.last, self.local)
-
-
-_AVERAGE = Rule("average of statistics", share_of_difference, take_centre)
 
 
 class SharedParams:
@@ -154,7 +121,7 @@ class SharedParams:
         for index, (array, averaged) in enumerate(given):
             groups.setdefault((averaged, shared_dtype(array.dtype)), []).append(index)
         views: list[Array] = [np.empty(0)] * len(given)
-        self._flats: list[_Flat] = []
+        self._flats: list[Flat] = []
         self._at = 0
         self._members: list[list[int]] = []
         for (averaged, dtype), members in sorted(groups.items(), key=str):
@@ -166,7 +133,7 @@ class SharedParams:
                 views[index][...] = array
                 start += array.size
             if flat.size:
-                self._flats.append(_share(flat, averaged, name, initial, rule, session))
+                self._flats.append(share_flat(flat, averaged, name, initial, rule, session))
                 self._members.append(members)
         self._views = views
         self._dtypes = [array.dtype for array, _ in given]
@@ -192,6 +159,13 @@ class SharedParams:
         Raises:
             ShapeMismatchError: other shapes, or another number of arrays; nothing has been exchanged.
         """
+        for index, value in self._take(values).items():
+            self._views[index] += value.astype(np.float32) - self._given[index]
+        self.exchange()
+        return self.values()
+
+    def _take(self, values: Sequence[Any]) -> dict[int, Array]:
+        """Takes a model's values into the views; returns those of 16 bits, which are coarser than their views."""
         new = [np.asarray(value) for value in values]
         shapes, expected = [value.shape for value in new], [view.shape for view in self._views]
         if shapes != expected:
@@ -199,12 +173,9 @@ class SharedParams:
                 f"the model's arrays have the shapes {shapes} now; they had {expected} when they were shared"
             )
         for index, (view, value) in enumerate(zip(self._views, new, strict=True)):
-            if index in self._given:
-                view += value.astype(np.float32) - self._given[index]
-            else:
+            if index not in self._given:
                 np.copyto(view, value, casting="same_kind")
-        self.exchange()
-        return self.values()
+        return {index: new[index] for index in self._given}
 
     def exchange(self) -> None:
         """Adds this worker's changes to the shared values and takes the values of all, in place.
@@ -245,6 +216,102 @@ class SharedParams:
                 start += out[index].size
         return out
 
+    def save(
+        self,
+        directory: str | os.PathLike[str],
+        own: dict[str, Any] | None = None,
+        *,
+        model: Model = Model(),  # noqa: B008  # frozen
+        files: Files | None = None,
+    ) -> None:
+        """Saves everything that training goes on from: collective, whole or not at all.
+
+        That is the shared values with their updater's state, and of each worker its own arrays, its rule's state
+        and what it hands over. Nothing is exchanged. If a worker is killed meanwhile, the save before stays.
+
+        Args:
+            directory: the same for all workers; for one `SharedParams` alone. A save takes the place of the one
+                before when it is complete, so for a moment both need room.
+            own: what this worker wants to have back: a dictionary of state (an optimizer's, random numbers', how
+                many steps there were): numbers, strings, bytes, None, arrays of NumPy or JAX, tensors, and lists,
+                tuples and dictionaries of these. Nothing is pickled.
+            model: what a binding knows about the model.
+            files: writes more files of this worker into an empty folder.
+
+        Raises:
+            TypeError: ``own`` holds something else; the message says where.
+            SnapshotError: it went wrong in another worker; or the directory holds something else, which is kept.
+            InterruptedRoundError: an exchange was interrupted: finish it first, by calling it again.
+            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: not everyone came.
+        """
+
+        def collect() -> Parts:
+            handed = check_own(own)
+            narrow = self._take(model.values()) if model.values else {}
+            parts = model.read()
+            if self._at:
+                raise InterruptedRoundError(
+                    "an exchange was interrupted between two dtypes; call it again to finish it before saving"
+                )
+            state = {
+                "own": handed,
+                "model": parts.own,
+                "narrow": narrow,
+                "steps": self._due.count,
+                "flats": [flat.state() for flat in self._flats],
+            }
+            return Parts(state, parts.common)
+
+        checkpoints.save(self._session, directory, self._tables(), collect, files)
+
+    def load(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        model: Model = Model(),  # noqa: B008
+        missing_ok: bool = False,
+    ) -> dict[str, Any] | None:
+        """Goes back to what `save` wrote: collective; all of it fits in all workers, or nothing is changed.
+
+        Args:
+            directory: as for `save`.
+            model: as for `save`.
+            missing_ok: return None where nothing has been saved yet.
+
+        Returns:
+            What this worker has handed over as ``own``; tensors on the CPU, JAX's arrays as NumPy's.
+
+        Raises:
+            SnapshotError: nothing is there, it is damaged, or it is the state of another model, of another rule or
+                of another number of workers.
+        """
+
+        def check(parts: Parts) -> None:
+            for flat, state in zip(
+                self._flats, parts.own["flats"], strict=True
+            ):  # as many as there are tables
+                flat.check(state)
+            model.check(Parts(parts.own["model"], parts.common))
+
+        def apply(parts: Parts) -> None:
+            self._due.resume(parts.own["steps"])
+            self._at = 0
+            for flat, state in zip(self._flats, parts.own["flats"], strict=True):
+                flat.restore(state)
+            values = placed(self.values(), parts.own["narrow"]) if model.values else []
+            model.write(values, Parts(parts.own["model"], parts.common))
+
+        found = checkpoints.load(self._session, directory, self._tables(), check, apply, missing_ok)
+        own: dict[str, Any] | None = found.own["own"] if found else None
+        return own
+
+    def _tables(self) -> dict[str, TableHandler]:
+        kinds = ["statistics" if isinstance(flat, Averaged) else "parameters" for flat in self._flats]
+        return {
+            f"table-{index}-{kind}": flat.shared.table
+            for index, (kind, flat) in enumerate(zip(kinds, self._flats, strict=True))
+        }
+
     def due(self) -> bool:
         """Counts one step of training; returns whether an exchange is due now."""
         return self._due.step()
@@ -255,97 +322,3 @@ class SharedParams:
         if due:
             self.exchange()
         return due
-
-
-def _share(
-    flat: Array, averaged: bool, name: str | None, initial: str, rule: Rule | None, session: Session
-) -> _Flat:
-    if name is not None:
-        name = f"{name}/{'statistics' if averaged else 'parameters'}/{flat.dtype}"
-    shared = share(flat, _AVERAGE if averaged else rule, name=name, initial=initial, session=session)
-    if not averaged:
-        return _Flat(shared, flat)
-    loops = shared.table.compile_rule(_AVERAGE.push, _AVERAGE.pull, (1.0,))
-    return _Averaged(shared, flat, loops, flat.copy())
-
-
-_BROADCAST = 1 << 20
-
-
-def broadcast(arrays: Sequence[Array], session: Session | None = None) -> None:
-    """Gives all workers the first live worker's values, bit for bit and in place: collective.
-
-    For what is not trained but has to be equal. They pass through one table of at most 4 MiB.
-
-    Args:
-        arrays: writable C-contiguous arrays of any dtype; of the same sizes in every worker.
-        session: the session to use instead of the current one.
-    """
-    session = session or current()
-    raw = [array.reshape(-1).view(np.uint8) for array in arrays if array.nbytes]
-    total = sum(part.size for part in raw)
-    if not total:
-        return
-    size = min(_BROADCAST, -(-total // 4))
-    table = ArrayTableHandler(size, dtype="int32", session=session)
-    buffer = np.zeros(size, np.int32)
-    window = buffer.view(np.uint8)
-    giver = session.worker_id == min(session.live_workers())
-    for start in range(0, total, window.size):
-        if giver:
-            _pass(raw, start, window, out=True)
-            table.replace(buffer, [])
-        session.barrier()
-        if not giver:
-            table.snapshot(out=buffer)
-            _pass(raw, start, window, out=False)
-        session.barrier()
-
-
-def _pass(raw: list[Array], start: int, window: Array, out: bool) -> None:
-    """Copies what lies at ``start`` of all arrays, laid end to end, to or from the window."""
-    position = 0
-    for part in raw:
-        low, high = max(start, position), min(start + window.size, position + part.size)
-        if low < high:
-            mine, shared = part[low - position : high - position], window[low - start : high - start]
-            np.copyto(*((shared, mine) if out else (mine, shared)))
-        position += part.size
-
-
-class Every:
-    """Says when to exchange: every so many steps, or when so much time has passed."""
-
-    def __init__(self, every: int | timedelta) -> None:
-        if isinstance(every, timedelta):
-            self._steps, self._seconds = 0, every.total_seconds()
-            if self._seconds <= 0:
-                raise ValueError(f"every={every!r}: expected a time above zero")
-        elif isinstance(every, int) and not isinstance(every, bool):
-            self._steps, self._seconds = every, 0.0
-            if every < 1:
-                raise ValueError(f"every={every}: expected at least 1 step")
-        else:
-            raise TypeError(f"every={every!r}: expected a number of steps (int) or a datetime.timedelta")
-        self.restart()
-
-    @property
-    def by_time(self) -> bool:
-        """Whether time and not steps decides."""
-        return self._steps == 0
-
-    def step(self) -> bool:
-        """Counts a step; returns whether an exchange is due."""
-        self._count += 1
-        if self.by_time:
-            return time.monotonic() - self._since >= self._seconds
-        return self._count >= self._steps
-
-    def hasten(self) -> None:
-        """Makes the next step due."""
-        self._count, self._since = self._steps, -math.inf
-
-    def restart(self) -> None:
-        """Counts anew from here."""
-        self._count = 0
-        self._since = time.monotonic()

@@ -1,5 +1,0 @@
-"""`python -m multiverso`."""
-
-from multiverso.cli import main
-
-main()

@@ -1,0 +1,10 @@
+"""The arrays of a model, shared: what every binding needs once."""
+
+from __future__ import annotations
+
+from multiverso.params.every import Every
+from multiverso.params.resuming import Model
+from multiverso.params.shared import Array, SharedParams, shared_dtype
+from multiverso.params.spreading import broadcast
+
+__all__ = ["Array", "Every", "Model", "SharedParams", "broadcast", "shared_dtype"]

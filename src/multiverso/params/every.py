@@ -1,0 +1,55 @@
+"""When to exchange."""
+
+from __future__ import annotations
+
+import math
+import time
+from datetime import timedelta
+
+
+class Every:
+    """Says when to exchange: every so many steps, or when so much time has passed."""
+
+    def __init__(self, every: int | timedelta) -> None:
+        if isinstance(every, timedelta):
+            self._steps, self._seconds = 0, every.total_seconds()
+            if self._seconds <= 0:
+                raise ValueError(f"every={every!r}: expected a time above zero")
+        elif isinstance(every, int) and not isinstance(every, bool):
+            self._steps, self._seconds = every, 0.0
+            if every < 1:
+                raise ValueError(f"every={every}: expected at least 1 step")
+        else:
+            raise TypeError(f"every={every!r}: expected a number of steps (int) or a datetime.timedelta")
+        self.restart()
+
+    @property
+    def by_time(self) -> bool:
+        """Whether time and not steps decides."""
+        return self._steps == 0
+
+    def step(self) -> bool:
+        """Counts a step; returns whether an exchange is due."""
+        self._count += 1
+        if self.by_time:
+            return time.monotonic() - self._since >= self._seconds
+        return self._count >= self._steps
+
+    @property
+    def count(self) -> int:
+        """Steps since the last exchange."""
+        return self._count
+
+    def resume(self, count: int) -> None:
+        """Goes on after so many steps since the last exchange; time begins anew."""
+        self.restart()
+        self._count = count
+
+    def hasten(self) -> None:
+        """Makes the next step due."""
+        self._count, self._since = self._steps, -math.inf
+
+    def restart(self) -> None:
+        """Counts anew from here."""
+        self._count = 0
+        self._since = time.monotonic()
