@@ -28,14 +28,14 @@ LIFE = 0  # robust mutex, held by a thread of the worker for as long as the sess
 FATE = 64  # int32, the node's word: FREE, ALIVE, LOST, GONE
 PID = 68  # int32, the node's word
 STATE = 128  # int32, the worker's word: NEVER, ACTIVE, LEFT
-BARRIER = 132  # int32: barriers reached
-CREATED = 136  # int32: tables asked for by order
-THREADED = 140  # int32: 1 once several threads used the session, so that one waiting does not mean all wait
+THREADED = 132  # int32: 1 once several threads used the session, so that one waiting does not mean all wait
+BARRIER = 136  # int64: barriers reached
+CREATED = 144  # int64: tables asked for by order
 WAIT_KIND = 192  # int32: what this worker waits for, a WaitKind
-WAIT_SEQ = 196  # int32: bumped at each new wait
-WAIT_TABLE = 200  # int32: table id
-WAIT_STAGE = 204  # int32: 0 collecting a round, 1 folding it
-WAIT_TARGET = 208  # int64: barrier number, round, or clock
+WAIT_SEQ = 196  # int32: bumped before and after the words below change, so that it is odd meanwhile
+WAIT_TABLE = 200  # int32: number of the table, or of the shared memory (below 0)
+WAIT_STAGE = 204  # int32: of a round: 0 collecting it, 1 folding it; of a reduction: how many take part
+WAIT_TARGET = 208  # int64: number of the barrier, step, clock or table; of a lock: its offset in the table
 WAIT_SINCE = 216  # int64: CLOCK_MONOTONIC nanoseconds
 WAITED_NS = 224  # int64: time spent in finished waits
 GAVE_UP = 232  # int64: CLOCK_MONOTONIC nanoseconds of its last DeadlockError, for the others in the deadlock
@@ -45,7 +45,7 @@ FREE, ALIVE, LOST, GONE = 0, 1, 2, 3
 # STATE
 NEVER, ACTIVE, LEFT = 0, 1, 2
 # WAIT_KIND
-NOTHING, FOR_BARRIER, FOR_ROUND, FOR_CLOCK, FOR_TABLE, FOR_LOCK = range(6)
+NOTHING, FOR_BARRIER, FOR_ROUND, FOR_CLOCK, FOR_TABLE, FOR_LOCK, FOR_REDUCTION = range(7)
 
 # -- a table -----------------------------------------------------------------------------------------------
 # int64 words at the table's first byte; offsets are from there
@@ -76,6 +76,11 @@ FIRST_STEP = 48  # int64: the first step in which this worker takes part
 CLOCK = 64  # int64: ticks done (bounded staleness)
 ADDS, GETS, EXCHANGES, BYTES, WAITED, RECOVERED = (72 + 8 * word for word in range(6))  # int64
 STALENESS_LAST, STALENESS_MAX, STALENESS_SUM, STALENESS_COUNT, SEEN = (128 + 8 * w for w in range(5))  # int64
+
+# a worker's line in the memory of a reduction
+REDUCTION_STRIDE = 128
+PHASE = 0  # int64: how far it is
+SIGNATURES = 8  # 2 x int64, for even and odd phases: what it reduces
 
 # MODE
 ASYNCHRONOUS, SYNCHRONOUS, BOUNDED = 0, 1, 2

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import termios
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,9 @@ def test_who_is_missing() -> None:
     assert picture.missing(wait(at.FOR_ROUND, 1, table=9, stage=1)) == [0]
     assert picture.missing(wait(at.FOR_ROUND, 1, table=8)) == []
     assert picture.missing(wait(at.FOR_LOCK, 1)) == []
+    assert picture.missing(replace(wait(at.FOR_LOCK, 1), holder=102)) == [2]
+    assert picture.missing(replace(wait(at.FOR_LOCK, 1), holder=103)) == []  # its death frees the lock
+    assert picture.missing(replace(wait(at.FOR_REDUCTION, 5, stage=3), phases=(5, 4, 6))) == [1]
 
 
 def test_a_deadlock_needs_everybody_to_wait_for_somebody() -> None:
@@ -197,8 +201,8 @@ def test_after_10_seconds_one_warning_names_whom_we_wait_for(
     looks: list[None] = []
     look = Patience.look
 
-    def counted(patience: Patience, mutex: int | None = None) -> None:
-        look(patience, mutex)
+    def counted(patience: Patience) -> None:
+        look(patience)
         looks.append(None)
 
     monkeypatch.setattr(Patience, "look", counted)
@@ -236,6 +240,20 @@ def test_everybody_in_a_deadlock_is_told_who_waits_for_what(
         "for barrier 2, which needs worker" in str(error) and "for round 1 of w, which needs" in str(error)
         for error in errors
     )
+
+
+def test_a_table_that_one_worker_makes_alone_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiverso.runtime.patience._STILL_SECONDS", 0.3)
+    told = threading.Barrier(2)
+
+    def work(session: Session) -> Any:
+        alone = session.barrier if session.worker_id else lambda: mv.ArrayTableHandler(3, session=session)
+        error = outcome(alone)
+        told.wait(30)
+        return str(error)
+
+    for text in together(work, 2):
+        assert "A table without a name is made by all workers together" in text
 
 
 def test_unequal_numbers_of_reads_are_a_deadlock_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,10 @@ class OnTerminal:
     def ctrl_c(self) -> int:
         """Type Ctrl-C, read on, and return the exit code."""
         os.write(self.terminal, b"\x03")
+        return self.end()
+
+    def end(self) -> int:
+        """Read to the end, and return the exit code."""
         try:
             while os.read(self.terminal, 4096):
                 pass

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from launch_support import SECONDS, OnTerminal, Running, command, environ, multiverso, script
 
-from multiverso.cli.doctor import Finding
+import multiverso as mv
+from multiverso.cli.doctor import Finding, examine
 from multiverso.cli.show import show_findings
 from multiverso.cli.top import Rates, node_addresses
 
@@ -93,6 +94,31 @@ def test_doctor_knows_open_mpi() -> None:
     assert f"{openmpi}/mpiexec (mpiexec (Open MPI) 5" in found["launchers"]["text"]
     assert found["launchers"]["state"] == ("warn" if os.getuid() == 0 else "ok")
     assert ("OMPI_ALLOW_RUN_AS_ROOT=1" in found["launchers"]["advice"]) == (os.getuid() == 0)
+
+
+def test_doctor_does_not_blame_the_kernel_for_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check() -> str:
+        raise PermissionError(13, "Permission denied", "/dev/refused")
+
+    monkeypatch.setattr("multiverso.cli.doctor.CHECKS", {"futex": check})
+    (found,) = examine()
+    assert found.state == "fail"
+    assert "check who may use /dev/refused" in found.advice
+    assert "kernel" not in found.advice
+
+
+def test_doctor_notices_the_other_platoon(tmp_path: Path) -> None:
+    """Two distributions install an import package of that name, and overwrite each other without a word."""
+    assert some_checks("", "platoon")[1]["platoon"]["state"] == "ok"
+    (tmp_path / "platoon").mkdir()
+    (tmp_path / "platoon" / "__init__.py").write_text("")
+    (tmp_path / "platoon-0.3.dist-info").mkdir()
+    (tmp_path / "platoon-0.3.dist-info" / "METADATA").write_text("Name: platoon\nVersion: 0.3\n")
+    found = some_checks("", "platoon", PYTHONPATH=str(tmp_path))[1]["platoon"]
+    assert found["state"] == "warn"
+    assert "platoon 0.3 is installed over multiverso's own" in found["text"]
+    assert "another project of that name" in found["text"]
+    assert "pip uninstall platoon" in found["advice"]
 
 
 def test_a_failed_check_is_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,7 +235,16 @@ mv.barrier()
     assert running.end()[0] == 128 + signal.SIGTERM
 
 
-def test_version_and_unknown_commands() -> None:
-    assert multiverso("version").stdout.startswith("multiverso 1.")
+def test_version_and_unknown_commands(tmp_path: Path) -> None:
+    for words in (["version"], ["--version"], ["-V"]):
+        assert multiverso(*words).stdout == f"multiverso {mv.__version__}\n"
+    package = subprocess.run(
+        [sys.executable, "-m", "multiverso", "run", "-h"], capture_output=True, text=True, timeout=SECONDS
+    )
+    assert "--on-failure" in package.stdout
+    assert "_MULTIVERSO_COMPLETE" in multiverso("--show-completion", "bash").stdout
+    forgot = multiverso(script(tmp_path, ""), "-n", "4", COLUMNS="300")
+    assert forgot.returncode == 2
+    assert f"multiverso run -n 4 {tmp_path}/job.py" in forgot.stderr
     assert multiverso("no-such-command").returncode == 2
     assert multiverso("run").returncode == 2

@@ -19,7 +19,8 @@ import multiverso as mv
 from multiverso.errors import StartupError, WaitTimeoutError, WorkerFailedError, WorkerLostError
 from multiverso.launch.job import Job
 from multiverso.launch.local import worker_commands
-from multiverso.launch.output import Output, text_sink
+from multiverso.launch.output import Output
+from multiverso.launch.sinks import text_sink
 
 
 def worker() -> int:

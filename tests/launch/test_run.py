@@ -54,13 +54,42 @@ os.write(2, b"to stderr\\n")
         expected = [f"<{worker} {i} {str(worker) * 3000}>" for i in range(500)]
         assert own == [*expected, "no newline at the end"]
     assert len(lines) == 4 * 501
-    assert sorted(done.stderr.splitlines()) == [f"[{worker}] to stderr" for worker in range(4)]
+    told = [line for line in done.stderr.splitlines() if line.startswith("[")]
+    assert sorted(told) == [f"[{worker}] to stderr" for worker in range(4)]
 
 
 def test_bytes_pass_through_as_they_are(tmp_path: Path) -> None:
     job = script(tmp_path, r"import os; os.write(1, b'\xff\x00\x80 \r\nprogress 1\rprogress 2\n\n\xfe')")
     done = subprocess.run(command("run", job), capture_output=True, timeout=SECONDS, check=True)
-    assert done.stdout == b"[0] \xff\x00\x80 \r\n[0] progress 1\r[0] progress 2\n[0] \n[0] \xfe\n"
+    assert done.stdout == b"[0] \xff\x00\x80 \r\n[0] progress 2\n[0] \n[0] \xfe\n"
+
+
+def test_a_terminal_shows_what_a_worker_has_begun(tmp_path: Path) -> None:
+    """A progress bar moves, a question is asked, and lines of others scroll above them."""
+    job = script(
+        tmp_path,
+        WAIT
+        + """
+arrived = pathlib.Path(sys.argv[1])
+if worker == 0:
+    for percent in (10, 20):
+        os.write(2, b"\\r %d percent" % percent)
+    input("go on? ")
+    arrived.touch()
+while not arrived.exists():
+    time.sleep(0.01)
+print("a line of", worker)
+""",
+    )
+    running = OnTerminal(command("run", "-n", 2, job, tmp_path / "arrived"), TERM="xterm", NO_COLOR="1")
+    running.read_until(b"[0]  20 percent")
+    running.read_until(b"[0] go on?")
+    os.write(running.terminal, b"yes\n")
+    running.read_until(b"a line of 0\r\n")
+    running.read_until(b"a line of 1\r\n")
+    running.read_until(b"shared nothing")
+    assert running.seen.count(b" 20 percent\r\n") >= 1, "it ends as a line"
+    assert running.end() == 0
 
 
 def test_colour_on_a_terminal_only(tmp_path: Path) -> None:
@@ -123,14 +152,14 @@ def test_a_file_that_cannot_be_executed_is_named(tmp_path: Path) -> None:
     assert "cannot run" in done.stderr
 
 
-def test_the_failed_workers_exit_code_and_last_lines(tmp_path: Path) -> None:
-    job = script(tmp_path, WAIT + "if worker == 2: print('the reason', flush=True); sys.exit(3)\nrest()")
+def test_the_failed_workers_exit_code_and_its_traceback_once(tmp_path: Path) -> None:
+    job = script(tmp_path, WAIT + "if worker == 2: raise ValueError('the reason')\nrest()")
     done = multiverso("run", "-n", 4, job)
-    assert done.returncode == 3
-    assert re.search(
-        r"^multiverso: worker 2 \(pid \d+\) failed with exit code 3; the others were ended", done.stderr, re.M
-    )
-    assert "multiverso: | the reason\n" in done.stderr
+    assert done.returncode == 1
+    said = r"^multiverso: worker 2 \(pid \d+\) failed with exit code 1; the others were ended\. "
+    assert re.search(said + "Its last line: ValueError: the reason$", done.stderr, re.M)
+    assert done.stderr.count("Traceback") == 1
+    assert "[2] ValueError: the reason\n" in done.stderr
 
 
 def test_a_killed_workers_signal(tmp_path: Path) -> None:
@@ -186,6 +215,23 @@ def test_continue_without_any_success_has_the_first_failures_code(tmp_path: Path
     assert multiverso("run", "-n", 2, "--on-failure", "continue", job).returncode == 7
 
 
+def test_workers_that_never_meet_are_pointed_out(tmp_path: Path) -> None:
+    job = script(tmp_path, "import sys; print(sys.argv[1:])")
+    done = multiverso("run", job, "--lr", 1, "-n", 2)
+    assert done.stdout == "[0] ['--lr', '1', '-n', '2']\n"
+    assert f"'-n 2' stands after {job}" in done.stderr
+    assert f"multiverso run -n 2 {job}" in done.stderr
+    done = multiverso("run", "-np", 2, job, "-n", 7)
+    assert sorted(done.stdout.splitlines()) == ["[0] ['-n', '7']", "[1] ['-n', '7']"]
+    assert done.stderr == (
+        "multiverso: none of the 2 workers called multiverso.init(): they were 2 independent programs, and "
+        "shared nothing.\n"
+    )
+    job.write_text("import multiverso as mv; mv.init(); print('met'); mv.shutdown()")
+    done = multiverso("run", "-n2", job)
+    assert (done.stdout.count("met"), done.stderr) == (2, "")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_reaches_the_workers_and_ends_the_job(tmp_path: Path, number: signal.Signals) -> None:
     job = script(
@@ -230,13 +276,15 @@ rest()
 
 def test_sigint_works_where_a_shell_had_it_ignored(tmp_path: Path) -> None:
     job = script(tmp_path, WAIT + "up()\nrest()")
-    run = command("run", "-n", 2, "--grace", SECONDS, job)
+    run = command("run", "-n", 2, "--grace", SECONDS, "--log-dir", tmp_path, job)
     running = Running(["sh", "-c", 'trap "" INT; exec "$@"', "sh", *run])
     running.lines(2)
     running.send(signal.SIGINT)
     code, _, err = running.end()
     assert code == 128 + signal.SIGINT
-    assert err.count("KeyboardInterrupt") == 2
+    assert re.fullmatch(r"multiverso: ended by a signal after .* s\.\n", err), "nobody asks where each was"
+    for worker in range(2):
+        assert "KeyboardInterrupt" in (tmp_path / f"worker-{worker}.log").read_text()
 
 
 def test_sigusr1_reaches_those_that_handle_it_and_ends_nobody(tmp_path: Path) -> None:

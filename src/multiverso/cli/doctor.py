@@ -3,6 +3,7 @@
 Versions say little: sandboxes and container settings change what the system calls do.
 """
 
+import importlib.util
 import os
 import platform
 import resource
@@ -63,6 +64,13 @@ def _run(name: str, check: Callable[[], str]) -> Finding:
         return Finding(name, "ok", check())
     except Advice as problem:
         return Finding(name, problem.state, str(problem), problem.advice)
+    except PermissionError as error:
+        advice = (
+            f"The system has this but refuses it to user {os.getuid()}: "
+            + (f"check who may use {error.filename}" if error.filename else "check the file's owner and mode")
+            + ", and the container's security profile (seccomp, AppArmor, SELinux)."
+        )
+        return Finding(name, "fail", f"{type(error).__name__}: {error}", advice)
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         return Finding(name, "fail", text, _ADVICE.get(name, "Please report this with the text above."))
@@ -207,6 +215,24 @@ def _frameworks() -> str:
     return ", ".join(found) or "none (NumPy is enough)"
 
 
+def _platoon() -> str:
+    spec = importlib.util.find_spec("platoon")
+    found = Path(spec.origin).parent if spec is not None and spec.origin else None
+    ours = found is not None and (found / "channel" / "controller.py").is_file()
+    try:
+        other = f"platoon {metadata.version('platoon')}"
+    except metadata.PackageNotFoundError:
+        other = ""
+    if ours and not other:
+        return f"multiverso's own, in {found}"
+    reason = "it is another project of that name, which installs the same import package as multiverso"
+    again = "pip install --force-reinstall --no-deps multiverso"
+    advice = f"{'pip uninstall platoon, then ' if other else ''}{again}; or use one environment for each."
+    state = "is installed over multiverso's own" if not ours else "is installed beside multiverso's own"
+    what = f"{other or 'something else'} {state} ({found}): {reason}" if found else "the package is missing"
+    raise Advice("warn", what, advice)
+
+
 def _gpus() -> str:
     from multiverso.errors import StartupError
     from multiverso.launch.resources import choose_gpus
@@ -273,6 +299,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "environment": _environment,
     "launchers": _launchers,
     "frameworks": _frameworks,
+    "platoon": _platoon,
     "GPUs": _gpus,
 }
 

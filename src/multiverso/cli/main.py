@@ -3,14 +3,27 @@
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+
+
+class Commands(TyperGroup):
+    """The commands; a script in the place of one is pointed out."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command."""
+        if self.get_command(ctx, args[0]) is None and Path(args[0]).is_file():
+            ctx.fail(f"{args[0]} is a file, not a command; to start it: multiverso run -n 4 {args[0]}")
+        return super().resolve_command(ctx, args)
+
 
 app = typer.Typer(
+    cls=Commands,
     help="Shared model parameters for training processes.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 
@@ -22,6 +35,22 @@ class OnFailure(StrEnum):
     carry_on = "continue"
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _: Annotated[
+        bool,
+        typer.Option("--version", "-V", help="Print the version.", is_eager=True, callback=_show_version),
+    ] = False,
+) -> None:
+    """Shared model parameters for training processes."""
+
+
 _RUN_SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 
 
@@ -29,7 +58,10 @@ _RUN_SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": Fal
 def run_command(
     target: Annotated[str, typer.Argument(help="A Python script, or any program; with -m a module.")],
     arguments: Annotated[list[str] | None, typer.Argument(help="The target's own arguments.")] = None,
-    workers: Annotated[int, typer.Option("-n", "--workers", help="How many workers to start.")] = 1,
+    workers: Annotated[
+        int | None,
+        typer.Option("-n", "-np", "--workers", help="How many workers to start.", show_default="1"),
+    ] = None,
     module: Annotated[bool, typer.Option("-m", help="Run the target as `python -m` does.")] = False,
     on_failure: Annotated[
         OnFailure, typer.Option(help="When a worker fails: stop the others, or let them continue without it.")
@@ -125,9 +157,9 @@ def bench(
 @app.command()
 def version() -> None:
     """Print the version."""
-    from importlib.metadata import version as installed_version
+    from multiverso import __version__
 
-    typer.echo(f"multiverso {installed_version('multiverso')}")
+    typer.echo(f"multiverso {__version__}")
 
 
 def _or_complain(action: Callable[[], int]) -> int:

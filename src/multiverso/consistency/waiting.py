@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from multiverso import layout as at
 
+COLLECTIVE = "a table without a name is made by all workers together; with name= each may come when it likes"
+
 
 @dataclass(frozen=True)
 class Member:
@@ -39,7 +41,15 @@ class Membership:
 
 @dataclass(frozen=True)
 class Wait:
-    """What a worker waits for; ``since_ns`` is CLOCK_MONOTONIC."""
+    """What a worker waits for.
+
+    Attributes:
+        kind, table, stage, target: see ``layout.py``.
+        sequence: another one for each wait.
+        since_ns: when it began, on CLOCK_MONOTONIC.
+        holder: of a lock: the process that holds it now; 0 for nobody.
+        phases: of a reduction: how far workers 0, 1, ... are.
+    """
 
     kind: int
     sequence: int
@@ -47,6 +57,8 @@ class Wait:
     stage: int
     target: int
     since_ns: int
+    holder: int = 0
+    phases: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,6 +95,11 @@ class Picture:
             return [worker.worker_id for worker in live if worker.barrier < wait.target]
         if wait.kind == at.FOR_TABLE:
             return [worker.worker_id for worker in live if worker.created < wait.target]
+        if wait.kind == at.FOR_LOCK:
+            return [worker.worker_id for worker in live if wait.holder and worker.pid == wait.holder]
+        if wait.kind == at.FOR_REDUCTION:
+            behind = [i for i, phase in enumerate(wait.phases) if phase < wait.target]
+            return [worker.worker_id for worker in live if worker.worker_id in behind]
         table = self.tables.get(wait.table)
         if table is None:
             return []
@@ -97,13 +114,14 @@ class Picture:
     def name_of(self, wait: Wait) -> str:
         """Returns a wait in words."""
         table = self.tables.get(wait.table)
-        name = table.name if table else f"table {wait.table}"
+        name = table.name if table else f"table {wait.table}" if wait.table > 0 else "shared memory"
         return {
             at.FOR_BARRIER: f"barrier {wait.target}",
             at.FOR_ROUND: f"round {(wait.target - 1) // (table.chunks if table else 1) + 1} of {name}",
             at.FOR_CLOCK: f"clock {wait.target} of {name}",
             at.FOR_TABLE: f"the creation of table number {wait.target}",
-            at.FOR_LOCK: f"a lock of {name}",
+            at.FOR_LOCK: f"a lock of {name}" + (f" that process {wait.holder} holds" if wait.holder else ""),
+            at.FOR_REDUCTION: f"step {wait.target} of a reduction by {wait.stage} workers",
         }.get(wait.kind, "nothing")
 
     def deadlocked(self) -> bool:

@@ -188,14 +188,14 @@ def _signatures(dtype: str) -> dict[str, dict[str, tuple[Any, ...]]]:
     me = number = int64
     return {
         "dense": {
-            "add": (base, update, me, data, number),
-            "get": (base, me, data, number),
-            "put": (base, me, data, number),
-            "exchange": (base, update, me, data, data, number),
+            "add": (control, base, update, me, data, number),
+            "get": (control, base, me, data, number),
+            "put": (control, base, me, data, number),
+            "exchange": (control, base, update, me, data, data, number),
         },
         "rows": {
-            "get_rows": (base, me, ids, data, number),
-            "add_rows": (base, update, me, ids, data, number),
+            "get_rows": (control, base, me, ids, data, number),
+            "add_rows": (control, base, update, me, ids, data, number),
         },
         "rounds": {
             "stage": (base, me, data, number),
@@ -229,7 +229,19 @@ def load_steps(dtype: str) -> Any:
     data = from_dtype(numpy_dtype(dtype))[::1]
     progress, address, number = int64[::1], uintp, int64
     signatures: dict[Callable[..., Any], tuple[Any, ...]] = {
-        steps.step: (address, address, address, address, number, address, address, data, number, number),
+        steps.step: (
+            address,
+            address,
+            address,
+            address,
+            address,
+            number,
+            address,
+            address,
+            data,
+            number,
+            number,
+        ),
         steps.stage_step: (address, address, number, address, address, progress, data, number, number),
         steps.finish_step: (address, address, number, address, address, progress, data, number),
     }
@@ -245,13 +257,12 @@ def load_waits() -> Any:
     from multiverso.kernels import dense, rounds, waits
 
     signatures: dict[Callable[..., Any], tuple[Any, ...]] = {
-        waits.barrier: (uintp, int64, int32),
+        waits.barrier: (uintp, int64, int64),
         waits.wait_clock: (uintp, uintp, int64, int64),
         waits.tick: (uintp, uintp, int64),
         waits.wake: (uintp,),
-        waits.set_word: (uintp, int32),
         waits.set_long: (uintp, int64),
-        waits.begin_wait: (uintp, int64, int32, int32, int64),
+        waits.begin_wait: (uintp, int64, int32, int64, int64),
         waits.finish_wait: (uintp, int64),
         dense.version: (uintp,),
         rounds.leave: (uintp, uintp, int64, int64),

@@ -12,7 +12,9 @@ from numba import carray, njit
 
 from multiverso import layout as at
 from multiverso.kernels.atomics import add64, call_update, load64, store64, void_pointer
-from multiverso.kernels.locking import lock, unlock
+from multiverso.kernels.codes import HELD
+from multiverso.kernels.locking import lock_stripe, unlock_stripe
+from multiverso.kernels.waits import line_of
 
 _CHUNK = 4096
 
@@ -73,11 +75,6 @@ def update_with(base, update, offset, values, delta, state):
 
 
 @njit(nogil=True)
-def line_of(base, me):
-    return base + load64(base + at.LINES) + me * at.LINE_STRIDE
-
-
-@njit(nogil=True)
 def version_of(base):
     """Adds and exchanges done by all workers."""
     total = 0
@@ -114,81 +111,66 @@ def own_stripe(base, me, done):
     return (me * stripes // max(load64(base + at.TABLE_WORKERS), me + 1) + done) % stripes
 
 
-@njit(nogil=True)
-def stripe_mutex(base, stripe):
-    return base + load64(base + at.LOCKS) + stripe * at.MUTEX_BYTES
-
-
-def add(base, update, me, delta, progress):
+def add(control, base, update, me, delta, progress):
     values = array_at(base + load64(base + at.BUFFER_0), delta.size, delta)
     stripes, length = load64(base + at.STRIPES), load64(base + at.STRIPE)
     for done in range(progress, stripes):
         stripe = own_stripe(base, me, done)
-        mutex = stripe_mutex(base, stripe)
-        code = lock(mutex)
-        if code != 0:
-            if code != 130:
-                return (done << 16) | code
-            add64(line_of(base, me) + at.RECOVERED, 1)
+        code = lock_stripe(control, base, me, stripe)
+        if code != HELD:
+            return (done << 16) | code
         lo = stripe * length
         hi = min(delta.size, lo + length)
         if update == 0:
             add_into(values[lo:hi], delta[lo:hi])
         else:
             update_with(base, update, lo, values[lo:hi], delta[lo:hi], load64(base + at.STATE_0))
-        unlock(mutex)
+        unlock_stripe(base, stripe)
     count(base, me, at.ADDS, delta.size)
     return 0
 
 
-def get(base, me, out, progress):
+def get(control, base, me, out, progress):
     values = array_at(base + load64(base + at.BUFFER_0), out.size, out)
     stripes, length = load64(base + at.STRIPES), load64(base + at.STRIPE)
     for done in range(progress, stripes):
         stripe = own_stripe(base, me, done)
-        mutex = stripe_mutex(base, stripe)
-        code = lock(mutex)
-        if code != 0:
-            if code != 130:
-                return (done << 16) | code
-            add64(line_of(base, me) + at.RECOVERED, 1)
+        code = lock_stripe(control, base, me, stripe)
+        if code != HELD:
+            return (done << 16) | code
         lo = stripe * length
         hi = min(out.size, lo + length)
         copy_into(out[lo:hi], values[lo:hi])
-        unlock(mutex)
+        unlock_stripe(base, stripe)
     line = count(base, me, at.GETS, out.size)
     note_read(base, line)
     return 0
 
 
-def put(base, me, source, progress):
+def put(control, base, me, source, progress):
     """Overwrites the table: initial values and loading."""
     values = array_at(base + load64(base + at.BUFFER_0), source.size, source)
     stripes, length = load64(base + at.STRIPES), load64(base + at.STRIPE)
     for stripe in range(progress, stripes):
-        mutex = stripe_mutex(base, stripe)
-        code = lock(mutex)
-        if code != 0 and code != 130:
+        code = lock_stripe(control, base, me, stripe)
+        if code != HELD:
             return (stripe << 16) | code
         lo = stripe * length
         hi = min(source.size, lo + length)
         copy_into(values[lo:hi], source[lo:hi])
-        unlock(mutex)
+        unlock_stripe(base, stripe)
     return 0
 
 
-def exchange(base, update, me, local, last, progress):
+def exchange(control, base, update, me, local, last, progress):
     values = array_at(base + load64(base + at.BUFFER_0), local.size, local)
     stripes, length = load64(base + at.STRIPES), load64(base + at.STRIPE)
     delta = np.empty(_CHUNK if update != 0 else 0, local.dtype)
     for done in range(progress, stripes):
         stripe = own_stripe(base, me, done)
-        mutex = stripe_mutex(base, stripe)
-        code = lock(mutex)
-        if code != 0:
-            if code != 130:
-                return (done << 16) | code
-            add64(line_of(base, me) + at.RECOVERED, 1)
+        code = lock_stripe(control, base, me, stripe)
+        if code != HELD:
+            return (done << 16) | code
         lo = stripe * length
         hi = min(local.size, lo + length)
         if update == 0:
@@ -200,7 +182,7 @@ def exchange(base, update, me, local, last, progress):
                 subtract_into(delta[: b - a], local[a:b], last[a:b])
                 update_with(base, update, a, values[a:b], delta[: b - a], state)
                 store_both(values[a:b], local[a:b], last[a:b])
-        unlock(mutex)
+        unlock_stripe(base, stripe)
     line = count(base, me, at.EXCHANGES, 2 * local.size)
     note_read(base, line)
     return 0

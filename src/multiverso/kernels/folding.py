@@ -8,7 +8,8 @@ from numba import njit
 
 from multiverso import layout as at
 from multiverso.kernels.atomics import load32, load64
-from multiverso.kernels.dense import add_into, array_at, copy_into, line_of, update_with
+from multiverso.kernels.dense import add_into, array_at, copy_into, update_with
+from multiverso.kernels.waits import line_of
 
 _PART = 4096
 # what a worker's slot holds in a round

@@ -12,22 +12,19 @@ suffice: who writes into a buffer has passed a barrier since the last reader was
 
 from __future__ import annotations
 
-import numpy as np
 from numba import njit
 
 from multiverso import layout as at
-from multiverso.kernels.atomics import load32, load64, store32, store64
+from multiverso.kernels.atomics import load32, load64, store64
+from multiverso.kernels.codes import DONE, LOST_SOMEONE, MISMATCH
 from multiverso.kernels.dense import add_into, array_at, copy_into
-from multiverso.kernels.waits import block_of, is_lost, notify, sleep_on
+from multiverso.kernels.waits import block_of, end_wait, is_lost, new_wait, notify, pause
 
 SUM, PRODUCT, MAXIMUM, MINIMUM, AVERAGE = range(5)
 # progress words of one call, kept by the caller so that it can be taken up again
 PHASE, CHUNK, STEP = 0, 1, 2
 BUFFERS = 3
-LINE = 128  # bytes of a worker's line
-PHASE_WORD, SIGNATURES = 0, 8
-LINES = LINE * at.MAX_WORKERS
-_LOST, _MISMATCH = 1, 257
+LINES = at.REDUCTION_STRIDE * at.MAX_WORKERS
 _BLOCK = 4096
 
 
@@ -78,21 +75,21 @@ def _part(size, worker, elements):
 
 @njit(nogil=True)
 def _line(base, worker):
-    return base + LINE * worker
+    return base + at.REDUCTION_STRIDE * worker
 
 
 @njit(nogil=True)
 def _publish(control, base, me, size, phase):
-    store32(_line(base, me) + PHASE_WORD, phase)
+    store64(_line(base, me) + at.PHASE, phase)
     for worker in range(size):
-        if load32(_line(base, worker) + PHASE_WORD) < phase:
+        if load64(_line(base, worker) + at.PHASE) < phase:
             return
     notify(control)
 
 
 @njit(nogil=True)
 def _is_behind(base, worker, phase):
-    return load32(_line(base, worker) + PHASE_WORD) < phase
+    return load64(_line(base, worker) + at.PHASE) < phase
 
 
 @njit(nogil=True)
@@ -101,10 +98,9 @@ def _is_gone(control, worker):
 
 
 @njit(nogil=True)
-def _wait(control, base, size, phase):
-    """Waits until every worker has reached a phase: 0, or LOST, EINTR, ETIMEDOUT."""
-    timespec = np.zeros(3, np.int64)
-    rounds = 0
+def _wait(control, base, memory, me, size, phase):
+    """Waits until every worker has reached a phase: DONE, or LOST_SOMEONE, EINTR, TIMED_OUT."""
+    wait = new_wait()
     while True:
         event = load32(control + at.EVENT)
         ready = True
@@ -113,24 +109,25 @@ def _wait(control, base, size, phase):
                 ready = False
                 if _is_gone(control, worker) and _is_behind(base, worker, phase):
                     # asked again: between the two it may have come and left in order
-                    return _LOST
+                    end_wait(control, me)
+                    return LOST_SOMEONE
         if ready:
-            return 0
-        rounds += 1
-        code = sleep_on(control, event, rounds, timespec)
-        if code != 0:
+            end_wait(control, me)
+            return DONE
+        code = pause(control, me, wait, event, at.FOR_REDUCTION, memory, size, phase)
+        if code != DONE:
             return code
 
 
 @njit(nogil=True)
 def _sign(base, me, phase, signature):
-    store64(_line(base, me) + SIGNATURES + 8 * (phase & 1), signature)
+    store64(_line(base, me) + at.SIGNATURES + 8 * (phase & 1), signature)
 
 
 @njit(nogil=True)
 def _agreed(base, size, phase, signature):
     for worker in range(size):
-        if load64(_line(base, worker) + SIGNATURES + 8 * (phase & 1)) != signature:
+        if load64(_line(base, worker) + at.SIGNATURES + 8 * (phase & 1)) != signature:
             return False
     return True
 
@@ -140,7 +137,7 @@ def _slot(slots, buffer, size, worker, stride, count, like):
     return array_at(slots + (buffer * size + worker) * stride, count, like)
 
 
-def reduce_small(control, base, slots, stride, me, size, op, signature, source, out, progress):
+def reduce_small(control, base, memory, slots, stride, me, size, op, signature, source, out, progress):
     """Reduces an array that fits into a small slot; ``out`` may be ``source``."""
     n = source.size
     if progress[STEP] == 0:
@@ -151,16 +148,16 @@ def reduce_small(control, base, slots, stride, me, size, op, signature, source, 
         progress[STEP] = 1
         _publish(control, base, me, size, phase)
     phase = progress[PHASE]
-    code = _wait(control, base, size, phase)
-    if code != 0:
+    code = _wait(control, base, memory, me, size, phase)
+    if code != DONE:
         return code
     progress[STEP] = 0
     if not _agreed(base, size, phase, signature):
-        return _MISMATCH
+        return MISMATCH
     copy_into(out, _slot(slots, phase & 1, size, 0, stride, n, source))
     for worker in range(1, size):
         _combine(op, out, _slot(slots, phase & 1, size, worker, stride, n, source))
-    return 0
+    return DONE
 
 
 @njit(nogil=True)
@@ -184,7 +181,9 @@ def _reduce_part(slots, buffer, stride, me, size, op, lo, hi, count, source, out
         copy_into(out[a:b], result)
 
 
-def reduce_chunks(control, base, slots, stride, me, size, op, signature, source, out, progress, chunk):
+def reduce_chunks(
+    control, base, memory, slots, stride, me, size, op, signature, source, out, progress, chunk
+):
     """Reduces an array of any size; ``out`` may be ``source``, and is not whole before the end."""
     n = source.size
     chunks = (n + chunk - 1) // chunk
@@ -204,11 +203,11 @@ def reduce_chunks(control, base, slots, stride, me, size, op, signature, source,
             progress[STEP] = 1
             _publish(control, base, me, size, phase)
         phase = progress[PHASE]
-        code = _wait(control, base, size, phase)
-        if code != 0:
+        code = _wait(control, base, memory, me, size, phase)
+        if code != DONE:
             return code
         if t == 0 and not _agreed(base, size, phase, signature):
-            return _MISMATCH
+            return MISMATCH
         if t < chunks:
             _reduce_part(slots, phase % BUFFERS, stride, me, size, op, lo, hi, b - a, source[a:b], out[a:b])
         if t > 0:
@@ -222,4 +221,4 @@ def reduce_chunks(control, base, slots, stride, me, size, op, signature, source,
         progress[CHUNK] = t + 1
         progress[STEP] = 0
     progress[CHUNK] = 0
-    return 0
+    return DONE

@@ -20,11 +20,11 @@ from numba import njit
 
 from multiverso import layout as at
 from multiverso.kernels.atomics import compare_swap64, load32, load64, store32, store64
+from multiverso.kernels.codes import DONE, LOST_SOMEONE
 from multiverso.kernels.dense import (
     add_into,
     array_at,
     copy_into,
-    line_of,
     store_both,
     subtract_into,
 )
@@ -42,17 +42,18 @@ from multiverso.kernels.folding import (
     step_of,
 )
 from multiverso.kernels.waits import (
-    _YIELDS,
-    block_of,
+    NOT_READY,
+    READY,
     counts,
-    describe_wait,
-    end_wait,
+    end_table_wait,
     is_lost,
+    line_of,
+    new_wait,
     notify,
-    sleep_on,
+    pause,
+    restart,
 )
 
-_READY, _LOST, _NOT_READY = 0, 1, 2
 # an unfinished round, kept by the caller so that a call can be taken up again; members of each chunk follow
 OPEN, CHUNK, ROUND, STAGE, MEMBERS = 0, 1, 2, 3, 4
 
@@ -74,16 +75,16 @@ def _collect(control, base, step):
     """
     go_on = load32(control + at.CONTINUE_WITHOUT_LOST)
     members = np.int64(0)
-    state = _READY
+    state = READY
     for worker in range(load64(base + at.TABLE_WORKERS)):
         line = line_of(base, worker)
         if load32(line + at.ENROLLED) != 1:
             continue
         if is_lost(control, worker) and go_on == 0:
-            return _LOST, members
+            return LOST_SOMEONE, members
         staged = load64(line + at.STAGED) >= step
         if takes_part(control, base, worker, step) and (not staged or load64(line + at.FOLDED) < step - 1):
-            state = _NOT_READY
+            state = NOT_READY
         if staged and load64(line + at.FIRST_STEP) <= step:
             # whoever died or left after its slot was ready is a member like the others
             members |= np.int64(1) << worker
@@ -165,8 +166,8 @@ def _last_round_is_over(control, base, me, number, like):
 
 
 @njit(nogil=True)
-def _decide(control, base, me, progress, rounds, timespec, like):
-    """Fixes or learns the members of the step: 0, or why it has to wait or stop."""
+def _decide(control, base, me, progress, wait, like):
+    """Fixes or learns the members of the step: DONE, or why it has to wait or stop."""
     while True:
         event = load32(control + at.EVENT)
         step = step_of(base, progress[ROUND], progress[CHUNK])
@@ -178,32 +179,29 @@ def _decide(control, base, me, progress, rounds, timespec, like):
                 members = load64(line_of(base, (seen & 0xFF) - 1) + at.PROPOSALS + 8 * (step & 1))
             if (members >> me) & 1:
                 progress[MEMBERS + progress[CHUNK]] = members
-                return 0
+                return DONE
             _move_to_next_round(base, me, progress)
             notify(control)  # the others no longer wait for this worker
             continue
         state, members = _collect(control, base, step)
-        if state == _LOST:
-            return _LOST
+        if state == LOST_SOMEONE:
+            return LOST_SOMEONE
         if progress[CHUNK] == 0 and not _last_round_is_over(control, base, me, progress[ROUND], like):
-            state = _NOT_READY
-        if state == _READY:
+            state = NOT_READY
+        if state == READY:
             again, same = _collect(control, base, step)
-            if again == _READY and same == members:
+            if again == READY and same == members:
                 store64(line_of(base, me) + at.PROPOSALS + 8 * (step & 1), members)
                 compare_swap64(decision, seen, (step << 8) | (me + 1))
                 notify(control)
             continue
-        rounds[0] += 1
-        if rounds[0] == _YIELDS and load32(block_of(control, me) + at.WAIT_KIND) == at.NOTHING:
-            describe_wait(control, me, at.FOR_ROUND, load64(base + at.TABLE_ID), 0, step)
-        code = sleep_on(control, event, rounds[0], timespec)
-        if code != 0:
+        code = pause(control, me, wait, event, at.FOR_ROUND, load64(base + at.TABLE_ID), 0, step)
+        if code != DONE:
             return code
 
 
 @njit(nogil=True)
-def _gather(control, base, update, me, number, chunk, members, rounds, timespec, like):
+def _gather(control, base, update, me, number, chunk, members, wait, like):
     """Waits until every part of a chunk is folded; folds the parts of members that are gone."""
     step = step_of(base, number, chunk)
     lo, hi = bounds(base, chunk)
@@ -223,9 +221,9 @@ def _gather(control, base, update, me, number, chunk, members, rounds, timespec,
                 if not here:
                     gone = True
                     if is_lost(control, worker) and go_on == 0:
-                        return _LOST
+                        return LOST_SOMEONE
         if ready:
-            return 0
+            return DONE
         if gone and lowest == me:
             for worker in range(load64(base + at.TABLE_WORKERS)):
                 # gone first, then not folded: the other way round it may fold, go on and leave between the two, and
@@ -236,30 +234,18 @@ def _gather(control, base, update, me, number, chunk, members, rounds, timespec,
                     fold(base, update, number, chunk, members, a, b, like)
                     _publish_folded(control, base, worker, step, members)
             continue
-        rounds[0] += 1
-        if rounds[0] == _YIELDS and load32(block_of(control, me) + at.WAIT_KIND) == at.NOTHING:
-            describe_wait(control, me, at.FOR_ROUND, load64(base + at.TABLE_ID), 1, step)
-        code = sleep_on(control, event, rounds[0], timespec)
-        if code != 0:
+        code = pause(control, me, wait, event, at.FOR_ROUND, load64(base + at.TABLE_ID), 1, step)
+        if code != DONE:
             return code
 
 
 @njit(nogil=True)
-def _note_wait(control, base, me):
-    waited = end_wait(control, me)
-    if waited > 0:
-        line = line_of(base, me)
-        store64(line + at.WAITED, load64(line + at.WAITED) + waited)
-
-
-@njit(nogil=True)
 def _round(control, base, update, me, source, progress, local, last, like):
-    """Goes through the chunks of a round, one behind with what the others fold: 0, or why it stopped.
+    """Goes through the chunks of a round, one behind with what the others fold: DONE, or why it stopped.
 
     The stages of a chunk: 0 stage it, 1 gather the chunk before, 2 decide, 3 fold.
     """
-    rounds = np.zeros(1, np.int64)
-    timespec = np.zeros(3, np.int64)
+    wait = new_wait()
     chunks = load64(base + at.CHUNKS)
     while True:
         chunk, number = progress[CHUNK], progress[ROUND]
@@ -280,22 +266,22 @@ def _round(control, base, update, me, source, progress, local, last, like):
         if progress[STAGE] == 1:
             if chunk > 0:
                 members = progress[MEMBERS + chunk - 1]
-                code = _gather(control, base, update, me, number, chunk - 1, members, rounds, timespec, like)
-                if code != 0:
+                code = _gather(control, base, update, me, number, chunk - 1, members, wait, like)
+                if code != DONE:
                     return code
                 if source == CHUNKED:
                     a, b = bounds(base, chunk - 1)
                     values = array_at(base + buffer_of(base, number), local.size, like)
                     store_both(values[a:b], local[a:b], last[a:b])
             if chunk == chunks:
-                _note_wait(control, base, me)
-                return 0
+                end_table_wait(control, base, me)
+                return DONE
             progress[STAGE] = 2
         if progress[STAGE] == 2:
-            code = _decide(control, base, me, progress, rounds, timespec, like)
-            if code != 0:
+            code = _decide(control, base, me, progress, wait, like)
+            if code != DONE:
                 return code
-            _note_wait(control, base, me)
+            end_table_wait(control, base, me)
             number = progress[ROUND]
             a, b = bounds(base, chunk)
             members = progress[MEMBERS + chunk]
@@ -304,8 +290,7 @@ def _round(control, base, update, me, source, progress, local, last, like):
             _publish_folded(control, base, me, step_of(base, number, chunk), members)
             progress[CHUNK] = chunk + 1
             progress[STAGE] = 0
-            rounds[0] = 0
-            timespec[2] = 0
+            restart(wait)
 
 
 @njit(nogil=True)
@@ -360,14 +345,14 @@ def stage_rows(base, me, ids, delta, first):
 
 
 def commit(control, base, update, me, staged, progress, like):
-    """Goes through a round with what is in this worker's slot (``staged`` 1) or nothing; 0, or why it stopped."""
+    """Goes through a round with what is in this worker's slot (``staged`` 1) or nothing; DONE, or why it stopped."""
     return _round(control, base, update, me, WHOLE if staged else NOTHING, progress, like, like, like)
 
 
 def commit_exchange(control, base, update, me, progress, local, last):
-    """A whole round of ``local - last``, whose result is in both arrays afterwards; 0, or why it stopped."""
+    """A whole round of ``local - last``, whose result is in both arrays afterwards; DONE, or why it stopped."""
     code = _round(control, base, update, me, CHUNKED, progress, local, last, local)
-    if code == 0:
+    if code == DONE:
         _finish(base, me, progress, at.EXCHANGES, 2 * local.size)
     return code
 

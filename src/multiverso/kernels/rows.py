@@ -6,20 +6,17 @@ from __future__ import annotations
 from numba import njit
 
 from multiverso import layout as at
-from multiverso.kernels.atomics import add64, load64
+from multiverso.kernels.atomics import load64
+from multiverso.kernels.codes import BAD_ROW, HELD
 from multiverso.kernels.dense import (
     add_into,
     array_at,
     copy_into,
     count,
-    line_of,
     note_read,
-    stripe_mutex,
     update_with,
 )
-from multiverso.kernels.locking import lock, unlock
-
-_BAD_ROW = 256
+from multiverso.kernels.locking import lock_stripe, unlock_stripe
 
 
 @njit(nogil=True)
@@ -30,13 +27,13 @@ def first_bad_row(ids, rows):
     return -1
 
 
-def get_rows(base, me, ids, out, progress):
+def get_rows(control, base, me, ids, out, progress):
     columns = load64(base + at.COLUMNS)
     elements = load64(base + at.ELEMENTS)
     if progress == 0:
         bad = first_bad_row(ids, elements // columns)
         if bad >= 0:
-            return (bad << 16) | _BAD_ROW
+            return (bad << 16) | BAD_ROW
     values = array_at(base + load64(base + at.BUFFER_0), elements, out)
     rows_in_stripe = load64(base + at.STRIPE) // columns
     held = -1
@@ -45,28 +42,26 @@ def get_rows(base, me, ids, out, progress):
         stripe = row // rows_in_stripe
         if stripe != held:
             if held >= 0:
-                unlock(stripe_mutex(base, held))
+                unlock_stripe(base, held)
             held = -1
-            code = lock(stripe_mutex(base, stripe))
-            if code != 0:
-                if code != 130:
-                    return (i << 16) | code
-                add64(line_of(base, me) + at.RECOVERED, 1)
+            code = lock_stripe(control, base, me, stripe)
+            if code != HELD:
+                return (i << 16) | code
             held = stripe
         copy_into(out[i * columns : (i + 1) * columns], values[row * columns : (row + 1) * columns])
     if held >= 0:
-        unlock(stripe_mutex(base, held))
+        unlock_stripe(base, held)
     note_read(base, count(base, me, at.GETS, out.size))
     return 0
 
 
-def add_rows(base, update, me, ids, delta, progress):
+def add_rows(control, base, update, me, ids, delta, progress):
     columns = load64(base + at.COLUMNS)
     elements = load64(base + at.ELEMENTS)
     if progress == 0:
         bad = first_bad_row(ids, elements // columns)
         if bad >= 0:
-            return (bad << 16) | _BAD_ROW
+            return (bad << 16) | BAD_ROW
     values = array_at(base + load64(base + at.BUFFER_0), elements, delta)
     rows_in_stripe = load64(base + at.STRIPE) // columns
     held = -1
@@ -75,13 +70,11 @@ def add_rows(base, update, me, ids, delta, progress):
         stripe = row // rows_in_stripe
         if stripe != held:
             if held >= 0:
-                unlock(stripe_mutex(base, held))
+                unlock_stripe(base, held)
             held = -1
-            code = lock(stripe_mutex(base, stripe))
-            if code != 0:
-                if code != 130:
-                    return (i << 16) | code
-                add64(line_of(base, me) + at.RECOVERED, 1)
+            code = lock_stripe(control, base, me, stripe)
+            if code != HELD:
+                return (i << 16) | code
             held = stripe
         lo = row * columns
         part = delta[i * columns : (i + 1) * columns]
@@ -90,6 +83,6 @@ def add_rows(base, update, me, ids, delta, progress):
         else:
             update_with(base, update, lo, values[lo : lo + columns], part, load64(base + at.STATE_0))
     if held >= 0:
-        unlock(stripe_mutex(base, held))
+        unlock_stripe(base, held)
     count(base, me, at.ADDS, delta.size)
     return 0

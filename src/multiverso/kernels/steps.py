@@ -11,19 +11,18 @@ import numpy as np
 from numba import njit
 
 from multiverso import layout as at
-from multiverso.kernels.atomics import add64, call_pull, call_push, load64
+from multiverso.kernels.atomics import call_pull, call_push, load64
+from multiverso.kernels.codes import HELD
 from multiverso.kernels.dense import (
     add_into,
     array_at,
     count,
-    line_of,
     note_read,
     own_stripe,
-    stripe_mutex,
     update_with,
 )
 from multiverso.kernels.folding import buffer_of, slot_at
-from multiverso.kernels.locking import lock, unlock
+from multiverso.kernels.locking import lock_stripe, unlock_stripe
 from multiverso.kernels.rounds import ROUND, _finish
 
 _PART = 4096
@@ -47,23 +46,20 @@ def _step(base, update, push, pull, own, hyper, lo, values, local, delta):
             call_pull(pull, centre, mine, arrays, stride, hyper, b - a)
 
 
-def step(base, update, push, pull, me, own, hyper, local, reads, progress):
+def step(control, base, update, push, pull, me, own, hyper, local, reads, progress):
     """At once: stripe after stripe, each under its lock. ``push`` or ``pull`` may be 0."""
     values = array_at(base + load64(base + at.BUFFER_0), local.size, local)
     stripes, length = load64(base + at.STRIPES), load64(base + at.STRIPE)
     delta = np.empty(_PART, local.dtype)
     for done in range(progress, stripes):
         stripe = own_stripe(base, me, done)
-        mutex = stripe_mutex(base, stripe)
-        code = lock(mutex)
-        if code != 0:
-            if code != 130:
-                return (done << 16) | code
-            add64(line_of(base, me) + at.RECOVERED, 1)
+        code = lock_stripe(control, base, me, stripe)
+        if code != HELD:
+            return (done << 16) | code
         lo = stripe * length
         hi = min(local.size, lo + length)
         _step(base, update, push, pull, own, hyper, lo, values[lo:hi], local[lo:hi], delta)
-        unlock(mutex)
+        unlock_stripe(base, stripe)
     if reads == 0:
         count(base, me, at.ADDS, local.size)
     elif push == 0:

@@ -1,8 +1,22 @@
 """Waiting for other workers: a condition on shared words, then a futex on the control segment's event word.
 
 Whoever makes a condition true bumps the event word and wakes the sleepers; a waiter reads the event word
-*before* it checks, so no wake is lost. Each call waits for at most half a second: signals, deadlines and the
-node's death are looked at between the calls.
+*before* it checks, so no wake is lost. Every wait is a loop of the same form::
+
+    wait = new_wait()
+    while True:
+        event = load32(control + at.EVENT)
+        if <the condition holds>:
+            end_wait(control, me)
+            return DONE
+        code = pause(control, me, wait, event, <what for>)
+        if code != DONE:
+            return code
+
+``pause`` gives way for a while, then says in the worker's block what it waits for, then sleeps: so every wait is
+seen by the others, has a name, and counts in the search for deadlocks. A call waits for at most half a second:
+signals, deadlines and the node's death are looked at between the calls, and what was said stays until the wait
+has ended.
 """
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
 
@@ -18,21 +32,31 @@ from multiverso.kernels.atomics import (
     _syscall,
     add32,
     add64,
+    clock_gettime,
     load32,
     load64,
     sched_yield,
     store32,
     store64,
 )
-from multiverso.kernels.locking import monotonic_ns
+from multiverso.kernels.codes import DONE, EINTR, LOST_SOMEONE, TIMED_OUT
 
-_READY, _LOST, _NOT_READY = 0, 1, 2
-_EINTR, _ETIMEDOUT = 4, 110
+# what a condition says, beside LOST_SOMEONE
+READY, NOT_READY = DONE, 2
 _ALL = 1 << 30
+_CLOCK_MONOTONIC = 1
 _YIELDS = (
     200  # measured: rounds of 1e7 floats, 2 workers: 13.2 ms with 50, 11.4 with 200 to 2000; 4 workers alike
 )
-_SLICE_NANOSECONDS = 500_000_000
+SLICE_NANOSECONDS = 500_000_000
+# the words of a wait: a timespec, when its first sleep began, how often it has looked
+_SECONDS, _NANOSECONDS, _BEGAN, _LOOKS = range(4)
+
+
+@njit(nogil=True)
+def monotonic_ns(timespec):
+    clock_gettime(_CLOCK_MONOTONIC, timespec.ctypes.data)
+    return timespec[0] * 1_000_000_000 + timespec[1]
 
 
 @njit(nogil=True)
@@ -47,32 +71,83 @@ def notify(control):
         _syscall(FUTEX_CALL, control + at.EVENT, 1, _ALL, 0, 0, 0)
 
 
+# -- one wait --------------------------------------------------------------------------------------------------
+
+
 @njit(nogil=True)
-def sleep_on(control, event, rounds, timespec):
-    """Gives way for a while, then sleeps until the event word changes: 0, EINTR or ETIMEDOUT."""
-    if rounds <= _YIELDS:
-        sched_yield()
+def new_wait():
+    return np.zeros(4, np.int64)
+
+
+@njit(nogil=True)
+def restart(wait):
+    """The wait is over, and another begins: it gives way again before it sleeps, and has a new slice."""
+    wait[_BEGAN] = 0
+    wait[_LOOKS] = 0
+
+
+@njit(nogil=True)
+def publish_wait(control, me, kind, table, stage, target):
+    """Says what this worker waits for, unless it says so already."""
+    block = block_of(control, me)
+    if (
+        load32(block + at.WAIT_KIND) == kind
+        and load64(block + at.WAIT_TARGET) == target
+        and load32(block + at.WAIT_TABLE) == table
+        and load32(block + at.WAIT_STAGE) == stage
+    ):
+        return
+    end_wait(control, me)
+    add32(block + at.WAIT_SEQ, 1)
+    store32(block + at.WAIT_TABLE, table)
+    store32(block + at.WAIT_STAGE, stage)
+    store64(block + at.WAIT_TARGET, target)
+    store64(block + at.WAIT_SINCE, monotonic_ns(np.empty(2, np.int64)))
+    store32(block + at.WAIT_KIND, kind)
+    add32(block + at.WAIT_SEQ, 1)
+
+
+@njit(nogil=True)
+def end_wait(control, me):
+    """Says that this worker waits no more; returns how long it did, in nanoseconds."""
+    block = block_of(control, me)
+    if load32(block + at.WAIT_KIND) == at.NOTHING:
         return 0
+    waited = monotonic_ns(np.empty(2, np.int64)) - load64(block + at.WAIT_SINCE)
+    store64(block + at.WAITED_NS, load64(block + at.WAITED_NS) + waited)
+    store32(block + at.WAIT_KIND, at.NOTHING)
+    return waited
+
+
+@njit(nogil=True)
+def pause(control, me, wait, event, kind, table, stage, target):
+    """Lets others go on until the event word is no longer ``event``: DONE to look again, EINTR or TIMED_OUT."""
+    wait[_LOOKS] += 1
+    if wait[_LOOKS] <= _YIELDS:
+        sched_yield()
+        return DONE
+    publish_wait(control, me, kind, table, stage, target)
     # The slice counts from the first sleep, not from the last wake: others' rounds wake us without end, and
     # signals and deadlines must be looked at all the same.
-    left = _SLICE_NANOSECONDS
-    if timespec.size > 2:
-        now = monotonic_ns(timespec)
-        if timespec[2] == 0:
-            timespec[2] = now
-        left -= now - timespec[2]
-        if left <= 0:
-            return _ETIMEDOUT
-    timespec[0] = 0
-    timespec[1] = left
+    now = monotonic_ns(wait)
+    if wait[_BEGAN] == 0:
+        wait[_BEGAN] = now
+    left = SLICE_NANOSECONDS - (now - wait[_BEGAN])
+    if left <= 0:
+        return TIMED_OUT
+    wait[_SECONDS] = 0
+    wait[_NANOSECONDS] = left
     add32(control + at.WAITERS, 1)
-    code = 0
-    if _syscall(FUTEX_CALL, control + at.EVENT, 0, event, timespec.ctypes.data, 0, 0) != 0:
+    code = DONE
+    if _syscall(FUTEX_CALL, control + at.EVENT, 0, event, wait.ctypes.data, 0, 0) != 0:
         code = load32(_errno_location())
     add32(control + at.WAITERS, -1)
-    if code == _EINTR or code == _ETIMEDOUT:
+    if code == EINTR or code == TIMED_OUT:
         return code
-    return 0
+    return DONE
+
+
+# -- conditions ------------------------------------------------------------------------------------------------
 
 
 @njit(nogil=True)
@@ -88,106 +163,86 @@ def is_lost(control, worker):
 
 
 @njit(nogil=True)
-def describe_wait(control, me, kind, table, stage, target):
-    block = block_of(control, me)
-    store32(block + at.WAIT_TABLE, table)
-    store32(block + at.WAIT_STAGE, stage)
-    store64(block + at.WAIT_TARGET, target)
-    store64(block + at.WAIT_SINCE, monotonic_ns(np.empty(2, np.int64)))
-    add32(block + at.WAIT_SEQ, 1)
-    store32(block + at.WAIT_KIND, kind)
-
-
-@njit(nogil=True)
-def end_wait(control, me):
-    block = block_of(control, me)
-    if load32(block + at.WAIT_KIND) == at.NOTHING:
-        return 0
-    waited = monotonic_ns(np.empty(2, np.int64)) - load64(block + at.WAIT_SINCE)
-    store64(block + at.WAITED_NS, load64(block + at.WAITED_NS) + waited)
-    store32(block + at.WAIT_KIND, at.NOTHING)
-    return waited
-
-
-@njit(nogil=True)
 def _barrier_state(control, target):
     go_on = load32(control + at.CONTINUE_WITHOUT_LOST)
-    state = _READY
+    state = READY
     for worker in range(load32(control + at.CAPACITY)):
-        behind = load32(block_of(control, worker) + at.BARRIER) < target
-        if behind and counts(control, worker):
-            state = max(state, _NOT_READY)
-        if behind and go_on == 0 and is_lost(control, worker):
-            return _LOST
+        reached = block_of(control, worker) + at.BARRIER
+        if load64(reached) >= target:
+            continue
+        if counts(control, worker):
+            state = max(state, NOT_READY)
+        # looked at again once it is lost: between the two it may have come, and died after that
+        if go_on == 0 and is_lost(control, worker) and load64(reached) < target:
+            return LOST_SOMEONE
     return state
 
 
 def barrier(control, me, target):
     """Arrives at barrier number ``target`` (once) and waits until every live worker has."""
     block = block_of(control, me)
-    if load32(block + at.BARRIER) < target:
-        store32(block + at.BARRIER, target)
-        if _barrier_state(control, target) == _READY:
+    if load64(block + at.BARRIER) < target:
+        store64(block + at.BARRIER, target)
+        if _barrier_state(control, target) == READY:
             notify(control)
-            return 0
-    timespec = np.zeros(3, np.int64)
-    rounds = 0
+            return DONE
+    wait = new_wait()
     while True:
         event = load32(control + at.EVENT)
         state = _barrier_state(control, target)
-        if state != _NOT_READY:
+        if state != NOT_READY:
             end_wait(control, me)
             return state
-        rounds += 1
-        if rounds == _YIELDS and load32(block + at.WAIT_KIND) == at.NOTHING:
-            describe_wait(control, me, at.FOR_BARRIER, 0, 0, target)
-        code = sleep_on(control, event, rounds, timespec)
-        if code != 0:
+        code = pause(control, me, wait, event, at.FOR_BARRIER, 0, 0, target)
+        if code != DONE:
             return code
 
 
 @njit(nogil=True)
-def _clock_state(control, lines, me, target):
+def line_of(base, worker):
+    return base + load64(base + at.LINES) + worker * at.LINE_STRIDE
+
+
+@njit(nogil=True)
+def end_table_wait(control, base, me):
+    """Like ``end_wait``, and the time counts for the table."""
+    waited = end_wait(control, me)
+    if waited > 0:
+        add64(line_of(base, me) + at.WAITED, waited)
+
+
+@njit(nogil=True)
+def _clock_state(control, base, target):
     go_on = load32(control + at.CONTINUE_WITHOUT_LOST)
-    state = _READY
+    state = READY
     for worker in range(load32(control + at.CAPACITY)):
-        line = lines + worker * at.LINE_STRIDE
-        behind = load32(line + at.ENROLLED) == 1 and load64(line + at.CLOCK) < target
-        if behind and counts(control, worker):
-            state = max(state, _NOT_READY)
-        if behind and go_on == 0 and is_lost(control, worker):
-            return _LOST
+        line = line_of(base, worker)
+        if load32(line + at.ENROLLED) == 0 or load64(line + at.CLOCK) >= target:
+            continue
+        if counts(control, worker):
+            state = max(state, NOT_READY)
+        if go_on == 0 and is_lost(control, worker) and load64(line + at.CLOCK) < target:
+            return LOST_SOMEONE  # looked at again, as above
     return state
 
 
 def wait_clock(control, base, me, target):
     """Waits until every live worker of the table has done ``target`` ticks."""
-    lines = base + load64(base + at.LINES)
-    timespec = np.zeros(3, np.int64)
-    block = block_of(control, me)
-    rounds = 0
+    wait = new_wait()
     while True:
         event = load32(control + at.EVENT)
-        state = _clock_state(control, lines, me, target)
-        if state != _NOT_READY:
-            waited = end_wait(control, me)
-            store64(
-                lines + me * at.LINE_STRIDE + at.WAITED,
-                load64(lines + me * at.LINE_STRIDE + at.WAITED) + waited,
-            )
+        state = _clock_state(control, base, target)
+        if state != NOT_READY:
+            end_table_wait(control, base, me)
             return state
-        rounds += 1
-        if rounds == _YIELDS and load32(block + at.WAIT_KIND) == at.NOTHING:
-            describe_wait(control, me, at.FOR_CLOCK, load64(base + at.TABLE_ID), 0, target)
-        code = sleep_on(control, event, rounds, timespec)
-        if code != 0:
+        code = pause(control, me, wait, event, at.FOR_CLOCK, load64(base + at.TABLE_ID), 0, target)
+        if code != DONE:
             return code
 
 
 def tick(control, base, me):
     """One tick of this worker's clock of the table."""
-    line = base + load64(base + at.LINES) + me * at.LINE_STRIDE
-    add64(line + at.CLOCK, 1)  # a worker's threads may tick at once
+    add64(line_of(base, me) + at.CLOCK, 1)  # a worker's threads may tick at once
     notify(control)
 
 
@@ -195,16 +250,12 @@ def wake(control):
     notify(control)
 
 
-def set_word(address, value):
-    store32(address, value)
-
-
 def set_long(address, value):
     store64(address, value)
 
 
 def begin_wait(control, me, kind, table, target):
-    describe_wait(control, me, kind, table, 0, target)
+    publish_wait(control, me, kind, table, 0, target)
 
 
 def finish_wait(control, me):

@@ -21,7 +21,8 @@ from multiverso.errors import (
 )
 from multiverso.launch.job import Job, JobResult, OnFailure, WorkerExit
 from multiverso.launch.local import MAX_WORKERS, worker_commands
-from multiverso.launch.output import Output, text_sink
+from multiverso.launch.output import Output
+from multiverso.launch.sinks import text_sink
 from multiverso.runtime.node import Node
 
 # What a worker raises because of another one's end.

@@ -225,6 +225,8 @@ class Job:
                 if catches(self._processes[worker_id].pid, number):
                     self._processes[worker_id].send_signal(number)
         elif self._reason == "finished":
+            if number == signal.SIGINT:
+                self._output.interrupted()
             self._signal = number
             self._end("signal", number)
         elif time.monotonic() - self._ending_since > _SAME_SIGNAL_SECONDS:

@@ -1,6 +1,7 @@
 """`multiverso run`: a program in several workers on this host, with the job's node in the launcher."""
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,16 +12,7 @@ from typing import BinaryIO
 
 from multiverso.errors import StartupError
 from multiverso.launch.job import Job, JobResult, OnFailure, WorkerExit, let_signals_end_us
-from multiverso.launch.output import (
-    Output,
-    Sink,
-    json_sink,
-    prefix_sink,
-    unbuffered,
-    wants_colour,
-    write_all,
-    write_event,
-)
+from multiverso.launch.output import Output
 from multiverso.launch.processes import WorkerCommand
 from multiverso.launch.resources import (
     available_cores,
@@ -29,6 +21,7 @@ from multiverso.launch.resources import (
     split_cores,
     thread_environ,
 )
+from multiverso.launch.sinks import Sink, json_sink, prefix_sink, unbuffered, wants_colour, write_event
 from multiverso.runtime.node import Node
 
 MAX_WORKERS = 1024
@@ -41,7 +34,7 @@ class RunOptions:
     Attributes:
         target: A Python script, with `module` a module's name, or any program.
         arguments: The target's own.
-        workers: How many workers to start.
+        workers: How many workers to start; None for one, and for a word where the arguments ask for more.
         module: Run the target as `python -m` does.
         on_failure: "stop" ends the job when a worker fails; "continue" lets the others go on.
         gpus: "auto" or a list of devices: worker i gets the i-th, and sees no other.
@@ -54,7 +47,7 @@ class RunOptions:
 
     target: str
     arguments: tuple[str, ...] = ()
-    workers: int = 1
+    workers: int | None = None
     module: bool = False
     on_failure: OnFailure = "stop"
     gpus: str | None = None
@@ -63,6 +56,11 @@ class RunOptions:
     json: bool = False
     timeout_seconds: float | None = None
     grace_seconds: float = 1.0
+
+    @property
+    def workers_num(self) -> int:
+        """How many workers there will be."""
+        return 1 if self.workers is None else self.workers
 
 
 def launch(options: RunOptions) -> int:
@@ -79,13 +77,16 @@ def launch(options: RunOptions) -> int:
     devices = choose_gpus(options.gpus, os.environ) if options.gpus else []
     logs = _log_files(options)
     report = _JsonReport(unbuffered(sys.stdout)) if options.json else _TextReport(options)
-    if devices and len(devices) < options.workers:
-        report.warn(f"{options.workers} workers share {len(devices)} GPU(s).")
-    with closing(Node(workers=options.workers, on_lost=options.on_failure)) as node:
+    workers = options.workers_num
+    if devices and len(devices) < workers:
+        report.warn(f"{workers} workers share {len(devices)} GPU(s).")
+    if options.workers is None and (misplaced := _misplaced_workers(options)):
+        report.warn(misplaced)
+    with closing(Node(workers=workers, on_lost=options.on_failure)) as node:
         output = Output(report.sink, log_files=logs)
         report.output = output
         commands = worker_commands(
-            [program] * options.workers,
+            [program] * workers,
             address=node.address,
             environ=os.environ,
             on_failure=options.on_failure,
@@ -109,8 +110,14 @@ def launch(options: RunOptions) -> int:
             lost_workers=node.lost_workers,
         )
         result = job.run(options.timeout_seconds, forward_signals=True)
+        strangers = workers > 1 and result.exit_code == 0 and not node.had_workers
     if result.reason != "signal":
         let_signals_end_us()
+    if strangers:
+        report.warn(
+            f"none of the {workers} workers called multiverso.init(): they were {workers} independent programs, "
+            "and shared nothing."
+        )
     report.finished(result)
     return result.exit_code
 
@@ -165,16 +172,15 @@ class _TextReport:
         self.output: Output | None = None
         self._going_on = options.on_failure == "continue"
         self._timeout_seconds = options.timeout_seconds
-        self._stderr = unbuffered(sys.stderr)
-        self.sink: Sink = prefix_sink(
+        self.sink = prefix_sink(
             unbuffered(sys.stdout),
-            self._stderr,
+            unbuffered(sys.stderr),
             colours=(wants_colour(sys.stdout), wants_colour(sys.stderr)),
         )
 
-    def warn(self, *lines: str) -> None:
+    def warn(self, text: str) -> None:
         def write() -> None:
-            write_all(self._stderr, "".join(f"multiverso: {line}\n" for line in lines).encode())
+            self.sink.say(f"multiverso: {text}\n")
 
         if self.output:
             self.output.notice(write)
@@ -190,10 +196,10 @@ class _TextReport:
 
     def finished(self, result: JobResult) -> None:
         if result.culprit and result.reason in ("failed", "finished"):
-            what = f"{result.culprit}{'; the others were ended' if result.reason == 'failed' else ''}."
-            tail = self.output.tail(result.culprit.worker_id) if self.output else []
-            quoted = [f"| {line.decode('utf-8', 'backslashreplace')}" for line in tail]
-            self.warn(what, *(["its last lines were:", *quoted] if quoted else []))
+            # Its traceback stands above, perhaps far above: its last line says which one to look for.
+            said = self.output.last_words(result.culprit.worker_id) if self.output else ""
+            ended = "; the others were ended" if result.reason == "failed" and len(result.exits) > 1 else ""
+            self.warn(f"{result.culprit}{ended}.{f' Its last line: {said}' if said else ''}")
         elif result.reason == "timeout":
             self.warn(f"the job took longer than {self._timeout_seconds:g} s and was ended.")
         elif result.reason == "signal":
@@ -243,12 +249,26 @@ def _exit_fields(end: WorkerExit) -> dict[str, object]:
 
 
 def _check(options: RunOptions) -> None:
-    if not 1 <= options.workers <= MAX_WORKERS:
+    if not 1 <= options.workers_num <= MAX_WORKERS:
         raise StartupError(f"-n {options.workers}: the number of workers must be from 1 to {MAX_WORKERS}.")
     if options.timeout_seconds is not None and not options.timeout_seconds > 0:
         raise StartupError(f"--timeout {options.timeout_seconds:g}: it must be more than 0 seconds.")
     if not options.grace_seconds >= 0:
         raise StartupError(f"--grace {options.grace_seconds:g}: it must be 0 seconds or more.")
+
+
+def _misplaced_workers(options: RunOptions) -> str | None:
+    """Say what to do about `multiverso run train.py -n 4`, whose -n is the script's."""
+    words = " ".join(options.arguments)
+    found = re.search(r"(?<!\S)(-n ?|-np |--workers[ =])(\d+)(?!\S)", words)
+    if found is None:
+        return None
+    option, number = found[0], found[2]
+    module = "-m " if options.module else ""
+    return (
+        f"1 worker is started: '{option}' stands after {options.target}, which gets it as an argument of its own. "
+        f"For {number} workers: multiverso run -n {number} {module}{options.target}"
+    )
 
 
 def _program(options: RunOptions) -> tuple[str, ...]:
@@ -276,4 +296,4 @@ def _log_files(options: RunOptions) -> list[Path]:
         raise StartupError(f"--log-dir {options.log_dir}: {error.strerror}.") from None
     if not os.access(options.log_dir, os.W_OK | os.X_OK):
         raise StartupError(f"--log-dir {options.log_dir}: may not be written to.")
-    return [options.log_dir / f"worker-{worker_id}.log" for worker_id in range(options.workers)]
+    return [options.log_dir / f"worker-{worker_id}.log" for worker_id in range(options.workers_num)]

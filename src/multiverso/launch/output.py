@@ -1,9 +1,6 @@
 """The workers' output: whole lines, each with its worker's number, never mixed within a line."""
 
-import json
 import os
-import re
-import select
 import selectors
 import socket
 import sys
@@ -11,90 +8,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Literal, Protocol, TextIO
+from typing import IO
 
-Stream = Literal["stdout", "stderr"]
+from multiverso.launch.lines import Interruptions, kept, last_state, seen_now
+from multiverso.launch.sinks import Sink, Stream, unbuffered, write_all
 
-TAIL_LINES = 10
 _LONGEST_PARTIAL_LINE = 1 << 20
 _HURRY_SECONDS = 1.0
 # What a worker has started may hold its pipes open after its end.
 _LEFT_OPEN_SECONDS = 2.0
-_COLOURS = (36, 33, 32, 35, 34, 31)
-
-
-class Sink(Protocol):
-    """Where output goes: gets one or more complete lines, each with its newline."""
-
-    def __call__(self, worker_id: int, stream: Stream, lines: bytes) -> None: ...
-
-
-def prefix_sink(stdout: BinaryIO, stderr: BinaryIO, *, colours: tuple[bool, bool] = (False, False)) -> Sink:
-    """Write every line with `[i] ` before it, byte for byte otherwise.
-
-    Args:
-        stdout: For the workers' standard output.
-        stderr: For the workers' standard error.
-        colours: Whether to colour the prefix on the one and the other.
-    """
-    files = {"stdout": (stdout, colours[0]), "stderr": (stderr, colours[1])}
-
-    def write(worker_id: int, stream: Stream, lines: bytes) -> None:
-        file, colour = files[stream]
-        write_all(file, _prefixed(_prefix(worker_id, colour), lines))
-
-    return write
-
-
-def json_sink(stdout: BinaryIO) -> Sink:
-    """Write every line as a JSON object: event, worker, stream, text (undecodable bytes as \\xNN)."""
-
-    def write(worker_id: int, stream: Stream, lines: bytes) -> None:
-        for line in lines.removesuffix(b"\n").split(b"\n"):
-            text = line.decode("utf-8", "backslashreplace")
-            write_event(stdout, "line", worker=worker_id, stream=stream, text=text)
-
-    return write
-
-
-def text_sink(stdout: TextIO, stderr: TextIO) -> Sink:
-    """Write prefixed lines to text streams, such as a notebook's."""
-
-    def write(worker_id: int, stream: Stream, lines: bytes) -> None:
-        file = stdout if stream == "stdout" else stderr
-        file.write(_prefixed(_prefix(worker_id, False), lines).decode("utf-8", "backslashreplace"))
-        file.flush()
-
-    return write
-
-
-def write_event(stdout: BinaryIO, event: str, **fields: Any) -> None:
-    """Write one JSON object on one line."""
-    write_all(stdout, json.dumps({"event": event, **fields}).encode() + b"\n")
-
-
-def unbuffered(file: TextIO) -> BinaryIO:
-    """Return the file under a text stream, without the buffer: its lock, held by a thread whose write blocks,
-    would stop the interpreter's own end."""
-    file.flush()
-    return getattr(file.buffer, "raw", file.buffer)
-
-
-def write_all(file: BinaryIO, text: bytes) -> None:
-    """Write all of it to a file without a buffer."""
-    rest = memoryview(text)
-    while rest:
-        written: int | None = file.write(rest)
-        if written is None:  # somebody made it non-blocking, and it is full
-            select.select([], [file], [])
-        else:
-            rest = rest[written:]
-
-
-def wants_colour(file: IO[Any]) -> bool:
-    """Colour is for people: on a terminal, unless NO_COLOR says otherwise."""
-    return file.isatty() and not os.environ.get("NO_COLOR")
+# Python writes a line and its newline one after the other: only what stays without one is a question or a row of dots.
+_BEGUN_SECONDS = 0.1
 
 
 class Output:
@@ -114,8 +40,10 @@ class Output:
         self.on_broken: Callable[[], None] = lambda: None
         self._sink = sink
         self._logs = [path.open("wb", buffering=0) for path in log_files]
-        self._tails: dict[int, deque[bytes]] = {}
-        self._partial: dict[tuple[int, Stream], bytes] = {}
+        self._last_words: dict[int, bytes] = {}
+        self._begun: dict[tuple[int, Stream], bytes] = {}
+        self._show_at: dict[tuple[int, Stream], float] = {}
+        self._interruptions: dict[int, Interruptions] | None = None
         self._notices: deque[Callable[[], None]] = deque()
         self._selector = selectors.DefaultSelector()
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -125,19 +53,23 @@ class Output:
 
     def add(self, worker_id: int, stdout: IO[bytes], stderr: IO[bytes]) -> None:
         """Take over a worker's two pipes; before `start`."""
-        self._tails[worker_id] = deque(maxlen=TAIL_LINES)
         streams: tuple[tuple[Stream, IO[bytes]], ...] = (("stdout", stdout), ("stderr", stderr))
         for stream, pipe in streams:
-            self._partial[worker_id, stream] = b""
+            self._begun[worker_id, stream] = b""
             self._selector.register(pipe, selectors.EVENT_READ, (worker_id, stream))
 
     def start(self) -> None:
         """Begin to read."""
         self._thread.start()
 
-    def tail(self, worker_id: int) -> list[bytes]:
-        """Return the worker's last lines, of both streams in the order of arrival; after `close`."""
-        return list(self._tails.get(worker_id, ()))
+    def last_words(self, worker_id: int) -> str:
+        """Return the worker's last line on standard error that is not blank, or nothing; after `close`."""
+        return self._last_words.get(worker_id, b"").decode("utf-8", "backslashreplace")
+
+    def interrupted(self) -> None:
+        """From now on leave out the tracebacks of KeyboardInterrupt: a Ctrl-C says where each worker was."""
+        if self._interruptions is None:
+            self._interruptions = {worker_id: Interruptions() for worker_id, _ in self._begun}
 
     def notice(self, write: Callable[[], None]) -> None:
         """Have `write` called between two lines of output, at once; it is lost if nobody takes our output."""
@@ -178,7 +110,7 @@ class Output:
         self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
         while len(self._selector.get_map()) > 1 or self._give_up_at is None:
             self._write_notices()
-            events = self._selector.select(None if self._give_up_at is None else 0.2)
+            events = self._selector.select(_BEGUN_SECONDS if self._show_at else self._patience_seconds())
             if not events and self._give_up_at is not None and time.monotonic() > self._give_up_at:
                 break
             for key, _ in events:
@@ -190,8 +122,12 @@ class Output:
                 self._take(key.data, block)
                 if not block:
                     self._drop(key)
+            self._show_begun(time.monotonic())
         self._selector.unregister(self._wake_reader)
         self._write_notices()
+
+    def _patience_seconds(self) -> float | None:
+        return None if self._give_up_at is None else 0.2
 
     def _write_notices(self) -> None:
         while self._notices:
@@ -205,15 +141,31 @@ class Output:
         worker_id, stream = source
         if block and self._logs:
             self._log(worker_id, block)
-        text = self._partial[source] + block
-        ending = not block or len(text) > _LONGEST_PARTIAL_LINE
-        cut = len(text) if ending else text.rfind(b"\n") + 1
-        self._partial[source] = text[cut:]
-        if cut == 0:
-            return
-        lines = text[:cut] if text[:cut].endswith(b"\n") else text[:cut] + b"\n"
-        self._tails[worker_id].extend(lines[:-1].split(b"\n")[-TAIL_LINES:])
-        self._guarded(lambda: self._sink(worker_id, stream, lines))
+        text = self._begun[source] + block
+        *lines, begun = text.split(b"\n")
+        if begun and (not block or len(begun) > _LONGEST_PARTIAL_LINE):
+            lines, begun = [*lines, begun], b""
+        self._begun[source] = begun = kept(begun)
+        lines = [last_state(line) for line in lines]
+        if stream == "stderr":
+            spoken = next((line for line in reversed(lines) if line.strip()), None)
+            self._last_words[worker_id] = spoken or self._last_words.get(worker_id, b"")
+            if self._interruptions is not None:
+                machine = self._interruptions[worker_id]
+                lines = machine.without(lines) + ([] if block else machine.rest())
+                begun = b""
+        complete = b"".join(line + b"\n" for line in lines)
+        self._show_at.pop(source, None)
+        if begun and b"\r" not in text:
+            self._show_at[source], begun = time.monotonic() + _BEGUN_SECONDS, b""
+            if not complete:
+                return
+        self._guarded(lambda: self._sink(worker_id, stream, complete, seen_now(begun)))
+
+    def _show_begun(self, now: float) -> None:
+        for source in [source for source, at in self._show_at.items() if at <= now]:
+            del self._show_at[source]
+            self._guarded(partial(self._sink, *source, b"", seen_now(self._begun[source])))
 
     def _guarded(self, write: Callable[[], None]) -> None:
         if self.broken:
@@ -233,16 +185,3 @@ class Output:
                 log.close()
             self._logs = []
             self._guarded(lambda: write_all(unbuffered(sys.stderr), message.encode()))
-
-
-def _prefix(worker_id: int, colour: bool) -> bytes:
-    if not colour:
-        return b"[%d] " % worker_id
-    return b"\x1b[%dm[%d]\x1b[0m " % (_COLOURS[worker_id % len(_COLOURS)], worker_id)
-
-
-def _prefixed(prefix: bytes, lines: bytes) -> bytes:
-    # A lone carriage return goes back to the start of the line: a progress bar would overwrite the prefix.
-    if b"\r" in lines:
-        lines = re.sub(rb"\r(?!\n)", lambda _: b"\r" + prefix, lines)
-    return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"

@@ -19,17 +19,24 @@ class SharedMemory:
 
     Attributes:
         name: what the workers call it.
+        number: its number in the job, below 0: waits name it by that.
         array: the bytes themselves: uint8, of shape (nbytes,), writable, at least on a 64-byte boundary (from one
             page on, on a page's). ``array[:8].view("int64")`` and the like show it in other dtypes.
     """
 
     name: str
+    number: int
     array: npt.NDArray[np.uint8]
 
     @property
     def address(self) -> int:
         """Where it lies in this process."""
         return int(self.array.__array_interface__["data"][0])
+
+    @property
+    def addresses(self) -> range:
+        """All addresses of it in this process."""
+        return range(self.address, self.address + self.nbytes)
 
     @property
     def nbytes(self) -> int:

@@ -10,6 +10,8 @@ from multiverso.memory import mutex
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import bump_and_wake, load32, load64, store32, store64
 
+_READS = 10
+
 
 @dataclass(frozen=True)
 class Control:
@@ -79,9 +81,9 @@ class Control:
         store32(block + at.STATE, at.ACTIVE)
         while joins_late:
             reached = max(w.barrier for w in self.workers() if w.counts)
-            if load32(block + at.BARRIER) >= reached:
+            if load64(block + at.BARRIER) >= reached:
                 break
-            store32(block + at.BARRIER, reached)
+            store64(block + at.BARRIER, reached)
         self.notify()
 
     def leave(self, worker_id: int) -> None:
@@ -109,26 +111,16 @@ class Control:
     def worker(self, worker_id: int) -> WorkerState:
         """Everything in a worker's block."""
         block = self.block(worker_id)
-        kind = load32(block + at.WAIT_KIND)
         return WorkerState(
             worker_id=worker_id,
             pid=load32(block + at.PID),
             fate=load32(block + at.FATE),
             state=load32(block + at.STATE),
-            barrier=load32(block + at.BARRIER),
-            created=load32(block + at.CREATED),
+            barrier=load64(block + at.BARRIER),
+            created=load64(block + at.CREATED),
             threaded=load32(block + at.THREADED) == 1,
             gave_up_ns=load64(block + at.GAVE_UP),
-            wait=None
-            if kind == at.NOTHING
-            else Wait(
-                kind,
-                load32(block + at.WAIT_SEQ),
-                load32(block + at.WAIT_TABLE),
-                load32(block + at.WAIT_STAGE),
-                load64(block + at.WAIT_TARGET),
-                load64(block + at.WAIT_SINCE),
-            ),
+            wait=_wait_in(block),
         )
 
     def workers(self) -> list[WorkerState]:
@@ -138,3 +130,23 @@ class Control:
     def waited_seconds(self, worker_id: int) -> float:
         """Time that a worker has spent in finished waits of every kind."""
         return load64(self.block(worker_id) + at.WAITED_NS) / 1e9
+
+
+def _wait_in(block: int) -> Wait | None:
+    """Returns what a worker says that it waits for; None too when that changes all the while."""
+    for _ in range(_READS):
+        sequence = load32(block + at.WAIT_SEQ)
+        kind = load32(block + at.WAIT_KIND)
+        if kind == at.NOTHING:
+            return None
+        wait = Wait(
+            kind,
+            sequence,
+            load32(block + at.WAIT_TABLE),
+            load32(block + at.WAIT_STAGE),
+            load64(block + at.WAIT_TARGET),
+            load64(block + at.WAIT_SINCE),
+        )
+        if sequence % 2 == 0 and load32(block + at.WAIT_SEQ) == sequence:
+            return wait
+    return None

@@ -10,6 +10,7 @@ from multiverso import layout as at
 from multiverso.consistency.waiting import Picture, names
 from multiverso.errors import MultiversoError, TableMismatchError, WorkerLostError
 from multiverso.runtime.arenas import Arena, Arenas
+from multiverso.runtime.waiting import read_picture
 from multiverso.shards.shard import Shard, initialise
 from multiverso.spec import MODES, MemorySpec, Places, TableSpec, checked_count
 from multiverso.wire.messages import Message
@@ -29,6 +30,13 @@ class Piece:
     spec: TableSpec | MemorySpec
     arena: Arena
     offset: int
+
+    @property
+    def addresses(self) -> range:
+        """Where plain memory lies in this process."""
+        assert isinstance(self.spec, MemorySpec)
+        start = self.arena.mapped.address + self.offset
+        return range(start, start + self.spec.nbytes)
 
 
 @dataclass
@@ -64,8 +72,9 @@ class Catalogue:
 
     def picture(self) -> Picture:
         """Who is there, and how far in which table."""
-        workers = {w.worker_id: w for w in self._control.workers()}
-        return Picture(workers, {i: shard.membership() for i, shard in list(self.shards.items())})
+        pieces = {number: piece for number, piece in list(self._pieces.items()) if number < 0}
+        memories = {number: piece.addresses for number, piece in pieces.items()}
+        return read_picture(self._control, self.shards, memories)
 
     def create(self, connection: Connection, request: Message, mode: str) -> None:
         """A worker asks for a table; it is answered when everybody whom that concerns has asked."""

@@ -96,6 +96,11 @@ class Node:
                 lambda: members.had_workers and not members.attached, timeout_seconds
             )
 
+    @property
+    def had_workers(self) -> bool:
+        """Whether a worker has ever come."""
+        return self._members.had_workers
+
     def lost_workers(self) -> list[int]:
         """Returns the workers that died, or exited without ``shutdown()``, the first one first."""
         return self._members.lost()

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from multiverso import kernels
 from multiverso import layout as at
-from multiverso.consistency.waiting import names
+from multiverso.consistency.waiting import COLLECTIVE, names
 from multiverso.errors import ClosedError, DeadlockError, MultiversoError, WaitTimeoutError, WorkerLostError
-from multiverso.memory.mutex import owner_pid
 
 if TYPE_CHECKING:
     from multiverso.runtime.session import Session
@@ -35,7 +34,7 @@ class Patience:
         self._still: tuple[tuple[int, int], ...] = ()
         self._still_since = self._began
 
-    def judge(self, code: int, mutex: int | None = None) -> None:
+    def judge(self, code: int) -> None:
         """Returns when the wait may go on after a kernel has stopped with ``code``; raises when it may not."""
         if code == kernels.NOT_RECOVERABLE:
             raise MultiversoError(
@@ -46,42 +45,43 @@ class Patience:
             raise self._lost()
         if code not in (kernels.EINTR, kernels.TIMED_OUT):
             raise MultiversoError(f"{self._what}: unexpected code {code} from the operating system")
-        self.look(mutex)
+        self.look()
 
-    def look(self, mutex: int | None = None) -> None:
+    def look(self) -> None:
         """Raises when the wait has no more point: closed, node lost, deadline, deadlock. Warns once."""
         session = self._session
         if session.closed is not None:
             raise ClosedError(session.closed)
-        if session.node_lost and mutex is None:
+        wait = session.control.worker(session.worker_id).wait
+        for_lock = wait is not None and wait.kind == at.FOR_LOCK  # for which nobody needs the node
+        if session.node_lost and not for_lock:
             raise session.node_error()
         now = time.monotonic()
         waited = now - self._began
         if now >= self.deadline:
             raise WaitTimeoutError(
-                f"gave up after {waited:.1f} s waiting for {self._what}: {self._whom(mutex)}. "
+                f"gave up after {waited:.1f} s waiting for {self._what}: {self._whom()}. "
                 f"{self._everyone()}. A longer deadline: timeout_seconds=, or MULTIVERSO_TIMEOUT_SECONDS"
             )
         if waited >= _WARN_SECONDS and not self._warned:
             self._warned = True
             print(
                 f"multiverso: worker {session.worker_id} has waited {waited:.0f} s for {self._what}: "
-                f"{self._whom(mutex)}",
+                f"{self._whom()}",
                 file=sys.stderr,
                 flush=True,
             )
-        if mutex is None:
-            self._look_for_deadlock()
+        self._look_for_deadlock()
 
-    def _whom(self, mutex: int | None) -> str:
-        if mutex is not None:
-            owner = owner_pid(mutex)
-            if owner is None:
-                return "the lock was free a moment ago"
-            return f"process {owner} holds the lock (stopped, or being debugged?)"
+    def _whom(self) -> str:
         picture = self._session.picture()
         me = picture.workers.get(self._session.worker_id)
-        missing = picture.missing(me.wait) if me is not None and me.wait is not None else []
+        wait = me.wait if me is not None else None
+        if wait is not None and wait.kind == at.FOR_LOCK:
+            if not wait.holder:
+                return "the lock was free a moment ago"
+            return f"process {wait.holder} holds the lock (stopped, or being debugged?)"
+        missing = picture.missing(wait) if wait is not None else []
         return f"missing {names(missing)}" if missing else "it is not known who is missing"
 
     def _everyone(self) -> str:
@@ -116,8 +116,11 @@ class Patience:
             raise error
 
     def _deadlock(self) -> DeadlockError:
+        waits = [worker.wait for worker in self._session.picture().workers.values()]
+        making = any(wait is not None and wait.kind == at.FOR_TABLE for wait in waits)
+        hint = f"{COLLECTIVE.capitalize()}. " if making else ""
         return DeadlockError(
             "all workers wait for different things, so nobody can go on: "
-            f"{self._everyone()}. In synchronous and bounded mode every worker has to read the same tables equally "
-            "often (multiverso.shard(equal=True) helps)"
+            f"{self._everyone()}. {hint}In synchronous and bounded mode every worker has to read the same tables "
+            "equally often (multiverso.shard(equal=True) helps)"
         )

@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso import kernels
+from multiverso import layout as at
 from multiverso.errors import DtypeMismatchError, MultiversoError, ShapeMismatchError, WorkerLostError
 from multiverso.kernels.compiling import building, compile_kernel
 from multiverso.memory.shared import SharedMemory
-from multiverso.memory.words import load32
+from multiverso.memory.words import load64
 from multiverso.runtime.session import Session
 from multiverso.spec import DTYPES
 
@@ -25,8 +26,7 @@ OPERATIONS = ("sum", "product", "max", "min", "average")
 SMALL_BYTES = 32 * 1024
 # Measured with 2 and 4 workers on 2 cores, 1e6 and 1e7 floats: 0.5 and 1 MiB are best, 16 MiB takes 1.4 times as long.
 CHUNK_BYTES = 1024 * 1024
-_LINES_BYTES = 128 * 64  # kernels.reduce.LINES, which would import Numba
-_MISMATCH = 257
+_LINES_BYTES = at.REDUCTION_STRIDE * at.MAX_WORKERS  # kernels.reduce.LINES, which would import Numba
 _OTHER_INTEGERS = ("bool", "int8", "uint8", "int16", "uint16", "uint32")
 _PHASE, _CHUNK, _STEP = range(3)
 
@@ -39,7 +39,7 @@ def _kernel(dtype: np.dtype[Any], small: bool) -> Any:
     from multiverso.kernels import reduce
 
     data = from_dtype(dtype)[::1]
-    common = (uintp, uintp, uintp, int64, int64, int64, int64, int64, data, data, int64[::1])
+    common = (uintp, uintp, int64, uintp, int64, int64, int64, int64, int64, data, data, int64[::1])
     with building(f"reduce-{'small' if small else 'chunks'}-{dtype.name}", reduce):
         if small:
             return compile_kernel(reduce.reduce_small, common)
@@ -101,7 +101,7 @@ class Reducer:
         self._lines = self._open("lines", _LINES_BYTES + 2 * size * SMALL_BYTES)
         self._chunks: SharedMemory | None = None
         self._lines_at = self._lines.address
-        if load32(self._lines_at + 128 * self.rank):
+        if load64(self._lines_at + at.REDUCTION_STRIDE * self.rank + at.PHASE):
             self._broken = f"worker {self.rank} of this group was lost, and this process has taken its place"
 
     def all_reduce(
@@ -172,7 +172,19 @@ class Reducer:
             slots, stride = self._chunks.address, CHUNK_BYTES
             more = (CHUNK_BYTES // flat.itemsize,)
         number, signature = OPERATIONS.index(operation), _signature(operation, given) ^ flat.size
-        arguments = (control, lines, slots, stride, self.rank, self.size, number, signature, flat, result)
+        arguments = (
+            control,
+            lines,
+            self._lines.number,
+            slots,
+            stride,
+            self.rank,
+            self.size,
+            number,
+            signature,
+            flat,
+            result,
+        )
 
         def go() -> int:
             return int(call(*arguments, self._progress, *more))
@@ -185,20 +197,20 @@ class Reducer:
 
     def _finish(self, code: int, go: Callable[[], int], what: str, timeout_seconds: float | None) -> None:
         """Goes on with a call that had to wait for long, or has failed."""
-        if code != _MISMATCH:
+        if code != kernels.MISMATCH:
 
             def again() -> int:
                 nonlocal code
                 code = go()
                 # `go_on` would take what it does not know for an error of the operating system
-                return 0 if code == _MISMATCH else code
+                return 0 if code == kernels.MISMATCH else code
 
             try:
                 self._session.go_on(code, again, timeout_seconds, what)
             except MultiversoError as error:
                 self._broken = f"in an earlier {what}: {error}"
                 raise
-        if code == _MISMATCH:
+        if code == kernels.MISMATCH:
             self._broken = f"in an earlier {what} the workers called with different things"
             raise ShapeMismatchError(
                 f"the workers do not call all_reduce with the same things; this one: {what}"
@@ -206,11 +218,6 @@ class Reducer:
 
     def _open(self, part: str, nbytes: int) -> SharedMemory:
         return self._session.shared_memory(f"multiverso-reduce-{self.size}-{part}", nbytes)
-
-    def missing(self) -> list[int]:
-        """Returns the workers that are behind this one."""
-        mine = load32(self._lines_at + 128 * self.rank)
-        return [worker for worker in range(self.size) if load32(self._lines_at + 128 * worker) < mine]
 
 
 __all__ = ["OPERATIONS", "Reducer", "kernels", "working_dtype"]

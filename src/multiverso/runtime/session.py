@@ -18,7 +18,7 @@ import numpy as np
 
 from multiverso import kernels
 from multiverso import layout as at
-from multiverso.consistency.waiting import Picture
+from multiverso.consistency.waiting import COLLECTIVE, Picture
 from multiverso.errors import ClosedError, NodeLostError
 from multiverso.memory.segment import Segment
 from multiverso.memory.shared import SharedMemory
@@ -26,6 +26,7 @@ from multiverso.runtime.control import Control
 from multiverso.runtime.link import Link
 from multiverso.runtime.liveness import Liveness
 from multiverso.runtime.patience import Patience
+from multiverso.runtime.waiting import read_picture
 from multiverso.shards.shard import Shard
 from multiverso.spec import Consistency, MemorySpec, TableSpec, checked_count
 from multiverso.wire.messages import Message
@@ -90,6 +91,7 @@ class Session:
         self._first_thread = threading.get_ident()
         self._arenas: dict[int, Segment] = {}
         self._tables: dict[int, Shard] = {}
+        self._memories: dict[int, SharedMemory] = {}
         self._handlers: list[Handler] = []
         self._ordered = 0
         self._barriers = 0
@@ -208,15 +210,15 @@ class Session:
             order = self._ordered + 1
             block = self.control.block(self.worker_id)
             target = order if spec.name is None else 0
-            what = f"table {spec.name!r}" if spec.name else f"table number {order}"
+            what = f"table {spec.name!r}" if spec.name else f"table number {order} ({COLLECTIVE})"
             if spec.name is None:
-                self._waits.set_word(block + at.CREATED, order)
+                self._waits.set_long(block + at.CREATED, order)
             self._waits.begin_wait(self.control.address, self.worker_id, at.FOR_TABLE, 0, target)
             try:
                 made = self._open(spec, order, fill, master, Patience(self, seconds, what), what)
             except BaseException:
                 if spec.name is None:
-                    self._waits.set_word(block + at.CREATED, order - 1)
+                    self._waits.set_long(block + at.CREATED, order - 1)
                 raise
             finally:
                 self._waits.finish_wait(self.control.address, self.worker_id)
@@ -269,7 +271,8 @@ class Session:
                 request = {"do": "share", "spec": spec.as_message()}
                 answer = self._ask_for_memory(request, patience, what)
                 segment = self._arenas[answer["arena"]]
-                memory = SharedMemory(name, segment.array(answer["offset"], spec.nbytes, np.uint8))
+                number = int(answer["table"])
+                memory = SharedMemory(name, number, segment.array(answer["offset"], spec.nbytes, np.uint8))
 
                 def fill(last: bool, of: int) -> None:
                     memory.array[:] = 0
@@ -277,6 +280,7 @@ class Session:
                         initialise(memory)
 
                 self._take_turns(fill, patience, what)
+                self._memories[number] = memory
             finally:
                 self._waits.finish_wait(self.control.address, self.worker_id)
         return memory
@@ -334,8 +338,8 @@ class Session:
 
     def picture(self) -> Picture:
         """Returns who is there, how far each is, and what each waits for."""
-        workers = {w.worker_id: w for w in self.control.workers()}
-        return Picture(workers, {i: shard.membership() for i, shard in self._tables.items()})
+        memories = {number: memory.addresses for number, memory in list(self._memories.items())}
+        return read_picture(self.control, self._tables, memories)
 
     def tables(self) -> dict[int, Shard]:
         """Returns this worker's tables by number."""
@@ -357,8 +361,6 @@ class Session:
         again: Callable[[], int],
         timeout_seconds: float | None,
         what: str,
-        *,
-        mutex: Callable[[int], int] | None = None,
     ) -> int:
         """Takes an unfinished kernel call up again until it is done, a deadline passes, or it cannot be.
 
@@ -367,13 +369,12 @@ class Session:
             again: makes the call again.
             timeout_seconds: deadline, instead of the session's.
             what: what is waited for, in words.
-            mutex: gives the address of the lock that a returned code is about.
         """
         seconds = self.timeout_seconds if timeout_seconds is None else timeout_seconds
         patience = Patience(self, seconds, what)
         try:
             while code:
-                patience.judge(code & 0xFFFF, mutex(code) if mutex else None)
+                patience.judge(code & 0xFFFF)
                 code = again()
         finally:
             self._waits.finish_wait(self.control.address, self.worker_id)
@@ -431,6 +432,7 @@ class Session:
                     segment.freeze()
                 self._arenas.clear()
                 self._tables.clear()
+                self._memories.clear()
                 self._handlers.clear()
                 _sessions.discard(self)
                 if self._on_close is not None:

@@ -72,6 +72,11 @@ class Shard:
         return self.segment.address + self.offset
 
     @property
+    def addresses(self) -> range:
+        """Where it lies in this process."""
+        return range(self.base, self.base + self.places.size)
+
+    @property
     def places(self) -> Places:
         """Where its parts lie."""
         return Places.of(self.spec, self.workers, self.mode == at.SYNCHRONOUS)

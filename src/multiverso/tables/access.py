@@ -81,6 +81,7 @@ class Asynchronous:
 
     def __init__(self, session: Session, shard: Shard, update: int, name: str) -> None:
         self._session = session
+        self._control = session.control.address
         self._shard = shard
         self._base = shard.base
         self._me = session.worker_id
@@ -95,21 +96,29 @@ class Asynchronous:
             self._add_rows, self._get_rows = rows.add_rows, rows.get_rows
 
     def add(self, delta: Array) -> None:
-        code = self._add(self._base, self._update, self._me, delta, 0)
-        if code:
-            self._resume(code, lambda done: self._add(self._base, self._update, self._me, delta, done), None)
-
-    def get(self, out: Array, timeout_seconds: float | None) -> None:
-        code = self._get(self._base, self._me, out, 0)
-        if code:
-            self._resume(code, lambda done: self._get(self._base, self._me, out, done), timeout_seconds)
-
-    def exchange(self, local: Array, last: Array, timeout_seconds: float | None) -> None:
-        code = self._exchange(self._base, self._update, self._me, local, last, 0)
+        code = self._add(self._control, self._base, self._update, self._me, delta, 0)
         if code:
             self._resume(
                 code,
-                lambda done: self._exchange(self._base, self._update, self._me, local, last, done),
+                lambda done: self._add(self._control, self._base, self._update, self._me, delta, done),
+                None,
+            )
+
+    def get(self, out: Array, timeout_seconds: float | None) -> None:
+        code = self._get(self._control, self._base, self._me, out, 0)
+        if code:
+            self._resume(
+                code, lambda done: self._get(self._control, self._base, self._me, out, done), timeout_seconds
+            )
+
+    def exchange(self, local: Array, last: Array, timeout_seconds: float | None) -> None:
+        code = self._exchange(self._control, self._base, self._update, self._me, local, last, 0)
+        if code:
+            self._resume(
+                code,
+                lambda done: self._exchange(
+                    self._control, self._base, self._update, self._me, local, last, done
+                ),
                 timeout_seconds,
             )
 
@@ -118,6 +127,7 @@ class Asynchronous:
 
         def go(done: int) -> int:
             code: int = kernel(
+                self._control,
                 self._base,
                 self._update,
                 loops.push if push else 0,
@@ -136,29 +146,36 @@ class Asynchronous:
             self._resume(code, go, timeout_seconds)
 
     def add_rows(self, ids: RowIds, delta: Array) -> None:
-        code = self._add_rows(self._base, self._update, self._me, ids, delta, 0)
+        code = self._add_rows(self._control, self._base, self._update, self._me, ids, delta, 0)
         if code:
             self._resume_rows(
                 code,
                 ids,
-                lambda done: self._add_rows(self._base, self._update, self._me, ids, delta, done),
+                lambda done: self._add_rows(
+                    self._control, self._base, self._update, self._me, ids, delta, done
+                ),
                 None,
             )
 
     def get_rows(self, ids: RowIds, out: Array, timeout_seconds: float | None) -> None:
-        code = self._get_rows(self._base, self._me, ids, out, 0)
+        code = self._get_rows(self._control, self._base, self._me, ids, out, 0)
         if code:
             self._resume_rows(
-                code, ids, lambda done: self._get_rows(self._base, self._me, ids, out, done), timeout_seconds
+                code,
+                ids,
+                lambda done: self._get_rows(self._control, self._base, self._me, ids, out, done),
+                timeout_seconds,
             )
 
     def snapshot(self, out: Array) -> None:
         Asynchronous.get(self, out, None)
 
     def put(self, values: Array) -> None:
-        code = self._put(self._base, self._me, values, 0)
+        code = self._put(self._control, self._base, self._me, values, 0)
         if code:
-            self._resume(code, lambda done: self._put(self._base, self._me, values, done), None)
+            self._resume(
+                code, lambda done: self._put(self._control, self._base, self._me, values, done), None
+            )
 
     def version(self) -> int:
         return int(self._waits.version(self._base))
@@ -173,13 +190,7 @@ class Asynchronous:
     def leave(self) -> None:
         pass
 
-    def _resume(
-        self,
-        code: int,
-        again: Callable[[int], int],
-        timeout_seconds: float | None,
-        stripe_of: Callable[[int], int] | None = None,
-    ) -> None:
+    def _resume(self, code: int, again: Callable[[int], int], timeout_seconds: float | None) -> None:
         """Goes on where a kernel stopped at a lock that it did not get in half a second."""
         last = [code]
 
@@ -187,22 +198,14 @@ class Asynchronous:
             last[0] = again(last[0] >> 16)
             return last[0]
 
-        def mutex(stopped: int) -> int:
-            stripes = load64(self._base + at.STRIPES)
-            done = stopped >> 16
-            first = self._me * stripes // max(self._shard.workers, self._me + 1)
-            stripe = stripe_of(done) if stripe_of else (first + done) % stripes
-            return self._base + load64(self._base + at.LOCKS) + stripe * at.MUTEX_BYTES
-
-        self._session.go_on(code, once_more, timeout_seconds, f"a lock of {self._name}", mutex=mutex)
+        self._session.go_on(code, once_more, timeout_seconds, f"a lock of {self._name}")
 
     def _resume_rows(
         self, code: int, ids: RowIds, again: Callable[[int], int], timeout_seconds: float | None
     ) -> None:
         if code & 0xFFFF == kernels.BAD_ROW:
             raise bad_row(ids, code >> 16, self._shard)
-        rows_in_stripe = load64(self._base + at.STRIPE) // self._shard.spec.columns
-        self._resume(code, again, timeout_seconds, lambda done: int(ids[done]) // rows_in_stripe)
+        self._resume(code, again, timeout_seconds)
 
 
 class Bounded(Asynchronous):
@@ -234,14 +237,14 @@ class Bounded(Asynchronous):
         self._session.enter()
         ticks = load64(self._shard.line(self._me) + at.CLOCK)
         target = ticks - self._session.consistency.staleness
-        arguments = (self._session.control.address, self._base, self._me, target)
+        arguments = (self._control, self._base, self._me, target)
         code = self._waits.wait_clock(*arguments)
         if code:
             what = f"clock {target} of {self._name}"
             self._session.go_on(code, lambda: self._waits.wait_clock(*arguments), timeout_seconds, what)
 
     def _tick(self) -> None:
-        self._waits.tick(self._session.control.address, self._base, self._me)
+        self._waits.tick(self._control, self._base, self._me)
 
 
 class Synchronous:

@@ -121,7 +121,7 @@ class JobLock:
                 code = mutex.lock(address, min(_SLICE_SECONDS, seconds))
                 if code in (0, mutex.OWNER_DEAD):
                     break
-                patience.judge(code, address)
+                patience.judge(code)
         if code == mutex.OWNER_DEAD:
             mutex.recover(address)
         elif code != 0:

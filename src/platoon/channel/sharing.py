@@ -143,13 +143,14 @@ class SharedParameters:
 
     def _run(self, kernel: Callable[..., int], number: int, *arguments: Any) -> None:
         shard = self._shards[number]
-        code = kernel(shard.base, *arguments, 0)
+        control = self._session.control.address
+        code = kernel(control, shard.base, *arguments, 0)
         if code == 0:
             return
 
         def again() -> int:
             nonlocal code
-            code = kernel(shard.base, *arguments, code >> 16)  # from the stripe at which it stopped
+            code = kernel(control, shard.base, *arguments, code >> 16)  # from the stripe at which it stopped
             return code
 
         self._session.go_on(code, again, None, f"a part of the shared parameter {number}")

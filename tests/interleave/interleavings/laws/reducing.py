@@ -50,7 +50,7 @@ def _reduce(source: Source, seed: int, how: How, small: bool) -> int:
             in_place = (worker + call) % 2
             values = given(worker, call)
             out = values if in_place else np.zeros(elements, np.int64)
-            common = (world.control.address, lines, slots, _STRIDE, worker, workers, reduce.SUM, 77)
+            common = (world.control.address, lines, -1, slots, _STRIDE, worker, workers, reduce.SUM, 77)
             if small:
                 code = world.until_done(reduce.reduce_small, *common, values, out, progress)
             else:
@@ -69,7 +69,9 @@ def _reduce(source: Source, seed: int, how: How, small: bool) -> int:
     world.disturb(random, reach, how, random.choice((0, 0, 0, 1, 1, 2)), random.choice((0, 0, 1, 3)))
     scheduler.run()
 
-    phases = [memory.words32[(lines + reduce.LINE * w - memory.origin) >> 2] for w in range(workers)]
+    phases = [
+        memory.words64[(lines + world.at.REDUCTION_STRIDE * w - memory.origin) >> 3] for w in range(workers)
+    ]
     for worker, phase in failed_at.items():
         behind = [other for other in range(workers) if phases[other] < phase]
         assert behind, (

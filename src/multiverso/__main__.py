@@ -1,0 +1,5 @@
+"""`python -m multiverso`."""
+
+from multiverso.cli import main
+
+main()
