@@ -144,7 +144,14 @@ def stats() -> dict[str, Any]:
 def save(directory: str | os.PathLike[str]) -> None:
     """Writes all tables of this worker's session to a directory, whole or not at all.
 
-    Call it in one worker. See :meth:`TableHandler.save`.
+    Call it in one worker or in all. One at a time writes; a worker that has waited for another's save, begun after
+    its own call, has nothing left to do. Whoever loads meanwhile finds the last finished save. See
+    :meth:`TableHandler.save`.
+
+    Raises:
+        SnapshotError: there is a manifest that is not ours.
+        WaitTimeoutError: another process is still saving there (``init(timeout_seconds=)``).
+        OSError: it cannot be written; the save before is still there.
     """
     from multiverso.tables.collection import save_all
 

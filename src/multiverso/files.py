@@ -13,14 +13,17 @@ import os
 import pwd
 import re
 import stat
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from multiverso import users
 
 Buffer = bytes | bytearray | memoryview
 PathLike = str | os.PathLike[str]
 _SECRET_MODE = 0o600
+_LOOK_SECONDS = 0.02
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -84,18 +87,57 @@ def write_whole(
     pieces = (content,) if isinstance(content, Buffer) else content
     try:
         _remove_leftovers(target)
-        with _temporary(target, mode) as (temporary, descriptor):
+        with _temporary(target, mode) as file:
             for piece in pieces:
-                _write_all(descriptor, piece)
-            os.fsync(descriptor)
+                file.write(piece)
+            file.flush()
+            os.fsync(file)
             if replace:
-                os.replace(temporary, target)
+                os.replace(file.name, target)
             else:
-                os.link(temporary, target, follow_symlinks=False)
+                os.link(file.name, target, follow_symlinks=False)
         _sync_directory(target.parent)
     except OSError as error:
         error.filename, error.filename2 = os.fspath(path), None  # instead of a file that nobody has heard of
         raise
+
+
+def remove_leftover(temporary: Path) -> None:
+    """Removes a temporary file of :func:`write_whole` if its writer is dead."""
+    # another user's, gone, still written, or without locks
+    with contextlib.suppress(OSError), _open(temporary, os.O_RDWR | os.O_NONBLOCK) as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        temporary.unlink()
+
+
+@contextlib.contextmanager
+def locked(path: PathLike, timeout_seconds: float) -> Iterator[bool]:
+    """Lets one thread or process at a time in, by a lock file that is gone again when nobody needs it.
+
+    Args:
+        path: the lock file.
+        timeout_seconds: how long to wait for who is in.
+
+    Yields:
+        False where nothing can be locked: the directory may not be written to, the file system has no locks, or
+        the file is another user's.
+
+    Raises:
+        TimeoutError: somebody else is still in.
+    """
+    try:
+        file = _lock(path, time.monotonic() + timeout_seconds)
+    except TimeoutError:
+        raise
+    except OSError:
+        yield False
+        return
+    with file:
+        try:
+            yield True
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
 
 def read_own(path: PathLike, most_bytes: int = 1 << 20) -> bytes:
@@ -105,24 +147,24 @@ def read_own(path: PathLike, most_bytes: int = 1 << 20) -> bytes:
         PermissionError: it belongs to another user, or others may read or write it.
         OSError: it is not there, no plain file (a symbolic link is none), or longer than ``most_bytes``.
     """
-    # without blocking: somebody may have put a pipe there
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "this is no plain file", os.fspath(path))
+    with _open_plain(path, os.O_NOFOLLOW) as file:
+        status = os.fstat(file.fileno())
         if stat.S_IMODE(status.st_mode) & ~_SECRET_MODE:
             raise _refused(
                 path, f"others may read it (mode {stat.S_IMODE(status.st_mode):04o}; chmod 600 it)"
             )
-        _check_own(path, descriptor, _SECRET_MODE)
-        with open(descriptor, "rb", closefd=False) as file:
-            content = file.read(most_bytes + 1)
-    finally:
-        os.close(descriptor)
-    if len(content) > most_bytes:
-        raise OSError(errno.EFBIG, f"this has more than {most_bytes} bytes", os.fspath(path))
-    return content
+        _check_own(path, file.fileno(), _SECRET_MODE)
+        return _read(file, most_bytes)
+
+
+def read_plain(path: PathLike, most_bytes: int) -> bytes:
+    """Returns a file's content.
+
+    Raises:
+        OSError: it is not there, no plain file (a pipe could be waited for without end), or too long.
+    """
+    with _open_plain(path) as file:
+        return _read(file, most_bytes)
 
 
 def _check_own(path: PathLike, descriptor: int, mode: int) -> None:
@@ -160,23 +202,21 @@ def _refused(path: PathLike, why: str) -> PermissionError:
 
 
 @contextlib.contextmanager
-def _temporary(target: Path, mode: int) -> Iterator[tuple[Path, int]]:
+def _temporary(target: Path, mode: int) -> Iterator[BinaryIO]:
     """Makes a new file beside ``target`` that is locked as long as its writer lives, and removes it at the end."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:
-        temporary = target.with_name(f".{target.name}.{os.urandom(8).hex()}.tmp")
-        descriptor = os.open(temporary, flags, mode)
-        try:
-            with contextlib.suppress(OSError):  # a file system without locks: leftovers stay there
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if not os.fstat(descriptor).st_nlink:  # removed as a leftover before it was locked
-                continue
-            yield temporary, descriptor
-            return
-        finally:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            os.close(descriptor)
+        path = target.with_name(f".{target.name}.{os.urandom(8).hex()}.tmp")
+        with _open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as file:
+            try:
+                with contextlib.suppress(OSError):  # a file system without locks: leftovers stay there
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                if not os.fstat(file.fileno()).st_nlink:  # removed as a leftover before it was locked
+                    continue
+                yield file
+                return
+            finally:
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
 
 def _remove_leftovers(target: Path) -> None:
@@ -191,27 +231,72 @@ def _remove_leftovers(target: Path) -> None:
             remove_leftover(target.with_name(name))
 
 
-def remove_leftover(temporary: Path) -> None:
-    """Removes a temporary file of :func:`write_whole` if its writer is dead."""
-    with contextlib.suppress(OSError):  # another user's, or gone
-        descriptor = os.open(temporary, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+def _lock(path: PathLike, deadline: float) -> BinaryIO:
+    """Returns a lock file that is locked, and is the one of that name."""
+    while True:
+        file = _open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            temporary.unlink()
-        finally:
-            os.close(descriptor)
+            if os.fstat(file.fileno()).st_uid != os.geteuid():
+                raise _refused(path, "it belongs to another user")
+            _await_lock(file, deadline)
+            if os.fstat(file.fileno()).st_nlink:
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()  # who held it before has removed it
 
 
-def _write_all(descriptor: int, piece: Buffer) -> None:
-    rest = memoryview(piece).cast("B")
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
+def _await_lock(file: BinaryIO, deadline: float) -> None:
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise TimeoutError(
+                    errno.ETIMEDOUT, "another process or thread still holds this lock", file.name
+                ) from None
+        time.sleep(_LOOK_SECONDS)
+
+
+def _open(path: PathLike, flags: int, mode: int = 0) -> BinaryIO:
+    """Opens a file to write to it, never what a link leads to. An object: an interrupt at any moment closes it."""
+    flags |= os.O_NOFOLLOW | os.O_CLOEXEC
+    return open(path, "wb", opener=lambda name, _: os.open(name, flags, mode))
+
+
+@contextlib.contextmanager
+def _open_plain(path: PathLike, flags: int = 0) -> Iterator[BinaryIO]:
+    flags |= (
+        os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    )  # without blocking: somebody may have put a pipe there
+    with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "this is no plain file", os.fspath(path))
+        yield file
+
+
+def _read(file: BinaryIO, most_bytes: int) -> bytes:
+    content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"this has more than {most_bytes} bytes", file.name)
+    return content
+
+
+class _Directory:
+    """An open directory, closed when nobody knows it any more, as a file is: also after an interrupt."""
+
+    def __init__(self, place: Path) -> None:
+        self.descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self.descriptor
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # it could not be opened
+            os.close(self.descriptor)
 
 
 def _sync_directory(place: Path) -> None:
     with contextlib.suppress(OSError):  # not every file system can
-        descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        os.fsync(_Directory(place))

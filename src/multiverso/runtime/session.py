@@ -81,6 +81,7 @@ class Session:
         ends_with_node: bool = False,
         on_close: Callable[[], None] | None = None,
     ) -> None:
+        self.address = address
         self.consistency = Consistency.of(sync, staleness)
         self.timeout_seconds = WAIT_SECONDS if timeout_seconds is None else timeout_seconds
         self.start_timeout_seconds = START_SECONDS if start_timeout_seconds is None else start_timeout_seconds

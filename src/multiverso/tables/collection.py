@@ -1,19 +1,22 @@
 """All tables of a session, saved and loaded together.
 
 A directory holds a file for each table and ``manifest.json``, which is replaced last: until then a reader finds
-the files of the save before.
+the files of the save before. One worker at a time writes there; the others wait for it, and have nothing left to do
+when what it wrote is as new as their own call.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multiverso.errors import SnapshotError
-from multiverso.files import write_whole
+from multiverso import files
+from multiverso.errors import SnapshotError, WaitTimeoutError
 from multiverso.tables import saving
 
 if TYPE_CHECKING:
@@ -21,10 +24,15 @@ if TYPE_CHECKING:
     from multiverso.tables.handler import TableHandler
 
 _MANIFEST = "manifest.json"
+_LOCK = ".lock"
 _FORMAT = "multiverso tables 1"
-_OURS = re.compile(
-    r"table-\d+-[0-9a-f]{12}\.safetensors|\.(table-\d+-[0-9a-f]{12}\.safetensors|manifest\.json)\.[0-9a-f]{16}\.tmp"
-)
+_LONGEST_MANIFEST = 64 << 20
+_TABLE = re.compile(r"table-\d+-[0-9a-f]{12}\.safetensors")
+_TEMPORARY = re.compile(rf"\.({_TABLE.pattern}|manifest\.json)\.[0-9a-f]{{16}}\.tmp")
+_LOAD_ATTEMPTS = 1000
+
+Files = dict[str, str]
+"""The file of each table, by the table's key."""
 
 
 def _key(table: TableHandler) -> str:
@@ -32,33 +40,78 @@ def _key(table: TableHandler) -> str:
 
 
 def save_all(session: Session, directory: str | os.PathLike[str]) -> None:
-    """Writes every table of the session."""
+    """Writes every table of the session, unless another worker of the job has begun to do so since this call."""
+    called_ns = time.monotonic_ns()
+    session.check()
+    session.flush()
     place = Path(directory)
     place.mkdir(parents=True, exist_ok=True)
-    if (place / _MANIFEST).exists():
-        _manifest(place)  # somebody else's is not replaced
+    with contextlib.ExitStack() as stack:
+        try:
+            alone = stack.enter_context(files.locked(place / _LOCK, session.timeout_seconds))
+        except TimeoutError as error:
+            raise WaitTimeoutError(
+                f"gave up after {session.timeout_seconds:.1f} s waiting for the process or thread that saves to "
+                f"{place}; a longer deadline: init(timeout_seconds=)"
+            ) from error
+        # somebody else's manifest is not replaced
+        before = _read_manifest(place) if os.path.lexists(place / _MANIFEST) else {"tables": {}}
+        tables = {_key(table): table for table in session.handlers()}
+        if alone and _is_saved(before, session, called_ns, tables):
+            return
+        by = {"node": session.address, "began_ns": time.monotonic_ns()}
+        now = _write(place, by, tables)
+        _remove_others(place, now, before["tables"], alone)
+
+
+def _is_saved(before: dict[str, Any], session: Session, called_ns: int, tables: dict[str, Any]) -> bool:
+    """Whether a save that another worker of this job began after this one's call has these tables."""
+    by = before.get("by")
+    if (
+        not isinstance(by, dict)
+        or by.get("node") != session.address
+        or not isinstance(by.get("began_ns"), int)
+    ):
+        return False
+    return bool(by["began_ns"] >= called_ns and before["tables"].keys() == tables.keys())
+
+
+def _write(place: Path, by: dict[str, Any], tables: dict[str, TableHandler]) -> Files:
     stamp = os.urandom(6).hex()
-    files: dict[str, str] = {}
+    now = {key: f"table-{table.number}-{stamp}.safetensors" for key, table in tables.items()}
     try:
-        for table in session.handlers():
-            files[_key(table)] = f"table-{table.number}-{stamp}.safetensors"
-            table.save(place / files[_key(table)])
-        manifest = json.dumps({"format": _FORMAT, "tables": files}, indent=1)
-        write_whole(place / _MANIFEST, manifest.encode())
+        for key, table in tables.items():
+            table.save(place / now[key])
+        manifest = json.dumps({"format": _FORMAT, "by": by, "tables": now}, indent=1)
+        files.write_whole(place / _MANIFEST, manifest.encode())
     except BaseException:
-        for name in files.values():
-            (place / name).unlink(missing_ok=True)
+        if not _counts(place, now):  # an interrupt may come when it already does
+            for name in now.values():
+                (place / name).unlink(missing_ok=True)
         raise
-    # the save before, and what a crash in the middle of one has left
+    return now
+
+
+def _counts(place: Path, now: Files) -> bool:
+    try:
+        return bool(_read_manifest(place)["tables"] == now)
+    except SnapshotError:
+        return False
+
+
+def _remove_others(place: Path, now: Files, before: dict[str, Any], alone: bool) -> None:
+    """Removes the save before and, if nobody else can be writing, what crashes in the middle of one have left."""
     for path in place.iterdir():
-        if _OURS.fullmatch(path.name) and path.name not in files.values():
-            path.unlink(missing_ok=True)
+        if _TABLE.fullmatch(path.name) and path.name not in now.values():
+            if alone or path.name in before.values():
+                path.unlink(missing_ok=True)
+        elif _TEMPORARY.fullmatch(path.name):
+            files.remove_leftover(path)
 
 
 def load_all(session: Session, directory: str | os.PathLike[str]) -> None:
     """Reads every table, and writes to the shared memory only when all of them fit."""
     place = Path(directory)
-    files: dict[str, str] = _manifest(place)["tables"]
     tables = {_key(table): table for table in session.handlers()}
     for table in session.handlers():
         for user in table.users:
@@ -67,21 +120,50 @@ def load_all(session: Session, directory: str | os.PathLike[str]) -> None:
                 "of the tables leaves as they are: what was loaded would be lost in the next exchange. Nothing was "
                 "changed. Save with manager.save(directory) and load with manager.load(directory), in every worker"
             )
-    if set(files) != set(tables):
-        raise SnapshotError(
-            f"{place} holds the tables {sorted(files)}, this session has {sorted(tables)}; create the same "
-            "tables in the same order, or by the same names, before loading"
-        )
-    read = {key: saving.load(place / files[key], table.spec) for key, table in tables.items()}
-    for key, table in tables.items():
-        table.replace(*read[key])
+    for key, saved in _read_all(place, tables).items():
+        tables[key].replace(*saved)
 
 
-def _manifest(place: Path) -> dict[str, Any]:
+def _read_all(place: Path, tables: dict[str, TableHandler]) -> dict[str, Any]:
+    for _ in range(_LOAD_ATTEMPTS):
+        manifest = _read_manifest(place)
+        names = _files(place, manifest)
+        if names.keys() != tables.keys():
+            raise SnapshotError(
+                f"{place} holds the tables {sorted(names)}, this session has {sorted(tables)}; create the same "
+                "tables in the same order, or by the same names, before loading"
+            )
+        try:
+            return {key: saving.load(place / names[key], table.spec) for key, table in tables.items()}
+        except SnapshotError:
+            if _read_manifest(place) == manifest:
+                raise
+    raise SnapshotError(f"{place} is saved to again and again while it is loaded; let the saving end first")
+
+
+def _read_manifest(place: Path) -> dict[str, Any]:
+    """Returns what is in the manifest; only its format and that there are tables is checked."""
+    path = place / _MANIFEST
     try:
-        manifest = json.loads((place / _MANIFEST).read_text())
-    except (OSError, ValueError) as error:
-        raise SnapshotError(f"{place} holds no saved tables: {error}") from error
+        manifest = json.loads(files.read_plain(path, _LONGEST_MANIFEST))
+    except (OSError, ValueError, RecursionError) as error:
+        raise SnapshotError(f"{place} holds no saved tables: {path} cannot be read: {error}") from error
     if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
-        raise SnapshotError(f"{place / _MANIFEST} is not the manifest of saved tables")
+        raise SnapshotError(f"{path} is not the manifest of saved tables")
+    tables = manifest.get("tables")
+    if not isinstance(tables, dict):
+        raise SnapshotError(
+            f'{path} is damaged: "tables" is {tables!r:.80}; expected a file\'s name for each table'
+        )
     return manifest
+
+
+def _files(place: Path, manifest: dict[str, Any]) -> Files:
+    for key, name in manifest["tables"].items():
+        # nothing but files of this directory: a manifest may come from anywhere
+        if not (isinstance(name, str) and _TABLE.fullmatch(name)):
+            raise SnapshotError(
+                f"{place / _MANIFEST} is damaged: the file of table {key!r:.80} is {name!r:.80}; expected a name like "
+                "table-1-0123456789ab.safetensors"
+            )
+    return dict(manifest["tables"])

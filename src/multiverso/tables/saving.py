@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,8 @@ def load(path: PathLike, spec: TableSpec) -> tuple[Array, list[Array]]:
     from safetensors import SafetensorError, safe_open
 
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe could be waited for without end
+            raise SnapshotError(f"{path} is no plain file")
         with safe_open(os.fspath(path), framework="numpy") as file:
             header = file.metadata() or {}
             if header.get("format") != _FORMAT:
@@ -46,7 +49,7 @@ def load(path: PathLike, spec: TableSpec) -> tuple[Array, list[Array]]:
             arrays = {name: file.get_tensor(name).reshape(-1) for name in file.keys()}  # noqa: SIM118
     except SnapshotError:
         raise
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise SnapshotError(f"{path} cannot be read as a saved table: {error}") from error
     names = ["values", *(f"state.{i}" for i in range(spec.states))]
     bad = [
