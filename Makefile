@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test check bench chaos pauses interleave docs clean distclean
+.PHONY: help demo test check bench chaos pauses interleave mutants golden docs clean distclean
 
 # Whatever is active outside must not reach the environments made here.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONWARNINGS CONDA_PREFIX
@@ -62,6 +62,12 @@ pauses: .venv/.full ## all tests, four at a time, while their processes are stop
 interleave: .venv/.dev ## schedules of the kernels, step by step, that break a law (SECONDS=60, SEED=random, ARGS=)
 	PYTHONPATH=tests/interleave $(BIN)/python -m interleavings --seconds $(or $(SECONDS),60) \
 		$(if $(SEED),--seed $(SEED)) $(ARGS)
+
+mutants: .venv/.dev ## which schedule notices which spoilt line of the kernels (tests/interleave/mutants.json)
+	PYTHONPATH=tests/interleave $(BIN)/python -m interleavings.mutants $(ARGS)
+
+golden: .venv/.dev ## store the golden traces of updaters and rules anew: only when they change on purpose
+	$(BIN)/python tests/rules/golden_traces.py
 
 docs: .venv/.dev ## the documentation, served on http://127.0.0.1:8000
 	$(BIN)/mkdocs serve

@@ -61,7 +61,7 @@ CHUNK, CHUNKS, SMALL_SLOTS = (
 )  # elements of a chunk, chunks of a round, where a slot's small ones begin
 MEAN = 168  # 1 when the updater gets the mean of a round's contributions instead of their sum
 COMMITTED = 192  # int64: the last finished round; all members write the same value
-DECISIONS = 256  # 2 x int64, compare-and-swap: (step << 8) | proposer + 1, for even and odd steps
+DECISIONS = 256  # 2 x int64, compare-and-swap: see rounds._step_in; for even and odd steps
 HYPER = 320  # up to 16 hyperparameters in the table's dtype
 TABLE_HEADER = 512
 

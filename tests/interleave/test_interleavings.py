@@ -7,14 +7,31 @@ from interleavings.laws import LAWS
 from interleavings.source import Source
 from interleavings.world import MEMORY
 
-SCHEDULES = {"rounds": 1200, "latecomers": 1000, "reduce_small": 1200, "reduce_in_chunks": 700}
-# Found a defect once, and are kept whatever they are good for today.
+SCHEDULES = {
+    "rounds": 900,
+    "latecomers": 900,
+    "barriers": 900,
+    "clocks": 900,
+    "locks": 700,
+    "reduce_small": 900,
+    "reduce_in_chunks": 500,
+}
+# Found a defect once, and are kept whatever they are good for today. (The defects themselves are kept as mutants.)
 KEPT = [
     ("reduce_small", 28),  # who came and left in order between two looks was taken for lost
     (
         "rounds",
         4412,
     ),  # who folded, went on and left between two looks had its part folded with the next round's slot
+    ("barriers", 434),  # who came and died between two looks was taken for one that had not come
+    (
+        "latecomers",
+        89,
+    ),  # a finished round was made an empty one by a latecomer, its last reader having just left
+    (
+        "latecomers",
+        186,
+    ),  # a latecomer's add was in a round's later chunks, and a latecomer that left had its add lost
 ]
 
 

@@ -136,9 +136,11 @@ def test_easgd_keeps_the_sum_under_contention(experiment: Any) -> None:
         worker = Worker()
         rank = worker.local_rank
         mine = [np.random.default_rng(rank).standard_normal(200_000), np.full(5, rank, np.float64)]
-        begin = [array.copy() for array in mine]
         rule = EASGD(0.3)
         worker.init_shared_params(mine, rule)
+        for array in mine:  # away from the centre in every worker, whoever exchanges first, and however often
+            array += np.random.default_rng(10 + rank).standard_normal(array.size)
+        begin = [array.copy() for array in mine]
         worker.all_reduce(np.zeros(1))
         before = [worker.all_reduce(array) + shared for array, shared in zip(mine, worker.shared_params)]
         worker.all_reduce(np.zeros(1))

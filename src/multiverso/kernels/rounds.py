@@ -67,11 +67,12 @@ def takes_part(control, base, worker, step):
 
 
 @njit(nogil=True)
-def _collect(control, base, step):
-    """(state, members) of a step: have all live workers of the table their slots ready?
+def _collect(control, base, step, among):
+    """(state, members) of a step: have all live workers of the table, ``among`` these, their slots ready?
 
     Each must have folded the step before, too: then it has read that step's decision, whose place is used again
-    two steps later.
+    two steps later. After a round's first step it is among the members of the step before: a latecomer that the
+    first went ahead without may have its slot ready for all of them, and is in the next round instead.
     """
     go_on = load32(control + at.CONTINUE_WITHOUT_LOST)
     members = np.int64(0)
@@ -82,6 +83,8 @@ def _collect(control, base, step):
             continue
         if is_lost(control, worker) and go_on == 0:
             return LOST_SOMEONE, members
+        if not (among >> worker) & 1:
+            continue
         staged = load64(line + at.STAGED) >= step
         if takes_part(control, base, worker, step) and (not staged or load64(line + at.FOLDED) < step - 1):
             state = NOT_READY
@@ -89,6 +92,20 @@ def _collect(control, base, step):
             # whoever died or left after its slot was ready is a member like the others
             members |= np.int64(1) << worker
     return state, members
+
+
+@njit(nogil=True)
+def _step_in(decision):
+    """The step of a decision: (step << 16) | (how often it was touched, modulo 256, << 8) | proposer + 1."""
+    return decision >> 16
+
+
+@njit(nogil=True)
+def _members_in(base, decision, step):
+    """The members that a decision fixes for a step; none when it is of a later one."""
+    if _step_in(decision) != step:
+        return np.int64(0)
+    return load64(line_of(base, (decision & 0xFF) - 1) + at.PROPOSALS + 8 * (step & 1))
 
 
 @njit(nogil=True)
@@ -150,6 +167,8 @@ def _last_round_is_over(control, base, me, number, like):
                 lowest = worker
     if lowest != me:
         return False
+    if load64(base + at.COMMITTED) >= number - 1:
+        return True  # looked at again once all others are gone: one may have finished it, and left after that
     size = load64(base + at.ELEMENTS)
     copy_into(
         array_at(base + buffer_of(base, number - 1), size, like),
@@ -173,26 +192,25 @@ def _decide(control, base, me, progress, wait, like):
         step = step_of(base, progress[ROUND], progress[CHUNK])
         decision = base + at.DECISIONS + 8 * (step & 1)
         seen = load64(decision)
-        if seen >> 8 >= step:
-            members = np.int64(0)
-            if seen >> 8 == step:
-                members = load64(line_of(base, (seen & 0xFF) - 1) + at.PROPOSALS + 8 * (step & 1))
+        if _step_in(seen) >= step:
+            members = _members_in(base, seen, step)
             if (members >> me) & 1:
                 progress[MEMBERS + progress[CHUNK]] = members
                 return DONE
             _move_to_next_round(base, me, progress)
             notify(control)  # the others no longer wait for this worker
             continue
-        state, members = _collect(control, base, step)
+        among = progress[MEMBERS + progress[CHUNK] - 1] if progress[CHUNK] > 0 else np.int64(-1)
+        state, members = _collect(control, base, step, among)
         if state == LOST_SOMEONE:
             return LOST_SOMEONE
         if progress[CHUNK] == 0 and not _last_round_is_over(control, base, me, progress[ROUND], like):
             state = NOT_READY
         if state == READY:
-            again, same = _collect(control, base, step)
+            again, same = _collect(control, base, step, among)
             if again == READY and same == members:
                 store64(line_of(base, me) + at.PROPOSALS + 8 * (step & 1), members)
-                compare_swap64(decision, seen, (step << 8) | (me + 1))
+                compare_swap64(decision, seen, (step << 16) | (me + 1))
                 notify(control)
             continue
         code = pause(control, me, wait, event, at.FOR_ROUND, load64(base + at.TABLE_ID), 0, step)
@@ -383,17 +401,23 @@ def take_rows(base, me, progress, ids, out):
 
 def leave(control, base, me, number):
     """Publishes what was added since the last read, for the others' next round, before a worker leaves."""
+    progress = np.zeros(MEMBERS, np.int64)
+    progress[ROUND] = number
     store32(line_of(base, me) + at.SOURCES + 4 * (number & 1), WHOLE)
     store64(line_of(base, me) + at.STAGED, step_of(base, number, load64(base + at.CHUNKS) - 1))
-    first = step_of(base, number, 0)
-    seen = load64(base + at.DECISIONS + 8 * (first & 1))
-    if seen >> 8 >= first:
-        members = np.int64(0)
-        if seen >> 8 == first:
-            members = load64(line_of(base, (seen & 0xFF) - 1) + at.PROPOSALS + 8 * (first & 1))
-        if not (members >> me) & 1:
-            progress = np.zeros(MEMBERS, np.int64)
-            progress[ROUND] = number
+    while True:
+        first = step_of(base, progress[ROUND], 0)
+        decision = base + at.DECISIONS + 8 * (first & 1)
+        seen = load64(decision)
+        if _step_in(seen) < first:
+            # Nobody waits for a latecomer whom the round in flight does not know of: a decision that was collected
+            # before this slot was ready must fail, and is made again.
+            touched = (seen & ~0xFF00) | ((seen + 0x100) & 0xFF00)
+            if compare_swap64(decision, seen, touched) == seen:
+                break
+        elif (_members_in(base, seen, first) >> me) & 1:
+            break
+        else:
             _move_to_next_round(base, me, progress)
     notify(control)
 

@@ -34,6 +34,7 @@ class Memory:
         self.scheduler = Scheduler(0)
         self._used = 0
         self._mutexes: dict[int, Mutex] = {}
+        self.takeovers = 0  # of mutexes whose owner died
         self.errno = self.take(64)
         self._kept = self._used
 
@@ -45,6 +46,7 @@ class Memory:
         self.quiet[:] = bytes(len(self.quiet))
         self._used = self._kept
         self._mutexes.clear()
+        self.takeovers = 0
 
     def take(self, size: int) -> int:
         """Returns the address of zeroed memory, at the beginning of a page."""
@@ -77,6 +79,7 @@ class Memory:
         if mutex.owner is not None:
             return EBUSY
         mutex.owner = me
+        self.takeovers += mutex.inconsistent
         return EOWNERDEAD if mutex.inconsistent else 0
 
     def clock_lock(self, address: int) -> int:
@@ -172,9 +175,9 @@ def atomics(memory: Memory) -> ModuleType:
         return -1 if code else 0
 
     def clock_gettime(clock: int, address: int) -> int:
-        seconds = ctypes.c_int64.from_address(int(address))
-        seconds.value = 1 + memory.scheduler.steps
-        ctypes.c_int64.from_address(int(address) + 8).value = 0
+        ctypes.c_int64.from_address(int(address)).value = 1
+        # a microsecond a step: no slice of half a second is ever over, so that only a wake ends a sleep
+        ctypes.c_int64.from_address(int(address) + 8).value = 1000 * memory.scheduler.steps
         return 0
 
     known = {

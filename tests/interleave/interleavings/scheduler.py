@@ -22,7 +22,7 @@ from typing import Any
 
 import greenlet
 
-MOST_STEPS = 60_000
+MOST_STEPS = 30_000
 EINTR = 4
 _NEVER = 1 << 60
 
@@ -169,7 +169,7 @@ class Scheduler:
         """Runs until all actors but daemons have ended.
 
         Raises:
-            Stuck: nobody can go on, or 60,000 steps were taken.
+            Stuck: nobody can go on, or 30,000 steps were taken.
         """
         try:
             while (actor := self._choose(willing=True)) is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import importlib
 import types
 from pathlib import Path
@@ -117,7 +118,13 @@ _compiled: dict[str, Any] = {}
 
 def tree_of(module: str) -> ast.Module:
     """Returns the syntax tree of a module, a new one at each call."""
-    return ast.parse(path_of(module).read_text(), str(path_of(module)))
+    return ast.parse(text_of(module), str(path_of(module)))
+
+
+@functools.cache
+def text_of(module: str) -> str:
+    """Returns a module's source as it was when it was first asked for."""
+    return path_of(module).read_text()
 
 
 def compiled(module: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from random import Random
 from types import SimpleNamespace
@@ -45,7 +45,8 @@ def schedule_of(random: Random, seed: int, reach: int, how: How) -> Scheduler:
 
 @dataclass
 class World:
-    """One schedule's world. ``actors``: the workers' by number; ``dead``: who was killed, in order."""
+    """One schedule's world. ``actors``: the workers' by number; ``dead``: who was killed, in order; ``replaced``:
+    whose number was given to a latecomer."""
 
     source: Source
     scheduler: Scheduler
@@ -55,6 +56,7 @@ class World:
     at: Any = None
     dead: list[int] = field(default_factory=list)
     actors: dict[int, Actor] = field(default_factory=dict)
+    replaced: list[int] = field(default_factory=list)
     shards: list[Any] = field(default_factory=list)
     _tasks: list[Callable[[], None]] = field(default_factory=list)
 
@@ -126,15 +128,40 @@ class World:
         """Adds a worker's actor, which does ``body(worker)``."""
         self.actors[worker] = self.scheduler.add(f"worker {worker}", lambda: body(worker))
 
+    def join_at(self, step: int, worker: int, body: Callable[[int], None]) -> None:
+        """Lets a latecomer do ``body(worker)`` from a step on; its number may be that of one who is gone by then."""
+
+        def come() -> None:
+            before = self.actors.get(worker)
+            name = f"worker {worker} again" if before is not None else f"worker {worker}"
+            actor = self.scheduler.add(name, lambda: body(worker))
+            if before is None or before.ended or before.dead:
+                self.actors[worker] = actor
+
+        self.scheduler.at(step, come)
+
+    def quietly(self, look: Callable[[], Any]) -> Any:
+        """Returns what a look at shared words says, without a step."""
+        current, self.scheduler.current = self.scheduler.current, None
+        try:
+            return look()
+        finally:
+            self.scheduler.current = current
+
     def disturb(self, random: Random, reach: int, how: How, deaths: int, signals: int) -> None:
         """Draws who dies and who gets a signal when, unless a script says it."""
-        workers = sorted(self.actors)
-        events = [(self.kill, deaths), (self._signal, signals)]
-        for what, number in events:
-            for _ in range(number):
-                step, worker = random.randrange(1, reach), random.choice(workers)
-                if how.script is None:
-                    self.scheduler.at(step, lambda do=what, w=worker: do(w))  # type: ignore[misc]
+        deaths_at, signals_at = (
+            [(random.randrange(1, reach), random.choice(sorted(self.actors))) for _ in range(number)]
+            for number in (deaths, signals)
+        )
+        if how.script is None:
+            self.happen(deaths_at, signals_at)
+
+    def happen(self, deaths: Iterable[tuple[int, int]], signals: Iterable[tuple[int, int]]) -> None:
+        """Lets workers be killed or get a signal: (step, worker)."""
+        for what, events in ((self.kill, deaths), (self._signal, signals)):
+            for step, worker in events:
+                self.scheduler.at(step, lambda do=what, w=worker: do(w))  # type: ignore[misc]
 
     def _signal(self, worker: int) -> None:
         self.scheduler.interrupt(self.actors[worker])
@@ -150,6 +177,8 @@ class World:
                 return False
             for shard in self.shards:
                 shard.withdraw(worker)
+            if fate != self.at.FREE:
+                self.replaced.append(worker)
             self.control.admit(worker, 2000 + worker)
             return True
 

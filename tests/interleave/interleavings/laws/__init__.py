@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from interleavings.laws.locking import locks
 from interleavings.laws.reducing import reduce_in_chunks, reduce_small
 from interleavings.laws.rounds import exchanges_and_reads, latecomers
+from interleavings.laws.waiting import barriers, clocks
 
 Law = Callable[..., int]
 
 LAWS: dict[str, Law] = {
     "rounds": exchanges_and_reads,
     "latecomers": latecomers,
+    "barriers": barriers,
+    "clocks": clocks,
+    "locks": locks,
     "reduce_small": reduce_small,
     "reduce_in_chunks": reduce_in_chunks,
 }

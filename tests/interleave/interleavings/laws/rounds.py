@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from interleavings.scheduler import Scheduler
 from interleavings.source import Source
 from interleavings.world import DRAWN, LOST, How, World, schedule_of
 
@@ -43,43 +44,92 @@ class Life:
     end: str = ""
 
 
+OPERATIONS = ("exchange", "exchange", "add", "two", "joined", "read")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What happens in a world of rounds.
+
+    Attributes:
+        operations: of each worker in each of its rounds, by number, latecomers behind the others: "exchange",
+            "add" and read, "two" adds and read, an add "joined" by an exchange, or "read" alone.
+        leaves_an_add: whether a worker adds something before it leaves, for the others' next round.
+        workers: how many are there from the start.
+        chunks: how many each round goes through.
+        length: elements of a chunk; those of the last are ``short`` fewer.
+        continues: whether the others go on without the lost.
+        deaths: (step, worker); ``signals`` likewise.
+        latecomers: (step, number), which may be that of one who is gone by then.
+    """
+
+    operations: tuple[tuple[str, ...], ...]
+    leaves_an_add: tuple[bool, ...]
+    workers: int
+    chunks: int = 1
+    length: int = 16
+    short: int = 0
+    continues: bool = True
+    deaths: tuple[tuple[int, int], ...] = ()
+    signals: tuple[tuple[int, int], ...] = ()
+    latecomers: tuple[tuple[int, int], ...] = ()
+
+
 def exchanges_and_reads(source: Source, seed: int, how: How = DRAWN) -> int:
     """Workers that are there from the start, that leave and die."""
-    return _rounds(source, seed, how, latecomers=False)
+    return run(source, *_drawn(seed, how, latecomers=False))
 
 
 def latecomers(source: Source, seed: int, how: How = DRAWN) -> int:
     """The same, and workers that join, some with the number of one that is gone."""
-    return _rounds(source, seed, how, latecomers=True)
+    return run(source, *_drawn(seed, how, latecomers=True))
 
 
-def _rounds(source: Source, seed: int, how: How, latecomers: bool) -> int:
+def _drawn(seed: int, how: How, latecomers: bool) -> tuple[Plan, Scheduler]:
     random = Random(seed)
     workers = random.choice((2, 2, 3, 3, 4))
     late = random.choice((1, 1, 2)) if latecomers else 0
     chunks, number = random.choice((1, 1, 2, 3)), random.choice((1, 2, 3, 4))
-    capacity = workers + late
     reach = (60 + 60 * chunks) * workers * number
-    length = 16 * (capacity if random.random() < 0.5 else 1)
-    source["layout"].CHUNK_BYTES = 8 * length
-    elements = chunks * length - random.choice((0, 3))
-    world = World(source, schedule_of(random, seed, reach, how), capacity, random.random() < 0.8)
+    length = 16 * (workers + late if random.random() < 0.5 else 1)
+    short = random.choice((0, 3))
+    scheduler, continues = schedule_of(random, seed, reach, how), random.random() < 0.8
+    operations = [[random.choice(OPERATIONS) for _ in range(number)] for _ in range(workers + late)]
     for worker in range(workers):
+        if random.random() < 0.3:
+            del operations[worker][random.randrange(number) :]
+    leaves_an_add = tuple(random.random() < 0.5 for _ in range(workers + late))
+    counts = random.choice((0, 0, 1, 1, 2, 3)), random.choice((0, 0, 2))
+    deaths, signals = (
+        tuple((random.randrange(1, reach), random.choice(range(workers))) for _ in range(count))
+        for count in counts
+    )
+    joins = []
+    for joiner in range(late):
+        place = random.choice((workers + joiner, random.randrange(workers)))
+        joins.append((random.randrange(1, reach), place))
+    if how.script is not None:
+        deaths = signals = ()
+    plan = Plan(
+        tuple(map(tuple, operations)), leaves_an_add, workers, chunks, length, short, continues,
+        deaths, signals, tuple(joins),
+    )  # fmt: skip
+    return plan, scheduler
+
+
+def run(source: Source, plan: Plan, scheduler: Scheduler) -> int:
+    """Runs one schedule of a plan and judges what came of it; returns its steps."""
+    source["layout"].CHUNK_BYTES = 8 * plan.length
+    chunks, elements = plan.chunks, plan.chunks * plan.length - plan.short
+    world = World(source, scheduler, len(plan.operations), plan.continues)
+    for worker in range(plan.workers):
         world.begin(worker)
     at = world.at
     shard = world.table(elements, at.SYNCHRONOUS)
-    for worker in range(workers):
+    for worker in range(plan.workers):
         shard.enrol(worker)
     rounds, control, base = source["rounds"], world.control.address, shard.base
     lives: list[Life] = []
-    plans = [
-        [random.choice(("exchange", "exchange", "add", "two", "joined", "read")) for _ in range(number)]
-        for _ in range(capacity)
-    ]
-    for worker in range(workers):
-        if random.random() < 0.3:
-            del plans[worker][random.randrange(number) :]
-    leaves_an_add = [random.random() < 0.5 for _ in range(capacity)]
 
     def live(life: Life) -> None:
         me, one = life.worker, 1 << (8 * life.number)
@@ -94,24 +144,24 @@ def _rounds(source: Source, seed: int, how: How, latecomers: bool) -> int:
             life.given = life.asked
             life.counts[number], life.values[number] = life.given, local.copy()
 
-        for plan in plans[me]:
+        for operation in plan.operations[me]:
             staged = 0
-            if plan in ("add", "two", "joined"):
-                for first in (True, False)[: 2 if plan == "two" else 1]:
+            if operation in ("add", "two", "joined"):
+                for first in (True, False)[: 2 if operation == "two" else 1]:
                     life.asked += 1
                     rounds.stage(base, me, delta, first)
                 staged = 1
-            life.chunked = plan == "exchange"
-            if plan in ("exchange", "joined"):
+            life.chunked = operation == "exchange"
+            if operation in ("exchange", "joined"):
                 life.asked += 1
                 local += one
-            if plan == "exchange":
+            if operation == "exchange":
                 code = world.until_done(rounds.commit_exchange, control, base, 0, me, progress, local, last)
             else:
-                if plan == "joined":
+                if operation == "joined":
                     rounds.stage_difference(base, me, local, last, False)
                 code = world.until_done(rounds.commit, control, base, 0, me, staged, progress, last)
-                if code == 0 and plan == "joined":
+                if code == 0 and operation == "joined":
                     rounds.take_both(base, me, progress, local, last)
                 elif code == 0:
                     rounds.take(base, me, progress, local)
@@ -123,7 +173,7 @@ def _rounds(source: Source, seed: int, how: How, latecomers: bool) -> int:
                 return
             finished()
         life.chunked = False
-        if leaves_an_add[me]:
+        if plan.leaves_an_add[me]:
             life.asked += 1
             rounds.stage(base, me, delta, True)
             rounds.leave(control, base, me, int(progress[rounds.ROUND]))
@@ -145,20 +195,11 @@ def _rounds(source: Source, seed: int, how: How, latecomers: bool) -> int:
         shard.enrol(worker)
         live(life)
 
-    for worker in range(workers):
+    for worker in range(plan.workers):
         begin(worker)
-    world.disturb(random, reach, how, random.choice((0, 0, 1, 1, 2, 3)), random.choice((0, 0, 2)))
-    for joiner in range(late):
-        place = random.choice((workers + joiner, random.randrange(workers)))
-        when = random.randrange(1, reach)
-        name = f"worker {place} again" if place < workers else f"worker {place}"
-
-        def come(place: int = place, name: str = name) -> None:
-            actor = world.scheduler.add(name, lambda: join(place))
-            if place >= workers or world.actors[place].ended or world.actors[place].dead:
-                world.actors[place] = actor
-
-        world.scheduler.at(when, come)
+    world.happen(plan.deaths, plan.signals)
+    for step, number in plan.latecomers:
+        world.join_at(step, number, join)
     world.scheduler.run()
     _judge(world, shard, lives)
     return world.scheduler.steps

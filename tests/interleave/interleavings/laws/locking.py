@@ -1,0 +1,93 @@
+"""Stripes under robust locks: no addition is lost, whoever dies while it holds one, and who takes over is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from interleavings.source import Source
+from interleavings.world import DRAWN, RETRY, How, World, schedule_of
+
+_STRIPE = 16
+
+
+def locks(source: Source, seed: int, how: How = DRAWN) -> int:
+    """add, exchange and get of a table of some stripes; each worker has eight bits of every element for itself."""
+    random = Random(seed)
+    workers, number, stripes = random.choice((2, 2, 3, 4)), random.choice((1, 2, 3)), random.choice((1, 2, 3))
+    reach = 40 * workers * number * stripes
+    source["layout"].STRIPE_BYTES = 8 * _STRIPE
+    world = World(source, schedule_of(random, seed, reach, how), workers, continues=True)
+    for worker in range(workers):
+        world.begin(worker)
+    at, dense, memory = world.at, source["dense"], source.memory
+    elements = stripes * _STRIPE - random.choice((0, 3))
+    shard = world.table(elements, at.ASYNCHRONOUS)
+    for worker in range(workers):
+        shard.enrol(worker)
+    control, base = world.control.address, shard.base
+    given, asked = [0] * workers, [0] * workers
+    plans = [
+        [random.choice(("add", "add", "exchange", "get")) for _ in range(number)] for _ in range(workers)
+    ]
+
+    def until_done(call: Callable[[int], int]) -> None:
+        code = call(0)
+        while code:
+            assert code & 0xFFFF in RETRY, f"code {code & 0xFFFF}"
+            code = call(code >> 16)
+
+    def work(me: int) -> None:
+        one = 1 << (8 * me)
+        local, last, out, delta = (np.zeros(elements, np.int64) for _ in range(4))
+        delta += one
+
+        def add(done: int) -> int:
+            return int(dense.add(control, base, 0, me, delta, done))
+
+        def get(done: int) -> int:
+            return int(dense.get(control, base, me, out, done))
+
+        def exchange(done: int) -> int:
+            return int(dense.exchange(control, base, 0, me, local, last, done))
+
+        def mine(values: Any) -> None:
+            assert ((values >> (8 * me)) & 0xFF == asked[me]).all(), f"worker {me} does not read its own adds"
+
+        for plan in plans[me]:
+            if plan == "add":
+                asked[me] += 1
+                until_done(add)
+            elif plan == "get":
+                until_done(get)
+                mine(out)
+            else:
+                asked[me] += 1
+                local[:] += one
+                until_done(exchange)
+                mine(local)
+                assert np.array_equal(local, last), f"worker {me}: an exchange left its two arrays unequal"
+            given[me] = asked[me]
+
+    for worker in range(workers):
+        world.run(worker, work)
+    world.disturb(random, reach, how, random.choice((0, 1, 1, 2, 3)), random.choice((0, 0, 2)))
+    world.scheduler.run()
+    values = world.quietly(shard.values)
+    for worker in range(workers):
+        found = (values >> (8 * worker)) & 0xFF
+        assert ((found >= given[worker]) & (found <= asked[worker])).all(), (
+            f"worker {worker} gave {given[worker]} to {asked[worker]}, and {np.unique(found)} is there"
+        )
+        for lo in range(0, elements, _STRIPE):
+            part = found[lo : lo + _STRIPE]
+            assert (part == part[0]).all(), f"a part of a stripe of worker {worker}: {part}"
+    counted = sum(
+        world.quietly(lambda w=worker: shard.statistics(w)["locks_recovered"]) for worker in range(workers)
+    )
+    least = memory.takeovers - len(world.dead)  # who took over may have died before it was counted
+    assert least <= counted <= memory.takeovers, f"{memory.takeovers} takeovers of locks, {counted} counted"
+    return world.scheduler.steps

@@ -1,0 +1,135 @@
+"""Barriers and clocks: nobody goes on before those it has to wait for, and everybody goes on in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from interleavings.source import Source
+from interleavings.world import DRAWN, LOST, How, World, schedule_of
+
+
+def barriers(source: Source, seed: int, how: How = DRAWN) -> int:
+    """Who has passed a barrier has seen everyone come who was there when it came itself, and is there still."""
+    random = Random(seed)
+    workers, late = random.choice((2, 2, 3, 4)), random.choice((0, 0, 1, 2))
+    number, reach = random.choice((1, 2, 3)), 200 * workers
+    world = _world(source, random, seed, reach, how, workers, late)
+    waits = source["waits"]
+    there = dict.fromkeys(range(workers), 0)  # lives, by number
+    lost: dict[int, int] = {}
+    quota = [random.randint(0, number) if random.random() < 0.3 else number for _ in range(workers + late)]
+
+    def reached(worker: int) -> int:
+        return int(world.quietly(lambda: world.control.worker(worker).barrier))
+
+    def work(worker: int) -> None:
+        first = reached(worker)
+        for target in range(first + 1, first + quota[worker] + 1):
+            before = dict(there)
+            code = world.until_done(waits.barrier, world.control.address, worker, target)
+            if code:
+                assert code == LOST, f"worker {worker}: code {code}"
+                lost[worker] = target
+                break
+            for other in _still_there(world, before, there):
+                assert reached(other) >= target, (
+                    f"worker {worker} passed barrier {target} when {other} was at {reached(other)}"
+                )
+        world.leave(worker)
+
+    _run(world, random, reach, how, workers, late, there, work)
+    _judge_lost(world, lost, reached)
+    return world.scheduler.steps
+
+
+def clocks(source: Source, seed: int, how: How = DRAWN) -> int:
+    """A read goes ahead when every live worker of the table is near enough, and not before."""
+    random = Random(seed)
+    workers, late = random.choice((2, 2, 3, 4)), random.choice((0, 0, 1, 2))
+    number, staleness, reach = random.choice((1, 2, 4)), random.choice((0, 0, 1, 2)), 200 * workers
+    world = _world(source, random, seed, reach, how, workers, late)
+    waits, shard = source["waits"], world.table(4, world.at.BOUNDED)
+    for worker in range(workers):
+        shard.enrol(worker)
+    there = dict.fromkeys(range(workers), 0)
+    lost: dict[int, int] = {}
+    quota = [random.randint(0, number) if random.random() < 0.3 else number for _ in range(workers + late)]
+
+    def clock(worker: int) -> int:
+        return int(world.quietly(lambda: shard.statistics(worker)["clock"]))
+
+    def work(worker: int) -> None:
+        control, base = world.control.address, shard.base
+        for _ in range(quota[worker]):
+            target = clock(worker) - staleness
+            before = dict(there)
+            code = world.until_done(waits.wait_clock, control, base, worker, target)
+            if code:
+                assert code == LOST, f"worker {worker}: code {code}"
+                lost[worker] = target
+                break
+            for other in _still_there(world, before, there):
+                assert clock(other) >= target, (
+                    f"worker {worker} went on at {target + staleness} when {other} was at {clock(other)}"
+                )
+            done = clock(worker)
+            waits.tick(control, base, worker)
+            assert clock(worker) > done, f"worker {worker}: a tick is lost"
+        world.leave(worker)
+
+    _run(world, random, reach, how, workers, late, there, work, shard.enrol)
+    _judge_lost(world, lost, clock)
+    return world.scheduler.steps
+
+
+def _world(source: Source, random: Random, seed: int, reach: int, how: How, workers: int, late: int) -> World:
+    world = World(source, schedule_of(random, seed, reach, how), workers + late, random.random() < 0.6)
+    for worker in range(workers):
+        world.begin(worker)
+    return world
+
+
+def _still_there(world: World, before: dict[int, int], there: dict[int, int]) -> list[int]:
+    """Those that were there before, and have neither left nor died nor come again since."""
+    control = world.control
+    return [
+        worker
+        for worker, life in before.items()
+        if there.get(worker) == life and world.quietly(lambda w=worker: control.worker(w).counts)
+    ]
+
+
+def _run(
+    world: World,
+    random: Random,
+    reach: int,
+    how: How,
+    workers: int,
+    late: int,
+    there: dict[int, int],
+    work: Callable[[int], None],
+    enrol: Callable[[int], None] = lambda worker: None,
+) -> None:
+    def join(worker: int) -> None:
+        if world.admit(worker):
+            there.pop(worker, None)
+            world.control.activate(worker, joins_late=True)
+            enrol(worker)
+            there[worker] = world.scheduler.steps
+            work(worker)
+
+    for worker in range(workers):
+        world.run(worker, work)
+    world.disturb(random, reach, how, random.choice((0, 0, 1, 1, 2)), random.choice((0, 0, 2)))
+    for joiner in range(late):
+        place = random.choice((workers + joiner, random.randrange(workers)))
+        world.join_at(random.randrange(1, reach), place, join)
+    world.scheduler.run()
+
+
+def _judge_lost(world: World, lost: dict[int, int], reached: Callable[[int], int]) -> None:
+    for worker, target in lost.items():
+        assert not world.continues, f"worker {worker} did not go on without the lost"
+        behind = [other for other in world.dead if reached(other) < target or other in world.replaced]
+        assert behind, f"worker {worker} was told of a loss at {target}, and all who died had come there"

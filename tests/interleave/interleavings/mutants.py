@@ -1,0 +1,265 @@
+"""What the laws would notice: the kernels' source with one store, wake, swap or check spoilt at a time.
+
+``make mutants`` looks for a schedule that catches each and writes them to ``mutants.json``; the tests run those. A
+mutant that no schedule catches is a line that is not needed, or one that only saves time: then it stands in
+``TOLERATED`` with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from interleavings.laws import LAWS
+from interleavings.source import Source, path_of, text_of, tree_of
+from interleavings.tolerated import TOLERATED
+from interleavings.world import MEMORY
+
+TABLE = Path(__file__).parent.parent / "mutants.json"
+# the modules whose lines are spoilt, and the laws that may notice, the likeliest first
+LAWS_OF = {
+    "rounds": ("rounds", "latecomers"),
+    "waits": ("barriers", "clocks", "rounds", "latecomers", "reduce_small"),
+    "reduce": ("reduce_small", "reduce_in_chunks"),
+    "locking": ("locks",),
+}
+# Words that only tell people and the search for deadlocks something: no wait and no value depends on them.
+TOLD = {
+    "ADDS", "BYTES", "EXCHANGES", "GETS", "RECOVERED", "WAITED", "WAITED_NS", "WAIT_KIND", "WAIT_SEQ", "WAIT_SINCE",
+    "WAIT_STAGE", "WAIT_TABLE", "WAIT_TARGET", "NOTHING",
+}  # fmt: skip
+TELLING = {
+    "describe_wait",
+    "publish_wait",
+    "end_wait",
+    "end_table_wait",
+    "_note_wait",
+    "begin_wait",
+    "finish_wait",
+}
+# Not in rounds and waits proper: the loops over data and what wraps one call.
+LEFT_OUT = {
+    "stage", "stage_difference", "stage_rows", "take_rows", "committed_copy", "committed_put", "set_word", "set_long",
+    "begin_wait", "finish_wait", "describe_wait", "publish_wait", "end_wait", "end_table_wait", "monotonic_ns",
+    "_multiply_into", "_maximum_into", "_minimum_into", "_add_both", "_combine", "_part", "_reduce_part",
+}  # fmt: skip
+CPU_SECONDS = 20
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One spoilt line. ``name`` tells which, in words that a change elsewhere in the file does not alter."""
+
+    name: str
+    module: str
+    tree: ast.Module
+
+
+class NoEnd(AssertionError):
+    """A mutant that loops without taking steps."""
+
+
+def mutants() -> Iterator[Mutant]:
+    """Yields each mutant of today's source, in its order."""
+    for module in LAWS_OF:
+        full = f"multiverso.kernels.{module}"
+        if not path_of(full).exists():
+            continue
+        used: dict[str, int] = {}
+        for function in tree_of(full).body:
+            if not isinstance(function, ast.FunctionDef) or function.name in LEFT_OUT | TELLING:
+                continue
+            for what, change in _changes(function):
+                name = f"{module}.{function.name}: {what}"
+                used[name] = used.get(name, 0) + 1
+                if used[name] > 1:
+                    name += f" ({used[name]})"
+                tree = tree_of(full)
+                target = next(n for n in tree.body if getattr(n, "name", "") == function.name)
+                change(target)
+                yield Mutant(name, full, ast.fix_missing_locations(tree))
+    yield from written()
+
+
+def _changes(function: ast.FunctionDef) -> Iterator[tuple[str, Any]]:
+    """Yields what can be spoilt in a function, and how; a node is told by its place in the walk through it."""
+    tests: set[int] = set()  # nodes that are a condition, or a part of one: they are spoilt as such
+    for place, node in enumerate(ast.walk(function)):
+        text = ast.unparse(node) if isinstance(node, ast.expr | ast.stmt) else ""
+        text = " ".join(text.split())
+        if isinstance(node, ast.If):
+            text = " ".join(ast.unparse(node.test).split())
+        if any(f"at.{word}" in text.replace(")", " ").replace(",", " ").split() for word in TOLD):
+            continue
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            called = node.value.func.id if isinstance(node.value.func, ast.Name) else ""
+            if called not in TELLING:
+                yield f"without {text}", _at(place, lambda node: _become(node, ast.Pass()))
+            if called == "compare_swap64":
+                yield f"a store for {text}", _at(place, _store_for_swap)
+        elif isinstance(node, ast.If):
+            tests.add(id(node.test))
+            yield f"never {text}", _at(place, lambda node: _decide(node, False))
+            yield f"always {text}", _at(place, lambda node: _decide(node, True))
+        elif isinstance(node, ast.Compare) and id(node) not in tests:
+            yield f"not {text}", _at(place, lambda node: _become(node, ast.UnaryOp(ast.Not(), _copy(node))))
+        elif isinstance(node, ast.BoolOp):
+            tests.update(id(value) for value in node.values)
+            for index, operand in enumerate(node.values):
+                yield (
+                    f"without '{ast.unparse(operand)}' in {text}",
+                    _at(place, lambda node, i=index: node.values.pop(i)),
+                )
+
+
+def _at(place: int, change: Any) -> Any:
+    def apply(function: ast.FunctionDef) -> None:
+        for number, node in enumerate(ast.walk(function)):
+            if number == place:
+                change(node)
+                return
+
+    return apply
+
+
+def _copy(node: Any) -> Any:
+    return copy.deepcopy(node)
+
+
+def _become(node: Any, other: Any) -> None:
+    place = {key: value for key, value in vars(node).items() if key in ("lineno", "col_offset")}
+    node.__class__ = other.__class__
+    node.__dict__.clear()
+    node.__dict__.update({**vars(other), **place})
+
+
+def _store_for_swap(node: Any) -> None:
+    node.value.func = ast.Name("store64", ast.Load())
+    del node.value.args[1]
+
+
+def _decide(node: Any, always: bool) -> None:
+    node.test = ast.Constant(always)
+
+
+# Defects that were there once: (name, module, what stands there now, what stood there).
+WRITTEN = (
+    (
+        "who came and left between two looks is lost",
+        "reduce",
+        "if _is_gone(control, worker) and _is_behind(base, worker, phase):",
+        "if _is_gone(control, worker):",
+    ),
+    (
+        "the part of one that folded and left is folded again",
+        "rounds",
+        """                gone = (members >> worker) & 1 and not counts(control, worker)
+                if gone and load64(line_of(base, worker) + at.FOLDED) < step:
+""",
+        """                late = (members >> worker) & 1 and load64(line_of(base, worker) + at.FOLDED) < step
+                if late and not counts(control, worker):
+""",
+    ),
+    (
+        "a decision that was collected before a latecomer left its add is valid",
+        "rounds",
+        "if compare_swap64(decision, seen, touched) == seen:",
+        "if touched >= seen - 0xFF00:",
+    ),
+    (
+        "the members of a round are collected once",
+        "rounds",
+        "again, same = _collect(control, base, step, among)",
+        "again, same = state, members",
+    ),
+)
+
+
+def written() -> Iterator[Mutant]:
+    """Yields the mutants that are written out above."""
+    for name, module, now, then in WRITTEN:
+        full = f"multiverso.kernels.{module}"
+        text = text_of(full)
+        assert text.count(now) == 1, f"{module}.py has no longer the one place for the mutant {name!r}"
+        yield Mutant(f"{module}: {name}", full, ast.parse(text.replace(now, then), str(path_of(full))))
+
+
+def catches(mutant: Mutant, source: Source, law: str, seed: int) -> bool:
+    """Returns whether a schedule breaks the law with this mutant."""
+
+    def over(signum: int, frame: Any) -> None:
+        raise NoEnd("no end without steps")
+
+    before = signal.signal(signal.SIGVTALRM, over)
+    signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS)
+    try:
+        LAWS[law](source, seed)
+    except Exception:  # an array that does not fit is memory overwritten in the compiled kernel
+        return True
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+    return False
+
+
+def search(mutant: Mutant, first: tuple[str, int] | None, seeds: range) -> tuple[str, int] | None:
+    """Returns a schedule that catches a mutant: the given one, or the first of those with these seeds."""
+    source = Source(MEMORY, {mutant.module: mutant.tree})
+    if first is not None and first[0] in LAWS and catches(mutant, source, *first):
+        return first
+    laws = LAWS_OF[mutant.module.rpartition(".")[2]]
+    for seed in seeds:
+        for law in laws:
+            if catches(mutant, source, law, seed):
+                return law, seed
+    return None
+
+
+def kept() -> dict[str, tuple[str, int]]:
+    """Returns the table: which schedule catches which mutant."""
+    return {name: (law, seed) for name, (law, seed) in json.loads(TABLE.read_text()).items()}
+
+
+def main() -> int:
+    """Looks for a schedule for each mutant; returns how many are not caught and not tolerated."""
+    parser = argparse.ArgumentParser(
+        prog="interleavings.mutants", description="Which schedule catches which mutant"
+    )
+    parser.add_argument("--seeds", type=int, default=3000, help="tried for each law")
+    parser.add_argument("--only", default="", help="mutants whose name has this in it")
+    options = parser.parse_args()
+    before = kept() if TABLE.exists() else {}
+    found: dict[str, tuple[str, int]] = {} if not options.only else dict(before)
+    missed, began = [], time.monotonic()
+    for mutant in mutants():
+        if options.only not in mutant.name:
+            continue
+        schedules = range(options.seeds if mutant.name not in TOLERATED else 100)
+        caught = search(mutant, before.get(mutant.name), schedules)
+        said = f"{caught[0]} {caught[1]}" if caught else "NOT CAUGHT"
+        if mutant.name in TOLERATED:
+            said = (
+                f"{'CAUGHT though tolerated by ' + said if caught else 'tolerated'}: {TOLERATED[mutant.name]}"
+            )
+        elif caught:
+            found[mutant.name] = caught
+        else:
+            missed.append(mutant.name)
+            found.pop(mutant.name, None)
+        print(f"{mutant.name:90} {said}", flush=True)
+    TABLE.write_text(json.dumps(found, indent=0) + "\n")
+    print(f"{len(found)} caught, {len(missed)} not, in {time.monotonic() - began:.0f} s")
+    return len(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
