@@ -15,6 +15,7 @@ from multiverso.wire import messages
 from multiverso.wire.messages import Message
 
 _SLICE_SECONDS = 0.5
+_MOST_SECONDS = 3600.0  # a socket's own timeout cannot be as long as one likes
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Link:
             StartupError: nobody listens there.
         """
         try:
-            connection = messages.connect(address, max(0.1, deadline - time.monotonic()))
+            connection = messages.connect(address, min(_MOST_SECONDS, max(0.1, deadline - time.monotonic())))
         except OSError as error:
             raise StartupError(
                 f"no node listens at {address!r} ({error.strerror or error}): the job is over, or this process "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from multiverso import kernels
 from multiverso import layout as at
 from multiverso.consistency.waiting import COLLECTIVE, names
+from multiverso.deadline import Deadline
 from multiverso.errors import ClosedError, DeadlockError, MultiversoError, WaitTimeoutError, WorkerLostError
 
 if TYPE_CHECKING:
@@ -22,13 +23,13 @@ class Patience:
     """One wait of one session. Owner: the waiting thread.
 
     Attributes:
-        deadline: on time.monotonic(); from then on `look` raises.
+        deadline: from then on `look` raises.
     """
 
-    def __init__(self, session: Session, timeout_seconds: float, what: str) -> None:
+    def __init__(self, session: Session, deadline: Deadline, what: str) -> None:
         self._session = session
         self._began = time.monotonic()
-        self.deadline = self._began + timeout_seconds
+        self.deadline = deadline
         self._what = what
         self._warned = False
         self._still: tuple[tuple[int, int], ...] = ()
@@ -58,9 +59,9 @@ class Patience:
             raise session.node_error()
         now = time.monotonic()
         waited = now - self._began
-        if now >= self.deadline:
+        if now >= self.deadline.at:
             raise WaitTimeoutError(
-                f"gave up after {waited:.1f} s waiting for {self._what}: {self._whom()}. "
+                f"gave up after {waited:.1f} s (of {self.deadline}) waiting for {self._what}: {self._whom()}. "
                 f"{self._everyone()}. A longer deadline: timeout_seconds=, or MULTIVERSO_TIMEOUT_SECONDS"
             )
         if waited >= _WARN_SECONDS and not self._warned:

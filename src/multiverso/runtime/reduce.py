@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from multiverso import kernels
 from multiverso import layout as at
+from multiverso.deadline import Deadline
 from multiverso.errors import DtypeMismatchError, MultiversoError, ShapeMismatchError, WorkerLostError
 from multiverso.kernels.compiling import building, compile_kernel
 from multiverso.memory.shared import SharedMemory
@@ -128,6 +129,7 @@ class Reducer:
             WaitTimeoutError: a worker did not come.
         """
         self._session.enter()
+        deadline = None if timeout_seconds is None else self._session.deadline(timeout_seconds)
         if operation not in OPERATIONS:
             raise ValueError(f"operation is one of {', '.join(OPERATIONS)}; got {operation!r}")
         dtype = working_dtype(source.dtype)
@@ -145,7 +147,7 @@ class Reducer:
         flat = _writable(np.ascontiguousarray(source, dtype).reshape(-1))
         direct = out.dtype == dtype and out.flags.c_contiguous
         result = out.reshape(-1) if direct else np.empty(flat.size, dtype)
-        self._reduce(flat, operation, result, source.dtype, timeout_seconds)
+        self._reduce(flat, operation, result, source.dtype, deadline)
         if operation == "average":
             divide = np.floor_divide if dtype.kind == "i" else np.divide
             divide(result, dtype.type(self.size), out=result)
@@ -159,7 +161,7 @@ class Reducer:
         operation: str,
         result: Array,
         given: np.dtype[Any],
-        timeout_seconds: float | None,
+        deadline: Deadline | None,
     ) -> None:
         more: tuple[int, ...] = ()
         control, lines, small = self._session.control.address, self._lines_at, flat.nbytes <= SMALL_BYTES
@@ -192,10 +194,10 @@ class Reducer:
         self._broken = "an earlier all_reduce was interrupted"
         code = go()
         if code:
-            self._finish(code, go, f"all_reduce({operation}) of {flat.size} {given}", timeout_seconds)
+            self._finish(code, go, f"all_reduce({operation}) of {flat.size} {given}", deadline)
         self._broken = None
 
-    def _finish(self, code: int, go: Callable[[], int], what: str, timeout_seconds: float | None) -> None:
+    def _finish(self, code: int, go: Callable[[], int], what: str, deadline: Deadline | None) -> None:
         """Goes on with a call that had to wait for long, or has failed."""
         if code != kernels.MISMATCH:
 
@@ -206,7 +208,7 @@ class Reducer:
                 return 0 if code == kernels.MISMATCH else code
 
             try:
-                self._session.go_on(code, again, timeout_seconds, what)
+                self._session.go_on(code, again, deadline, what)
             except MultiversoError as error:
                 self._broken = f"in an earlier {what}: {error}"
                 raise

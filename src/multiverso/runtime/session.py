@@ -9,9 +9,9 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy as np
 from multiverso import kernels
 from multiverso import layout as at
 from multiverso.consistency.waiting import COLLECTIVE, Picture
+from multiverso.deadline import Deadline, checked_seconds
 from multiverso.errors import ClosedError, NodeLostError
 from multiverso.memory.segment import Segment
 from multiverso.memory.shared import SharedMemory
@@ -39,7 +40,7 @@ _MOST_WAIT = 30.0
 class Handler(Protocol):
     """What a session asks of a table's handler."""
 
-    def flush(self, timeout_seconds: float | None = None) -> None: ...
+    def flush_until(self, deadline: Deadline) -> None: ...
     def close(self) -> None: ...
 
 
@@ -83,7 +84,7 @@ class Session:
     ) -> None:
         self.address = address
         self.consistency = Consistency.of(sync, staleness)
-        self.timeout_seconds = WAIT_SECONDS if timeout_seconds is None else timeout_seconds
+        self.timeout_seconds = WAIT_SECONDS if timeout_seconds is None else checked_seconds(timeout_seconds)
         self.start_timeout_seconds = START_SECONDS if start_timeout_seconds is None else start_timeout_seconds
         self.closed: str | None = None  # why it cannot be used any more
         self._on_close = on_close
@@ -97,7 +98,7 @@ class Session:
         self._ordered = 0
         self._barriers = 0
         self._waits = kernels.load_waits()
-        deadline = time.monotonic() + self.start_timeout_seconds
+        deadline = Deadline.after(self.start_timeout_seconds).at
         self._link = Link.to(address, deadline)
         try:
             self._attach(worker_id, workers_num, on_lost, ends_with_node, deadline)
@@ -156,7 +157,8 @@ class Session:
             WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: see ``multiverso.errors``.
         """
         self.enter()
-        self.flush(timeout_seconds)
+        deadline = self.deadline(timeout_seconds)
+        self._flush(deadline)
         with self._lock:
             target = self._barriers + 1
             address, me = self.control.address, self.worker_id
@@ -165,7 +167,7 @@ class Session:
                 self.go_on(
                     code,
                     lambda: self._waits.barrier(address, me, target),
-                    timeout_seconds,
+                    deadline,
                     f"barrier {target}",
                 )
             self._barriers = target
@@ -176,9 +178,16 @@ class Session:
         return self._barriers
 
     def flush(self, timeout_seconds: float | None = None) -> None:
-        """Waits until this worker's pending asynchronous operations are done."""
+        """Waits until this worker's pending asynchronous operations on all tables are done.
+
+        Raises:
+            WaitTimeoutError: they were not, ``timeout_seconds`` after the call.
+        """
+        self._flush(self.deadline(timeout_seconds))
+
+    def _flush(self, deadline: Deadline) -> None:
         for handler in list(self._handlers):
-            handler.flush(timeout_seconds)
+            handler.flush_until(deadline)
 
     # -- tables ----------------------------------------------------------------------------------------------
 
@@ -206,7 +215,7 @@ class Session:
             TableMismatchError: the others asked for another table. The order does not advance.
         """
         self.enter()
-        seconds = self.timeout_seconds if timeout_seconds is None else timeout_seconds
+        deadline = self.deadline(timeout_seconds)
         with self._lock:
             order = self._ordered + 1
             block = self.control.block(self.worker_id)
@@ -216,7 +225,7 @@ class Session:
                 self._waits.set_long(block + at.CREATED, order)
             self._waits.begin_wait(self.control.address, self.worker_id, at.FOR_TABLE, 0, target)
             try:
-                made = self._open(spec, order, fill, master, Patience(self, seconds, what), what)
+                made = self._open(spec, order, fill, master, Patience(self, deadline, what), what)
             except BaseException:
                 if spec.name is None:
                     self._waits.set_long(block + at.CREATED, order - 1)
@@ -263,12 +272,12 @@ class Session:
         """
         self.enter()
         spec = MemorySpec(name, checked_count(nbytes, "nbytes"))
-        seconds = self.timeout_seconds if timeout_seconds is None else timeout_seconds
+        deadline = self.deadline(timeout_seconds)
         what = f"the shared memory {name!r}"
         with self._lock:
             self._waits.begin_wait(self.control.address, self.worker_id, at.FOR_TABLE, 0, 0)
             try:
-                patience = Patience(self, seconds, what)
+                patience = Patience(self, deadline, what)
                 request = {"do": "share", "spec": spec.as_message()}
                 answer = self._ask_for_memory(request, patience, what)
                 segment = self._arenas[answer["arena"]]
@@ -315,7 +324,7 @@ class Session:
 
     def _ask_for_memory(self, request: Message, patience: Patience, what: str) -> Message:
         """Returns the first answer to a request for memory, whose segment is then mapped."""
-        answer, descriptors = self._link.ask(request, patience.deadline, what, patience.look)
+        answer, descriptors = self._link.ask(request, patience.deadline.at, what, patience.look)
         try:
             if descriptors and answer["arena"] not in self._arenas:
                 self._arenas[answer["arena"]] = Segment(descriptors[0])
@@ -327,7 +336,7 @@ class Session:
     def _take_turns(self, fill: Callable[[bool, int], None], patience: Patience, what: str) -> None:
         """Writes what this worker contributes to the initial value when its turn comes."""
         while True:
-            answer, _ = self._link.more(patience.deadline, what, patience.look)
+            answer, _ = self._link.more(patience.deadline.at, what, patience.look)
             if not answer["turn"]:
                 return
             try:
@@ -360,7 +369,7 @@ class Session:
         self,
         code: int,
         again: Callable[[], int],
-        timeout_seconds: float | None,
+        deadline: Deadline | None,
         what: str,
     ) -> int:
         """Takes an unfinished kernel call up again until it is done, a deadline passes, or it cannot be.
@@ -368,11 +377,10 @@ class Session:
         Args:
             code: what the first call returned.
             again: makes the call again.
-            timeout_seconds: deadline, instead of the session's.
+            deadline: until when; None for the session's own time from now on.
             what: what is waited for, in words.
         """
-        seconds = self.timeout_seconds if timeout_seconds is None else timeout_seconds
-        patience = Patience(self, seconds, what)
+        patience = Patience(self, self.deadline() if deadline is None else deadline, what)
         try:
             while code:
                 patience.judge(code & 0xFFFF)
@@ -380,6 +388,25 @@ class Session:
         finally:
             self._waits.finish_wait(self.control.address, self.worker_id)
         return code
+
+    def deadline(self, timeout_seconds: float | None = None) -> Deadline:
+        """Returns the deadline that many seconds from now; None for the session's own time."""
+        return Deadline.after(self.timeout_seconds if timeout_seconds is None else timeout_seconds)
+
+    @contextmanager
+    def waiting(self, kind: int, memory: int, target: int) -> Iterator[None]:
+        """Says to the others what this worker waits for meanwhile.
+
+        Args:
+            kind: one of the WAIT_KINDs of ``layout.py``.
+            memory: number of the table, or of the shared memory.
+            target: what of it; of a lock, its offset.
+        """
+        self._waits.begin_wait(self.control.address, self.worker_id, kind, memory, target)
+        try:
+            yield
+        finally:
+            self._waits.finish_wait(self.control.address, self.worker_id)
 
     def check(self) -> None:
         """Raises ClosedError when the session is over."""

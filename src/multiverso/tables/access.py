@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from multiverso import kernels
 from multiverso import layout as at
+from multiverso.deadline import Deadline
 from multiverso.errors import InterruptedRoundError, RowIdError, WaitTimeoutError
 from multiverso.memory.words import load64
 from multiverso.runtime.session import Session
@@ -46,13 +47,11 @@ class Access(Protocol):
     """What a table does with flat arrays."""
 
     def add(self, delta: Array) -> None: ...
-    def get(self, out: Array, timeout_seconds: float | None) -> None: ...
-    def exchange(self, local: Array, last: Array, timeout_seconds: float | None) -> None: ...
-    def step(
-        self, loops: Loops, local: Array, push: bool, pull: bool, timeout_seconds: float | None
-    ) -> None: ...
+    def get(self, out: Array, deadline: Deadline | None) -> None: ...
+    def exchange(self, local: Array, last: Array, deadline: Deadline | None) -> None: ...
+    def step(self, loops: Loops, local: Array, push: bool, pull: bool, deadline: Deadline | None) -> None: ...
     def add_rows(self, ids: RowIds, delta: Array) -> None: ...
-    def get_rows(self, ids: RowIds, out: Array, timeout_seconds: float | None) -> None: ...
+    def get_rows(self, ids: RowIds, out: Array, deadline: Deadline | None) -> None: ...
     def snapshot(self, out: Array) -> None: ...
     def put(self, values: Array) -> None: ...
     def version(self) -> int: ...
@@ -104,14 +103,14 @@ class Asynchronous:
                 None,
             )
 
-    def get(self, out: Array, timeout_seconds: float | None) -> None:
+    def get(self, out: Array, deadline: Deadline | None) -> None:
         code = self._get(self._control, self._base, self._me, out, 0)
         if code:
             self._resume(
-                code, lambda done: self._get(self._control, self._base, self._me, out, done), timeout_seconds
+                code, lambda done: self._get(self._control, self._base, self._me, out, done), deadline
             )
 
-    def exchange(self, local: Array, last: Array, timeout_seconds: float | None) -> None:
+    def exchange(self, local: Array, last: Array, deadline: Deadline | None) -> None:
         code = self._exchange(self._control, self._base, self._update, self._me, local, last, 0)
         if code:
             self._resume(
@@ -119,10 +118,10 @@ class Asynchronous:
                 lambda done: self._exchange(
                     self._control, self._base, self._update, self._me, local, last, done
                 ),
-                timeout_seconds,
+                deadline,
             )
 
-    def step(self, loops: Loops, local: Array, push: bool, pull: bool, timeout_seconds: float | None) -> None:
+    def step(self, loops: Loops, local: Array, push: bool, pull: bool, deadline: Deadline | None) -> None:
         kernel = kernels.load_steps(self._shard.spec.dtype).step
 
         def go(done: int) -> int:
@@ -143,7 +142,7 @@ class Asynchronous:
 
         code = go(0)
         if code:
-            self._resume(code, go, timeout_seconds)
+            self._resume(code, go, deadline)
 
     def add_rows(self, ids: RowIds, delta: Array) -> None:
         code = self._add_rows(self._control, self._base, self._update, self._me, ids, delta, 0)
@@ -157,14 +156,14 @@ class Asynchronous:
                 None,
             )
 
-    def get_rows(self, ids: RowIds, out: Array, timeout_seconds: float | None) -> None:
+    def get_rows(self, ids: RowIds, out: Array, deadline: Deadline | None) -> None:
         code = self._get_rows(self._control, self._base, self._me, ids, out, 0)
         if code:
             self._resume_rows(
                 code,
                 ids,
                 lambda done: self._get_rows(self._control, self._base, self._me, ids, out, done),
-                timeout_seconds,
+                deadline,
             )
 
     def snapshot(self, out: Array) -> None:
@@ -190,7 +189,7 @@ class Asynchronous:
     def leave(self) -> None:
         pass
 
-    def _resume(self, code: int, again: Callable[[int], int], timeout_seconds: float | None) -> None:
+    def _resume(self, code: int, again: Callable[[int], int], deadline: Deadline | None) -> None:
         """Goes on where a kernel stopped at a lock that it did not get in half a second."""
         last = [code]
 
@@ -198,42 +197,42 @@ class Asynchronous:
             last[0] = again(last[0] >> 16)
             return last[0]
 
-        self._session.go_on(code, once_more, timeout_seconds, f"a lock of {self._name}")
+        self._session.go_on(code, once_more, deadline, f"a lock of {self._name}")
 
     def _resume_rows(
-        self, code: int, ids: RowIds, again: Callable[[int], int], timeout_seconds: float | None
+        self, code: int, ids: RowIds, again: Callable[[int], int], deadline: Deadline | None
     ) -> None:
         if code & 0xFFFF == kernels.BAD_ROW:
             raise bad_row(ids, code >> 16, self._shard)
-        self._resume(code, again, timeout_seconds)
+        self._resume(code, again, deadline)
 
 
 class Bounded(Asynchronous):
     """As asynchronous, but a read waits until the slowest worker is at most ``staleness`` ticks behind."""
 
-    def get(self, out: Array, timeout_seconds: float | None) -> None:
-        self._wait(timeout_seconds)
-        super().get(out, timeout_seconds)
+    def get(self, out: Array, deadline: Deadline | None) -> None:
+        self._wait(deadline)
+        super().get(out, deadline)
         self._tick()
 
-    def exchange(self, local: Array, last: Array, timeout_seconds: float | None) -> None:
-        self._wait(timeout_seconds)
-        super().exchange(local, last, timeout_seconds)
+    def exchange(self, local: Array, last: Array, deadline: Deadline | None) -> None:
+        self._wait(deadline)
+        super().exchange(local, last, deadline)
         self._tick()
 
-    def step(self, loops: Loops, local: Array, push: bool, pull: bool, timeout_seconds: float | None) -> None:
+    def step(self, loops: Loops, local: Array, push: bool, pull: bool, deadline: Deadline | None) -> None:
         if pull:
-            self._wait(timeout_seconds)
-        super().step(loops, local, push, pull, timeout_seconds)
+            self._wait(deadline)
+        super().step(loops, local, push, pull, deadline)
         if pull:
             self._tick()
 
-    def get_rows(self, ids: RowIds, out: Array, timeout_seconds: float | None) -> None:
-        self._wait(timeout_seconds)
-        super().get_rows(ids, out, timeout_seconds)
+    def get_rows(self, ids: RowIds, out: Array, deadline: Deadline | None) -> None:
+        self._wait(deadline)
+        super().get_rows(ids, out, deadline)
         self._tick()
 
-    def _wait(self, timeout_seconds: float | None) -> None:
+    def _wait(self, deadline: Deadline | None) -> None:
         self._session.enter()
         ticks = load64(self._shard.line(self._me) + at.CLOCK)
         target = ticks - self._session.consistency.staleness
@@ -241,7 +240,7 @@ class Bounded(Asynchronous):
         code = self._waits.wait_clock(*arguments)
         if code:
             what = f"clock {target} of {self._name}"
-            self._session.go_on(code, lambda: self._waits.wait_clock(*arguments), timeout_seconds, what)
+            self._session.go_on(code, lambda: self._waits.wait_clock(*arguments), deadline, what)
 
     def _tick(self) -> None:
         self._waits.tick(self._control, self._base, self._me)
@@ -282,34 +281,34 @@ class Synchronous:
                 raise bad_row(ids, bad, self._shard)
             self._staged = True
 
-    def get(self, out: Array, timeout_seconds: float | None) -> None:
+    def get(self, out: Array, deadline: Deadline | None) -> None:
         with self._lock:
-            self._commit("get", timeout_seconds)
+            self._commit("get", deadline)
             self._rounds.take(self._base, self._me, self._progress, out)
 
-    def get_rows(self, ids: RowIds, out: Array, timeout_seconds: float | None) -> None:
+    def get_rows(self, ids: RowIds, out: Array, deadline: Deadline | None) -> None:
         if ids.size and (ids.min() < 0 or ids.max() >= self._shard.spec.rows):
             outside = (ids < 0) | (ids >= self._shard.spec.rows)
             raise bad_row(ids, int(np.argmax(outside)), self._shard)
         with self._lock:
-            self._commit("get", timeout_seconds)
+            self._commit("get", deadline)
             self._rounds.take_rows(self._base, self._me, self._progress, ids, out)
 
-    def exchange(self, local: Array, last: Array, timeout_seconds: float | None) -> None:
+    def exchange(self, local: Array, last: Array, deadline: Deadline | None) -> None:
         with self._lock:
             if self._progress[0] and self._reading != "exchange":
                 self._refuse_in_round()
             if self._staged:  # adds of this round are in the slot already: this one joins them
                 if not self._progress[0]:
                     self._rounds.stage_difference(self._base, self._me, local, last, 0)
-                self._commit("exchange", timeout_seconds)
+                self._commit("exchange", deadline)
                 self._rounds.take_both(self._base, self._me, self._progress, local, last)
                 return
             self._reading = "exchange"
             arguments = (self._control, self._base, self._update, self._me, self._progress, local, last)
-            self._go_through(lambda: self._rounds.commit_exchange(*arguments), timeout_seconds)
+            self._go_through(lambda: self._rounds.commit_exchange(*arguments), deadline)
 
-    def step(self, loops: Loops, local: Array, push: bool, pull: bool, timeout_seconds: float | None) -> None:
+    def step(self, loops: Loops, local: Array, push: bool, pull: bool, deadline: Deadline | None) -> None:
         steps = kernels.load_steps(self._shard.spec.dtype)
         own, hyper = loops.own, loops.hyper_address
         with self._lock:
@@ -322,7 +321,7 @@ class Synchronous:
                     )
                     self._staged = True
             if pull:
-                self._commit("step", timeout_seconds)
+                self._commit("step", deadline)
                 steps.finish_step(
                     self._base, loops.pull, self._me, own, hyper, self._progress, local, int(push)
                 )
@@ -371,7 +370,7 @@ class Synchronous:
                 f"call {self._reading} again to finish it first"
             )
 
-    def _commit(self, reading: str, timeout_seconds: float | None) -> None:
+    def _commit(self, reading: str, deadline: Deadline | None) -> None:
         if self._progress[0] and self._reading != reading:
             self._refuse_in_round()
         self._reading = reading
@@ -384,12 +383,12 @@ class Synchronous:
             self._progress,
             self._like,
         )
-        self._go_through(lambda: self._rounds.commit(*arguments), timeout_seconds)
+        self._go_through(lambda: self._rounds.commit(*arguments), deadline)
         self._staged = False
 
-    def _go_through(self, commit: Callable[[], int], timeout_seconds: float | None) -> None:
+    def _go_through(self, commit: Callable[[], int], deadline: Deadline | None) -> None:
         self._session.enter()
         code = commit()
         if code:
             what = f"round {self._progress[2]} of {self._name}"
-            self._session.go_on(code, commit, timeout_seconds, what)
+            self._session.go_on(code, commit, deadline, what)

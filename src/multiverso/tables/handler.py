@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from multiverso.deadline import Deadline
 from multiverso.errors import ShapeMismatchError
 from multiverso.kernels.compiling import compile_pull, compile_push, compile_update, load_steps
 from multiverso.runtime.session import Session
@@ -136,12 +137,12 @@ class TableHandler:
             ShapeMismatchError, DtypeMismatchError: ``out`` does not fit.
             WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: the wait could not end well.
         """
-        self._ready(timeout_seconds)
+        deadline = self._ready(timeout_seconds)
         if self._is_plain(out):
-            self._access.get(out, timeout_seconds)
+            self._access.get(out, deadline)
             return out
         output = self._output(out, dtype, self.shape)
-        self._access.get(output.flat, timeout_seconds)
+        self._access.get(output.flat, deadline)
         return output.give()
 
     def add(self, data: Any, sync: bool = False) -> None:
@@ -169,8 +170,8 @@ class TableHandler:
             last: the same; overwritten.
             timeout_seconds: deadline of the wait, instead of the session's.
         """
-        self._ready(timeout_seconds)
-        self._access.exchange(*self._pair(local, last), timeout_seconds)
+        deadline = self._ready(timeout_seconds)
+        self._access.exchange(*self._pair(local, last), deadline)
 
     def _pair(self, local: Any, last: Any) -> tuple[Array, Array]:
         a = local if self._is_plain(local) else writable(local, self._size, self._dtype, "local")
@@ -206,8 +207,8 @@ class TableHandler:
         self, loops: Loops, local: Any, push: bool, pull: bool, *, timeout_seconds: float | None = None
     ) -> None:
         """Runs a rule's push, pull or both, in place; see :class:`multiverso.rules.Shared`."""
-        self._ready(timeout_seconds)
-        self._access.step(loops, self._local(local), push, pull, timeout_seconds)
+        deadline = self._ready(timeout_seconds)
+        self._access.step(loops, self._local(local), push, pull, deadline)
 
     def step_async(self, loops: Loops, local: Any, push: bool, pull: bool) -> Pending:
         """Like :meth:`step`, in the background. Leave ``local`` alone until ``wait()`` returns."""
@@ -266,7 +267,7 @@ class TableHandler:
             self._session.check()
             return operation()
 
-        return self._queue.put(Pending(run, f"{what} of {self!r}"), self._session.timeout_seconds)
+        return self._queue.put(Pending(run, f"{what} of {self!r}"), self._session.deadline())
 
     # -- outside the clocks ----------------------------------------------------------------------------------
 
@@ -318,16 +319,27 @@ class TableHandler:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _ready(self, timeout_seconds: float | None) -> None:
+    def _ready(self, timeout_seconds: float | None) -> Deadline | None:
+        """Before every operation: the session is open and nothing is pending; returns the operation's deadline.
+
+        None is the session's own time from when the operation first has to wait: most never do, and are quick.
+        """
         session = self._session
         if session.closed is not None:
             session.check()
-        if self._queue.used:
-            self.flush(timeout_seconds)
+        if timeout_seconds is None and not self._queue.used:
+            return None
+        deadline = session.deadline(timeout_seconds)
+        self._queue.flush(deadline)
+        return deadline
 
     def flush(self, timeout_seconds: float | None = None) -> None:
         """Waits for this worker's pending operations on the table; raises what one of them raised."""
-        self._queue.flush(self._session.timeout_seconds if timeout_seconds is None else timeout_seconds)
+        self.flush_until(self._session.deadline(timeout_seconds))
+
+    def flush_until(self, deadline: Deadline) -> None:
+        """Like :meth:`flush`, for who has a deadline already."""
+        self._queue.flush(deadline)
 
     def close(self) -> None:
         """Ends this worker's part in the table (its session calls it)."""

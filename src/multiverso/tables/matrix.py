@@ -91,11 +91,11 @@ class MatrixTableHandler(TableHandler):
         """
         if row_ids is None:
             return super().get(out, sync, dtype=dtype, timeout_seconds=timeout_seconds)
-        self._ready(timeout_seconds)
+        deadline = self._ready(timeout_seconds)
         ids = as_row_ids(row_ids, self._spec.rows)
         shape = (ids.size, self._spec.columns)
         output = self._output(out, dtype, shape)
-        self._access.get_rows(ids, output.flat, timeout_seconds)
+        self._access.get_rows(ids, output.flat, deadline)
         return output.give()
 
     def add(self, data: Any = None, row_ids: Any = None, sync: bool = False) -> None:  # type: ignore[override]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from multiverso.deadline import Deadline
 from multiverso.errors import ClosedError, WaitTimeoutError
 
 _MOST = 16
@@ -34,8 +35,10 @@ class Pending:
             WaitTimeoutError: it was not over in time; it goes on.
             MultiversoError: whatever the operation itself raised.
         """
-        if not self._finished.wait(timeout_seconds):
-            raise WaitTimeoutError(f"{self._what} in the background was not done after {timeout_seconds} s")
+        deadline = Deadline.after(math.inf if timeout_seconds is None else timeout_seconds)
+        while not self._finished.wait(deadline.left()):
+            if deadline.passed:
+                raise WaitTimeoutError(f"{self._what} in the background was not done after {deadline}")
         if self._error is not None:
             raise self._error
         return self._result
@@ -77,15 +80,15 @@ class Queue:
         """Whether anything is pending; never blocks."""
         return self._running or bool(self._waiting)
 
-    def put(self, pending: Pending, timeout_seconds: float) -> Pending:
+    def put(self, pending: Pending, deadline: Deadline) -> Pending:
         """Adds an operation; blocks while there are already as many as allowed."""
         with self._changed:
-            if not self._changed.wait_for(
-                lambda: len(self._waiting) < _MOST or self._closed, timeout_seconds
-            ):
-                raise WaitTimeoutError(
-                    f"{_MOST} operations on {self._name} are pending and none was done in {timeout_seconds} s"
-                )
+            while len(self._waiting) >= _MOST and not self._closed:
+                if deadline.passed:
+                    raise WaitTimeoutError(
+                        f"{_MOST} operations on {self._name} are pending and none was done in {deadline}"
+                    )
+                self._changed.wait(deadline.left())
             if self._closed:
                 raise ClosedError(f"the session of {self._name} is over")
             self._waiting.append(pending)
@@ -97,20 +100,18 @@ class Queue:
             self._changed.notify_all()
         return pending
 
-    def flush(self, timeout_seconds: float) -> None:
+    def flush(self, deadline: Deadline) -> None:
         """Waits until nothing is pending; raises what an operation that nobody waited for raised."""
         if threading.current_thread() is self._thread:
             return
         if self.busy:
-            deadline = time.monotonic() + timeout_seconds
             with self._changed:
                 while self.busy:
-                    left = deadline - time.monotonic()
-                    if left <= 0:
+                    if deadline.passed:
                         raise WaitTimeoutError(
-                            f"operations on {self._name} were still pending after {timeout_seconds} s"
+                            f"operations on {self._name} were still pending after {deadline}"
                         )
-                    self._changed.wait(min(left, 0.5))
+                    self._changed.wait(deadline.left())
         failed, self._failed = self._failed, None
         if failed is not None:
             raise failed

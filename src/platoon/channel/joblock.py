@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import numpy as np
 
 from multiverso import layout as at
+from multiverso.deadline import Deadline
 from multiverso.memory import mutex
 from multiverso.runtime import Session
 from multiverso.runtime.patience import Patience
@@ -22,7 +23,6 @@ from platoon.util import PlatoonError
 
 _COUNT = at.MAX_WORKERS + 1
 _TURNSTILE = at.MAX_WORKERS
-_SLICE_SECONDS = 0.5
 
 
 class JobLock:
@@ -38,7 +38,7 @@ class JobLock:
         fresh = np.zeros(_COUNT * at.MUTEX_BYTES // 8, np.int64)
         mutex.initialise(fresh.ctypes.data, _COUNT, at.MUTEX_BYTES)
         spec = TableSpec("array", 1, fresh.size, dtype="int64", name="platoon-lock")
-        _, shard = session.open_table(spec, lambda made, last, of: np.copyto(made.values(), fresh))
+        self._number, shard = session.open_table(spec, lambda made, last, of: np.copyto(made.values(), fresh))
         self._address = int(shard.values().ctypes.data)
         self._shard = shard
         self._thread: int | None = None
@@ -54,9 +54,9 @@ class JobLock:
 
     def enter_shared(self) -> None:
         """Begins to share the lock."""
-        self._lock(self._mutex(_TURNSTILE), None)
+        self._lock(_TURNSTILE, None)
         mutex.unlock(self._mutex(_TURNSTILE))
-        self._lock(self._mutex(self._session.worker_id), None)
+        self._lock(self._session.worker_id, None)
 
     def leave_shared(self) -> None:
         """Ends what `enter_shared` began."""
@@ -74,10 +74,11 @@ class JobLock:
         """
         if self._thread is not None:
             raise PlatoonError("this worker has the lock already: unlock() it first")
+        deadline = self._session.deadline(timeout_seconds)
         held: list[int] = []
         try:
             for number in (_TURNSTILE, *range(at.MAX_WORKERS)):
-                self._lock(self._mutex(number), timeout_seconds)
+                self._lock(number, deadline)
                 held.append(number)
         except BaseException:
             for number in reversed(held):
@@ -112,16 +113,18 @@ class JobLock:
     def _mutex(self, number: int) -> int:
         return self._address + at.MUTEX_BYTES * number
 
-    def _lock(self, address: int, timeout_seconds: float | None) -> None:
+    def _lock(self, number: int, deadline: Deadline | None) -> None:
+        """Locks a mutex by ``deadline``; None is the session's own time from now on."""
+        address = self._mutex(number)
         code = mutex.try_lock(address)
         if code == mutex.BUSY:
-            seconds = self._session.timeout_seconds if timeout_seconds is None else timeout_seconds
-            patience = Patience(self._session, seconds, "the job's lock")
-            while True:
-                code = mutex.lock(address, min(_SLICE_SECONDS, seconds))
-                if code in (0, mutex.OWNER_DEAD):
-                    break
-                patience.judge(code)
+            patience = Patience(self._session, deadline or self._session.deadline(), "the job's lock")
+            with self._session.waiting(at.FOR_LOCK, self._number, address - self._shard.base):
+                while True:
+                    code = mutex.lock(address, patience.deadline.left())
+                    if code in (0, mutex.OWNER_DEAD):
+                        break
+                    patience.judge(code)
         if code == mutex.OWNER_DEAD:
             mutex.recover(address)
         elif code != 0:

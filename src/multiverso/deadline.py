@@ -1,0 +1,65 @@
+"""Until when something may take: made once, where a user's call comes in, and handed down as it is.
+
+A number of seconds that is handed down is given in full to each thing below: to each of 65 locks, to each of a
+worker's tables. A deadline is one moment for all of them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+SLICE_SECONDS = 0.5  # the longest that anything sleeps without a look at signals, deadlines and the node
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """A moment after which nobody waits any more.
+
+    Attributes:
+        seconds: how long it was at first; ``math.inf`` for no limit.
+        at: the moment itself, on ``time.monotonic()``.
+    """
+
+    seconds: float
+    at: float
+
+    @classmethod
+    def after(cls, seconds: float) -> Deadline:
+        """Returns the deadline that many seconds from now.
+
+        Raises:
+            ValueError: it is no number of seconds, 0 or more.
+        """
+        seconds = checked_seconds(seconds)
+        return cls(seconds, time.monotonic() + seconds)
+
+    def left(self, most: float = SLICE_SECONDS) -> float:
+        """Returns the seconds until then: at least 0, and at most ``most``."""
+        return max(0.0, min(most, self.at - time.monotonic()))
+
+    @property
+    def passed(self) -> bool:
+        """Whether it is over."""
+        return time.monotonic() >= self.at
+
+    def __str__(self) -> str:
+        return f"{self.seconds:g} s"
+
+
+def checked_seconds(value: float) -> float:
+    """Returns a number of seconds as it came from a user.
+
+    Raises:
+        ValueError: it is no number, or below 0.
+    """
+    try:
+        seconds = math.nan if isinstance(value, (bool, str)) else float(value)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not seconds >= 0:
+        raise ValueError(
+            f"a timeout is a number of seconds, 0 or more (math.inf for no limit); got {value!r}"
+        )
+    return seconds
