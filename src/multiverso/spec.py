@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -12,7 +12,8 @@ from multiverso import layout as at
 from multiverso.errors import DtypeMismatchError, ShapeMismatchError, StartupError
 
 DTYPES = ("float32", "float64", "int32", "int64")
-INITIAL = ("master", "mean", "sum")
+Initial = Literal["master", "mean", "sum"]
+INITIAL: tuple[Initial, ...] = get_args(Initial)
 MODES = {"async": at.ASYNCHRONOUS, "sync": at.SYNCHRONOUS, "bounded": at.BOUNDED}
 
 

@@ -259,7 +259,7 @@ def test_a_directory_that_is_somebody_elses_is_left_alone(alone: Session, tmp_pa
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(SnapshotError, match="not the manifest"):
         _make(alone).save(tmp_path)
-    assert sorted(os.listdir(tmp_path)) == [".lock", "manifest.json"]
+    assert sorted(os.listdir(tmp_path)) == ["manifest.json"]
 
 
 def test_two_jobs_do_not_save_to_one_directory_at_once(alone: Session, tmp_path: Path) -> None:
@@ -355,7 +355,6 @@ def test_a_kill_in_the_middle_leaves_one_whole_save(
         assert value == [float(found)] * 4
         assert again == {"save": 3}
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        ".lock",
         f"generation-{found + 1}",
         "manifest.json",
     ]

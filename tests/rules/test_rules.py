@@ -351,7 +351,9 @@ def test_what_cannot_be_written_to_is_refused_before_anything_is_made() -> None:
         with pytest.raises(ShapeMismatchError, match="C-contiguous"):
             mv.rules.share(np.zeros(6, "float32")[::2], session=session)
         with pytest.raises(TypeError, match="takes a rule such as"):
-            mv.rules.share(np.zeros(3, "float32"), "easgd", session=session)  # type: ignore[arg-type]
+            mv.rules.share(np.zeros(3, "float32"), 0.2, session=session)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="no rule is named 'elastic'"):
+            mv.rules.share(np.zeros(3, "float32"), "elastic", session=session)  # type: ignore[arg-type]
         assert session.tables() == {}
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,7 +48,7 @@ def train(rounds: int, sync: bool) -> Any:
     me = mv.worker_id()
     given = np.full((20, 30), me + 1, "float32")
     W = mv_shared(value=given, name="W", borrow=True)
-    b = mv_shared(np.float64(me))
+    b = mv_shared(np.float64(me - 1))
     n = mv_shared(np.zeros(3, "int64"), "n")
     begun = W.get_value(), b.get_value()
     delta = np.arange(600, dtype="float32").reshape(20, 30)
@@ -80,11 +83,11 @@ def test_what_workers_train_adds_up_exactly(workers: int, sync: bool) -> None:
     for module, name, (w, b), seen in results:
         assert (module, name) == (f"{framework().__name__}.tensor.sharedvar", "TensorSharedVariable")
         np.testing.assert_array_equal(w, 1)
-        assert b == 0
+        assert b == -1
         assert len(seen) == ROUNDS
         for i, (w, b, n) in enumerate(seen, 1):
             np.testing.assert_array_equal(w.reshape(-1), 1 + np.arange(600) * 2 * i * workers)
-            assert b == i * workers
+            assert b == i * workers - 1
             np.testing.assert_array_equal(n, 2 * i * workers)
 
 
@@ -144,13 +147,57 @@ def test_a_loaded_variable_can_be_shared_again(alone: None) -> None:
     W = mv_shared(np.arange(3, dtype="float32"), name="W")
     loaded = pickle.loads(pickle.dumps(W))
     assert loaded.name == "W"
-    with pytest.raises(NotInitializedError, match="pickle"):
+    assert not hasattr(loaded, "mv_sync")
+    with pytest.raises(AttributeError, match=r"pickle.*MVSharedVariable\(variable\)"):
         loaded.mv_sync()
+    with pytest.raises(NotInitializedError, match="pickle"):
+        pickle.loads(pickle.dumps(MVSharedVariable(W))).mv_sync()
     link = MVSharedVariable(loaded)
     loaded.set_value(loaded.get_value() + 1)
     loaded.mv_sync()
     np.testing.assert_array_equal(link.get_value(), [1, 2, 3])
     np.testing.assert_array_equal(W.get_value(), [0, 1, 2])
+
+
+def test_a_pickled_variable_is_loaded_where_there_is_no_multiverso(alone: None, tmp_path: Path) -> None:
+    (tmp_path / "W").write_bytes(pickle.dumps(mv_shared(np.arange(3, dtype="float32"))))
+    program = (
+        "import pickle, sys; sys.modules['multiverso'] = None\n"
+        f"print(pickle.load(open({str(tmp_path / 'W')!r}, 'rb')).get_value().tolist())"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=250, check=False
+    )
+    assert result.stdout == "[0.0, 1.0, 2.0]\n", result.stderr
+
+
+def begin(values: list[float]) -> Any:
+    mv.init()
+    value = np.full(3, values[mv.worker_id()], "float32")
+    try:
+        return mv_shared(value).get_value().tolist()
+    except ValueError as error:
+        return str(error)
+
+
+BEGUN = {(0, 5, 0): 5.0, (2, 5, 0): 2.0, (0, 5, 5): 5.0, (0, 0, 0): 0.0, (0, 5, 6): "zeros in the master"}
+begun = in_each([(3, values) for values in BEGUN], begin)
+
+
+@pytest.mark.parametrize("values", BEGUN)
+def test_the_value_may_be_in_any_one_worker(values: tuple[float, ...]) -> None:
+    for found in begun(3, values):
+        if isinstance(BEGUN[values], str):
+            assert (
+                "begins with zeros in the master worker and with different values in workers [1, 2]" in found
+            )
+        else:
+            assert found == [BEGUN[values]] * 3
+
+
+def test_a_variable_that_is_not_shared_has_no_such_method(alone: None) -> None:
+    mv_shared(np.zeros(3, "float32"))
+    assert not hasattr(framework().shared(np.zeros(3, "float32")), "mv_sync")
 
 
 def test_a_new_session_has_a_list_of_its_own() -> None:

@@ -411,6 +411,47 @@ def test_the_wrapper_is_an_optimizer_like_any_other(alone: None) -> None:
         SharedOptimizer(plain, optimizer.manager, every=3)
 
 
+def test_swapped_arguments_and_strangers_are_refused_in_words(alone: None) -> None:
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    with pytest.raises(TypeError, match=r"the optimizer comes first.*got Linear and Adam"):
+        SharedOptimizer(model, optimizer)  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match="trains 2 parameters and none of them is one of the 2 of this Linear"
+    ):
+        SharedOptimizer(torch.optim.Adam(other.parameters()), model)
+    with pytest.raises(TypeError, match="got Adam: give it the module"):
+        ParamManager(optimizer)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"shares a torch\.nn\.Module; got list"):
+        SharedOptimizer(optimizer, list(model.parameters()))  # type: ignore[arg-type]
+    assert mv.stats()["tables"] == {}
+
+
+def test_rules_by_name(alone: None) -> None:
+    model = nn.Linear(2, 2)
+    assert ParamManager(model, rule="easgd")._shared._flats[0].shared.rule == mv.rules.easgd(0.9)
+    made = dict(mv.stats()["tables"])
+    for rule, error, words in (
+        ("eagsd", ValueError, "no rule is named 'eagsd'; there are asgd, easgd"),
+        (mv.rules.easgd, TypeError, "the function easgd itself: call it"),
+        (0.3, TypeError, "takes a rule such as.*got 0.3"),
+    ):
+        with pytest.raises(error, match=words):
+            ParamManager(model, rule=rule)  # type: ignore[arg-type]
+    assert mv.stats()["tables"].keys() == made.keys()
+
+
+def test_a_parts_checkpoint_has_the_parts_size(alone: None, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(300, 300), nn.Linear(2, 2))
+    manager = ParamManager(model)
+    torch.save(manager.state_dict(model[1]), tmp_path / "part")
+    torch.save(manager.state_dict(), tmp_path / "all")
+    assert (tmp_path / "part").stat().st_size < 5_000
+    assert (tmp_path / "all").stat().st_size < 400_000
+    loaded = torch.load(tmp_path / "part")
+    assert all(torch.equal(loaded[name], value) for name, value in model[1].state_dict().items())
+
+
 def test_statistics_by_name(alone: None) -> None:
     model = nn.Linear(2, 2)
     model.register_buffer("average", torch.ones(3))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import multiverso as mv
 import multiverso.torch as mvt
 from multiverso.errors import ShapeMismatchError
 
@@ -26,8 +27,6 @@ def alone() -> Iterator[None]:
         (torch.float64, "float64"),
         (torch.float16, "float32"),
         (torch.bfloat16, "float32"),
-        (torch.int32, "int32"),
-        (torch.int64, "int64"),
     ],
 )
 def test_dtype_and_device_are_kept(dtype: Any, stored: str) -> None:
@@ -47,6 +46,37 @@ def test_dtype_and_device_are_kept(dtype: Any, stored: str) -> None:
     assert matrix.get(torch.tensor([1])).tolist() == [[5, 6, 7]]
     assert given.tolist() == [0, 1, 2, 3, 4, 5]
     assert (delta == 1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8, torch.bool])
+def test_integers_make_a_float_table_which_takes_gradients(dtype: Any) -> None:
+    given = torch.ones(6, dtype=dtype)
+    for table in (mvt.ArrayTableHandler(6, given), mvt.MatrixTableHandler(2, 3, given)):
+        assert table.table.dtype == "float32"
+        table.add(torch.full((2, 3), 0.5))
+        assert table.get().dtype == torch.float32
+        assert (table.get() == 1.5).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_a_table_of_integers_is_made_by_dtype(dtype: Any) -> None:
+    table = mvt.ArrayTableHandler(3, torch.arange(3), dtype=dtype)
+    table.add(torch.ones(3, dtype=dtype))
+    assert table.table.dtype == str(dtype).removeprefix("torch.")
+    assert table.get().dtype == dtype
+    assert table.get().tolist() == [1, 2, 3]
+
+
+def begin() -> Any:
+    mvt.init()
+    mine = torch.full((2,), 2.0 + mvt.worker_id())
+    array, matrix = mvt.ArrayTableHandler(2, mine), mvt.MatrixTableHandler(1, 2, mine)
+    return array.get().tolist(), matrix.get().tolist(), mvt.server_id()
+
+
+def test_an_array_begins_with_the_masters_value_and_a_matrix_with_the_mean() -> None:
+    mvt.shutdown()
+    assert mv.run(begin, workers=2, timeout_seconds=100) == [([2.0, 2.0], [[2.5, 2.5]], n) for n in range(2)]
 
 
 def test_what_requires_grad_or_is_not_contiguous_goes_in() -> None:

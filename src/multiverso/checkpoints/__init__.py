@@ -3,5 +3,16 @@
 from __future__ import annotations
 
 from multiverso.checkpoints.generations import Parts, load, save, worker_folder
+from multiverso.checkpoints.randomness import random_state, set_random_state
+from multiverso.checkpoints.trees import read_tree, write_tree
 
-__all__ = ["Parts", "load", "save", "worker_folder"]
+__all__ = [
+    "Parts",
+    "load",
+    "random_state",
+    "read_tree",
+    "save",
+    "set_random_state",
+    "worker_folder",
+    "write_tree",
+]

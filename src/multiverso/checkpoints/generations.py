@@ -13,7 +13,6 @@ names the generation, is replaced when all parts are on the disk, and the genera
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -26,7 +25,7 @@ from typing import Any
 
 from multiverso.checkpoints.trees import Tree, as_bytes, read_tree
 from multiverso.errors import SnapshotError
-from multiverso.files import write_whole
+from multiverso.files import locked, write_whole
 from multiverso.runtime import Session
 from multiverso.runtime.agreement import Together
 from multiverso.tables import TableHandler, saving
@@ -135,6 +134,7 @@ def save(
             if files is not None:
                 (folder / f"worker-{me}").mkdir()
                 files(folder / f"worker-{me}")
+                _sync_files(folder / f"worker-{me}")
 
         def finish() -> None:
             nonlocal written
@@ -290,19 +290,14 @@ def _read_manifest(place: Path, missing_ok: bool = False) -> _Manifest | None:
 @contextlib.contextmanager
 def _alone_in(place: Path) -> Iterator[None]:
     """Keeps other jobs from saving here meanwhile; the lock ends with its owner, however that ends."""
-    descriptor = os.open(place / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            stack.enter_context(locked(place / ".lock", 0.0))
+        except TimeoutError:
             raise SnapshotError(
                 f"another job is saving to {place}; give each job a directory of its own"
             ) from None
-        except OSError:
-            pass  # a file system without locks
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _remove_all_but(place: Path, kept: _Manifest | None) -> None:
@@ -322,6 +317,14 @@ def _write_or_link(path: Path, content: bytes, previous: Path) -> None:
         os.link(previous / path.name, path)
     except OSError:
         write_whole(path, content)
+
+
+def _sync_files(folder: Path) -> None:
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with open(Path(parent, name), "rb") as file:
+                os.fsync(file.fileno())
+        _sync_directory(Path(parent))
 
 
 def _sync_directory(place: Path) -> None:

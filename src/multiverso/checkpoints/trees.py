@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso.errors import SnapshotError
+from multiverso.files import write_whole
 
 Array = npt.NDArray[Any]
 Tree = Any
@@ -51,6 +52,11 @@ def as_bytes(tree: Tree) -> bytes:
         raise TypeError("state is nested too deeply, or contains itself") from None
     content: bytes = save(arrays, metadata={_FORMAT: json.dumps(skeleton)})
     return content
+
+
+def write_tree(path: Path, tree: Tree) -> None:
+    """Writes a tree to a file, whole or not at all."""
+    write_whole(path, as_bytes(tree))
 
 
 def read_tree(path: Path) -> Tree:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -11,10 +12,10 @@ import numpy as np
 import optax
 from jax.experimental import io_callback
 
-from multiverso.errors import ShapeMismatchError
+from multiverso.errors import ShapeMismatchError, SnapshotError
 from multiverso.jax.framework import placed_like
 from multiverso.params import SharedParams
-from multiverso.rules import Rule
+from multiverso.rules import Rule, RuleName
 from multiverso.runtime import Session
 
 
@@ -30,7 +31,7 @@ class ParamManager:
         params: a pytree of arrays: a dict, a flax or equinox module, ...
         statistics: another one, to be averaged.
         every: `step` and `transformation` exchange at every so many calls (`step`: or after so much time).
-        rule: how parameters are exchanged (`multiverso.rules`); changes add up (ASGD) by default.
+        rule: how parameters are exchanged (`multiverso.rules`, or ``"easgd"``); ASGD by default: changes add up.
         session: the session to use instead of the current one.
 
     Attributes:
@@ -59,7 +60,7 @@ class ParamManager:
         *,
         statistics: Any = None,
         every: int | timedelta = 1,
-        rule: Rule | None = None,
+        rule: Rule | RuleName | None = None,
         session: Session | None = None,
     ) -> None:
         self._every = every
@@ -73,6 +74,59 @@ class ParamManager:
             session=session,
         )
         self.params, self.statistics = _rebuilt(self._shared.values(), params, statistics)
+
+    def save(self, directory: str | os.PathLike[str], own: Any = None) -> None:
+        """Saves everything that this job goes on from: collective, whole or not at all.
+
+        That is the shared parameters and the rule's state, and of each worker its own since its last exchange, and
+        ``own``. Nothing is exchanged. If a worker is killed meanwhile, what was saved before is still there.
+
+        Args:
+            directory: the same for all workers, and for these parameters alone.
+            own: what this worker wants to have back: a pytree of arrays, keys, numbers and strings, such as
+                ``{"params": params, "optimizer": optimizer_state, "key": key, "step": step}``. The parameters belong
+                in it wherever they have changed since the last exchange.
+
+        Raises:
+            TypeError: ``own`` holds something else; the message says where.
+            SnapshotError: it went wrong in another worker; or the directory holds something else, which is kept.
+            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: not everyone came.
+        """
+        leaves, structure = jax.tree.flatten(own)
+        state = {"leaves": [_saved(leaf) for leaf in leaves], "structure": str(structure)}
+        self._shared.save(directory, state)
+
+    def load(self, directory: str | os.PathLike[str], like: Any = None, *, missing_ok: bool = False) -> Any:
+        """Goes back to what `save` wrote: collective; all of it fits in all workers, or nothing is changed.
+
+        Afterwards ``self.params`` and ``self.statistics`` are this worker's of its last exchange before the save.
+
+        Args:
+            directory: as for `save`.
+            like: a pytree as was saved: what is loaded gets its structure, kinds and devices.
+            missing_ok: return None where nothing has been saved yet, as at a job's first start.
+
+        Returns:
+            What this worker handed over as ``own``.
+
+        Raises:
+            SnapshotError: nothing is there, it is damaged, or it was saved of other parameters, of another ``own``,
+                by another rule or by another number of workers.
+        """
+        leaves, structure = jax.tree.flatten(like)
+
+        def check(own: dict[str, Any]) -> None:
+            if own["structure"] != str(structure):
+                raise SnapshotError(
+                    f"own was saved as {own['structure']}, and like= is {structure}; nothing was changed"
+                )
+
+        own = self._shared.load(directory, missing_ok=missing_ok, check=check)
+        if own is None:
+            return None
+        self.params, self.statistics = _rebuilt(self._shared.values(), self.params, self.statistics)
+        found = [_loaded(value, leaf) for value, leaf in zip(own["leaves"], leaves, strict=True)]
+        return jax.tree.unflatten(structure, found)
 
     def sync_all_param(self, params: Any, statistics: Any = None) -> Any:
         """Adds what this worker changed since the last call, and returns the values of all.
@@ -148,6 +202,20 @@ class ParamManager:
     def _on_host(self, leaves: list[Any]) -> list[Any]:
         # NumPy in, NumPy out: allocating JAX memory in a callback can deadlock.
         return self._shared.sync([np.asarray(leaf) for leaf in leaves])
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def _saved(leaf: Any) -> Any:
+    return np.asarray(jax.random.key_data(leaf)) if _is_key(leaf) else leaf
+
+
+def _loaded(value: Any, leaf: Any) -> Any:
+    if _is_key(leaf):
+        return jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(leaf))
+    return placed_like(value, leaf)
 
 
 class _State(NamedTuple):

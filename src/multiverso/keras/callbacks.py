@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import operator
+import os
 from typing import Any
 
 from keras.callbacks import Callback
 
+from multiverso.checkpoints import random_state, set_random_state
 from multiverso.keras.param_manager import ParamManager
-from multiverso.rules import Rule
+from multiverso.rules import Rule, RuleName
 from multiverso.runtime import Session
 
 
@@ -21,12 +23,13 @@ class MVCallback(Callback):  # type: ignore[misc]  # Keras is seen as untyped
     Args:
         model: the model that is fitted.
         freq: exchange after every so many minibatches.
-        rule: how weights are exchanged (`multiverso.rules`); changes add up (ASGD) by default.
+        directory: save the run here at the end of each epoch; the same for all workers (see `resume`).
+        rule: how weights are exchanged (`multiverso.rules`, or a name: ``"easgd"``); changes add up (ASGD) by default.
         session: the session to use instead of the current one.
 
     Raises:
         ValueError: ``freq`` below 1; no table has been made.
-        TypeError: ``freq`` that is not an integer.
+        TypeError: ``freq`` that is not an integer; no model.
 
     Attributes:
         kpm: the `ParamManager`.
@@ -36,13 +39,23 @@ class MVCallback(Callback):  # type: ignore[misc]  # Keras is seen as untyped
     """
 
     def __init__(
-        self, model: Any, freq: int = 1, *, rule: Rule | None = None, session: Session | None = None
+        self,
+        model: Any,
+        freq: int = 1,
+        *,
+        directory: str | os.PathLike[str] | None = None,
+        rule: Rule | RuleName | None = None,
+        session: Session | None = None,
     ) -> None:
         super().__init__()
+        if not hasattr(model, "weights"):
+            raise TypeError(f"MVCallback(model, freq): the model comes first; got {type(model).__name__}")
         self.freq = operator.index(freq)
         if self.freq < 1:
             raise ValueError(f"freq={freq}: expected at least 1 minibatch between two exchanges")
         self.kpm = ParamManager(model, rule=rule, session=session)
+        self._directory = directory
+        self._random: dict[str, Any] | None = None  # to go on with, after a resume
         self._fitting = False
         self._pending = 0
         self._seen = -1
@@ -54,6 +67,9 @@ class MVCallback(Callback):  # type: ignore[misc]  # Keras is seen as untyped
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Minibatches are numbered anew."""
         self._seen = -1
+        if self._random is not None:  # only now: the start of `fit` has drawn from them
+            set_random_state(self._random)
+            self._random = None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Exchanges when it is time. With ``steps_per_execution`` a call stands for several minibatches."""
@@ -68,9 +84,47 @@ class MVCallback(Callback):  # type: ignore[misc]  # Keras is seen as untyped
             self._exchange()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Exchanges what is left."""
+        """Exchanges what is left, and saves where there is a directory."""
         if self._pending:
             self._exchange()
+        if self._directory is not None:
+            variables = [variable.numpy() for variable in self._optimizer().variables]
+            own = {"epoch": epoch + 1, "optimizer": variables, "random": random_state()}
+            self.kpm.save(self._directory, own)
+
+    def resume(self) -> int:
+        """Goes back to what was saved in ``directory``, if anything was: collective; before ``fit``.
+
+        That is the weights, the rule's state, the compiled optimizer's, and the random numbers of Python, NumPy,
+        torch and the model's seeds. What other callbacks keep (``ReduceLROnPlateau``) is not part of it.
+
+        Returns:
+            How many epochs there were, for ``fit(initial_epoch=...)``; 0 if nothing was saved yet.
+
+        Example:
+            >>> callback = MVCallback(model, directory="saved")  # doctest: +SKIP
+            >>> model.fit(
+            ...     x, y, epochs=9, initial_epoch=callback.resume(), callbacks=[callback]
+            ... )  # doctest: +SKIP
+        """
+        if self._directory is None:
+            raise ValueError("MVCallback was given no directory= to resume from")
+        optimizer = self._optimizer()
+        own = self.kpm.load(self._directory, missing_ok=True)
+        if own is None:
+            return 0
+        for variable, value in zip(optimizer.variables, own["optimizer"], strict=True):
+            variable.assign(value)
+        self._random = own["random"]
+        return int(own["epoch"])
+
+    def _optimizer(self) -> Any:
+        optimizer = self.kpm.model.optimizer
+        if optimizer is None:
+            raise ValueError(f"the model {self.kpm.model.name!r} has no optimizer yet: compile it first")
+        if not optimizer.built:
+            optimizer.build(self.kpm.model.trainable_variables)
+        return optimizer
 
     def on_train_end(self, logs: Any = None) -> None:
         """Exchanges nothing: another callback may have put older weights back (``restore_best_weights``)."""

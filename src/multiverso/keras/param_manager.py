@@ -5,16 +5,17 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from multiverso.errors import DtypeMismatchError
+from multiverso.checkpoints import Parts
+from multiverso.errors import DtypeMismatchError, SnapshotError
 from multiverso.keras.framework import settle
-from multiverso.params import SharedParams
-from multiverso.rules import Rule
+from multiverso.params import Model, Resumable, SharedParams
+from multiverso.rules import Rule, RuleName
 from multiverso.runtime import Session
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
-class ParamManager:
+class ParamManager(Resumable):
     """Shares a Keras model's weights between all workers: collective.
 
     All workers begin with the master worker's values. Of trainable weights, what each worker changed since its
@@ -25,7 +26,7 @@ class ParamManager:
     Args:
         model: a built model.
         every: `step` exchanges at every so many calls, or after every so much time.
-        rule: how weights are exchanged (`multiverso.rules`); changes add up (ASGD) by default.
+        rule: how weights are exchanged (`multiverso.rules`, or a name: ``"easgd"``); changes add up (ASGD) by default.
         session: the session to use instead of the current one.
 
     Raises:
@@ -44,9 +45,11 @@ class ParamManager:
         model: Any,
         *,
         every: int | timedelta = 1,
-        rule: Rule | None = None,
+        rule: Rule | RuleName | None = None,
         session: Session | None = None,
     ) -> None:
+        if not hasattr(model, "built") or not hasattr(model, "weights"):
+            raise TypeError(f"ParamManager(model) shares a Keras model; got {type(model).__name__}")
         if not model.built:
             raise ValueError(
                 f"the model {model.name!r} has no weights yet: give it an input shape, or call it once, before "
@@ -64,6 +67,12 @@ class ParamManager:
             ordered[:summed], ordered[summed:], every=every, rule=rule, session=session
         )
         self._assign(self._shared.values())
+        self._model = Model(
+            values=self._values,
+            read=lambda: Parts([weight.numpy() for weight in self._rest()]),
+            check=self._check_rest,
+            write=self._resume,
+        )
 
     def sync_all_param(self) -> None:
         """Adds what this worker changed since the last call, and sets the model to the values of all.
@@ -72,6 +81,9 @@ class ParamManager:
             RuntimeError: the model has other weights now, or others are trainable, than when this manager was
                 made; nothing has been exchanged.
         """
+        self._assign(self._shared.sync(self._values()))
+
+    def _values(self) -> list[Any]:
         settle(self.model)
         now = _shared_weights(self.model)
         trained = [weight.trainable for weight in self._weights]
@@ -82,7 +94,7 @@ class ParamManager:
                 f"the weights of {self.model.name!r}, or which of them are trainable, are not those of when its "
                 "ParamManager was made; make a new one, in every worker, after such a change"
             )
-        self._assign(self._shared.sync([self._weights[index].numpy() for index in self._order]))
+        return [self._weights[index].numpy() for index in self._order]
 
     def step(self) -> bool:
         """Counts one training step and exchanges when that is due (``every=``); returns whether it did."""
@@ -90,6 +102,26 @@ class ParamManager:
             return False
         self.sync_all_param()
         return True
+
+    def _rest(self) -> list[Any]:
+        """What stays with its worker: seeds, counters."""
+        shared = {id(weight) for weight in self._weights}
+        variables = {id(variable): variable for variable in self.model.variables}
+        return [variable for key, variable in variables.items() if key not in shared]
+
+    def _check_rest(self, parts: Parts) -> None:
+        kinds = [(tuple(weight.shape), str(weight.dtype)) for weight in self._rest()]
+        saved = [(value.shape, str(value.dtype)) for value in parts.own]
+        if saved != kinds:
+            raise SnapshotError(
+                f"the model was saved with {saved} beside its shared weights, and has {kinds}; nothing was changed"
+            )
+
+    def _resume(self, values: list[Any], parts: Parts) -> None:
+        settle(self.model)
+        self._assign(values)
+        for weight, value in zip(self._rest(), parts.own, strict=True):
+            weight.assign(value)
 
     def _assign(self, values: list[Any]) -> None:
         for index, value in zip(self._order, values, strict=True):

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiverso.errors import SnapshotError
-from multiverso.rules import Rule, share
+from multiverso.rules import Rule, RuleName, share
 from multiverso.rules.averaging import share_of_difference, take_centre
 from multiverso.rules.shared import Shared
 from multiverso.runtime import Session
-from multiverso.tables.access import Loops
+from multiverso.spec import Initial
 
 Array = NDArray[Any]
 
@@ -56,15 +56,16 @@ class Averaged(Flat):
     difference to an old variance, added to one that has shrunk since, would make it negative.
     """
 
-    loops: Loops
     last: Array  # what was taken last
 
     def exchange(self, workers: int) -> None:
         # An unchanged one only reads, so that workers agree after a barrier and an exchange. Bytes: NaN included,
         # and many times quicker than array_equal.
         changed = self.local.tobytes() != self.last.tobytes()
-        self.loops.hyper[0] = 1 / workers
-        self.shared.table.step(self.loops, self.local, changed, True)
+        loops = self.shared.loops
+        assert loops is not None  # that of _AVERAGE
+        loops.hyper[0] = 1 / workers
+        self.shared.table.step(loops, self.local, changed, True)
         np.copyto(self.last, self.local)
 
     def state(self) -> dict[str, Any]:
@@ -75,16 +76,20 @@ class Averaged(Flat):
         np.copyto(self.last, state["last"])
 
 
-_AVERAGE = Rule("average of statistics", share_of_difference, take_centre)
+_AVERAGE = Rule("average of statistics", share_of_difference, take_centre, hyper=(1.0,))
 
 
 def share_flat(
-    flat: Array, averaged: bool, name: str | None, initial: str, rule: Rule | None, session: Session
+    flat: Array,
+    averaged: bool,
+    name: str | None,
+    initial: Initial,
+    rule: Rule | RuleName | None,
+    session: Session,
 ) -> Flat:
     if name is not None:
         name = f"{name}/{'statistics' if averaged else 'parameters'}/{flat.dtype}"
     shared = share(flat, _AVERAGE if averaged else rule, name=name, initial=initial, session=session)
     if not averaged:
         return Flat(shared, flat)
-    loops = shared.table.compile_rule(_AVERAGE.push, _AVERAGE.pull, (1.0,))
-    return Averaged(shared, flat, loops, flat.copy())
+    return Averaged(shared, flat, flat.copy())

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from multiverso.checkpoints import Parts
+
+if TYPE_CHECKING:
+    from multiverso.params.shared import SharedParams
 
 Array = NDArray[Any]
 Files = Callable[[Path], None]
@@ -52,3 +56,61 @@ def check_own(own: Mapping[str, Any] | None) -> dict[str, Any]:
 def placed(values: list[Array], narrow: Mapping[int, Array]) -> list[Array]:
     """Returns the values of a model; those of 16 bits as they were, and not rounded from what is shared."""
     return [np.asarray(narrow[i]) if i in narrow else value for i, value in enumerate(values)]
+
+
+class Resumable:
+    """A manager that is saved and loaded by one call of all its workers. A subclass makes both attributes."""
+
+    _shared: SharedParams
+    _model: Model
+
+    def save(
+        self,
+        directory: str | os.PathLike[str],
+        own: dict[str, Any] | None = None,
+        *,
+        files: Files | None = None,
+    ) -> None:
+        """Saves everything that this job goes on from: collective, whole or not at all.
+
+        That is the shared parameters and the rule's state, and of each worker its model, what it has not exchanged
+        yet, and ``own``. Nothing is exchanged, and training goes on as if nothing had been saved. If a worker is
+        killed meanwhile, what was saved before is still there.
+
+        Args:
+            directory: the same for all workers, and for this model alone.
+            own: what this worker wants to have back: a dictionary of state, such as
+                ``{"optimizer": optimizer.state_dict(), "random": random_state(), "step": step}``. It may hold
+                tensors, arrays, numbers, strings, bytes, None, and dictionaries, lists and tuples of these; other
+                objects are refused, as nothing is pickled.
+            files: writes more files of this worker into the empty folder that it is given.
+
+        Raises:
+            TypeError: ``own`` holds something else; the message says where.
+            SnapshotError: it went wrong in another worker; or the directory holds something else, which is kept.
+            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: not everyone came.
+        """
+        self._shared.save(directory, own, model=self._model, files=files)
+
+    def load(self, directory: str | os.PathLike[str], *, missing_ok: bool = False) -> dict[str, Any] | None:
+        """Goes back to what `save` wrote: collective; all of it fits in all workers, or nothing is changed.
+
+        Make the same model, its manager and its optimizer first.
+
+        Args:
+            directory: as for `save`.
+            missing_ok: return None where nothing has been saved yet, as at a job's first start.
+
+        Returns:
+            What this worker handed over as ``own``; tensors on the CPU, JAX's arrays as NumPy's.
+
+        Raises:
+            SnapshotError: nothing is there, it is damaged, or it was saved of another model, by another rule or by
+                another number of workers.
+
+        Example:
+            >>> own = manager.load("saved", missing_ok=True)  # doctest: +SKIP
+            >>> if own is not None:  # doctest: +SKIP
+            ...     optimizer.load_state_dict(own["optimizer"])
+        """
+        return self._shared.load(directory, model=self._model, missing_ok=missing_ok)

@@ -20,11 +20,11 @@ from multiverso.errors import DtypeMismatchError, InterruptedRoundError, ShapeMi
 from multiverso.params.every import Every
 from multiverso.params.flats import Averaged, Flat, share_flat
 from multiverso.params.resuming import Files, Model, check_own, placed
-from multiverso.rules import Rule
+from multiverso.rules import Rule, RuleName, rule_of
 from multiverso.rules.shared import check_mode
 from multiverso.runtime import Session
 from multiverso.runtime.current import current
-from multiverso.spec import check_name
+from multiverso.spec import Initial, check_name
 from multiverso.tables import TableHandler
 
 Array = NDArray[Any]
@@ -79,8 +79,8 @@ class SharedParams:
         *,
         name: str | None = None,
         every: int | timedelta = 1,
-        initial: str = "master",
-        rule: Rule | None = None,
+        initial: Initial = "master",
+        rule: Rule | RuleName | None = None,
         allocate: Callable[[int, np.dtype[Any]], Array] = np.empty,
         session: Session | None = None,
     ) -> None:
@@ -93,7 +93,7 @@ class SharedParams:
             every: `step` exchanges at every so many calls, or when that much time has passed since the last
                 exchange. Time does not tick alike in all workers, so a synchronous job refuses it.
             initial: whose values count, as in `multiverso.ArrayTableHandler`.
-            rule: how parameters are exchanged (`multiverso.rules`); changes add up (ASGD) by default.
+            rule: how parameters are exchanged: one of `multiverso.rules`, or its name; ASGD by default: changes add up.
             allocate: makes the flat buffers, given a size and a dtype: pinned memory, say.
             session: the session to use instead of the current one.
 
@@ -108,8 +108,8 @@ class SharedParams:
             raise ValueError("there is nothing to share: both lists of arrays are empty")
         check_name(name)
         session = session or current()
-        if rule is not None:
-            check_mode(rule, session.consistency.mode)  # before any table is made
+        rule = rule_of(rule, session.workers_num)
+        check_mode(rule, session.consistency.mode)  # before any table is made
         self._session = session
         self._due = Every(every)
         if self._due.by_time and session.consistency.mode == "sync":
@@ -270,6 +270,7 @@ class SharedParams:
         *,
         model: Model = Model(),  # noqa: B008
         missing_ok: bool = False,
+        check: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> dict[str, Any] | None:
         """Goes back to what `save` wrote: collective; all of it fits in all workers, or nothing is changed.
 
@@ -277,6 +278,7 @@ class SharedParams:
             directory: as for `save`.
             model: as for `save`.
             missing_ok: return None where nothing has been saved yet.
+            check: raises where ``own`` does not fit; nothing has been changed then.
 
         Returns:
             What this worker has handed over as ``own``; tensors on the CPU, JAX's arrays as NumPy's.
@@ -286,12 +288,13 @@ class SharedParams:
                 of another number of workers.
         """
 
-        def check(parts: Parts) -> None:
+        def check_all(parts: Parts) -> None:
             for flat, state in zip(
                 self._flats, parts.own["flats"], strict=True
             ):  # as many as there are tables
                 flat.check(state)
             model.check(Parts(parts.own["model"], parts.common))
+            check(parts.own["own"])
 
         def apply(parts: Parts) -> None:
             self._due.resume(parts.own["steps"])
@@ -301,7 +304,7 @@ class SharedParams:
             values = placed(self.values(), parts.own["narrow"]) if model.values else []
             model.write(values, Parts(parts.own["model"], parts.common))
 
-        found = checkpoints.load(self._session, directory, self._tables(), check, apply, missing_ok)
+        found = checkpoints.load(self._session, directory, self._tables(), check_all, apply, missing_ok)
         own: dict[str, Any] | None = found.own["own"] if found else None
         return own
 

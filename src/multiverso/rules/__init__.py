@@ -24,11 +24,13 @@ from multiverso.rules.averaging import model_averaging
 from multiverso.rules.downpour import downpour
 from multiverso.rules.easgd import easgd
 from multiverso.rules.local_sgd import diloco, local_sgd
+from multiverso.rules.named import RuleName, rule_of
 from multiverso.rules.rule import Rule
 from multiverso.rules.shared import Shared, share
 
 __all__ = [
     "Rule",
+    "RuleName",
     "Shared",
     "asgd",
     "diloco",
@@ -36,5 +38,6 @@ __all__ = [
     "easgd",
     "local_sgd",
     "model_averaging",
+    "rule_of",
     "share",
 ]

@@ -9,10 +9,11 @@ import numpy.typing as npt
 
 from multiverso.errors import DtypeMismatchError, SnapshotError
 from multiverso.rules.asgd import asgd
+from multiverso.rules.named import RuleName, rule_of
 from multiverso.rules.rule import Rule
 from multiverso.runtime import Session
 from multiverso.runtime.current import current
-from multiverso.spec import TableSpec
+from multiverso.spec import Initial, TableSpec
 from multiverso.tables.convert import writable
 from multiverso.tables.handler import TableHandler
 from multiverso.tables.pending import Pending
@@ -28,6 +29,7 @@ class Shared:
 
     Attributes:
         rule: the rule.
+        loops: the rule, compiled for the table; None for ASGD, which has a kernel of its own.
         table: the centre: ``table.snapshot()`` is what to validate, ``table.save(path)`` what to keep.
     """
 
@@ -37,7 +39,7 @@ class Shared:
         self._own = table.own()
         table.users.add(self)
         # ASGD has a kernel of its own, which is quicker
-        self._loops = None if rule == asgd() else table.compile_rule(rule.push, rule.pull, rule.hyper)
+        self.loops = None if rule == asgd() else table.compile_rule(rule.push, rule.pull, rule.hyper)
         self._calls = 0
 
     def exchange(self, local: Any, *, timeout_seconds: float | None = None) -> None:
@@ -56,22 +58,22 @@ class Shared:
             WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: the wait could not end well;
                 calling again takes an unfinished round up where it stopped.
         """
-        if self._loops is None:
+        if self.loops is None:
             self.table.exchange(local, self._own[0], timeout_seconds=timeout_seconds)
             return
         call = self._calls + 1
         push, pull = call % self.rule.push_every == 0, call % self.rule.pull_every == 0
         if push or pull:
-            self.table.step(self._loops, local, push, pull, timeout_seconds=timeout_seconds)
+            self.table.step(self.loops, local, push, pull, timeout_seconds=timeout_seconds)
         self._calls = call
 
     def exchange_async(self, local: Any) -> Pending:
         """Like :meth:`exchange`, in the background. Leave ``local`` alone until ``wait()`` returns."""
-        if self._loops is None:
+        if self.loops is None:
             return self.table.exchange_async(local, self._own[0])
         self._calls += 1
         push, pull = self._calls % self.rule.push_every == 0, self._calls % self.rule.pull_every == 0
-        return self.table.step_async(self._loops, local, push, pull)
+        return self.table.step_async(self.loops, local, push, pull)
 
     def restart(self, local: Any) -> None:
         """Makes ``local`` a copy of the centre and begins the rule anew, as after ``table.load(path)``."""
@@ -124,10 +126,10 @@ class Shared:
 
 def share(
     local: Any,
-    rule: Rule | None = None,
+    rule: Rule | RuleName | None = None,
     *,
     name: str | None = None,
-    initial: str = "master",
+    initial: Initial = "master",
     session: Session | None = None,
     master: bool = False,
 ) -> Shared:
@@ -139,11 +141,11 @@ def share(
     Args:
         local: this worker's parameters: float32 or float64, C-contiguous and writable; overwritten with the
             initial value of all.
-        rule: ASGD by default.
+        rule: a rule, or its name; ASGD by default.
         name, initial, session, master: as for :class:`multiverso.ArrayTableHandler`.
 
     Raises:
-        ValueError: the rule is not defined for the session's consistency; nothing was made.
+        ValueError: no rule of that name, or it is not defined for the session's consistency; nothing was made.
         DtypeMismatchError: another dtype, read-only, or not in this process's memory.
         TableMismatchError: other workers share another array, or by another rule.
 
@@ -158,11 +160,9 @@ def share(
         (array([0.5, 0.5, 0.5], dtype=float32), array([0.5, 0.5, 0.5], dtype=float32))
         >>> mv.shutdown()
     """
-    rule = asgd() if rule is None else rule
-    if not isinstance(rule, Rule):
-        raise TypeError(f"rule= takes a rule such as multiverso.rules.easgd(0.2); got {rule!r}")
     session = session or current()
     session.check()
+    rule = rule_of(rule, session.workers_num)
     check_mode(rule, session.consistency.mode)
     dtype = _dtype_of(local)
     flat = writable(local, int(np.prod(tuple(local.shape))), dtype, "local")

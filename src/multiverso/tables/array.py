@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from multiverso.runtime.current import current
 from multiverso.runtime.session import Session
-from multiverso.spec import TableSpec, checked_count, checked_dtype
+from multiverso.spec import Initial, TableSpec, checked_count, checked_dtype
 from multiverso.tables.handler import TableHandler
 from multiverso.updaters import Updater, resolve
 
@@ -52,7 +52,7 @@ class ArrayTableHandler(TableHandler):
         dtype: npt.DTypeLike = "float32",
         name: str | None = None,
         updater: str | Updater = "add",
-        initial: str = "master",
+        initial: Initial = "master",
         session: Session | None = None,
         master: bool = False,
     ) -> None:

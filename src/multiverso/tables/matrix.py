@@ -10,7 +10,7 @@ import numpy.typing as npt
 from multiverso.errors import ShapeMismatchError
 from multiverso.runtime.current import current
 from multiverso.runtime.session import Session
-from multiverso.spec import TableSpec, checked_count, checked_dtype
+from multiverso.spec import Initial, TableSpec, checked_count, checked_dtype
 from multiverso.tables.convert import as_data, as_numpy, as_row_ids, check_size
 from multiverso.tables.handler import TableHandler
 from multiverso.updaters import Updater, resolve
@@ -47,7 +47,7 @@ class MatrixTableHandler(TableHandler):
         dtype: npt.DTypeLike = "float32",
         name: str | None = None,
         updater: str | Updater = "add",
-        initial: str = "master",
+        initial: Initial = "master",
         session: Session | None = None,
         master: bool = False,
     ) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
-from multiverso.params import Array, SharedParams
-from multiverso.rules import Rule
+from multiverso.params import Array, Model, Resumable, SharedParams
+from multiverso.rules import Rule, RuleName
 from multiverso.runtime import Session
 from multiverso.theano.framework import array_of
 
 
-class ParamManager:
+class ParamManager(Resumable):
     """Shares a list of shared variables between all workers, in one table for each dtype: collective.
 
     All workers begin with the master worker's values.
@@ -22,7 +22,7 @@ class ParamManager:
             listed twice (tied parameters) is shared once.
         statistics: shared variables that are averaged and not summed: a batch normalisation's running mean.
         every: `step` exchanges at every so many calls, or after every so much time.
-        rule: how parameters are exchanged (`multiverso.rules`); changes add up by default.
+        rule: how parameters are exchanged (`multiverso.rules`, or a name: ``"easgd"``); changes add up by default.
         name: create, or attach to, the tables of this name.
         session: the session to use instead of the current one.
 
@@ -41,7 +41,7 @@ class ParamManager:
         statistics: Iterable[Any] = (),
         *,
         every: int | timedelta = 1,
-        rule: Rule | None = None,
+        rule: Rule | RuleName | None = None,
         name: str | None = None,
         session: Session | None = None,
     ) -> None:
@@ -58,6 +58,7 @@ class ParamManager:
             session=session,
         )
         self._set(self._shared.values())
+        self._model = Model(values=self._values, write=lambda values, _: self._set(values))
 
     def sync_all_param(self) -> None:
         """Adds what this worker changed since the last call, and takes the values of all, in one exchange.
@@ -66,7 +67,10 @@ class ParamManager:
             ShapeMismatchError: a variable has been given a value of another shape; nothing has been
                 exchanged.
         """
-        self._set(self._shared.sync([array_of(variable) for variable in self._variables]))
+        self._set(self._shared.sync(self._values()))
+
+    def _values(self) -> list[Array]:
+        return [array_of(variable) for variable in self._variables]
 
     def step(self) -> bool:
         """Counts one training step, exchanges when that is due (``every=``), and returns whether it did."""

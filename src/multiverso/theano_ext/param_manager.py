@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from multiverso.errors import DtypeMismatchError, ShapeMismatchError
-from multiverso.params import Array, SharedParams
-from multiverso.rules import Rule
+from multiverso.checkpoints import Parts
+from multiverso.errors import DtypeMismatchError, ShapeMismatchError, SnapshotError
+from multiverso.params import Array, Model, Resumable, SharedParams
+from multiverso.rules import Rule, RuleName
+from multiverso.spec import Initial
 
 
-class MVModelParamManager(ABC):
+class MVModelParamManager(Resumable, ABC):
     """Shares a model's parameters between all workers: collective.
 
     A subclass says how the parameters are read and set (`get_all_param_values`, `set_all_param_values`), and,
@@ -32,12 +34,12 @@ class MVModelParamManager(ABC):
         ...         self.model.weights, self.model.bias = params
     """
 
-    def __init__(self, model: Any, *, rule: Rule | None = None) -> None:
+    def __init__(self, model: Any, *, rule: Rule | RuleName | None = None) -> None:
         """Shares ``model``; returns when every live worker has done so.
 
         Args:
             model: whatever the subclass's methods read and set.
-            rule: how parameters are exchanged (`multiverso.rules`); changes add up by default.
+            rule: how parameters are exchanged (`multiverso.rules`, or a name: ``"easgd"``); changes add up by default.
 
         Raises:
             DtypeMismatchError: a parameter that is neither a real float nor an integer or boolean.
@@ -67,6 +69,10 @@ class MVModelParamManager(ABC):
             ShapeMismatchError: the model has parameters of other shapes, or another number of them, than when
                 this manager was made; nothing has been exchanged.
         """
+        values = self._checked()
+        self._write(values, self._shared.sync([values[index] for index in self._places]))
+
+    def _checked(self) -> list[Array]:
         values = self._read()
         shapes = [value.shape for value in values]
         if shapes != self._shapes:
@@ -74,9 +80,11 @@ class MVModelParamManager(ABC):
                 f"the model has parameters of the shapes {shapes} now, and had {self._shapes} when its "
                 f"{type(self).__name__} was made; make a new one"
             )
-        self._write(values, self._shared.sync([values[index] for index in self._places]))
+        return values
 
-    def _begin(self, initial: str = "master", counts: bool = True, rule: Rule | None = None) -> None:
+    def _begin(
+        self, initial: Initial = "master", counts: bool = True, rule: Rule | RuleName | None = None
+    ) -> None:
         values = self._read()
         summed, averaged = self._parts(values)
         own = [value if counts else np.zeros_like(value) for value in values]
@@ -86,6 +94,26 @@ class MVModelParamManager(ABC):
         self._shapes = [value.shape for value in values]
         self._places = summed + averaged
         self._write(values, self._shared.values())
+        self._model = Model(
+            values=lambda: [self._checked()[index] for index in self._places],
+            read=lambda: Parts([value for i, value in enumerate(self._read()) if i not in self._places]),
+            check=self._check_rest,
+            write=self._resume,
+        )
+
+    def _check_rest(self, parts: Parts) -> None:
+        values = self._checked()
+        kinds = [(v.shape, str(v.dtype)) for i, v in enumerate(values) if i not in self._places]
+        saved = [(value.shape, str(value.dtype)) for value in parts.own]
+        if saved != kinds:
+            raise SnapshotError(
+                f"the model was saved with {saved} beside its shared parameters, and has {kinds}; nothing was changed"
+            )
+
+    def _resume(self, shared: list[Array], parts: Parts) -> None:
+        rest = iter(parts.own)
+        values = [v if i in self._places else next(rest) for i, v in enumerate(self._read())]
+        self._write(values, shared)
 
     def _read(self) -> list[Array]:
         return [np.asarray(value) for value in self.get_all_param_values()]

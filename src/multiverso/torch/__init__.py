@@ -4,7 +4,7 @@
 from multiverso.torch import framework as _framework  # first: it says what to install
 
 # isort: on
-from multiverso.api import barrier, init, is_master_worker, num_workers, shutdown, worker_id
+from multiverso.api import barrier, init, is_master_worker, num_workers, server_id, shutdown, worker_id
 from multiverso.torch.optimizer import SharedOptimizer
 from multiverso.torch.param_manager import ParamManager
 from multiverso.torch.tables import ArrayTableHandler, MatrixTableHandler
@@ -20,6 +20,7 @@ __all__ = [
     "init",
     "is_master_worker",
     "num_workers",
+    "server_id",
     "shutdown",
     "worker_id",
 ]

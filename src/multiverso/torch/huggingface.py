@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+from multiverso.checkpoints import worker_folder
+from multiverso.runtime.current import current
 from multiverso.torch.param_manager import ParamManager
 
 if find_spec("transformers") is None:
@@ -23,6 +28,8 @@ class MVCallback(TrainerCallback):  # type: ignore[misc]  # transformers is seen
     a Trainer of its own on one device, with a part of the data.
 
     Args:
+        directory: save the run here whenever the Trainer saves (``save_strategy``); the same for all workers, and all
+            have to save at the same steps (see `resume`).
         options: what `multiverso.torch.ParamManager` takes: ``every=``, ``rule=``, ``overlap=``, ...
 
     Attributes:
@@ -32,14 +39,48 @@ class MVCallback(TrainerCallback):  # type: ignore[misc]  # transformers is seen
         >>> Trainer(model, arguments, train_dataset=part, callbacks=[MVCallback()])  # doctest: +SKIP
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, directory: str | os.PathLike[str] | None = None, **options: Any) -> None:
+        self._directory = directory
+        self._resumes = False
         self._options = options
         self.manager: ParamManager | None = None
         self._pending = False
 
+    def resume(self) -> str | None:
+        """Returns this worker's checkpoint of the Trainer's in ``directory``, or None if nothing was saved yet.
+
+        Give it to ``train``, and when training begins the job goes on where it was saved: the Trainer restores its
+        optimizer, schedule, random numbers and place in the data, and this callback the shared parameters, this
+        worker's own and the rule's state.
+
+        Example:
+            >>> callback = MVCallback(directory="saved")  # doctest: +SKIP
+            >>> trainer = Trainer(model, arguments, callbacks=[callback])  # doctest: +SKIP
+            >>> trainer.train(resume_from_checkpoint=callback.resume())  # doctest: +SKIP
+        """
+        if self._directory is None:
+            raise ValueError("MVCallback was given no directory= to resume from")
+        folder = worker_folder(self._options.get("session") or current(), self._directory)
+        self._resumes = folder is not None
+        return None if folder is None else str(next(folder.glob("checkpoint-*")))
+
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
         """Shares the model, which is on its device and has its checkpoint by now."""
         self.manager = ParamManager(model, **self._options)
+        if self._resumes and self._directory is not None:
+            self._pending = (self.manager.load(self._directory) or {})["pending"]
+            self._resumes = False
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Saves the job, with the checkpoint that the Trainer has just written, where there is a directory."""
+        if self._directory is None or self.manager is None:
+            return
+        written = Path(args.output_dir, f"checkpoint-{state.global_step}")
+
+        def take(folder: Path) -> None:
+            shutil.copytree(written, folder / written.name, copy_function=_link_or_copy)
+
+        self.manager.save(self._directory, {"pending": self._pending}, files=take)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Exchanges when it is time."""
@@ -60,3 +101,10 @@ class MVCallback(TrainerCallback):  # type: ignore[misc]  # transformers is seen
             if self._pending:
                 self.manager.sync_all_param()
                 self._pending = False
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copy2(source, target)

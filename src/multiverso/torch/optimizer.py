@@ -10,6 +10,19 @@ import torch
 from multiverso.torch.param_manager import ParamManager
 
 
+def _refuse_strangers(optimizer: Any, module: Any) -> None:
+    """Raises ValueError when an optimizer trains none of a module's parameters."""
+    if not isinstance(module, torch.nn.Module):
+        return  # ParamManager says what it expects
+    shared = {id(parameter) for parameter in module.parameters()}
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if not any(id(parameter) in shared for parameter in trained):
+        raise ValueError(
+            f"the optimizer trains {len(trained)} parameters and none of them is one of the {len(shared)} of this "
+            f"{type(module).__name__}: what it learns would never be shared. Make it of module.parameters()"
+        )
+
+
 class SharedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is seen as untyped
     """Wraps an optimizer: after each of its steps, the parameters are exchanged when that is due.
 
@@ -21,6 +34,10 @@ class SharedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is 
         module: the module whose parameters it trains, or a `ParamManager` of it.
         options: what `ParamManager` takes: ``every=``, ``rule=``, ``overlap=``, ...
 
+    Raises:
+        TypeError: the arguments are no optimizer and no module, or swapped.
+        ValueError: the optimizer trains no parameter of the module.
+
     Attributes:
         optimizer: the wrapped one.
         manager: the `ParamManager`.
@@ -29,7 +46,15 @@ class SharedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is 
         >>> optimizer = SharedOptimizer(torch.optim.Adam(model.parameters()), model)  # doctest: +SKIP
     """
 
-    def __init__(self, optimizer: Any, module: Any, **options: Any) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, module: torch.nn.Module | ParamManager, **options: Any
+    ) -> None:
+        if isinstance(optimizer, torch.nn.Module | ParamManager) or not hasattr(optimizer, "param_groups"):
+            raise TypeError(
+                "SharedOptimizer(optimizer, module): the optimizer comes first, then the module whose parameters it "
+                f"trains; got {type(optimizer).__name__} and {type(module).__name__}"
+            )
+        _refuse_strangers(optimizer, module.module if isinstance(module, ParamManager) else module)
         # Optimizer.__init__ is not called: groups and state are the wrapped optimizer's own.
         self.optimizer = optimizer
         self.manager = module if isinstance(module, ParamManager) else ParamManager(module, **options)

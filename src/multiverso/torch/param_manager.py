@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
@@ -11,14 +10,15 @@ from typing import Any
 import torch
 
 from multiverso.checkpoints import Parts
-from multiverso.params import Model, SharedParams, broadcast
+from multiverso.params import Model, Resumable, SharedParams, broadcast
+from multiverso.rules import Rule, RuleName
 from multiverso.runtime import Session
 from multiverso.torch.groups import InPlace, Staged, can_move, split_like
 from multiverso.torch.resuming import ModuleState
 from multiverso.torch.structure import Structure
 
 
-class ParamManager:
+class ParamManager(Resumable):
     """Shares a module's parameters between all workers: collective.
 
     All workers begin with the master worker's values. Each exchange adds what this worker has changed since
@@ -36,7 +36,7 @@ class ParamManager:
     Args:
         module: moved to its device and converted to its dtype before; devices may differ.
         every: `step` exchanges at every so many calls, or after every so much time.
-        rule: how parameters are exchanged (`multiverso.rules`); changes add up (ASGD) by default.
+        rule: how parameters are exchanged (`multiverso.rules`, or ``"easgd"``); ASGD by default: changes add up.
         statistics: the names of the buffers to average, instead of those named ``running_...``.
         overlap: `step` begins an exchange and applies its result at its next one, so that copies and waits go
             on beside the training between; costs two more copies of the parameters.
@@ -68,14 +68,23 @@ class ParamManager:
 
     def __init__(
         self,
-        module: Any,
+        module: torch.nn.Module,
         *,
         every: int | timedelta = 1,
-        rule: Any = None,
+        rule: Rule | RuleName | None = None,
         statistics: Iterable[str] | None = None,
         overlap: bool = False,
         session: Session | None = None,
     ) -> None:
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(
+                f"ParamManager(module) shares a torch.nn.Module; got {type(module).__name__}"
+                + (
+                    ": give it the module whose parameters that trains"
+                    if hasattr(module, "param_groups")
+                    else ""
+                )
+            )
         self.module = module
         self._structure = Structure(module, statistics)
         self._overlap = overlap
@@ -133,61 +142,25 @@ class ParamManager:
             self.sync_all_param()
         return True
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the module's state with the shared parameters and statistics: what to validate and save.
+    def state_dict(self, part: torch.nn.Module | None = None) -> dict[str, Any]:
+        """Returns a state with the shared parameters and statistics: what to validate and publish.
 
-        Never waits and exchanges nothing. This worker's own parameters may differ, and with EASGD they do.
+        Never waits and exchanges nothing. This worker's own parameters may differ, and with EASGD they do. What is
+        shared is copied, each tensor into memory of its own: ``torch.save`` writes the whole memory that a tensor
+        lies in, and the module's own tensors lie in that of all.
+
+        Args:
+            part: a submodule, to have its state alone; else the whole module's.
         """
         shared: dict[int, Any] = {}
         for group, flat in zip(self._groups, self._shared.centre(), strict=True):
             parts = split_like(torch.from_numpy(flat), group.tensors)
-            shared |= {id(tensor): part.to(tensor) for tensor, part in zip(group.tensors, parts, strict=True)}
-        state = self.module.state_dict(keep_vars=True)
+            shared |= {
+                id(tensor): part.to(tensor, copy=True)
+                for tensor, part in zip(group.tensors, parts, strict=True)
+            }
+        state = (part or self.module).state_dict(keep_vars=True)
         return {name: shared.get(id(value), getattr(value, "data", value)) for name, value in state.items()}
-
-    def save(self, directory: str | os.PathLike[str], own: dict[str, Any] | None = None) -> None:
-        """Saves everything that this job goes on from: collective, whole or not at all.
-
-        That is the shared parameters and the rule's state, and of each worker its module (frozen parameters and all
-        buffers included), what it has not exchanged yet, and ``own``. Nothing is exchanged, and training goes on
-        as if nothing had been saved. If a worker is killed meanwhile, what was saved before is still there.
-
-        Args:
-            directory: the same for all workers, and for this module alone.
-            own: what this worker wants to have back: a dictionary of state, such as
-                ``{"optimizer": optimizer.state_dict(), "random": torch.get_rng_state(), "step": step}``. It may hold
-                tensors, arrays, numbers, strings, bytes, None, and dictionaries, lists and tuples of these; other
-                objects are refused, as nothing is pickled.
-
-        Raises:
-            TypeError: ``own`` holds something else; the message says where.
-            SnapshotError: it went wrong in another worker; or the directory holds something else, which is kept.
-            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: not everyone came.
-        """
-        self._shared.save(directory, own, model=self._model)
-
-    def load(self, directory: str | os.PathLike[str], *, missing_ok: bool = False) -> dict[str, Any] | None:
-        """Goes back to what `save` wrote: collective; all of it fits in all workers, or nothing is changed.
-
-        Make the same module, the manager and then the optimizer first, and give them their state afterwards.
-
-        Args:
-            directory: as for `save`.
-            missing_ok: return None where nothing has been saved yet, as at a job's first start.
-
-        Returns:
-            What this worker handed over as ``own``, its tensors on the CPU.
-
-        Raises:
-            SnapshotError: nothing is there, it is damaged, or it was saved of another module, by another rule or
-                by another number of workers.
-
-        Example:
-            >>> own = manager.load("saved", missing_ok=True)  # doctest: +SKIP
-            >>> if own is not None:  # doctest: +SKIP
-            ...     optimizer.load_state_dict(own["optimizer"])
-        """
-        return self._shared.load(directory, model=self._model, missing_ok=missing_ok)
 
     def _read(self, state: ModuleState) -> Parts:
         with torch.no_grad():

@@ -8,6 +8,7 @@ import torch
 
 from multiverso import tables
 from multiverso.runtime import Session
+from multiverso.spec import Initial
 
 _TABLE_DTYPES = {torch.float64: "float64", torch.int32: "int32", torch.int64: "int64"}
 
@@ -23,7 +24,9 @@ class _TensorHandler:
 
     def __init__(self, init_value: Any, dtype: Any, device: Any) -> None:
         given = init_value if isinstance(init_value, torch.Tensor) else None
-        self._dtype = dtype or (given.dtype if given is not None else torch.float32)
+        # integers make a float table, which takes gradients, as in the original; dtype= makes another one
+        floating = given is not None and (given.is_floating_point() or given.is_complex())
+        self._dtype = dtype or (given.dtype if given is not None and floating else torch.float32)
         self._device = torch.device(device or (given.device if given is not None else "cpu"))
         if self._dtype.is_complex:
             raise TypeError(f"a table holds real numbers; got {self._dtype}")
@@ -41,9 +44,9 @@ class ArrayTableHandler(_TensorHandler):
 
     Args:
         size: how many numbers.
-        init_value: a tensor, a sequence, or one number for all. As in the original Torch binding, the initial
-            value is the mean of what the workers hand in.
-        dtype: of the tensors that `get` returns; the initial value's, else float32.
+        init_value: a tensor, a sequence, or one number for all. As in the original Torch binding, the master's
+            counts.
+        dtype: of the tensors that `get` returns; the initial value's where that is floating, else float32.
         device: of the tensors that `get` returns; the initial value's, else the CPU.
         initial, name, updater: see `multiverso.ArrayTableHandler`.
         session: the session to use instead of the current one.
@@ -67,7 +70,7 @@ class ArrayTableHandler(_TensorHandler):
         *,
         dtype: Any = None,
         device: Any = None,
-        initial: str = "mean",
+        initial: Initial = "master",
         name: str | None = None,
         updater: Any = "add",
         session: Session | None = None,
@@ -98,7 +101,8 @@ class MatrixTableHandler(_TensorHandler):
     Args:
         num_row: rows.
         num_col: columns.
-        init_value, dtype, device, initial, name, updater, session: see `ArrayTableHandler`.
+        init_value: as of `ArrayTableHandler`, but the mean of what all workers hand in counts, as in the original.
+        dtype, device, initial, name, updater, session: see `ArrayTableHandler`.
     """
 
     def __init__(
@@ -109,7 +113,7 @@ class MatrixTableHandler(_TensorHandler):
         *,
         dtype: Any = None,
         device: Any = None,
-        initial: str = "mean",
+        initial: Initial = "mean",
         name: str | None = None,
         updater: Any = "add",
         session: Session | None = None,

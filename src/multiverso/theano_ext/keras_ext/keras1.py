@@ -11,7 +11,7 @@ from keras.callbacks import Callback
 
 from multiverso.errors import ShapeMismatchError
 from multiverso.params import Array
-from multiverso.rules import Rule
+from multiverso.rules import Rule, RuleName
 from multiverso.theano_ext.param_manager import MVModelParamManager
 
 
@@ -23,14 +23,14 @@ class KerasParamManager(MVModelParamManager):
 
     Args:
         model: a built model; of a ``Sequential`` or a functional one, nested or not.
-        rule: how weights are exchanged (`multiverso.rules`); changes add up by default.
+        rule: how weights are exchanged (`multiverso.rules`, or a name: ``"easgd"``); changes add up by default.
 
     Example:
         >>> manager = KerasParamManager(model)  # doctest: +SKIP
         >>> manager.sync_all_param()  # after each minibatch  # doctest: +SKIP
     """
 
-    def __init__(self, model: Any, *, rule: Rule | None = None) -> None:
+    def __init__(self, model: Any, *, rule: Rule | RuleName | None = None) -> None:
         # Freezing a layer moves its weights in model.weights; here each keeps its place.
         self._weights = _weights_of(model)
         super().__init__(model, rule=rule)
@@ -70,7 +70,7 @@ class MVCallback(Callback):  # type: ignore[misc]  # Keras has no types
     Args:
         model: the compiled model that is fitted.
         freq: exchange after every so many minibatches.
-        rule: how weights are exchanged (`multiverso.rules`); changes add up by default.
+        rule: how weights are exchanged (`multiverso.rules`, or a name: ``"easgd"``); changes add up by default.
 
     Raises:
         ValueError: ``freq`` below 1; no table has been made.
@@ -80,7 +80,7 @@ class MVCallback(Callback):  # type: ignore[misc]  # Keras has no types
         >>> model.fit(x, y, callbacks=[MVCallback(model)])  # doctest: +SKIP
     """
 
-    def __init__(self, model: Any, freq: int = 1, *, rule: Rule | None = None) -> None:
+    def __init__(self, model: Any, freq: int = 1, *, rule: Rule | RuleName | None = None) -> None:
         super().__init__()
         self.freq = operator.index(freq)
         if self.freq < 1:

@@ -1,0 +1,62 @@
+"""The examples of resuming: one is killed whole, and all go on where they were saved."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "examples" / "resuming"
+LAUNCHER = str(Path(sys.executable).parent / "multiverso")
+SCRIPTS = ["with_lightning.py", "with_huggingface.py", "with_keras.py", "with_jax.py"]
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "KERAS_BACKEND": "torch"}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250, check=False
+    )
+
+
+def test_all_processes_are_killed_and_the_run_goes_on() -> None:
+    result = run(sys.executable, str(FOLDER / "kill_and_resume.py"), "with_torch.py")
+    assert result.returncode == 0, result.stdout + result.stderr
+    before, after = result.stdout.split("killed 3 processes\n")
+    assert "epoch 1 begins" in before
+    assert "goes on after" not in before
+    for worker in range(2):
+        assert re.search(rf"worker {worker} goes on after epoch [12]\n", after)
+    assert re.search(r"epochs=3 accuracy=0\.[89]", after)
+
+
+IN_TURNS = """
+import runpy, sys, warnings
+warnings.simplefilter("ignore")
+folder, place, *scripts = sys.argv[1:]
+for script in scripts:
+    for epochs in "12":
+        sys.argv = [script, "--directory", f"{place}/{script}", "--epochs", epochs]
+        runpy.run_path(f"{folder}/{script}", run_name="__main__")
+"""
+
+
+def test_the_others_go_on_where_they_were_saved(tmp_path: Path) -> None:
+    """One job after another in the same two processes."""
+    job = tmp_path / "job.py"
+    job.write_text(IN_TURNS)
+    result = run(LAUNCHER, "run", "-n", "2", str(job), str(FOLDER), str(tmp_path), *SCRIPTS)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert len(re.findall(r"worker [01] goes on", result.stdout)) == 2 * len(SCRIPTS), result.stdout
+    assert len(re.findall(r"epochs=2 accuracy=0\.[5-9]", result.stdout)) == len(SCRIPTS), result.stdout
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS, "with_torch.py"])
+def test_they_read_alike(script: str) -> None:
+    text = (FOLDER / script).read_text()
+    assert "saved at the end of each epoch: started again, it goes on after the last one." in text
+    assert f"multiverso run -n 2 examples/resuming/{script} --directory saved" in text
