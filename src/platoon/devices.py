@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import socket
-import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 
+from multiverso.launch import visible_gpus
 from platoon import configparser
-from platoon.util import PlatoonError
+from platoon.util import PlatoonError, counted
 
 _DEVICE = re.compile(r"^(?:cpu|(?:cuda|gpu)(\d*))$")
 
@@ -28,27 +26,6 @@ def check_devices(names: list[str]) -> list[str]:
     return names
 
 
-def visible_gpus(environment: Mapping[str, str] | None = None) -> list[str]:
-    """Returns what ``CUDA_VISIBLE_DEVICES`` allows, or all GPUs of this host, as CUDA names them."""
-    environment = os.environ if environment is None else environment
-    allowed = environment.get("CUDA_VISIBLE_DEVICES")
-    if allowed is not None:
-        return [name.strip() for name in allowed.split(",") if name.strip() and name.strip() != "-1"]
-    files = [file for file in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", file.name)]
-    if files:
-        return [str(i) for i in range(len(files))]
-    if shutil.which("nvidia-smi") is None:
-        return []
-    try:
-        listing = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    count = sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
-    return [str(i) for i in range(count)]
-
-
 def find_devices(names: list[str] | None = None) -> list[str]:
     """Returns the devices to use: those given, else the configured ones, else all GPUs of this host.
 
@@ -61,7 +38,7 @@ def find_devices(names: list[str] | None = None) -> list[str]:
     try:
         return check_devices(configparser.fetch_devices_for_host(host))
     except KeyError:
-        gpus = visible_gpus()
+        gpus = visible_gpus(os.environ)
     if not gpus:
         raise PlatoonError(
             f"no devices: none were given, the configuration names none for {host}, and it has no GPU. "
@@ -83,13 +60,22 @@ def device_environment(device: str, environment: Mapping[str, str]) -> dict[str,
         added["CUDA_VISIBLE_DEVICES"] = ""
         theano_device = "cpu"
     else:
-        gpus, index = visible_gpus(environment), int(number or 0)
-        if gpus and index >= len(gpus):
-            raise PlatoonError(f"{device} was asked for, but only {len(gpus)} GPUs are visible here")
-        added["CUDA_VISIBLE_DEVICES"] = gpus[index] if gpus else str(index)
+        gpus, index = _gpus(environment), int(number or 0)
+        if index >= len(gpus):
+            raise PlatoonError(
+                f"{device} was asked for, but only {counted(len(gpus), 'GPU')} can be seen here. Where one is "
+                "there and not found, name it in CUDA_VISIBLE_DEVICES"
+            )
+        added["CUDA_VISIBLE_DEVICES"] = gpus[index]
         theano_device = "cuda0"
     # Of two entries for one flag Theano and PyTensor take the last; an empty first entry is an error for
     # them.
     flags = [environment.get("THEANO_FLAGS", ""), f"device={theano_device}"]
     added["THEANO_FLAGS"] = ",".join(flag for flag in flags if flag)
     return added
+
+
+def _gpus(environment: Mapping[str, str]) -> list[str]:
+    # A controller sees no GPU, so the launcher tells it which there are.
+    told = environment.get("PLATOON_GPUS")
+    return visible_gpus(environment) if told is None else told.split(",")

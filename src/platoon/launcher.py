@@ -8,21 +8,23 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import select
 import shlex
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
+from multiverso.errors import StartupError
+from multiverso.launch import Job, JobResult, let_signals_end_us, put_back, visible_gpus
 from platoon import configparser
-from platoon.devices import check_devices, find_devices
-from platoon.processes import Process, end_processes, launch_process
-from platoon.util import PlatoonError, counted, exit_text, last_lines
+from platoon.devices import check_devices, device_environment, find_devices
+from platoon.processes import GRACE_SECONDS, Program, program
+from platoon.util import PlatoonError, counted
 
 SUCCESS, FAILURE, WRONG_ARGUMENTS, SYSTEM_ERROR, OTHER_ERROR = range(5)
 
@@ -32,7 +34,7 @@ print goes to PLATOON_LOGS/NAME/DATE_TIME/. Without -D the devices come from PLA
 named in PLATOONRC, from ./.platoonrc or ~/.platoonrc, and otherwise they are all GPUs of this host.
 
 exit codes: 0 success; 1 a worker or the controller failed; 2 wrong arguments; 3 a process could not be
-started; 4 anything else
+started; 4 anything else; 130 after Ctrl-C, 143 after SIGTERM
 
 examples:
   platoon-launcher lstm
@@ -45,14 +47,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
     args = _parser().parse_args(arguments)
     try:
-        _on_signals(_interrupt)
         return _launch(args)
-    except PlatoonError as error:
+    except (PlatoonError, StartupError) as error:
         return _fail(str(error), WRONG_ARGUMENTS)
     except OSError as error:
         return _fail(str(error), SYSTEM_ERROR)
     except KeyboardInterrupt:
-        return _fail("interrupted", OTHER_ERROR)
+        return _fail("interrupted", 128 + signal.SIGINT)
     except Exception as error:
         return _fail(f"{type(error).__name__}: {error}", OTHER_ERROR)
 
@@ -83,12 +84,21 @@ def _launch(args: argparse.Namespace) -> int:
         raise PlatoonError(f"there is no {name}_worker.py in {Path.cwd()}")
     _check_hosts(args.hosts)
     devices = check_devices(args.devices) if args.devices else find_devices()
+    for device in set(devices):
+        device_environment(device, os.environ)  # an error now, and not when some workers run already
     own = Path(f"{name}_controller.py")
-    program = [str(own)] if own.is_file() else ["-m", "platoon.channel.controller"]
+    script = [str(own)] if own.is_file() else ["-m", "platoon.channel.controller"]
     logs = _log_directory(name)
-    command = [*program, name, str(logs), "--single", "-D", *devices, *shlex.split(args.controller_args)]
+    arguments = [*script, name, str(logs), "--single", "-D", *devices, *shlex.split(args.controller_args)]
     if args.worker_args:
-        command.append(f"--worker-args={args.worker_args}")
+        arguments.append(f"--worker-args={args.worker_args}")
+    launched = {
+        "experiment_name": name,
+        "log_directory": str(logs),
+        "worker_args": args.worker_args,
+        "devices": devices,
+    }
+    marker = f"PLATOON_LAUNCH={uuid.uuid4().hex}"
 
     told = Told(args.json)
     told.say(
@@ -97,29 +107,36 @@ def _launch(args: argparse.Namespace) -> int:
         logs=str(logs),
     )
     readable, writable = os.pipe()
+    os.set_blocking(readable, False)
+    variables = {
+        "PLATOON_STATUS_FD": str(writable),
+        "PLATOON_LAUNCHED": json.dumps(launched),
+        **dict([marker.split("=")]),
+    }
+    if set(devices) != {"cpu"}:
+        variables["PLATOON_GPUS"] = ",".join(visible_gpus(os.environ))
     try:
-        controller = launch_process(
-            "controller",
-            command,
-            "cpu",
-            logs,
-            variables={"PLATOON_STATUS_FD": str(writable)},
-            pass_fds=[writable],
+        controller = program("controller", arguments, "cpu", logs, variables, descriptors=(writable,))
+        job = Job(
+            [controller.command],
+            marker=marker,
+            grace_seconds=2 * GRACE_SECONDS + 1,  # it gives its workers their own
+            on_start=lambda number, pid: os.close(writable),
+            on_look=told.status,
         )
+        job.watch(readable, lambda: told.read(readable))
+        result = job.run(forward_signals=threading.current_thread() is threading.main_thread())
+        while told.read(readable):
+            pass
     finally:
-        os.close(writable)
-    code = None
-    try:
-        code = _follow(controller, readable, told)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        _on_signals(signal.SIG_IGN)
         os.close(readable)
-        end_processes([controller])
-    # nothing is left but to write, to somebody who may never read it
-    _on_signals(signal.SIG_DFL if code is not None else _leave)
-    return _outcome(controller, code, told, len(devices))
+    if not job.signals_before:
+        return _outcome(controller, result, told, len(devices))
+    let_signals_end_us()  # nothing is left but to write, to somebody who may never read it
+    try:
+        return _outcome(controller, result, told, len(devices))
+    finally:
+        put_back(job.signals_before)
 
 
 def _check_hosts(hosts: list[str] | None) -> None:
@@ -156,6 +173,7 @@ class Told:
         self.left: set[int] = set()
         self.live = sys.stdout.isatty() and not as_json
         self.began = time.monotonic()
+        self._rest = b""
 
     def say(self, sentence: str, kind: str, **fields: object) -> None:
         """Prints a sentence, or an event as JSON."""
@@ -174,6 +192,17 @@ class Told:
                 flush=True,
             )
 
+    def read(self, readable: int) -> bool:
+        """Takes what the controller has told since; returns whether it may tell more."""
+        try:
+            data = os.read(readable, 65536)
+        except BlockingIOError:
+            return False
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self.event(json.loads(line))
+        return bool(data)
+
     def event(self, event: dict[str, Any]) -> None:
         """Takes one event of the controller."""
         kind = event.pop("event")
@@ -185,7 +214,7 @@ class Told:
             )
         elif kind == "ended":
             self.left.discard(event["rank"])
-            self.say(f"  worker {rank} ended: {exit_text(event['code'])}", kind, **event)
+            self.say(f"  worker {rank} ended: {event['how']}", kind, **event)
         elif kind in ("failed", "stopped", "interrupted"):
             self.failure = event["text"]
         elif kind == "requests":
@@ -196,58 +225,25 @@ class Told:
             self.say("", kind, **event)
 
 
-def _follow(controller: Process, readable: int, told: Told) -> int:
-    """Shows the controller's events until it has ended."""
-    rest = b""
-    watch = os.pidfd_open(controller.pid)
-    try:
-        while True:
-            ready, _, _ = select.select([readable, watch], [], [], 1.0)
-            data = os.read(readable, 65536) if readable in ready else b""
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                told.event(json.loads(line))
-            told.status()
-            if watch in ready and not data:
-                return controller.handle.wait()
-    finally:
-        os.close(watch)
-
-
-def _on_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handler)
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    os._exit(OTHER_ERROR)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    _on_signals(signal.SIG_IGN)  # `timeout` and some terminals send several: a second one cuts nothing short
-    raise KeyboardInterrupt
-
-
-def _outcome(controller: Process, code: int | None, told: Told, workers: int) -> int:
-    seconds = time.monotonic() - told.began
-    if code == 0:
+def _outcome(controller: Program, result: JobResult, told: Told, workers: int) -> int:
+    (end,) = result.exits
+    if result.reason == "finished" and end.code == 0:
         told.say(
-            f"success: {counted(workers, 'worker')}, {counted(told.requests, 'request')}, {seconds:.1f} s",
+            f"success: {counted(workers, 'worker')}, {counted(told.requests, 'request')}, {result.seconds:.1f} s",
             "success",
-            seconds=seconds,
+            seconds=result.seconds,
         )
         return SUCCESS
-    if code is None:
-        text, result = "interrupted", OTHER_ERROR
+    if result.reason == "signal":
+        text, code = "interrupted", result.exit_code
     elif told.failure is not None:
-        text, result = told.failure, FAILURE
+        text, code = told.failure, FAILURE
     else:
-        lines = "\n".join(f"    {line}" for line in last_lines(controller.err) or ["(nothing)"])
-        text = f"the controller ended with {exit_text(code)}\n  log: {controller.err}\n  last lines:\n{lines}"
-        result = code if code in (WRONG_ARGUMENTS, SYSTEM_ERROR, OTHER_ERROR) else FAILURE
+        text = controller.failure_text("the controller", end)
+        code = end.code if end.code in (WRONG_ARGUMENTS, SYSTEM_ERROR, OTHER_ERROR) else FAILURE
     if told.as_json:
-        told.say("", "failure", reason=text, code=result)
-    return _fail(text, result)
+        told.say("", "failure", reason=text, code=code)
+    return _fail(text, code)
 
 
 def _fail(text: str, code: int) -> int:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from multiverso.launch import WorkerExit
 
 
 class PlatoonError(Exception):
@@ -37,13 +41,6 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def exit_text(code: int) -> str:
-    """Returns what an exit code of `subprocess` says, as words: ``exit code 3`` or ``signal SIGKILL``."""
-    if code >= 0:
-        return f"exit code {code}"
-    import signal
-
-    try:
-        return f"signal {signal.Signals(-code).name}"
-    except ValueError:
-        return f"signal {-code}"
+def exit_text(end: WorkerExit) -> str:
+    """Returns how a process ended, in words: ``exit code 3`` or ``signal SIGKILL``."""
+    return f"signal {end.signal}" if end.signal else f"exit code {end.code}"

@@ -110,11 +110,11 @@ def test_what_it_raised_is_known_when_it_is_killed_on_its_way_out() -> None:
 def test_a_worker_that_the_others_lost_may_end_by_itself() -> None:
     programs = ["raise SystemExit(3)", "import time; time.sleep(0.5); raise SystemExit(7)"]
     commands = worker_commands(
-        [(sys.executable, "-c", text) for text in programs], address="", environ=os.environ
+        [(sys.executable, "-c", text) for text in programs], address="of this test", environ=os.environ
     )
     job = Job(
         commands,
-        address="",
+        marker="MULTIVERSO_NODE=of this test",
         output=Output(text_sink(sys.stdout, sys.stderr)),
         grace_seconds=SECONDS,
         lost_workers=lambda: [1],

@@ -22,6 +22,8 @@ from launch_support import (
     wait_until_written,
 )
 
+from multiverso.launch import visible_gpus
+
 WAIT = """
 import os, pathlib, signal, sys, time
 def up():
@@ -445,8 +447,12 @@ SHOW = "import json, os; print(json.dumps({**os.environ, 'cores': sorted(os.sche
 def test_each_worker_sees_its_gpu(tmp_path: Path) -> None:
     job = script(tmp_path, SHOW)
     name = "CUDA_VISIBLE_DEVICES"
-    done = multiverso("run", "-n", 2, "--gpus", "0,1", job, CUDA_VISIBLE_DEVICES=None)
-    assert shown(done.stdout, name) == [("0",), ("1",)]
+    beyond = len(visible_gpus({}))  # 0 where there is no GPU
+    done = multiverso("run", "-n", 2, "--gpus", f"{beyond},{beyond}", job, CUDA_VISIBLE_DEVICES=None)
+    assert done.returncode == 2
+    assert f"there is no device {beyond} among the {beyond} that were found here" in done.stderr
+    done = multiverso("run", "-n", 2, "--gpus", "0,0", job, CUDA_VISIBLE_DEVICES="7")
+    assert shown(done.stdout, name) == [("7",), ("7",)]
     done = multiverso("run", "-n", 2, "--gpus", "auto", job, CUDA_VISIBLE_DEVICES="5,GPU-12ab")
     assert shown(done.stdout, name) == [("5",), ("GPU-12ab",)]
     done = multiverso("run", "-n", 2, "--gpus", "1,0", job, CUDA_VISIBLE_DEVICES="5,6")

@@ -84,6 +84,7 @@ def test_with_a_controller_file_and_json(experiment: Any) -> None:
         (["missing", "-D", "cpu"], "no missing_worker.py"),
         (["there", "-D", "tpu0"], "'tpu0' is no device"),
         (["there"], "-D cpu cpu"),
+        (["there", "-D", "cpu", "cuda9"], "cuda9 was asked for, but only 0 GPUs can be seen here"),
         (["there", "-D", "cpu", "-H", "one", "two"], "not supported yet"),
         (["there", "-D", "cpu", "-H", "elsewhere"], "elsewhere is not this one"),
         (["there", "-D", "cpu", "-c=--unknown"], "unrecognized arguments: --unknown"),
@@ -95,6 +96,7 @@ def test_wrong_arguments(experiment: Any, arguments: list[str], message: str) ->
     result = experiment.launch(*arguments, CUDA_VISIBLE_DEVICES="")
     assert result.code == 2, result
     assert message in result.err
+    assert "unrecognized" in message or not result.logs
 
 
 def test_logs_that_cannot_be_written(experiment: Any) -> None:
@@ -161,7 +163,7 @@ def test_sigterm_ends_everything(experiment: Any, wait_until: Any) -> None:
     ):  # `timeout` and some terminals send several
         os.kill(launcher.pid, number)
         threading.Event().wait(0.02)
-    assert "interrupted" in experiment.finish(launcher, 4)
+    assert "interrupted" in experiment.finish(launcher, 128 + signal.SIGTERM)
     wait_until(lambda: not left_running(experiment.folder))
 
 
@@ -199,27 +201,54 @@ def test_an_interrupted_launcher_ends_though_nobody_reads_what_it_says(
         launcher.send_signal(signal.SIGTERM)
         wait_until(lambda: len(left_running(experiment.folder)) == 1)  # it alone, with something to say
         wait_until(lambda: launcher.send_signal(signal.SIGTERM) or launcher.poll() is not None)
-        assert launcher.wait() == 4
+        assert launcher.wait() == -signal.SIGTERM
     finally:
         launcher.kill()
         launcher.wait()
         os.close(nobody_reads)
 
 
-def test_a_launcher_that_is_killed_leaves_nothing(experiment: Any, wait_until: Any) -> None:
+@pytest.mark.parametrize("victim", ["launcher", "controller"])
+def test_when_the_launcher_or_the_controller_is_killed_nothing_is_left(
+    experiment: Any, wait_until: Any, victim: str
+) -> None:
+    """Not even what a worker has started in a session of its own."""
     experiment.write(
         long_worker="""
-        import signal
+        import signal, subprocess
         from platoon import Worker
         worker = Worker()
+        subprocess.Popen(["sleep", "1000"], start_new_session=True)
         open(f"here-{worker.local_rank}", "w").close()
         signal.pause()
         """
     )
     launcher = experiment.start("-m", "platoon.launcher", "long", "-D", "cpu", "cpu")
     wait_until(lambda: len(list(experiment.folder.glob("here-*"))) == 2)
-    os.kill(launcher.pid, signal.SIGKILL)
+    assert len(left_running(experiment.folder)) >= 6
+    if victim == "launcher":
+        launcher.kill()
+    else:
+        children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+        controller = [pid for pid in children if "controller" in Path(f"/proc/{pid}/cmdline").read_text()]
+        os.kill(int(controller[0]), signal.SIGKILL)
+        assert "signal SIGKILL" in experiment.finish(launcher, 1)
     wait_until(lambda: not left_running(experiment.folder))
+
+
+def test_the_signals_of_a_program_that_calls_the_launcher_stay_its_own(experiment: Any) -> None:
+    experiment.write(
+        quick_worker="from platoon import Worker; Worker()",
+        caller="""
+        import signal, sys
+        from platoon.launcher import main
+        handlers = [signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)]
+        before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+        assert main(["quick", "-D", "cpu"]) == 0
+        assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+        """,
+    )
+    experiment.finish(experiment.start("caller.py"))
 
 
 def test_two_jobs_at_once_do_not_collide(experiment: Any) -> None:

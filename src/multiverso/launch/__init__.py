@@ -1,5 +1,17 @@
-"""Ways to start the workers of a job from here."""
+"""Ways to start the workers of a job from here, and what other launchers are made of."""
 
 from multiverso.launch.function import run
+from multiverso.launch.job import Job, JobResult, WorkerExit, let_signals_end_us, put_back
+from multiverso.launch.processes import WorkerCommand
+from multiverso.launch.resources import visible_gpus
 
-__all__ = ["run"]
+__all__ = [
+    "Job",
+    "JobResult",
+    "WorkerCommand",
+    "WorkerExit",
+    "let_signals_end_us",
+    "put_back",
+    "run",
+    "visible_gpus",
+]

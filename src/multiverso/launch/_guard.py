@@ -3,9 +3,9 @@
 A worker dies with its launcher (see `_shim`), but what the worker started does not. The guard is a process in
 a session of its own that reads a pipe whose other end only the launcher has. When that end closes, whatever
 the reason, every process of the job is killed: those in a worker's session, and those that carry the job's
-address in their environment, which a daemon that made its own session still does.
+marker in their environment, which a daemon that made its own session still does.
 
-Run as a script by its path in an isolated interpreter. Argument: the job's address. Standard input: one line
+Run as a script by its path in an isolated interpreter. Argument: the marker, "NAME=value". Standard input: one line
 per worker, "pid start_ticks".
 """
 
@@ -18,11 +18,11 @@ import time
 SWEEP_SECONDS = 10.0
 
 
-def sweep(address: str, sessions: dict[int, int]) -> int:
+def sweep(marker: str, sessions: dict[int, int]) -> int:
     """Kill the processes that belong to the job; return how many there were."""
     strangers = {pid for pid, ticks in sessions.items() if _stat(pid)[1] not in (ticks, None)}
     wanted = sessions.keys() - strangers
-    marker = b"MULTIVERSO_NODE=" + address.encode()
+    variable = os.fsencode(marker)
     found = 0
     for name in os.listdir("/proc"):
         if not name.isdecimal() or int(name) == os.getpid():
@@ -34,7 +34,7 @@ def sweep(address: str, sessions: dict[int, int]) -> int:
             continue
         try:
             session, _, state = _stat(pid)
-            if state not in "ZX" and (session in wanted or marker in _environ(pid)):
+            if state not in "ZX" and (session in wanted or variable in _environ(pid)):
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
                 found += 1
         except OSError:

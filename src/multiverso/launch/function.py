@@ -99,7 +99,7 @@ def run(
         )
         job = Job(
             commands,
-            address=node.address,
+            marker=f"MULTIVERSO_NODE={node.address}",
             output=Output(text_sink(sys.stdout, sys.stderr)),
             on_failure=on_failure,
             on_exit=lambda end: node.absent(end.worker_id),

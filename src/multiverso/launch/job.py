@@ -8,15 +8,17 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import FrameType
-from typing import Literal
+from typing import Any, Literal, Self
 
 from multiverso.errors import StartupError
 from multiverso.launch.output import Output
 from multiverso.launch.processes import Guard, WorkerCommand, catches, signal_group, signal_name, spawn
 
+Handler = Callable[[int, FrameType | None], Any] | int | None
 OnFailure = Literal["stop", "continue"]
 Reason = Literal["finished", "failed", "signal", "timeout", "output closed"]
 
@@ -86,31 +88,36 @@ class Job:
 
     Args:
         commands: One for each worker, in worker order.
-        address: The address of the job's node, unique to the job.
-        output: Reads the workers' pipes.
+        marker: "NAME=value", what the environment of these workers, and of nobody else, has.
+        output: Reads the workers' pipes; None when all commands have files.
         on_failure: "stop" ends the job at the first failure, "continue" lets the other workers go on.
         grace_seconds: From the first request to end until SIGKILL.
         keep_stdin: Let worker 0 read our standard input; the others' is empty.
         on_start: Called with each worker's number and pid.
         on_exit: Called at each worker's end.
         lost_workers: Says which workers the node has lost, the first one first.
+        on_look: Called every half second or more often.
+
+    Most callers need `run` alone. Who has a loop of its own uses the job as a context manager, which starts the
+    workers and leaves none behind, polls `fileno`, and calls `step` whenever that is readable.
     """
 
     def __init__(
         self,
         commands: Sequence[WorkerCommand],
         *,
-        address: str,
-        output: Output,
+        marker: str,
+        output: Output | None = None,
         on_failure: OnFailure = "stop",
         grace_seconds: float = 1.0,
         keep_stdin: bool = False,
         on_start: Callable[[int, int], None] = lambda _, __: None,
         on_exit: Callable[[WorkerExit], None] = lambda _: None,
         lost_workers: Callable[[], Sequence[int]] = tuple,
+        on_look: Callable[[], None] = lambda: None,
     ) -> None:
         self._commands = commands
-        self._address = address
+        self._marker = marker
         self._output = output
         self._on_failure = on_failure
         self._grace_seconds = grace_seconds
@@ -118,6 +125,10 @@ class Job:
         self._on_start = on_start
         self._on_exit = on_exit
         self._lost_workers = lost_workers
+        self._on_look = on_look
+        self._began = 0.0
+        self._held = ExitStack()
+        self.signals_before: dict[int, Handler] = {}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._started_at: dict[int, float] = {}
         self._exits: dict[int, WorkerExit] = {}  # in the order in which they ended
@@ -133,7 +144,8 @@ class Job:
         self._wake_writer.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
-        output.on_broken = self.wake
+        if output is not None:
+            output.on_broken = self.wake
 
     def run(self, timeout_seconds: float | None = None, *, forward_signals: bool = False) -> JobResult:
         """Start the workers and wait for the last one's end; leave no process behind, whatever happens.
@@ -143,28 +155,61 @@ class Job:
             forward_signals: Pass SIGINT, SIGTERM, SIGHUP and SIGUSR1 on to the workers, and ignore them from the
                 job's end on; in the main thread of a process that is there for this job only.
         """
-        began = time.monotonic()
-        if forward_signals:
-            _forward_signals(self._receive)
-        self._deadline = None if timeout_seconds is None else began + timeout_seconds
+        before = _forward_signals(self._receive) if forward_signals else {}
         in_no_hurry = False
         try:
-            with Guard(self._address) as guard:
-                try:
-                    self._start(guard)
-                    while self._running() and not self._given_up:
-                        self._step()
-                finally:
-                    self._kill_all()
-            in_no_hurry = self._reason in ("finished", "failed", "timeout")
+            with self:
+                self._deadline = None if timeout_seconds is None else self._began + timeout_seconds
+                self.finish()
+                in_no_hurry = self._reason in ("finished", "failed", "timeout")
         finally:
             try:
-                self._output.close(lambda: in_no_hurry and not self._told_to_end())
+                if self._output is not None:
+                    self._output.close(lambda: in_no_hurry and not self._told_to_end())
             finally:
-                if forward_signals:
+                if before:
                     _ignore_signals()
-                self._close()
-        return self._result(time.monotonic() - began)
+        self.signals_before = before
+        return self.result()
+
+    def __enter__(self) -> Self:
+        """Start the workers."""
+        self._began = time.monotonic()
+        with ExitStack() as stack:
+            stack.callback(self._close)
+            guard = stack.enter_context(Guard(self._marker))
+            stack.callback(self._kill_all)
+            self._start(guard)
+            self._held = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Kill what is left of the workers and of what they started."""
+        self._held.close()
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when `step` has something to do."""
+        return self._selector.fileno()
+
+    @property
+    def running(self) -> list[int]:
+        """The workers that have not ended."""
+        return [worker_id for worker_id in self._processes if worker_id not in self._exits]
+
+    def watch(self, descriptor: int, read: Callable[[], bool]) -> None:
+        """Have `read` called when a descriptor is readable, until it returns False."""
+        self._selector.register(descriptor, selectors.EVENT_READ, read)
+
+    def end(self, reason: Reason = "signal", number: int = signal.SIGTERM) -> None:
+        """Begin to end the workers that run: with this signal, and those that stay with SIGKILL."""
+        if self._reason == "finished":
+            self._signal = number
+            self._end(reason, number)
+
+    def finish(self) -> None:
+        """Wait until all workers have ended, or one cannot be ended."""
+        while self.running and not self._given_up:
+            self.step(_LOOK_SECONDS)
 
     def wake(self) -> None:
         """From another thread or a signal handler: look at what happened."""
@@ -180,31 +225,29 @@ class Job:
     def _told_to_end(self) -> bool:
         return any(number != signal.SIGUSR1 for number in tuple(self._received))
 
-    def _running(self) -> list[int]:
-        return [worker_id for worker_id in self._processes if worker_id not in self._exits]
-
     def _start(self, guard: Guard) -> None:
         for worker_id, command in enumerate(self._commands):
             process = spawn(command, keep_stdin=self._keep_stdin and worker_id == 0)
             self._processes[worker_id] = process
             self._started_at[worker_id] = time.monotonic()
             guard.watch(process)
-            assert process.stdout is not None
-            assert process.stderr is not None
-            self._output.add(worker_id, process.stdout, process.stderr)
+            if self._output is not None and process.stdout is not None and process.stderr is not None:
+                self._output.add(worker_id, process.stdout, process.stderr)
             self._selector.register(os.pidfd_open(process.pid), selectors.EVENT_READ, worker_id)
             self._on_start(worker_id, process.pid)
-        self._output.start()
+        if self._output is not None:
+            self._output.start()
 
-    def _step(self) -> None:
+    def step(self, most_seconds: float = 0.0) -> None:
+        """Do what there is to do; wait for something for at most so long."""
         now = time.monotonic()
         if self._deadline is not None and now >= self._deadline and self._reason == "finished":
             self._end("timeout", signal.SIGTERM)
-        if self._output.broken and self._reason == "finished":
+        if self._output is not None and self._output.broken and self._reason == "finished":
             self._end("output closed", signal.SIGTERM)
         while self._escalation and self._escalation[0][0] <= now:
             self._signal_all(self._escalation.popleft()[1])
-        times = [now + _LOOK_SECONDS]
+        times = [now + most_seconds]
         if self._escalation:
             times.append(self._escalation[0][0])
         if self._deadline is not None and self._reason == "finished":
@@ -213,19 +256,23 @@ class Job:
         for key, _ in self._selector.select(wait):
             if key.data is None:
                 self._wake_reader.recv(4096)
+            elif callable(key.data):
+                if not key.data():
+                    self._selector.unregister(key.fileobj)
             else:
                 self._reap(key)
         while self._received:
             self._handle(self._received.popleft())
+        self._on_look()
 
     def _handle(self, number: int) -> None:
         if number == signal.SIGUSR1:
-            for worker_id in self._running():
+            for worker_id in self.running:
                 # Its default action would end a worker that has not come to init() yet.
                 if catches(self._processes[worker_id].pid, number):
                     self._processes[worker_id].send_signal(number)
         elif self._reason == "finished":
-            if number == signal.SIGINT:
+            if number == signal.SIGINT and self._output is not None:
                 self._output.interrupted()
             self._signal = number
             self._end("signal", number)
@@ -246,7 +293,7 @@ class Job:
         if number == _GIVE_UP:
             self._given_up = True
             return
-        for worker_id in self._running():
+        for worker_id in self.running:
             if number == signal.SIGTERM and self._reason == "failed" and worker_id == self._suspect:
                 continue  # it is about to end, and how it does is what its user wants to know
             signal_group(self._processes[worker_id], number)
@@ -276,10 +323,10 @@ class Job:
             self._end("failed", signal.SIGTERM)
 
     def _kill_all(self) -> None:
-        for worker_id in self._running():
+        for worker_id in self.running:
             signal_group(self._processes[worker_id], signal.SIGKILL)
         if not self._given_up:
-            for worker_id in self._running():
+            for worker_id in self.running:
                 try:
                     self._processes[worker_id].wait(_STUCK_SECONDS)
                 except subprocess.TimeoutExpired:
@@ -288,13 +335,14 @@ class Job:
     def _close(self) -> None:
         for key in list(self._selector.get_map().values()):
             self._selector.unregister(key.fileobj)
-            if key.data is not None:
+            if isinstance(key.data, int):
                 os.close(key.fd)
         self._selector.close()
         self._wake_reader.close()
         self._wake_writer.close()
 
-    def _result(self, seconds: float) -> JobResult:
+    def result(self) -> JobResult:
+        """Return how the workers ended."""
         exits = tuple(self._exits[worker_id] for worker_id in sorted(self._exits))
         failures = [end for end in self._exits.values() if end.failed]
         # What the node lost first made the others fail, even when their end was seen before its own.
@@ -308,14 +356,14 @@ class Job:
             code = culprit.code
         else:
             code = 0
-        return JobResult(self._reason, code, culprit, exits, seconds)
+        return JobResult(self._reason, code, culprit, exits, time.monotonic() - self._began)
 
 
-def _forward_signals(receive: Callable[[int], None]) -> None:
+def _forward_signals(receive: Callable[[int], None]) -> dict[int, Handler]:
     """Pass signals to `receive` from now on; a SIGHUP that nohup had ignored stays ignored.
 
     They are not put back: the process that runs a job for a user ends with it, and what it still has to clean up
-    must not be cut short by a second Ctrl-C.
+    must not be cut short by a second Ctrl-C. Returns what a caller that stays puts back.
     """
     if threading.current_thread() is not threading.main_thread():
         raise StartupError("Signals can be forwarded from the main thread only.")
@@ -323,9 +371,11 @@ def _forward_signals(receive: Callable[[int], None]) -> None:
     def handle(number: int, _: FrameType | None) -> None:
         receive(number)
 
+    before: dict[int, Handler] = {}
     for number in _FORWARDED:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, handle)
+            before[number] = signal.signal(number, handle)
+    return before
 
 
 def _ignore_signals() -> None:
@@ -338,3 +388,9 @@ def let_signals_end_us() -> None:
     """After `run`, when nothing is left but to write: to somebody who may never read it."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+
+
+def put_back(handlers: Mapping[int, Handler]) -> None:
+    """After `run`, in a program that goes on: handle signals as before it."""
+    for number, handler in handlers.items():
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)

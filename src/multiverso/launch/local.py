@@ -100,7 +100,7 @@ def launch(options: RunOptions) -> int:
 
         job = Job(
             commands,
-            address=node.address,
+            marker=f"MULTIVERSO_NODE={node.address}",
             output=output,
             on_failure=options.on_failure,
             grace_seconds=options.grace_seconds,

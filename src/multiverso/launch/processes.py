@@ -1,14 +1,16 @@
 """A worker as an operating system process: start it, signal it, leave nothing of it behind."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from multiverso.errors import StartupError
 
@@ -25,31 +27,37 @@ class WorkerCommand:
         environ: The whole environment.
         cores: The cores to run on, or None for the launcher's own.
         descriptors: Open file descriptors to pass on, under their numbers.
+        files: Where standard output and standard error go, instead of two pipes.
     """
 
     arguments: tuple[str, ...]
     environ: Mapping[str, str] = field(repr=False)
     cores: tuple[int, ...] | None = None
     descriptors: tuple[int, ...] = ()
+    files: tuple[Path, Path] | None = None
 
 
 def spawn(command: WorkerCommand, *, keep_stdin: bool = False) -> subprocess.Popen[bytes]:
-    """Start a worker in a session of its own, with its output in two pipes.
+    """Start a worker in a session of its own, with its output in two pipes, or in the command's files.
 
     The worker is killed when the calling *thread* ends, so the caller stays until the worker is gone.
     """
     cores = ",".join(map(str, command.cores)) if command.cores else "-"
     shim = [_python(), "-I", "-S", str(_HERE / "_shim.py"), str(os.getpid()), cores]
-    return subprocess.Popen(
-        [*shim, *command.arguments],
-        env=dict(command.environ),
-        stdin=None if keep_stdin else subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        bufsize=0,
-        start_new_session=True,
-        pass_fds=command.descriptors,
-    )
+    with ExitStack() as stack:
+        outputs: list[IO[bytes] | int] = [subprocess.PIPE, subprocess.PIPE]
+        if command.files is not None:
+            outputs = [stack.enter_context(path.open("wb")) for path in command.files]
+        return subprocess.Popen(
+            [*shim, *command.arguments],
+            env=dict(command.environ),
+            stdin=None if keep_stdin else subprocess.DEVNULL,
+            stdout=outputs[0],
+            stderr=outputs[1],
+            bufsize=0,
+            start_new_session=True,
+            pass_fds=command.descriptors,
+        )
 
 
 def signal_group(process: subprocess.Popen[bytes], number: int) -> None:
@@ -79,11 +87,17 @@ def signal_name(number: int) -> str:
 
 
 class Guard:
-    """The process that ends what the job leaves behind (see `_guard`); use it as a context manager."""
+    """The process that ends what the job leaves behind (see `_guard`); use it as a context manager.
 
-    def __init__(self, address: str) -> None:
-        command = [_python(), "-I", "-S", str(_HERE / "_guard.py"), address]
-        environ = {name: value for name, value in os.environ.items() if name != "MULTIVERSO_NODE"}
+    Args:
+        marker: "NAME=value", what the environment of every process of the job has.
+    """
+
+    def __init__(self, marker: str) -> None:
+        if not re.fullmatch(r"\w+=.+", marker):
+            raise ValueError(f"a job's marker is NAME=value; got {marker!r}, which others could have, too")
+        command = [_python(), "-I", "-S", str(_HERE / "_guard.py"), marker]
+        environ = {name: value for name, value in os.environ.items() if f"{name}={value}" != marker}
         self._process = subprocess.Popen(
             command,
             env=environ,

@@ -54,29 +54,36 @@ def choose_gpus(wish: str, environ: Mapping[str, str]) -> list[str]:
     Raises:
         StartupError: No GPU is found, or a number is not among the visible ones, or the list cannot be read.
     """
+    known = visible_gpus(environ)
     visible = environ.get("CUDA_VISIBLE_DEVICES")
-    known = None if visible is None else [name.strip() for name in visible.split(",") if name.strip()]
     if wish == "auto":
-        found = _count_gpus() if known is None else known
-        if not found or found == ["-1"]:
-            where = "no NVIDIA device was found" if known is None else f"CUDA_VISIBLE_DEVICES is {visible!r}"
+        if not known:
+            where = (
+                "no NVIDIA device was found" if visible is None else f"CUDA_VISIBLE_DEVICES is {visible!r}"
+            )
             raise StartupError(f"--gpus auto: {where}; leave the option out to run without GPUs.")
-        return found
+        return known
     chosen = [name.strip() for name in wish.split(",")]
     if not all(re.fullmatch(r"\d+|GPU-[\w-]+|MIG-[\w/-]+", name) for name in chosen):
         raise StartupError(f"--gpus {wish!r}: expected 'auto' or a list of device numbers such as '0,1'.")
-    if known is None:
-        return chosen
     for name in chosen:
         if name.isdecimal() and int(name) >= len(known):
+            there = "that were found here" if visible is None else f"of CUDA_VISIBLE_DEVICES={visible}"
             raise StartupError(
-                f"--gpus {wish}: there is no device {name} among the {len(known)} of "
-                f"CUDA_VISIBLE_DEVICES={visible}."
+                f"--gpus {wish}: there is no device {name} among the {len(known)} {there}. Where one is there and "
+                "not found, name it in CUDA_VISIBLE_DEVICES."
             )
     return [known[int(name)] if name.isdecimal() else name for name in chosen]
 
 
-def _count_gpus() -> list[str]:
+def visible_gpus(environ: Mapping[str, str]) -> list[str]:
+    """List the GPUs that a process may use, as CUDA_VISIBLE_DEVICES names them: those in it, or all.
+
+    Without the variable they are what the kernel driver shows, or else `nvidia-smi` (under WSL).
+    """
+    allowed = environ.get("CUDA_VISIBLE_DEVICES")
+    if allowed is not None:
+        return [name.strip() for name in allowed.split(",") if name.strip() and name.strip() != "-1"]
     # In a container the numbers in /dev are the host's; CUDA counts what it sees from 0.
     devices = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     count = len(devices)

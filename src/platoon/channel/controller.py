@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import socket
@@ -20,10 +21,11 @@ from platoon.channel.arguments import DEFAULT_PORT
 from platoon.channel.data import BatchServer
 from platoon.channel.door import Door
 from platoon.channel.members import Members
+from platoon.channel.secret import VARIABLE as SECRET_VARIABLE
 from platoon.channel.secret import Secret, SecretFile
 from platoon.channel.wire import MOST_REQUEST_BYTES, RESERVED, dumps, loads
 from platoon.devices import find_devices
-from platoon.processes import end_processes, on_sigterm
+from platoon.processes import on_sigterm
 from platoon.reporting import Reporter
 from platoon.util import PlatoonError
 
@@ -87,7 +89,8 @@ class Controller:
         self._stopped: str | None = None
         self._job_uid = uuid.uuid4().hex
         self._devices: list[str] = []
-        self._experiment = experiment_name
+        self._experiment = ""
+        self._launched = _from_launcher()
         try:
             if devices is not None or experiment_name:
                 self._devices = self.get_workers_devices(devices)
@@ -98,11 +101,7 @@ class Controller:
             if data_port is not None:
                 self.init_data(data_port, data_hwm)
             if experiment_name:
-                self._open(control_port or 0)
-                given = shlex.split(worker_args or "")
-                self._members.start_all(
-                    self._devices, experiment_name, given, log_directory, self.control_port, self._secret
-                )
+                self._start_workers(experiment_name, log_directory, worker_args)
         except BaseException:
             self.close()
             raise
@@ -129,7 +128,12 @@ class Controller:
     # -- control -------------------------------------------------------------------------------------------
 
     def init_control(self, port: int) -> None:
-        """Sets the port for requests, as programs written for older versions do; 0 for a free one."""
+        """Sets the port for requests, as programs written for older versions do; 0 for a free one.
+
+        A controller that has started its workers keeps the port that they know.
+        """
+        if self._experiment:
+            return
         if self._control is not None and port != self.control_port:
             raise PlatoonError(f"requests are already served on port {self.control_port}")
         self._open(port)
@@ -144,6 +148,10 @@ class Controller:
         Returns:
             0, or 1 if a worker failed, or a request raised an error, or SIGTERM or Ctrl-C came.
         """
+        if self._launched is not None and not self._experiment:
+            # It was made without its arguments, as in a program from the time when the launcher started workers.
+            self._devices = self.get_workers_devices(self._launched.pop("devices"))
+            self._start_workers(**self._launched)
         self._open(DEFAULT_PORT if self.control_port is None else self.control_port)
         restore = on_sigterm(self.stop)
         self._failed = True
@@ -236,6 +244,22 @@ class Controller:
 
     # -- within --------------------------------------------------------------------------------------------
 
+    def _start_workers(self, experiment_name: str, log_directory: str, worker_args: str | None) -> None:
+        self._experiment = experiment_name
+        self._open(self.control_port or 0)
+        variables = {
+            "PLATOON_CONTROL_PORT": str(self.control_port),
+            "PLATOON_DATA_HWM": str(self.data_hwm),
+            SECRET_VARIABLE: self._secret.text,
+        }
+        if self._batches is not None:
+            variables["PLATOON_DATA_PORT"] = str(self._batches.port)
+        first_rank = self._hosts.ranks_before if self._hosts else 0
+        arguments = shlex.split(worker_args or "")
+        self._members.start_all(
+            self._devices, experiment_name, arguments, log_directory, variables, first_rank
+        )
+
     @property
     def _workers(self) -> set[int]:
         return {member.pid for member in self._members.by_rank.values()}
@@ -277,20 +301,24 @@ class Controller:
             if self._hosts is not None:
                 for address, answer in self._hosts.finished():
                     self._reply(address, {"ok": answer})
-            ended = [member for member in self._members.by_rank.values() if member.watch in ready]
-            if self._control in ready and not self._answer_requests(all_of_them=bool(ended)):
+            gone = [member for watch, member in self._members.watched.items() if watch in ready]
+            ended = self._members.job is not None and self._members.job.fileno() in ready
+            if self._control in ready and not self._answer_requests(all_of_them=bool(gone) or ended):
                 return False
             if self._batches is not None and self._batches.ended:
                 self._batches.answer_end()
-            fates = [self._members.note_end(member) for member in ended]  # each has to be noted
-            if not all(fates):
+            for member in gone:
+                self._members.note_gone(member)
+            if not self._members.note_ends():
                 return False
         self._reporter.event("finished")
         return True
 
     def _watched(self) -> list[tuple[Any, int]]:
-        sources = [self._control, self._wake_in.fileno()]
-        sources += [member.watch for member in self._members.by_rank.values()]
+        sources: list[Any] = [self._control, self._wake_in.fileno()]
+        sources += self._members.watched
+        if self._members.job is not None:
+            sources.append(self._members.job.fileno())
         if self._batches is not None and self._batches.ended:
             sources.append(self._batches.socket)
         return [(source, zmq.POLLIN) for source in sources]
@@ -382,8 +410,7 @@ class Controller:
         if self._closed or os.getpid() != self._process:
             return
         self._closed = True
-        end_processes(self._members.processes)
-        self._members.close()
+        self._members.end()
         if self._batches is not None:
             self._batches.close()
         if self._hosts is not None:
@@ -398,6 +425,12 @@ class Controller:
         self._wake_in.close()
         self._wake_out.close()
         self._reporter.close()
+
+
+def _from_launcher() -> dict[str, Any] | None:
+    """Returns what the launcher said on the command line, for a program that did not read it; once."""
+    told = os.environ.pop("PLATOON_LAUNCHED", None)
+    return None if told is None else dict(json.loads(told))
 
 
 _LATER = object()  # the answer comes when the other hosts have answered

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from platoon.channel.secret import VARIABLE, Secret
-from platoon.processes import Process, end_processes, failure_text, launch_process
+from multiverso.launch import Job, WorkerExit
+from platoon.processes import GRACE_SECONDS, Program, program
 from platoon.reporting import Reporter
-from platoon.util import PlatoonError, counted
+from platoon.util import PlatoonError, counted, exit_text
 
 MOST_WORKERS = 64
 
@@ -20,15 +21,20 @@ _OF_MPI = ("PMI", "OMPI_", "HYD", "MPI_LOCAL")
 
 @dataclass
 class Member:
-    """A worker: its rank on this host, its process id, and the process if the controller started it.
+    """A worker: its rank on this host and its process id.
 
-    ``watch`` is a pidfd, readable when the process has ended.
+    Attributes:
+        rank: its rank.
+        pid: its process id.
+        watch: a pidfd, readable when the process has ended; None if the controller started it, which the job
+            then watches.
+        present: whether it has said hello.
+        done: whether it has said goodbye.
     """
 
     rank: int
     pid: int
-    watch: int
-    process: Process | None = None
+    watch: int | None = None
     present: bool = False
     done: bool = False
 
@@ -38,6 +44,9 @@ class Members:
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
+        self._programs: list[Program] = []
+        self._ends: list[WorkerExit] = []
+        self.job: Job | None = None
         self.by_rank: dict[int, Member] = {}
         self.ever = 0
 
@@ -45,56 +54,88 @@ class Members:
         self,
         devices: Sequence[str],
         experiment: str,
-        arguments: list[str],
+        arguments: Sequence[str],
         log_directory: str,
-        control_port: int | None,
-        secret: Secret,
+        variables: Mapping[str, str],
+        first_rank: int = 0,
     ) -> None:
         """Starts a worker on each device, in rank order.
 
+        Args:
+            devices: their names.
+            experiment: its file is ``EXPERIMENT_worker.py``.
+            arguments: those of each worker.
+            log_directory: where their output goes.
+            variables: what their environment has besides ours.
+            first_rank: the first worker's number among those of all hosts, for the names of the logs.
+
         Raises:
-            PlatoonError: the experiment has no worker file.
+            PlatoonError: the experiment has no worker file, or a device does not exist; nothing was started.
         """
         script = f"{experiment}_worker.py"
         if not Path(script).is_file():
             raise PlatoonError(f"there is no {script} in {Path.cwd()}")
         share = max(1, len(os.sched_getaffinity(0)) // len(devices))
-        for rank, device in enumerate(devices):
-            variables = {
-                "PLATOON_CONTROL_PORT": str(control_port),
-                VARIABLE: secret.text,
-                "PLATOON_LOCAL_RANK": str(rank),
-                # so that workers do not fight for the cores
-                "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(share),
-            }
-            process = launch_process(
-                f"worker{rank}_{device}",
+        marker = f"PLATOON_JOB={uuid.uuid4().hex}"
+        own = {
+            # so that workers do not fight for the cores
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(share),
+            **variables,
+            **dict([marker.split("=")]),
+        }
+        self._programs = [
+            program(
+                f"worker{first_rank + rank}_{device}",
                 [script, *arguments],
                 device,
                 log_directory,
-                variables=variables,
+                {**own, "PLATOON_LOCAL_RANK": str(rank)},
                 without=_OF_MPI,
             )
-            self.by_rank[rank] = Member(rank, process.pid, os.pidfd_open(process.pid), process)
-            self.ever += 1
-            log = str(process.err)
-            self._reporter.event("started", rank=rank, device=device, pid=process.pid, log=log)
+            for rank, device in enumerate(devices)
+        ]
+        job = Job(
+            [each.command for each in self._programs],
+            marker=marker,
+            on_failure="continue",  # what one's failure means is the controller's business
+            grace_seconds=GRACE_SECONDS,
+            on_start=self._note_start,
+            on_exit=self._ends.append,
+        )
+        job.__enter__()
+        self.job = job
 
-    def note_end(self, member: Member) -> bool:
-        """Notes that a worker's process has ended; returns whether that is as it should be."""
-        self.remove(member)
-        process, who = member.process, f"worker {member.rank} (process {member.pid})"
-        if process is None:
-            if not member.done:
-                self._reporter.say("lost", f"{who} ended without Worker.close(): it died, or was killed")
+    def _note_start(self, rank: int, pid: int) -> None:
+        self.by_rank[rank] = Member(rank, pid)
+        self.ever += 1
+        each = self._programs[rank]
+        self._reporter.event("started", rank=rank, device=each.device, pid=pid, log=str(each.err))
+
+    def note_ends(self) -> bool:
+        """Notes which of the workers that the controller started have ended; returns whether all did well."""
+        if self.job is None:
             return True
-        code = process.handle.wait()
-        end_processes([process], 0)  # what it left behind in its process group
-        self._reporter.event("ended", rank=member.rank, code=code)
-        if code == 0:
+        self.job.step()
+        well = True
+        while self._ends:
+            well = self._note_exit(self._ends.pop(0)) and well  # each has to be noted
+        return well
+
+    def _note_exit(self, end: WorkerExit) -> bool:
+        member = self.by_rank.pop(end.worker_id)
+        self._reporter.event("ended", rank=end.worker_id, code=end.code, how=exit_text(end))
+        if end.code == 0:
             return True
-        self._reporter.say("failed", failure_text(who, process, code))
+        who = f"worker {end.worker_id} (process {member.pid})"
+        self._reporter.say("failed", self._programs[end.worker_id].failure_text(who, end))
         return False
+
+    def note_gone(self, member: Member) -> None:
+        """Notes the end of a worker that was started by hand."""
+        self._remove(member)
+        if not member.done:
+            who = f"worker {member.rank} (process {member.pid})"
+            self._reporter.say("lost", f"{who} ended without Worker.close(): it died, or was killed")
 
     def come(self, pid: int, rank: int | None, most: int | None) -> Member:
         """Enters a worker that says hello.
@@ -140,24 +181,30 @@ class Members:
         """Returns the worker with a process id."""
         return next((member for member in self.by_rank.values() if member.pid == pid), None)
 
-    def remove(self, member: Member) -> None:
-        """Forgets a worker whose process has ended."""
-        os.close(member.watch)
+    def _remove(self, member: Member) -> None:
+        if member.watch is not None:
+            os.close(member.watch)
         del self.by_rank[member.rank]
 
     @property
-    def processes(self) -> list[Process]:
-        """Those that the controller started and that have not been removed."""
-        return [member.process for member in self.by_rank.values() if member.process is not None]
+    def watched(self) -> dict[int, Member]:
+        """The workers that were started by hand, by the descriptor that is readable at their end."""
+        return {member.watch: member for member in self.by_rank.values() if member.watch is not None}
 
     @property
     def all_gone(self) -> bool:
         """True when at least one worker has come, and all have ended or, if started by hand, are done."""
         return self.ever > 0 and all(
-            member.done and member.process is None for member in self.by_rank.values()
+            member.done and member.watch is not None for member in self.by_rank.values()
         )
 
-    def close(self) -> None:
-        """Forgets everyone."""
+    def end(self) -> None:
+        """Ends the workers that the controller started, and all that they started; forgets everyone."""
+        if self.job is not None:
+            self.job.end()
+            try:
+                self.job.finish()
+            finally:
+                self.job.__exit__()
         for member in list(self.by_rank.values()):
-            self.remove(member)
+            self._remove(member)
