@@ -4,7 +4,7 @@
     ├── StartupError          the job cannot start here, or not with these options
     ├── NotInitializedError   no session yet: call init() first
     ├── ClosedError           the session is over, or belongs to another process
-    ├── InterruptedRoundError a synchronous read was interrupted and has to be finished first
+    ├── InterruptedRoundError a synchronous round has to be finished first
     ├── WorkerLostError       another worker died, or exited without shutdown()
     ├── WorkerFailedError     what a worker of multiverso.run raised cannot be raised here
     ├── NodeLostError         the process that holds the tables is gone
@@ -42,7 +42,7 @@ class ClosedError(MultiversoError, RuntimeError):
 
 
 class InterruptedRoundError(MultiversoError, RuntimeError):
-    """A synchronous read was interrupted after its round had begun; call it again before adding."""
+    """A synchronous round is unfinished: a read was interrupted in it, or its adds were not read yet."""
 
 
 class WorkerLostError(MultiversoError, RuntimeError):

@@ -124,6 +124,11 @@ class MemorySpec:
         """Returns it as JSON can carry it."""
         return asdict(self)
 
+    @classmethod
+    def from_message(cls, message: dict[str, Any]) -> MemorySpec:
+        """The inverse of :meth:`as_message`."""
+        return cls(message["name"], checked_count(message["nbytes"], "nbytes"))
+
     def __str__(self) -> str:
         return f"shared memory of {self.nbytes} bytes named {self.name!r}"
 
@@ -189,7 +194,7 @@ def chunk_of(spec: TableSpec) -> int:
 
 @dataclass(frozen=True)
 class Places:
-    """Offsets of a table's parts from its first byte, and its size, in bytes."""
+    """Offsets of a table's parts from its first byte, the end of what the node maps of it, and its size, in bytes."""
 
     locks: int
     lines: int
@@ -200,6 +205,7 @@ class Places:
     small_slots: int
     own: int
     own_stride: int
+    head: int
     size: int
 
     @classmethod
@@ -216,6 +222,7 @@ class Places:
         whole = spec.elements * spec.itemsize
         locks = take(Partition.of(spec).stripes * at.MUTEX_BYTES, at.CACHE_LINE)
         lines = take(workers * at.LINE_STRIDE, at.CACHE_LINE)
+        head = end
         align = at.PAGE if whole >= at.PAGE else at.CACHE_LINE
         first = take(whole, align)
         state = take(whole * spec.states, align)
@@ -231,4 +238,4 @@ class Places:
         own_stride = at.round_up(whole * spec.per_worker, align)
         own = take(own_stride * workers, align)
         size = at.round_up(end, at.CACHE_LINE)
-        return cls(locks, lines, buffers, states, slots, stride, small, own, own_stride, size)
+        return cls(locks, lines, buffers, states, slots, stride, small, own, own_stride, head, size)

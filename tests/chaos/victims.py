@@ -73,7 +73,7 @@ def alone_in_a_round(address: str, end: str, pipe: Connection) -> None:
     pipe.send("decided")
     pipe.recv()
     if end == "while_folding":
-        table._shard.segment.array(table._shard.offset + table._shard.places.buffers[1], SIZE, "f4")[:] = -1
+        table._shard.segment.array(table._shard.places.buffers[1], SIZE, "f4")[:] = -1
     die()
 
 
@@ -135,7 +135,7 @@ def while_folding(session: Session, table: Any) -> None:
     """Half of its part is written, with something wrong."""
     lo, hi = _part(session, _decided(session, table))
     shard = table._shard
-    new = shard.segment.array(shard.offset + shard.places.buffers[1], SIZE, "f4")
+    new = shard.segment.array(shard.places.buffers[1], SIZE, "f4")
     new[lo : (lo + hi) // 2] = -1
     die()
 
@@ -153,9 +153,9 @@ def while_gathering(session: Session, table: Any) -> None:
     members = _decided(session, table)
     shard = table._shard
     part = slice(*_part(session, members))
-    old, new = (shard.segment.array(shard.offset + shard.places.buffers[i], SIZE, "f4") for i in (0, 1))
+    old, new = (shard.segment.array(shard.places.buffers[i], SIZE, "f4") for i in (0, 1))
     slots = [
-        shard.segment.array(shard.offset + shard.places.slots + shard.places.slot_stride * i, SIZE, "f4")
+        shard.segment.array(shard.places.slots + shard.places.slot_stride * i, SIZE, "f4")
         for i in range(shard.workers)
         if members >> i & 1 and load32(shard.line(i) + at.SOURCES + 4) != 0
     ]

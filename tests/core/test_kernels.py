@@ -17,7 +17,7 @@ from multiverso import kernels, updaters
 from multiverso import layout as at
 from multiverso.kernels import compiling
 from multiverso.kernels.compiling import compile_update
-from multiverso.memory import mutex, segment
+from multiverso.memory import heap, mutex, segment
 from multiverso.shards.shard import Shard, initialise
 from multiverso.spec import DTYPES, MODES, Partition, Places, TableSpec
 from multiverso.updaters import Updater
@@ -41,11 +41,11 @@ def fresh() -> Any:
 
 def table(spec: TableSpec, mode: str = "async") -> Shard:
     places = Places.of(spec, WORKERS, mode == "sync")
-    descriptor = segment.create("kernels", places.size)
+    descriptor = heap.create("kernels", places.size)
     _segments.append(descriptor)
     memory = segment.Segment(descriptor)
     initialise(memory.address, spec, 1, WORKERS, MODES[mode])
-    return Shard(memory, 0, spec, WORKERS, MODES[mode])
+    return Shard(memory, spec, WORKERS, MODES[mode])
 
 
 def numbers(size: int, dtype: str, seed: int = 0) -> Any:

@@ -104,7 +104,7 @@ def _cores() -> str:
 
 
 def _memory() -> str:
-    from multiverso.memory.segment import free_memory
+    from multiverso.memory.heap import free_memory
 
     free = free_memory()
     text = f"{free / _GIB:.1f} GiB available"

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from multiverso.memory import mutex, words
-from multiverso.memory.segment import Segment, create
+from multiverso.memory.heap import create
+from multiverso.memory.segment import Segment
 from multiverso.wire import messages
 
 SECONDS = 20.0

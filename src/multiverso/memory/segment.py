@@ -1,14 +1,14 @@
-"""Anonymous shared memory that the kernel frees with its last user, even after SIGKILL of all of them."""
+"""A part of shared memory as one process has it mapped, and what outlives the job of it."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
-import fcntl
 import mmap
 import os
+import resource
 import weakref
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,98 +17,113 @@ import numpy.typing as npt
 from multiverso.errors import OutOfMemoryError
 from multiverso.layout import PAGE, round_up
 
-_F_ADD_SEALS, _SEAL_SHRINK, _SEAL_GROW = 1033, 2, 4
-_PROT_READ, _PROT_WRITE, _MAP_PRIVATE, _MAP_ANONYMOUS = 1, 2, 2, 0x20
-_MREMAP_MAYMOVE_FIXED = 3
+_READ, _WRITE, _MAP_PRIVATE, _MAP_ANONYMOUS = 1, 2, 2, 0x20
+_MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
+_FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = _libc.mremap.restype = ctypes.c_void_p
 _pointer, _size, _int, _long = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_long
 _libc.mmap.argtypes = (_pointer, _size, _int, _int, _int, _long)
 _libc.mremap.argtypes = (_pointer, _size, _size, _int, _pointer)
+_libc.munmap.argtypes = (_pointer, _size)
+_libc.mprotect.argtypes = (_pointer, _size, _int)
 
 
-def free_memory() -> int:
-    """Returns the bytes that may still be used: the machine's, or the container's if that is less."""
-    meminfo = Path("/proc/meminfo").read_text()
-    free = next(int(row.split()[1]) * 1024 for row in meminfo.splitlines() if row.startswith("MemAvailable:"))
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        try:
-            most = Path(limit).read_text().strip()
-            if most != "max":
-                free = min(free, max(0, int(most) - int(Path(used).read_text())))
-        except (OSError, ValueError):
-            continue
-    return free
+class Mapping:
+    """Mapped bytes, unmapped when nothing refers to them: the base of an array in them is the mapping.
 
-
-def create(name: str, size: int) -> int:
-    """Returns the descriptor of a new segment of zeroed, reserved memory that can neither grow nor shrink.
-
-    Raises:
-        OutOfMemoryError: there is not as much memory. Without this check the program would be killed by
-            SIGBUS later, at the first use of a page that is not there.
-    """
-    size = round_up(size, PAGE)
-    free = free_memory()
-    if size > free:
-        raise OutOfMemoryError(
-            f"a table of {size / 1e6:,.0f} MB does not fit: {free / 1e6:,.0f} MB of memory are available; "
-            "use a smaller table or fewer synchronous workers (each has a slot of the table's size)"
-        )
-    descriptor = os.memfd_create(f"multiverso-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-        fcntl.fcntl(descriptor, _F_ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW)
-    except OSError as error:
-        os.close(descriptor)
-        if error.errno in (errno.ENOSPC, errno.ENOMEM):
-            raise OutOfMemoryError(
-                f"the system refused {size / 1e6:,.0f} MB of shared memory ({free / 1e6:,.0f} MB seemed free)"
-            ) from error
-        raise
-    return descriptor
-
-
-class Segment:
-    """A mapped segment. It lives as long as anything refers to it: there is no close.
-
-    Owner: the process that mapped it. The descriptor stays the caller's.
+    It is not Python's ``mmap``, which keeps a descriptor of its own open for each.
     """
 
-    def __init__(self, descriptor: int) -> None:
-        self.size = os.fstat(descriptor).st_size
-        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-        self._map = mmap.mmap(descriptor, self.size, flags=flags)
-        self._read_only = mmap.mmap(descriptor, self.size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self._window: weakref.ref[npt.NDArray[Any]] = lambda: None  # type: ignore[assignment]
+    def __init__(self, address: int, size: int, writable: bool = True) -> None:
+        self.address, self.size, self._writable = address, size, writable
+        # not at the interpreter's end: other threads may still be in there
+        weakref.finalize(self, _libc.munmap, address, size).atexit = False
+        self._protect()
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        place = (self.address, not self._writable)
+        return {"shape": (self.size,), "typestr": "|u1", "data": place, "version": 3}
 
     def array(self, offset: int, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Returns the memory itself, writable."""
-        return np.frombuffer(self._map, dtype=dtype, count=count, offset=offset)
-
-    def view(self, offset: int, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Returns a read-only window on the memory."""
-        window = self._window()
-        if window is None:
-            window = np.frombuffer(self._read_only, dtype=np.uint8)
-            self._window = weakref.ref(window)
+        """Returns the memory itself."""
         size = count * np.dtype(dtype).itemsize
-        return window[offset : offset + size].view(dtype)
+        return np.asarray(self)[offset : offset + size].view(dtype)
 
-    def freeze(self) -> None:
-        """Cuts views that are still in use off from the shared memory: they keep what they show now."""
-        window = self._window()
-        if window is None:
-            return
-        address = window.__array_interface__["data"][0]
-        protection, flags = _PROT_READ | _PROT_WRITE, _MAP_PRIVATE | _MAP_ANONYMOUS
-        copy = _libc.mmap(None, self.size, protection, flags, -1, 0)
-        if copy in (None, ctypes.c_void_p(-1).value):
-            raise OutOfMemoryError(f"no {self.size / 1e6:,.0f} MB to keep the views that are still in use")
-        ctypes.memmove(copy, address, self.size)
-        if _libc.mremap(copy, self.size, self.size, _MREMAP_MAYMOVE_FIXED, address) != address:
-            raise OSError(ctypes.get_errno(), "mremap of a view")
+    def detach(self) -> None:
+        """Puts a private copy in the place of the shared memory, at the same address.
+
+        Raises:
+            OutOfMemoryError: there is no room for it.
+        """
+        flags = _MAP_PRIVATE | _MAP_ANONYMOUS
+        copy = _mapped(_libc.mmap(None, self.size, _READ | _WRITE, flags, -1, 0), self.size)
+        ctypes.memmove(copy, self.address, self.size)
+        how = _MREMAP_MAYMOVE | _MREMAP_FIXED
+        _mapped(_libc.mremap(copy, self.size, self.size, how, self.address), self.size)
+        self._protect()
+
+    def _protect(self) -> None:
+        if not self._writable:
+            _libc.mprotect(self.address, self.size, _READ)
+
+
+class Segment(Mapping):
+    """A mapped part of shared memory. It lives as long as anything refers to it: there is no close.
+
+    Whoever calls a kernel with an address in it has to refer to it meanwhile.
+
+    Args:
+        descriptor: of the memory; stays the caller's, who may close it.
+        offset: where the part begins, a multiple of the page size.
+        size: its bytes; all of the memory by default.
+
+    Raises:
+        OutOfMemoryError: this process has no room for it.
+    """
+
+    def __init__(self, descriptor: int, offset: int = 0, size: int | None = None) -> None:
+        size = os.fstat(descriptor).st_size - offset if size is None else size
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+        address = _libc.mmap(None, size, _READ | _WRITE, flags, descriptor, offset)
+        super().__init__(_mapped(address, size), size)
+        self._windows: dict[tuple[int, int, bool], weakref.ref[Mapping]] = {}
+
+    def window(
+        self, offset: int, count: int, dtype: npt.DTypeLike, *, writable: bool = False
+    ) -> npt.NDArray[Any]:
+        """Returns the same memory through a mapping of its own, which :meth:`cut` can cut off."""
+        start = offset // PAGE * PAGE
+        size = round_up(offset + count * np.dtype(dtype).itemsize, PAGE) - start
+        kept = self._windows.get((start, size, writable))
+        mapping = kept() if kept is not None else None
+        if mapping is None:
+            # an old size of 0 maps the same pages once more
+            address = _libc.mremap(self.address + start, 0, size, _MREMAP_MAYMOVE, None)
+            mapping = Mapping(_mapped(address, size), size, writable)
+            self._windows[start, size, writable] = weakref.ref(mapping)
+        return mapping.array(offset - start, count, dtype)
+
+    def cut(self) -> None:
+        """Cuts windows that are still in use off from the shared memory: they keep what they show now."""
+        for window in self._windows.values():
+            mapping = window()
+            if mapping is not None:
+                mapping.detach()
+        self._windows.clear()
+
+
+def _mapped(address: int | None, size: int) -> int:
+    """Returns the address that a system call gave, or raises what it says."""
+    if address is not None and address != _FAILED:
+        return address
+    code = ctypes.get_errno()
+    what = f"no room for {size / 1e6:,.1f} MB in the address space of this process"
+    if code == errno.ENOMEM:
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit != resource.RLIM_INFINITY:
+            raise OutOfMemoryError(f"{what}: it is limited to {limit / 1e6:,.0f} MB (ulimit -v)")
+        with contextlib.suppress(OSError, ValueError), open("/proc/sys/vm/max_map_count") as file:
+            what += f" (it may have {int(file.read())} mappings: vm.max_map_count)"
+    raise OutOfMemoryError(f"{what}: {os.strerror(code)}")

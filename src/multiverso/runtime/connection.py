@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from multiverso.errors import MultiversoError
+from multiverso.errors import MultiversoError, StartupError
 from multiverso.wire import messages
 from multiverso.wire.messages import Message
 
@@ -19,8 +19,18 @@ class Connection:
     pid: int
     worker_id: int | None = None
     life: int | None = None
-    sent_arenas: set[int] = field(default_factory=set)
     enrolled_in: int | None = None  # the table that its last request made it take part in
+
+    @property
+    def attached_id(self) -> int:
+        """The worker's number.
+
+        Raises:
+            StartupError: it has none.
+        """
+        if self.worker_id is None:
+            raise StartupError("this process takes no part in the job (any more): attach first")
+        return self.worker_id
 
     def reply(self, request: Message, body: Message, descriptors: tuple[int, ...] = ()) -> None:
         """Answers; a peer that is gone or does not read is somebody else's business."""

@@ -49,7 +49,7 @@ class Link:
     def ask(
         self, message: Message, deadline: float, what: str, look: Callable[[], None] | None = None
     ) -> tuple[Message, list[int]]:
-        """Sends a request and waits for its (first) answer.
+        """Sends a request and waits for its (first) answer. After an error `give_up`, unless the connection ends.
 
         Args:
             message: the request.
@@ -68,27 +68,24 @@ class Link:
         self, deadline: float, what: str, look: Callable[[], None] | None = None
     ) -> tuple[Message, list[int]]:
         """Waits for the next answer to the last request."""
-        try:
-            while True:
-                if select.select([self.connection], [], [], self._slice(deadline))[0]:
-                    received = messages.receive(self.connection)
-                    if received is None:
-                        raise NodeLostError(f"the job's node is gone while waiting for {what}")
-                    answer, descriptors = received
-                    if answer.get("re") != self._number:  # to a request that was given up
-                        for descriptor in descriptors:
-                            os.close(descriptor)
-                        continue
-                    if "error" in answer:
-                        raise _as_error(answer)
-                    return answer, descriptors
-                if look is not None:
-                    look()
-                elif time.monotonic() >= deadline:
-                    raise WaitTimeoutError(f"gave up waiting for {what}: {self._who_is_missing()}")
-        except BaseException:
-            self.give_up()
-            raise
+        while True:
+            if select.select([self.connection], [], [], self._slice(deadline))[0]:
+                received = messages.receive(self.connection)
+                if received is None:
+                    raise NodeLostError(f"the job's node is gone while waiting for {what}")
+                answer, descriptors = received
+                # to a request that was given up; one without a number is for whoever waits
+                if answer.get("re") not in (self._number, None):
+                    for descriptor in descriptors:
+                        os.close(descriptor)
+                    continue
+                if "error" in answer:
+                    raise _as_error(answer)
+                return answer, descriptors
+            if look is not None:
+                look()
+            elif time.monotonic() >= deadline:
+                raise WaitTimeoutError(f"gave up waiting for {what}: {self._who_is_missing()}")
 
     @staticmethod
     def _slice(deadline: float) -> float:
@@ -103,10 +100,14 @@ class Link:
         except OSError as error:
             raise NodeLostError(f"the job's node is gone ({error.strerror or error})") from error
 
-    def give_up(self) -> None:
-        """Tells the node that nobody waits for an answer to the last request any more."""
+    def give_up(self, why: str | None = None) -> None:
+        """Tells the node that nobody waits for an answer to the last request any more.
+
+        Args:
+            why: that it cannot be granted here, so that others need not wait for it either.
+        """
         try:
-            messages.send(self.connection, {"do": "cancel", "id": self._number})
+            messages.send(self.connection, {"do": "cancel", "id": self._number, "why": why})
         except OSError:
             return  # the node is gone: nothing there to cancel
 

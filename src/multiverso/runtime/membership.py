@@ -8,10 +8,13 @@ from dataclasses import dataclass
 
 from multiverso import layout as at
 from multiverso.errors import MultiversoError, StartupError
-from multiverso.memory import mutex, segment
+from multiverso.memory import mutex
+from multiverso.memory.heap import Heap
+from multiverso.memory.segment import Segment
+from multiverso.runtime.catalogue import Catalogue
 from multiverso.runtime.connection import Connection
 from multiverso.runtime.control import Control
-from multiverso.runtime.creation import Catalogue
+from multiverso.runtime.creation import Creations
 from multiverso.wire import messages
 from multiverso.wire.messages import Message
 
@@ -41,6 +44,7 @@ class Membership:
     Attributes:
         control: the control segment of this generation.
         catalogue: its tables.
+        creations: those in the making.
         attached: the workers that are there, by number.
         had_workers: whether one has come in this generation.
     """
@@ -61,11 +65,19 @@ class Membership:
     def _begin(self) -> None:
         """A new generation: fresh control segment, no tables."""
         capacity = self.workers_num or _ELASTIC_CAPACITY
-        self._control_descriptor = segment.create("control", at.control_bytes(capacity))
-        self.control = Control(segment.Segment(self._control_descriptor))
+        heap = Heap("job")
+        try:
+            self._control_bytes = at.control_bytes(capacity)
+            offset = heap.reserve(self._control_bytes, "a job's control segment")
+            self.control = Control(Segment(heap.descriptor, offset, self._control_bytes))
+        except BaseException:
+            heap.close()
+            raise
+        self._heap = heap
         self.control.initialise(capacity)
         self.control.continue_without_lost(self._on_lost == "continue")
-        self.catalogue = Catalogue(self.control, self.workers_num is not None)
+        self.catalogue = Catalogue(self.control, heap)
+        self.creations = Creations(self.catalogue, self.control, self.workers_num is not None)
         self._options: Message | None = None
 
     def hold(self) -> None:
@@ -74,28 +86,29 @@ class Membership:
 
     def _restart(self) -> None:
         """All workers have gone and come again (`init` after `shutdown`): nothing of the last job is left."""
-        old = self.control
-        self._free()
+        old, heap = self.control, self._heap
         self._begin()
+        heap.close()
         self.had_workers = False
         self.hold()
         mutex.unlock(old.address + at.NODE_LIFE)
 
     def end(self) -> None:
         """Frees the memory and tells everybody who still waits in it that the node is gone."""
-        self._free()
+        self._heap.close()
         mutex.unlock(self.control.address + at.NODE_LIFE)
         self.control.notify()
         self.attached.clear()
-
-    def _free(self) -> None:
-        self.catalogue.arenas.close()
-        os.close(self._control_descriptor)
 
     def lost(self) -> list[int]:
         """Returns the workers that died, or exited without ``shutdown()``, the first one first."""
         lost = {w.worker_id for w in self.control.workers() if w.fate == at.LOST}
         return [i for i in tuple(self.control.lost_in_order) if i in lost]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Shared memory in use."""
+        return self._heap.used
 
     @property
     def mode(self) -> str:
@@ -180,8 +193,8 @@ class Membership:
         connection.worker_id, connection.life = worker_id, None
         self.attached[worker_id] = Attached(connection)
         self.had_workers = True
-        body = {"worker_id": worker_id, "workers_num": self.workers_num}
-        connection.reply(request, body, (self._control_descriptor,))
+        body = {"worker_id": worker_id, "workers_num": self.workers_num, "control": self._control_bytes}
+        connection.reply(request, body, (self._heap.descriptor,))
 
     def ready(self, connection: Connection, request: Message) -> None:
         """The worker holds its life mutex; it is let go once all are there."""
@@ -199,7 +212,7 @@ class Membership:
         lost = self.lost()
         if lost and not self.control.continues:
             for connection, request in self._waiting_ready:
-                connection.refuse(request, self.catalogue.lost_error(lost, "while the job was starting"))
+                connection.refuse(request, self.creations.lost_error(lost, "while the job was starting"))
             self._waiting_ready.clear()
         if not self._missing_at_start():
             for connection, request in self._waiting_ready:
@@ -225,8 +238,12 @@ class Membership:
         """A worker's process has ended; if it never attached, the others need not wait for it."""
         if self.control.fate(worker_id) == at.FREE:
             self.control.settle(worker_id, at.LOST)
-            self.catalogue.dropped(worker_id)
+            self._drop(worker_id)
             self._answer_ready()
+
+    def _drop(self, worker_id: int) -> None:
+        self.creations.dropped(worker_id)
+        self.catalogue.dropped(worker_id)
 
     def settle(self, worker_id: int, fate: int) -> None:
         """A worker has left or is lost: tells everyone who waits for it, and lets in who waits for its place."""
@@ -235,7 +252,7 @@ class Membership:
             return
         worker.connection.worker_id = worker.connection.life = None
         self.control.settle(worker_id, fate)
-        self.catalogue.dropped(worker_id)
+        self._drop(worker_id)
         self._answer_ready()
         if self._waiting_attach and not self.attached:
             self._restart()

@@ -26,6 +26,7 @@ from multiverso.runtime.connection import Connection
 from multiverso.runtime.control import Control
 from multiverso.runtime.membership import Membership
 from multiverso.runtime.status import status_of
+from multiverso.spec import MemorySpec, TableSpec
 from multiverso.wire import messages
 from multiverso.wire.messages import Message
 
@@ -86,7 +87,14 @@ class Node:
     def status(self) -> dict[str, Any]:
         """Returns what ``multiverso top`` shows: workers, what they wait for, tables and their statistics."""
         members = self._members
-        return status_of(self.address, members.workers_num, members.control, members.catalogue, self._began)
+        return status_of(
+            self.address,
+            members.workers_num,
+            members.control,
+            members.catalogue,
+            members.memory_bytes,
+            self._began,
+        )
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
         """Waits until at least one worker has come and all have gone; returns whether that is so."""
@@ -202,7 +210,8 @@ class Node:
             "ready": self._members.ready,
             "create": self._create,
             "share": self._share,
-            "initialised": self._members.catalogue.initialised,
+            "initialised": self._initialised,
+            "close": self._close_table,
             "cancel": self._cancel,
             "status": self._status,
         }.get(str(request.get("do")))
@@ -284,19 +293,25 @@ class Node:
     # -- other requests --------------------------------------------------------------------------------------
 
     def _create(self, connection: Connection, request: Message) -> None:
-        if connection.worker_id is None:
-            raise StartupError("attach before creating tables")
-        self._members.catalogue.create(connection, request, self._members.mode)
+        spec = TableSpec.from_message(request["spec"])
+        key = ("name", spec.name) if spec.name is not None else ("order", int(request["order"]))
+        self._members.creations.ask(connection, request, key, spec, self._members.mode)
 
     def _share(self, connection: Connection, request: Message) -> None:
-        if connection.worker_id is None:
-            raise StartupError("attach before sharing memory")
-        self._members.catalogue.share(connection, request)
+        spec = MemorySpec.from_message(request["spec"])
+        self._members.creations.ask(connection, request, ("memory", spec.name), spec, "")
+
+    def _initialised(self, connection: Connection, request: Message) -> None:
+        self._members.creations.initialised(connection.attached_id)
+
+    def _close_table(self, connection: Connection, request: Message) -> None:
+        self._members.catalogue.close(int(request["number"]), connection.attached_id)
 
     def _cancel(self, connection: Connection, request: Message) -> None:
         """The session gave up waiting for an answer."""
         self._members.forget(connection)
-        self._members.catalogue.cancel(connection)
+        if connection.worker_id is not None:
+            self._members.creations.cancel(connection, request.get("why"))
 
     def _status(self, connection: Connection, request: Message) -> None:
         connection.reply(request, {"status": self.status()})

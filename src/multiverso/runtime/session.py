@@ -14,23 +14,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, Self
 
-import numpy as np
-
 from multiverso import kernels
 from multiverso import layout as at
-from multiverso.consistency.waiting import COLLECTIVE, Picture
+from multiverso.consistency.waiting import Picture
 from multiverso.deadline import Deadline, checked_seconds
 from multiverso.errors import ClosedError, NodeLostError
-from multiverso.memory.segment import Segment
 from multiverso.memory.shared import SharedMemory
 from multiverso.runtime.control import Control
+from multiverso.runtime.holdings import Holdings
 from multiverso.runtime.link import Link
 from multiverso.runtime.liveness import Liveness
 from multiverso.runtime.patience import Patience
 from multiverso.runtime.waiting import read_picture
 from multiverso.shards.shard import Shard
 from multiverso.spec import Consistency, MemorySpec, TableSpec, checked_count
-from multiverso.wire.messages import Message
+from multiverso.wire import messages
 
 START_SECONDS = 120.0
 WAIT_SECONDS = 1800.0  # a master may validate for long
@@ -40,8 +38,10 @@ _MOST_WAIT = 30.0
 class Handler(Protocol):
     """What a session asks of a table's handler."""
 
+    @property
+    def number(self) -> int: ...
     def flush_until(self, deadline: Deadline) -> None: ...
-    def close(self) -> None: ...
+    def leave(self) -> None: ...
 
 
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -91,19 +91,17 @@ class Session:
         self._lock = threading.RLock()
         self._closing = threading.Lock()
         self._first_thread = threading.get_ident()
-        self._arenas: dict[int, Segment] = {}
-        self._tables: dict[int, Shard] = {}
-        self._memories: dict[int, SharedMemory] = {}
         self._handlers: list[Handler] = []
-        self._ordered = 0
         self._barriers = 0
-        self._waits = kernels.load_waits()
+        self.waits = kernels.load_waits()
         deadline = Deadline.after(self.start_timeout_seconds).at
         self._link = Link.to(address, deadline)
+        self._holdings = Holdings(self, self._link)
         try:
             self._attach(worker_id, workers_num, on_lost, ends_with_node, deadline)
         except BaseException:
             self._link.close()
+            self._holdings.leave()
             raise
         _sessions.add(self)
 
@@ -113,7 +111,7 @@ class Session:
         answer, descriptors = self._link.ask(
             {
                 "do": "attach",
-                "protocol": 1,
+                "protocol": messages.PROTOCOL,
                 "worker_id": wish,
                 "workers_num": number,
                 "consistency": {"mode": self.consistency.mode, "staleness": self.consistency.staleness},
@@ -122,11 +120,9 @@ class Session:
             deadline,
             "a place in the job",
         )
-        try:
-            self.control = Control(Segment(descriptors[0]))
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+        (descriptor,) = descriptors
+        self._holdings.begin(descriptor)
+        self.control = Control(self._holdings.map(0, int(answer["control"])))
         self.worker_id: int = answer["worker_id"]
         self._fixed_num: int | None = answer["workers_num"]
         self._liveness = Liveness(self.control, self.worker_id, self._link.connection, ends_with_node)
@@ -162,11 +158,11 @@ class Session:
         with self._lock:
             target = self._barriers + 1
             address, me = self.control.address, self.worker_id
-            code = self._waits.barrier(address, me, target)
+            code = self.waits.barrier(address, me, target)
             if code:
                 self.go_on(
                     code,
-                    lambda: self._waits.barrier(address, me, target),
+                    lambda: self.waits.barrier(address, me, target),
                     deadline,
                     f"barrier {target}",
                 )
@@ -198,6 +194,7 @@ class Session:
         *,
         master: bool = False,
         timeout_seconds: float | None = None,
+        keep: bool = True,
     ) -> tuple[int, Shard]:
         """Creates a table with the others, or attaches to it by its name.
 
@@ -207,6 +204,8 @@ class Session:
                 this is the last turn, and how many workers contribute.
             master: this worker's initial value counts, instead of the lowest worker's.
             timeout_seconds: deadline, instead of the session's.
+            keep: the table is open from here on; False: only with ``adopt``, until which a repeated call opens the
+                same one, so that an interruption between the two loses nothing.
 
         Returns:
             The table's number and its memory.
@@ -217,24 +216,10 @@ class Session:
         self.enter()
         deadline = self.deadline(timeout_seconds)
         with self._lock:
-            order = self._ordered + 1
-            block = self.control.block(self.worker_id)
-            target = order if spec.name is None else 0
-            what = f"table {spec.name!r}" if spec.name else f"table number {order} ({COLLECTIVE})"
-            if spec.name is None:
-                self._waits.set_long(block + at.CREATED, order)
-            self._waits.begin_wait(self.control.address, self.worker_id, at.FOR_TABLE, 0, target)
-            try:
-                made = self._open(spec, order, fill, master, Patience(self, deadline, what), what)
-            except BaseException:
-                if spec.name is None:
-                    self._waits.set_long(block + at.CREATED, order - 1)
-                raise
-            finally:
-                self._waits.finish_wait(self.control.address, self.worker_id)
-            if spec.name is None:
-                self._ordered = order
-            return made
+            number, shard = self._holdings.open_table(spec, fill, master, deadline)
+            if keep:
+                self._holdings.keep(number, shard)
+            return number, shard
 
     def shared_memory(
         self,
@@ -273,91 +258,33 @@ class Session:
         self.enter()
         spec = MemorySpec(name, checked_count(nbytes, "nbytes"))
         deadline = self.deadline(timeout_seconds)
-        what = f"the shared memory {name!r}"
         with self._lock:
-            self._waits.begin_wait(self.control.address, self.worker_id, at.FOR_TABLE, 0, 0)
-            try:
-                patience = Patience(self, deadline, what)
-                request = {"do": "share", "spec": spec.as_message()}
-                answer = self._ask_for_memory(request, patience, what)
-                segment = self._arenas[answer["arena"]]
-                number = int(answer["table"])
-                memory = SharedMemory(name, number, segment.array(answer["offset"], spec.nbytes, np.uint8))
-
-                def fill(last: bool, of: int) -> None:
-                    memory.array[:] = 0
-                    if initialise is not None:
-                        initialise(memory)
-
-                self._take_turns(fill, patience, what)
-                self._memories[number] = memory
-            finally:
-                self._waits.finish_wait(self.control.address, self.worker_id)
-        return memory
-
-    def _open(
-        self,
-        spec: TableSpec,
-        order: int,
-        fill: Callable[[Shard, bool, int], None],
-        master: bool,
-        patience: Patience,
-        what: str,
-    ) -> tuple[int, Shard]:
-        request = {
-            "do": "create",
-            "order": order if spec.name is None else None,
-            "spec": spec.as_message(),
-            "master": master,
-            "mode": self.consistency.mode,
-        }
-        answer = self._ask_for_memory(request, patience, what)
-        shard = Shard(
-            self._arenas[answer["arena"]], answer["offset"], spec, answer["workers"], answer["mode"]
-        )
-        table = int(answer["table"])
-        if answer["enrol"]:
-            shard.enrol(self.worker_id)
-        self._take_turns(lambda last, of: fill(shard, last, of), patience, what)
-        self._tables[table] = shard
-        return table, shard
-
-    def _ask_for_memory(self, request: Message, patience: Patience, what: str) -> Message:
-        """Returns the first answer to a request for memory, whose segment is then mapped."""
-        answer, descriptors = self._link.ask(request, patience.deadline.at, what, patience.look)
-        try:
-            if descriptors and answer["arena"] not in self._arenas:
-                self._arenas[answer["arena"]] = Segment(descriptors[0])
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
-        return answer
-
-    def _take_turns(self, fill: Callable[[bool, int], None], patience: Patience, what: str) -> None:
-        """Writes what this worker contributes to the initial value when its turn comes."""
-        while True:
-            answer, _ = self._link.more(patience.deadline.at, what, patience.look)
-            if not answer["turn"]:
-                return
-            try:
-                fill(bool(answer["last"]), int(answer["of"]))
-            except BaseException:
-                self._link.give_up()  # or the others would wait for this turn
-                raise
-            self._link.tell({"do": "initialised"})
+            return self._holdings.share(spec, initialise, deadline)
 
     def picture(self) -> Picture:
         """Returns who is there, how far each is, and what each waits for."""
-        memories = {number: memory.addresses for number, memory in list(self._memories.items())}
-        return read_picture(self.control, self._tables, memories)
+        return read_picture(self.control, self.tables(), self._holdings.memories())
 
     def tables(self) -> dict[int, Shard]:
         """Returns this worker's tables by number."""
-        return dict(self._tables)
+        return dict(self._holdings.tables)
 
-    def adopt(self, handler: Handler) -> None:
-        """Takes in a table's handler, to flush it at barriers and to close it at the end."""
-        self._handlers.append(handler)
+    def adopt(self, handler: Handler, number: int, shard: Shard) -> None:
+        """Takes in a table's handler, to flush it at barriers and to end it at the end; the table is open now."""
+        with self._lock:
+            self._holdings.keep(number, shard)
+            self._handlers.append(handler)
+
+    def dismiss(self, handler: Handler) -> None:
+        """Forgets a handler that is closed; with its table's last one this worker's part in the table ends.
+
+        The handler refers to the table's memory no longer. An interrupted call can be repeated.
+        """
+        with self._lock:
+            others = [other for other in self._handlers if other is not handler]
+            if all(other.number != handler.number for other in others):
+                self._holdings.close_table(handler.number)
+            self._handlers = others
 
     def handlers(self) -> list[Any]:
         """Returns the handlers of this session's tables, in the order of their creation."""
@@ -386,7 +313,7 @@ class Session:
                 patience.judge(code & 0xFFFF)
                 code = again()
         finally:
-            self._waits.finish_wait(self.control.address, self.worker_id)
+            self.waits.finish_wait(self.control.address, self.worker_id)
         return code
 
     def deadline(self, timeout_seconds: float | None = None) -> Deadline:
@@ -402,11 +329,11 @@ class Session:
             memory: number of the table, or of the shared memory.
             target: what of it; of a lock, its offset.
         """
-        self._waits.begin_wait(self.control.address, self.worker_id, kind, memory, target)
+        self.waits.begin_wait(self.control.address, self.worker_id, kind, memory, target)
         try:
             yield
         finally:
-            self._waits.finish_wait(self.control.address, self.worker_id)
+            self.waits.finish_wait(self.control.address, self.worker_id)
 
     def check(self) -> None:
         """Raises ClosedError when the session is over."""
@@ -452,15 +379,11 @@ class Session:
                     "(tables of the old one cannot be used any more)"
                 )
                 for handler in self._handlers:
-                    handler.close()
+                    handler.leave()
                 self.control.leave(self.worker_id)
                 self._liveness.release()
                 self._link.close()
-                for segment in self._arenas.values():
-                    segment.freeze()
-                self._arenas.clear()
-                self._tables.clear()
-                self._memories.clear()
+                self._holdings.leave()
                 self._handlers.clear()
                 _sessions.discard(self)
                 if self._on_close is not None:
@@ -473,6 +396,7 @@ class Session:
             "use multiverso in the parent only, or start workers with `multiverso run`"
         )
         self._link.abandon()
+        self._holdings.abandon()
 
     @property
     def _owner(self) -> int:
@@ -498,7 +422,7 @@ class Session:
             "waited_seconds": self.control.waited_seconds(self.worker_id),
             "tables": {
                 shard.spec.name or str(number): shard.statistics(self.worker_id)
-                for number, shard in self._tables.items()
+                for number, shard in self.tables().items()
             },
         }
 

@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING, Any
 from multiverso import layout as at
 
 if TYPE_CHECKING:
+    from multiverso.runtime.catalogue import Catalogue
     from multiverso.runtime.control import Control
-    from multiverso.runtime.creation import Catalogue
 
 _FATES = {at.ALIVE: "alive", at.LOST: "lost", at.GONE: "left"}
 
 
 def status_of(
-    address: str, workers_num: int | None, control: Control, catalogue: Catalogue, began: float
+    address: str,
+    workers_num: int | None,
+    control: Control,
+    catalogue: Catalogue,
+    memory_bytes: int,
+    began: float,
 ) -> dict[str, Any]:
     """Returns the job's workers, their waits and the tables with each worker's statistics."""
     picture = catalogue.picture()
@@ -45,12 +50,13 @@ def status_of(
             "rounds": shard.committed,
             "workers": {i: shard.statistics(i) for i in sorted(shard.membership().members)},
         }
-        for table_id, shard in list(catalogue.shards.items())
+        for table_id, shard in catalogue.shards.items()
     ]
     return {
         "address": address,
         "workers_num": workers_num,
         "up_seconds": time.monotonic() - began,
+        "memory_bytes": memory_bytes,
         "workers": workers,
         "tables": tables,
     }

@@ -61,7 +61,6 @@ class Shard:
     """A table's memory as one process sees it."""
 
     segment: Segment
-    offset: int
     spec: TableSpec
     workers: int
     mode: int
@@ -69,12 +68,12 @@ class Shard:
     @property
     def base(self) -> int:
         """Address of the table's first byte."""
-        return self.segment.address + self.offset
+        return self.segment.address
 
     @property
     def addresses(self) -> range:
-        """Where it lies in this process."""
-        return range(self.base, self.base + self.places.size)
+        """Where its header, locks and lines lie in this process: what waits may point to."""
+        return range(self.base, self.base + self.places.head)
 
     @property
     def places(self) -> Places:
@@ -91,8 +90,8 @@ class Shard:
         return load64(self.base + at.COMMITTED)
 
     def values_offset(self) -> int:
-        """Where the current values begin in the segment: in sync mode, the last committed round's."""
-        return self.offset + self.places.buffers[self.committed & 1]
+        """Where the current values begin: in sync mode, the last committed round's."""
+        return self.places.buffers[self.committed & 1]
 
     def values(self) -> npt.NDArray[Any]:
         """The current values themselves, flat and writable."""
@@ -100,7 +99,7 @@ class Shard:
 
     def states(self) -> list[npt.NDArray[Any]]:
         """The updater's arrays themselves, flat and writable."""
-        start = self.offset + self.places.states[self.committed & 1]
+        start = self.places.states[self.committed & 1]
         whole = self.spec.elements * self.spec.itemsize
         count, dtype = self.spec.elements, self.spec.dtype
         return [self.segment.array(start + i * whole, count, dtype) for i in range(self.spec.states)]
@@ -108,15 +107,18 @@ class Shard:
     def slot(self, worker_id: int) -> npt.NDArray[Any]:
         """Where a worker adds up what it contributes to a synchronous round, flat and writable."""
         places = self.places
-        start = self.offset + places.slots + places.slot_stride * worker_id
+        start = places.slots + places.slot_stride * worker_id
         return self.segment.array(start, self.spec.elements, self.spec.dtype)
 
     def own(self, worker_id: int) -> list[npt.NDArray[Any]]:
-        """The arrays that a worker has for itself, flat and writable."""
-        start = self.own_address(worker_id) - self.segment.address
+        """The arrays that a worker has for itself, flat and writable; windows, which a closed table leaves behind."""
+        start = self.own_address(worker_id) - self.base
         whole = self.spec.elements * self.spec.itemsize
         count, dtype = self.spec.elements, self.spec.dtype
-        return [self.segment.array(start + i * whole, count, dtype) for i in range(self.spec.per_worker)]
+        return [
+            self.segment.window(start + i * whole, count, dtype, writable=True)
+            for i in range(self.spec.per_worker)
+        ]
 
     def own_address(self, worker_id: int) -> int:
         """Address of the first of them."""

@@ -58,6 +58,7 @@ class Access(Protocol):
     def staged(self) -> Array | None: ...
     def restage(self, delta: Array | None) -> None: ...
     def leave(self) -> None: ...
+    def refuse_unfinished(self) -> None: ...
 
 
 def access_to(session: Session, shard: Shard, update: int, name: str) -> Access:
@@ -187,6 +188,9 @@ class Asynchronous:
             self.add(delta)
 
     def leave(self) -> None:
+        pass
+
+    def refuse_unfinished(self) -> None:
         pass
 
     def _resume(self, code: int, again: Callable[[int], int], deadline: Deadline | None) -> None:
@@ -362,6 +366,16 @@ class Synchronous:
         if self._staged and self._progress[0] == 0:
             self._staged = False
             self._waits.leave(self._control, self._base, self._me, int(self._progress[2]))
+
+    def refuse_unfinished(self) -> None:
+        """Before the table is closed: what was added since the last read would be lost."""
+        with self._lock:
+            self._refuse_in_round()
+            if self._staged:
+                raise InterruptedRoundError(
+                    f"this worker has added to {self._name} since its last read, which no round has taken up; "
+                    "get() first, in every worker, or shutdown()"
+                )
 
     def _refuse_in_round(self) -> None:
         if self._progress[0] != 0:

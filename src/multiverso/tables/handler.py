@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from multiverso.shards.shard import Shard
 from multiverso.spec import INITIAL, TableSpec
 from multiverso.tables import saving
 from multiverso.tables.access import Loops, access_to
+from multiverso.tables.closed import Closed
 from multiverso.tables.convert import Array, as_data, as_numpy, check_size, readable, writable
 from multiverso.tables.output import Output, fresh, into
 from multiverso.tables.pending import Pending, Queue
@@ -30,6 +31,9 @@ class TableHandler:
     Do not make one yourself: make an ``ArrayTableHandler`` or a ``MatrixTableHandler``. Every method may be
     called from any thread; in synchronous mode one thread at a time gets in.
 
+    A table lasts until all workers have closed it (:meth:`close`, or the end of a ``with``) or have left: its
+    memory is the job's, so a handler that is merely forgotten keeps it.
+
     Owner: its session. After ``shutdown`` only ``view()``s taken before are still readable.
     """
 
@@ -39,6 +43,7 @@ class TableHandler:
         if spec.initial not in INITIAL:
             raise ValueError(f"initial is one of {', '.join(INITIAL)}; got {spec.initial!r}")
         self._session = session
+        self._closed = False
         self._spec = spec
         self._dtype = np.dtype(spec.dtype)
         self._size = spec.elements
@@ -53,13 +58,13 @@ class TableHandler:
         def fill(shard: Shard, last: bool, number: int) -> None:
             _fill(shard, spec.initial, value, last, number)
 
-        self._number, self._shard = session.open_table(spec, fill, master=master)
+        self._number, self._shard = session.open_table(spec, fill, master=master, keep=False)
         twin = next((h for h in session.handlers() if h.number == self._number), None)
         if twin is None:
             self._access = access_to(session, self._shard, update, name)
         else:  # the same named table again: one slot, one round, one order of pending operations
             self._access, self._queue = twin._access, twin._queue
-        session.adopt(self)
+        session.adopt(self, self._number, self._shard)
 
     def _initial(self, init_value: Any) -> Array | None:
         if init_value is None:
@@ -279,7 +284,7 @@ class TableHandler:
         """
         self._session.check()
         offset = self._shard.values_offset()
-        return self._shard.segment.view(offset, self.size, self._dtype).reshape(self.shape)
+        return self._shard.segment.window(offset, self.size, self._dtype).reshape(self.shape)
 
     def snapshot(self, out: Any = None) -> Any:
         """Returns a copy of the values outside the rounds and clocks, at any time, in any mode; never waits.
@@ -342,9 +347,43 @@ class TableHandler:
         self._queue.flush(deadline)
 
     def close(self) -> None:
-        """Ends this worker's part in the table (its session calls it)."""
+        """Ends this worker's part in the table; waits for nobody but this worker's own pending operations.
+
+        Once every worker that has the table has closed it or left the job, its memory is free for the next
+        table. Until then the others go on without this worker: rounds and clocks no longer wait for it. Every
+        later call raises ClosedError; views keep what they show now. A name can be used for a new table then.
+        Where a worker has opened a named table twice, each handler is closed for itself.
+
+        A second call does nothing; one that was interrupted is finished by calling it again.
+
+        Raises:
+            InterruptedRoundError: in synchronous mode, this worker's adds since its last read would be lost, or
+                a read was interrupted: ``get`` first. Nothing was changed.
+        """
+        if self._session.closed is not None:
+            return
+        if not self._closed:
+            self._ready(None)
+            number, twins = self._number, self._session.handlers()
+            if not any(h is not self and h.number == number for h in twins):
+                self._access.refuse_unfinished()
+                self._queue.close()
+            gone: Any = Closed(f"{self!r} was closed: close() was called on it")
+            self._access = self._shard = gone
+            self._closed = True
+        self._session.dismiss(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def leave(self) -> None:
+        """Ends this worker's part in the table, at the session's end (which calls it)."""
         self._queue.close()
-        self._access.leave()
+        if not self._closed:
+            self._access.leave()
 
     def _is_plain(self, array: Any) -> bool:
         """Whether a kernel can take an array of the table's size as it is: most calls, so it is quick."""

@@ -12,7 +12,7 @@ import socket
 import struct
 from typing import Any
 
-PROTOCOL = 1
+PROTOCOL = 2
 _LONGEST = 60_000
 _MOST_DESCRIPTORS = 8
 

@@ -195,7 +195,7 @@ class World:
             address=address,
             array=lambda offset, count, dtype: memory.array(address + offset, count, dtype),
         )
-        shard = shards.Shard(segment, 0, spec, self.capacity, mode)
+        shard = shards.Shard(segment, spec, self.capacity, mode)
         changing = (self.at.COMMITTED, self.at.DECISIONS, self.at.DECISIONS + 8)
         for word in range(0, self.at.TABLE_HEADER, 8):
             if word not in changing:

@@ -1,0 +1,182 @@
+"""All shared memory of a job: one anonymous file that the kernel frees with its last user, even after SIGKILL.
+
+It needs one descriptor in each process, whatever the number of tables, and grows by what is reserved.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import errno
+import fcntl
+import os
+import resource
+from pathlib import Path
+
+from multiverso.errors import OutOfMemoryError, StartupError
+from multiverso.layout import PAGE, round_up
+
+_F_ADD_SEALS, _SEAL_SHRINK = 1033, 2
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_UNASKED = 32 * 1024 * 1024
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
+
+
+class Heap:
+    """Parts of one memfd, given out and taken back. Owner: the node's thread.
+
+    Args:
+        name: what /proc/PID/maps shows.
+
+    Raises:
+        StartupError: the system has no anonymous shared memory, or no descriptor left for it.
+    """
+
+    def __init__(self, name: str) -> None:
+        try:
+            self.descriptor = os.memfd_create(f"multiverso-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except (AttributeError, OSError) as error:
+            raise StartupError(_no_memfd(error)) from error
+        fcntl.fcntl(
+            self.descriptor, _F_ADD_SEALS, _SEAL_SHRINK
+        )  # a shrunk file kills all that have it mapped
+        self._end = 0
+        self._free_memory = 0
+        self._unasked = 0  # bytes that are given out before the system is asked again what is free
+        self._free: list[tuple[int, int]] = []  # (offset, size), by offset, never adjacent
+
+    @property
+    def used(self) -> int:
+        """Bytes that are given out."""
+        return self._end - sum(size for _, size in self._free)
+
+    def reserve(self, nbytes: int, what: str = "a table") -> int:
+        """Returns the offset of zeroed memory that is really there, on a page's boundary.
+
+        Raises:
+            OutOfMemoryError: there is not as much. Without this check a program would be killed by SIGBUS later,
+                at the first use of a page that is not there.
+        """
+        size = round_up(nbytes, PAGE)
+        if size > self._unasked:
+            self._free_memory = free_memory()
+            self._unasked = min(_UNASKED, self._free_memory // 16)
+        else:  # asking takes longer than a small table
+            self._unasked -= size
+        free = self._free_memory
+        if size > free:
+            raise OutOfMemoryError(
+                f"{what} of {size / 1e6:,.0f} MB does not fit: {free / 1e6:,.0f} MB of memory are available; "
+                "use a smaller table or fewer synchronous workers (each has a slot of the table's size)"
+            )
+        place = next((i for i, (_, room) in enumerate(self._free) if room >= size), None)
+        offset = self._end if place is None else self._free[place][0]
+        try:
+            os.posix_fallocate(self.descriptor, offset, size)
+        except OSError as error:
+            raise OutOfMemoryError(_refused(error, size, free)) from error
+        if place is None:
+            self._end += size
+        else:
+            room = self._free[place][1]
+            self._free[place : place + 1] = [(offset + size, room - size)] if room > size else []
+        return offset
+
+    def release(self, offset: int, nbytes: int) -> None:
+        """Takes memory back: its pages go to the system, and the place to the next that fits."""
+        size = round_up(nbytes, PAGE)
+        if _libc.fallocate(self.descriptor, _KEEP_SIZE | _PUNCH_HOLE, offset, size) != 0:
+            zeros = bytes(1 << 20)  # no holes here: then it stays, and must be zero for the next
+            for start in range(0, size, len(zeros)):
+                os.pwrite(self.descriptor, zeros[: size - start], offset + start)
+        place = bisect.bisect(self._free, (offset, size))
+        if place < len(self._free) and self._free[place][0] == offset + size:
+            size += self._free.pop(place)[1]
+        if place and sum(self._free[place - 1]) == offset:
+            before, room = self._free.pop(place - 1)
+            offset, size = before, room + size
+            place -= 1
+        self._free.insert(place, (offset, size))
+
+    def close(self) -> None:
+        """Lets go of the descriptor; the memory stays for as long as somebody has it mapped."""
+        os.close(self.descriptor)
+
+
+def create(name: str, size: int) -> int:
+    """Returns the descriptor of memory of its own, zeroed and reserved."""
+    heap = Heap(name)
+    try:
+        heap.reserve(size)
+    except BaseException:
+        heap.close()
+        raise
+    return heap.descriptor
+
+
+def free_memory() -> int:
+    """Returns the bytes that may still be used: the machine's, or a container's if that is less."""
+    free: int | None = None
+    try:
+        rows = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(row.split()[1]) * 1024 for row in rows if row.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        free = os.sysconf("SC_AVPHYS_PAGES") * PAGE
+    return min([free, *_left_in_groups()])
+
+
+def _left_in_groups(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[int]:
+    """Returns what each control group above this process still allows, nested ones included."""
+    try:
+        rows = proc.read_text().splitlines()
+    except OSError:
+        rows = []
+    places: list[tuple[Path, str, str]] = [(root, "memory.max", "memory.current")]
+    places.append((root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"))
+    for row in rows:
+        _, controllers, path = row.split(":", 2)
+        if controllers not in ("", "memory") and "memory" not in controllers.split(","):
+            continue
+        for above in [Path(path), *Path(path).parents]:
+            inside = str(above).lstrip("/")
+            if controllers:
+                places.append((root / "memory" / inside, *places[1][1:]))
+            else:
+                places.append((root / inside, *places[0][1:]))
+    left = []
+    for place, limit, used in dict.fromkeys(places):
+        try:
+            most = (place / limit).read_text().strip()
+            if most != "max":
+                taken = int((place / used).read_text()) - _reclaimable(place)
+                left.append(max(0, int(most) - taken))
+        except (OSError, ValueError):
+            continue
+    return left
+
+
+def _reclaimable(group: Path) -> int:
+    """Returns the bytes of files that a control group's use counts, but that the system drops when needed."""
+    try:
+        rows = (row.split() for row in (group / "memory.stat").read_text().splitlines())
+        return sum(int(row[1]) for row in rows if row[0] in ("inactive_file", "total_inactive_file"))
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _refused(error: OSError, size: int, free: int) -> str:
+    what = f"the system refused {size / 1e6:,.1f} MB of shared memory"
+    if error.errno == errno.EFBIG:
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        limited = f"all tables of a job may have {limit / 1e6:,.1f} MB together here (ulimit -f)"
+        return f"{what}: {error.strerror}: {limited}"
+    return f"{what}: {error.strerror} ({free / 1e6:,.0f} MB seemed free)"
+
+
+def _no_memfd(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return f"no file descriptor is left for the job's memory: this process may have {limit} (ulimit -n)"
+    why = error.strerror if isinstance(error, OSError) else "this Python was built without memfd_create"
+    return f"this system gives no anonymous shared memory (memfd_create: {why}); run `multiverso doctor`"

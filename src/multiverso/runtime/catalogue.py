@@ -1,0 +1,181 @@
+"""A job's tables and plain memory as its node knows them: where they lie, who has them, when they are freed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from multiverso import layout as at
+from multiverso.consistency.waiting import Picture
+from multiverso.memory.heap import Heap
+from multiverso.memory.segment import Segment
+from multiverso.runtime.control import Control
+from multiverso.runtime.waiting import read_picture
+from multiverso.shards.shard import Shard, initialise
+from multiverso.spec import MODES, MemorySpec, Places, TableSpec
+
+_MEMORY_HEAD = 64 * 1024
+Spec = TableSpec | MemorySpec
+Key = tuple[str, int | str]  # ("order", 3), ("name", "weights"), or ("memory", "lines")
+
+
+def words(key: Key) -> str:
+    """Returns what an error calls a table or plain memory."""
+    kind, which = key
+    return {"order": f"table number {which}", "name": f"table {which!r}"}.get(
+        kind, f"shared memory {which!r}"
+    )
+
+
+@dataclass
+class Piece:
+    """A table or plain memory.
+
+    Attributes:
+        number: of a table, from 1; of plain memory, below 0.
+        head: its first bytes, which is all that the node maps: of a table, its header, locks and lines; of plain
+            memory, what waits may point to.
+        shard: a table in them.
+        holders: the workers that have it mapped.
+        closing: whether a worker has closed it: it is freed when nobody has it any more.
+    """
+
+    number: int
+    key: Key
+    spec: Spec
+    offset: int
+    size: int
+    head: Segment
+    shard: Shard | None
+    holders: set[int] = field(default_factory=set)
+    closing: bool = False
+
+
+class Catalogue:
+    """Owner: the node's thread; `picture` and `shards` may be asked for by any.
+
+    Args:
+        control: the job's control segment.
+        heap: the job's memory.
+    """
+
+    def __init__(self, control: Control, heap: Heap) -> None:
+        self.ordered = 0  # tables made by order, those that are closed included
+        self._control = control
+        self._heap = heap
+        self._pieces: dict[int, Piece] = {}
+        self._number_of: dict[Key, int] = {}
+        self._tables = 0
+        self._memories = 0
+
+    @property
+    def shards(self) -> dict[int, Shard]:
+        """The tables by number."""
+        return {number: p.shard for number, p in list(self._pieces.items()) if p.shard is not None}
+
+    def picture(self) -> Picture:
+        """Who is there, and how far in which table."""
+        pieces = [piece for piece in list(self._pieces.values()) if piece.shard is None]
+        memories = {p.number: range(p.head.address, p.head.address + p.head.size) for p in pieces}
+        return read_picture(self._control, self.shards, memories)
+
+    def find(self, key: Key) -> Piece | None:
+        """Returns what is known by a name or place in the order."""
+        return self.piece(self._number_of.get(key))
+
+    def piece(self, number: int | None) -> Piece | None:
+        """Returns what has a number."""
+        return None if number is None else self._pieces.get(number)
+
+    def make(self, key: Key, spec: Spec, mode: str) -> Piece:
+        """Returns a new piece: zeroed, a table with its header and locks.
+
+        Raises:
+            OutOfMemoryError: there is no room for it; nothing has changed.
+        """
+        if isinstance(spec, MemorySpec):
+            offset = self._heap.reserve(spec.nbytes, f"shared memory {spec.name!r}")
+            head = self._map(offset, spec.nbytes, min(spec.nbytes, _MEMORY_HEAD))
+            self._memories += 1
+            piece = Piece(-self._memories, key, spec, offset, spec.nbytes, head, None)
+        else:
+            piece = self._make_table(key, spec, mode)
+        self._pieces[piece.number] = piece
+        self._number_of[key] = piece.number
+        if key[0] == "order":
+            self.ordered += 1
+        return piece
+
+    def _make_table(self, key: Key, spec: TableSpec, mode: str) -> Piece:
+        workers = self._control.capacity
+        places = Places.of(spec, workers, mode == "sync")
+        offset = self._heap.reserve(places.size)
+        head = self._map(offset, places.size, places.head)
+        number = self._tables + 1
+        initialise(head.address, spec, number, workers, MODES[mode])
+        self._tables = number
+        return Piece(number, key, spec, offset, places.size, head, Shard(head, spec, workers, MODES[mode]))
+
+    def _map(self, offset: int, size: int, head: int) -> Segment:
+        try:
+            return Segment(self._heap.descriptor, offset, at.round_up(head, at.PAGE))
+        except BaseException:
+            self._heap.release(offset, size)
+            raise
+
+    def unlist(self, piece: Piece) -> None:
+        """Forgets a piece that was never ready: its name or place in the order is free again."""
+        if piece.key[0] == "order":
+            self.ordered -= 1
+        self._remove(piece)
+
+    def release(self, piece: Piece) -> None:
+        """Frees the memory of a piece that is forgotten."""
+        self._heap.release(piece.offset, piece.size)
+
+    def hold(self, piece: Piece, worker_id: int) -> bool:
+        """Notes that a worker has a piece; returns whether it has to be made to take part in its rounds and clocks."""
+        piece.holders.add(worker_id)
+        return piece.shard is not None and not piece.shard.enrolled(worker_id)
+
+    def withdraw(self, piece: Piece, worker_id: int) -> None:
+        """Ends a worker's part in a piece that it did not get to use."""
+        piece.holders.discard(worker_id)
+        if piece.shard is not None:
+            piece.shard.withdraw(worker_id)
+        self._control.notify()
+
+    def close(self, number: int, worker_id: int) -> None:
+        """A worker has unmapped a table for good.
+
+        Raises:
+            KeyError: it has no such table.
+        """
+        piece = self._pieces[number]
+        if piece.shard is None or worker_id not in piece.holders:
+            raise KeyError(number)
+        piece.closing = True
+        self.withdraw(piece, worker_id)
+        self._free_if_unused(piece)
+
+    def dropped(self, worker_id: int) -> None:
+        """A worker has left or is lost: what all others have closed is freed."""
+        for piece in list(self._pieces.values()):
+            piece.holders.discard(worker_id)
+            self._free_if_unused(piece)
+
+    def _free_if_unused(self, piece: Piece) -> None:
+        if piece.closing and not piece.holders:
+            self._remove(piece)
+            self.release(piece)
+
+    def _remove(self, piece: Piece) -> None:
+        del self._pieces[piece.number], self._number_of[piece.key]
+
+    def needs(self, worker_id: int) -> bool:
+        """Whether the others may still need what a worker that is gone has staged for a round."""
+        return any(shard.needs(worker_id) for shard in self.shards.values())
+
+    def forget(self, worker_id: int) -> None:
+        """A number is given to a new worker: the last one's part in the tables ends."""
+        for shard in self.shards.values():
+            shard.withdraw(worker_id)
