@@ -10,6 +10,7 @@ import numpy as np
 
 from multiverso import layout as at
 from multiverso.errors import DtypeMismatchError, ShapeMismatchError, StartupError
+from multiverso.states import State, states_of
 
 DTYPES = ("float32", "float64", "int32", "int64")
 Initial = Literal["master", "mean", "sum"]
@@ -48,7 +49,7 @@ class TableSpec:
         kind: ``"array"`` or ``"matrix"``.
         dtype: one of DTYPES.
         updater: name of the updater, with its hyperparameters in ``hyper``.
-        states: arrays of the table's size that the updater keeps.
+        states: arrays of the table's size that the updater keeps, or how many.
         initial: whose initial value counts: ``"master"``, ``"mean"`` or ``"sum"``.
         name: for tables that are created or attached to by name.
         mean: the updater gets the mean of a round's contributions instead of their sum.
@@ -62,7 +63,7 @@ class TableSpec:
     dtype: str = "float32"
     updater: str = "add"
     hyper: tuple[float, ...] = ()
-    states: int = 0
+    states: int | tuple[State, ...] = ()
     initial: str = "master"
     name: str | None = None
     mean: bool = False
@@ -71,6 +72,17 @@ class TableSpec:
 
     def __post_init__(self) -> None:
         check_name(self.name)
+        object.__setattr__(self, "states", states_of(self.states))
+        if np.dtype(self.dtype).kind == "i" and not all(float(value).is_integer() for value in self.hyper):
+            raise DtypeMismatchError(
+                f"the updater {self.updater} computes with {self.hyper}, which {self.dtype} cannot hold; "
+                "use a float32 or float64 table, or an updater of whole numbers (add, sgd, mean)"
+            )
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Names of the updater's arrays, in their order in memory."""
+        return tuple(state.name for state in states_of(self.states))
 
     @property
     def elements(self) -> int:
@@ -94,7 +106,10 @@ class TableSpec:
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> TableSpec:
         """The inverse of :meth:`as_message`."""
-        return cls(**{**message, "hyper": tuple(message["hyper"])})
+        states = message["states"]  # a number in tables that were saved before states had names
+        if not isinstance(states, int):
+            states = tuple(State(**state) for state in states)
+        return cls(**{**message, "hyper": tuple(message["hyper"]), "states": states})
 
     def __str__(self) -> str:
         size = " x ".join(map(str, self.shape))
@@ -225,11 +240,11 @@ class Places:
         head = end
         align = at.PAGE if whole >= at.PAGE else at.CACHE_LINE
         first = take(whole, align)
-        state = take(whole * spec.states, align)
+        state = take(whole * len(spec.state_names), align)
         buffers, states, slots, stride, small = (first, first), (state, state), 0, 0, 0
         if synchronous:
             buffers = (first, take(whole, align))
-            states = (state, take(whole * spec.states, align))
+            states = (state, take(whole * len(spec.state_names), align))
             # a slot of the table's size, for adds, and two of a chunk's, for exchanges
             small = at.round_up(whole, at.CACHE_LINE)
             chunk = at.round_up(chunk_of(spec) * spec.itemsize, at.CACHE_LINE)

@@ -26,11 +26,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Compiles what the tests need before the first one's deadline begins: on a cold machine that takes minutes."""
     if session.config.option.collectonly:
         return
-    from multiverso import kernels
+    from multiverso.kernels.compiling import ensure
     from multiverso.spec import DTYPES
 
-    kernels.load_waits()
+    ensure("module", "multiverso.kernels.waits", None)
     for dtype in DTYPES:
-        loaded = kernels.load(dtype)
         for group in ("dense", "rows", "rounds"):
-            getattr(loaded, group)
+            ensure("module", f"multiverso.kernels.{group}", dtype)

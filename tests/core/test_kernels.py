@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from functools import cache
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,7 +13,6 @@ from hypothesis import strategies as st
 
 from multiverso import kernels, updaters
 from multiverso import layout as at
-from multiverso.kernels import compiling
 from multiverso.kernels.compiling import compile_update
 from multiverso.memory import heap, mutex, segment
 from multiverso.shards.shard import Shard, initialise
@@ -245,52 +242,3 @@ def test_an_unrecoverable_lock_stops_before_data_is_touched() -> None:
     code = kernels.load("float32").dense.add(CONTROL, shard.base, 0, 0, np.ones(10, "f4"), 0)
     assert code == kernels.NOT_RECOVERABLE
     assert not shard.values().any()
-
-
-def test_loops_are_compiled_by_one_process_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numba writes its index of a function's code and the code itself in two steps."""
-    locked = []
-    compile_loop = numba.cfunc
-
-    def cfunc(*arguments: Any, **options: Any) -> Any:
-        locked.append(not free("loops.lock"))
-        return compile_loop(*arguments, **options)
-
-    monkeypatch.setattr(numba, "cfunc", cfunc)
-    compile_update.__wrapped__(updaters.add().apply, "float32")
-    assert locked == [True]
-    assert free("loops.lock")
-
-
-def test_a_forked_child_does_not_keep_a_lock_that_its_parent_has_let_go() -> None:
-    ours, theirs = os.pipe()
-    with compiling._file_lock("test.lock"):
-        assert not free("test.lock")
-        child = os.fork()
-        if child == 0:
-            os.close(theirs)
-            os.read(ours, 1)
-            os._exit(0)
-    try:
-        assert free("test.lock")
-    finally:
-        os.close(theirs)
-        os.close(ours)
-        os.waitpid(child, 0)
-
-
-def test_without_a_lock_file_it_compiles_all_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setattr(compiling, "cache_directory", lambda: tmp_path / "deleted")
-    assert compile_update.__wrapped__(updaters.add().apply, "float32")
-
-
-def free(name: str) -> bool:
-    """Whether another process could take the lock now."""
-    directory = compiling.cache_directory()
-    assert directory is not None
-    with (directory / name).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True

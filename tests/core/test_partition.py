@@ -56,8 +56,8 @@ def test_the_parts_of_a_table_do_not_overlap(spec: TableSpec, workers: int, sync
     parts = [(0, at.TABLE_HEADER), (places.locks, Partition.of(spec).stripes * at.MUTEX_BYTES)]
     parts.append((places.lines, workers * at.LINE_STRIDE))
     parts += [(buffer, whole) for buffer in sorted(set(places.buffers))]
-    if spec.states:
-        parts += [(state, whole * spec.states) for state in sorted(set(places.states))]
+    if spec.state_names:
+        parts += [(state, whole * len(spec.state_names)) for state in sorted(set(places.states))]
     if synchronous:
         parts.append((places.slots, workers * places.slot_stride))
         assert places.slot_stride >= whole

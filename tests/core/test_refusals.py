@@ -200,3 +200,11 @@ def test_a_table_that_cannot_be_is_refused_and_the_order_does_not_advance(
         make(alone)
     assert mv.ArrayTableHandler(3, session=alone).number == 1
     assert alone.control.worker(0).created == 1
+
+
+def test_an_updater_whose_factors_an_integer_table_cannot_hold_is_refused(tables: Tables) -> None:
+    """They would be zero, and every add would be lost."""
+    with pytest.raises(
+        DtypeMismatchError, match=r"nesterov computes with \(0.7, 0.9\), which int64 cannot hold"
+    ):
+        mv.ArrayTableHandler(4, dtype="int64", updater="nesterov", session=tables.array._session)

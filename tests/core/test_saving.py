@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -66,6 +67,36 @@ def test_the_updaters_state_comes_back_too(tmp_path: Path, mode: dict[str, Any])
         np.testing.assert_array_equal(table.get(), expected)
         table.add(np.ones((2, 3)))
         assert (table.get() == 10).all()  # the fourth add counts four times
+
+
+def test_states_are_saved_under_their_names_and_begin_as_they_say(alone: Session, tmp_path: Path) -> None:
+    states = (mv.updaters.State("mean"), mv.updaters.State("square", initial=0.1))
+    updater = replace(_counting(), states=states)
+    table = mv.ArrayTableHandler(3, updater=updater, session=alone)
+    table.save(tmp_path / "t")
+    saved = load_file(tmp_path / "t")
+    assert sorted(saved) == ["state.mean", "state.square", "values"]
+    assert saved["state.square"].tolist() == [np.float32(0.1)] * 3
+    other = mv.ArrayTableHandler(3, updater=replace(updater, states=states[::-1]), session=alone)
+    with pytest.raises(SnapshotError, match="state_names"):
+        other.load(tmp_path / "t")
+
+
+def test_a_table_that_was_saved_before_states_had_names_is_loaded(alone: Session, tmp_path: Path) -> None:
+    table = mv.ArrayTableHandler(3, updater=mv.updaters.nesterov(), session=alone)
+    header = {**table.spec.as_message(), "states": 1}
+    arrays = {"values": np.arange(3, dtype="f4"), "state.0": np.ones(3, "f4")}
+    metadata = {"format": "multiverso table 1", "table": json.dumps(header), "version": "1"}
+    save_file(arrays, tmp_path / "old", metadata=metadata)
+    table.load(tmp_path / "old")
+    table.save(tmp_path / "new")
+    assert load_file(tmp_path / "new")["state.momentum"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("names", [("a", "a"), ("", "b"), (None,)])
+def test_states_have_a_name_each(names: tuple[Any, ...]) -> None:
+    with pytest.raises(ValueError, match="a name each"):
+        replace(_counting(), states=tuple(map(mv.updaters.State, names)))
 
 
 def test_any_tool_can_read_the_file(alone: Session, tmp_path: Path) -> None:

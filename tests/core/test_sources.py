@@ -15,9 +15,9 @@ GROUPS = ("dense", "rows", "rounds", "reduce", "steps", "waits")
 
 
 def imports(path: Path) -> set[Path]:
-    """The files of ours that a module imports, as Python's own parser sees them."""
+    """The files of ours that a module imports when it is imported, as Python's own parser sees them."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.parse(path.read_text()).body:
         names = []
         if isinstance(node, ast.ImportFrom) and not node.level and node.module:
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]

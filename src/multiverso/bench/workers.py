@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import multiverso as mv
+from multiverso.bench import limits
 from multiverso.bench.timing import alternate, per_call
 
 _ROWS, _COLUMNS = 100_000, 64
@@ -17,13 +18,7 @@ _ROWS, _COLUMNS = 100_000, 64
 
 def against_the_limit(sizes: list[int], seconds: float) -> list[dict[str, Any]]:
     """One worker: each operation beside the same loop on private memory, in one run."""
-    from numba import float32
-
-    from multiverso.kernels import dense
-    from multiverso.kernels.compiling import building, compile_kernel
-
-    with building("bench-exchange", dense):
-        fused = compile_kernel(dense.push_pull.py_func, (float32[::1],) * 3)
+    fused = limits.exchange.compiled("float32")
     mv.init()
     rows = [row for size in sizes for row in _one_size(size, seconds, fused)]
     mv.shutdown()
@@ -63,13 +58,7 @@ def _beside(times: dict[str, float], name: str, limit: str, what: dict[str, int]
 
 def rows_against_the_limit(batches: list[int], seconds: float) -> list[dict[str, Any]]:
     """One worker: random distinct rows of a matrix, beside NumPy's take and a private scatter-add."""
-    from numba import float32, int64
-
-    from multiverso.bench import scatter as limit
-    from multiverso.kernels.compiling import building, compile_kernel
-
-    with building("bench-rows", limit):
-        scatter = compile_kernel(limit.scatter_add, (float32[:, ::1], int64[::1], float32[:, ::1]))
+    scatter = limits.scatter_add.compiled("float32")
     mv.init()
     random = np.random.default_rng(0)
     table = mv.MatrixTableHandler(_ROWS, _COLUMNS)
@@ -83,7 +72,7 @@ def rows_against_the_limit(batches: list[int], seconds: float) -> list[dict[str,
             {
                 "np.take": lambda: np.take(private, ids, axis=0, out=taken, mode="clip"),
                 "get rows": lambda: table.get(ids, out=out),
-                "private scatter-add": lambda: scatter(private, ids, delta),
+                "private scatter-add": lambda: scatter(private.reshape(-1), _COLUMNS, ids, delta.reshape(-1)),
                 "add rows": lambda: table.add(delta, ids),
             },
             seconds,

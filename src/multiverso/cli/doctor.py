@@ -10,8 +10,8 @@ import resource
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -146,22 +146,26 @@ def _proc() -> str:
     return "readable"
 
 
-def _numba_cache() -> str:
-    from multiverso.kernels.compiling import cache_directory
+def _kernel_cache() -> str:
+    import numpy as np
 
-    directory = cache_directory()
-    if directory is None:
+    from multiverso.kernels import waits
+    from multiverso.kernels.storing import cache_directory
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        directory = cache_directory()
+    if directory is None or told:
         advice = (
-            "Set MULTIVERSO_CACHE_DIR to a folder that can be written; until then each process compiles anew."
+            "Set MULTIVERSO_CACHE_DIR to a folder that you alone can write to; until then kernels are compiled "
+            + ("anew in each process." if directory is None else f"and kept in {directory}.")
         )
-        raise Advice("warn", "no folder for compiled kernels can be written", advice)
-    with tempfile.TemporaryDirectory(dir=directory, prefix="doctor-") as folder:
-        script = Path(folder) / "probe.py"
-        script.write_text(trials.CACHE_PROBE)
-        hits = [int(_python(str(script), NUMBA_CACHE_DIR=folder)) for _ in range(2)]
-    if hits != [0, 1]:
-        raise RuntimeError(f"a second process loaded {hits[1]} of 1 compiled functions")
-    return f"{directory}: a second process loads what the first compiled"
+        raise Advice("warn", "the usual folder for compiled kernels cannot be used", advice)
+    word = np.zeros(1, np.int64)
+    waits.set_long.compiled()(word.ctypes.data, 7)
+    if word[0] != 7:
+        raise RuntimeError("a compiled kernel did not do what it should")
+    return f"{sum(1 for _ in directory.glob('*-*'))} files in {directory}"
 
 
 def _job() -> str:
@@ -267,20 +271,6 @@ def _version_line(command: Sequence[str]) -> str:
     return f"MPICH, {told}" if "hydra" in text.lower() else told
 
 
-def _python(*arguments: str, **environ: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60.0,
-        check=False,
-        env={**os.environ, **environ},
-    )
-    if done.returncode != 0:
-        raise RuntimeError(done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}")
-    return done.stdout
-
-
 CHECKS: dict[str, Callable[[], str]] = {
     "platform": _platform,
     "packages": _packages,
@@ -294,7 +284,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "lock deadline": trials.lock_deadline,
     "futex": trials.futex,
     "process end": trials.process_end,
-    "kernel cache": _numba_cache,
+    "kernel cache": _kernel_cache,
     "a small job": _job,
     "environment": _environment,
     "launchers": _launchers,

@@ -155,6 +155,27 @@ def bench(
 
 
 @app.command()
+def warmup(
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dtype", help="For tables of this dtype only (may be given again).", show_default="all"
+        ),
+    ] = None,
+) -> None:
+    """Compile all kernels now, so that no job has to (a container image, a login node, the first of many jobs)."""
+    from multiverso.cli.warmup import report
+    from multiverso.errors import DtypeMismatchError
+    from multiverso.spec import DTYPES, checked_dtype
+
+    try:
+        dtypes = [checked_dtype(name) for name in dtype] if dtype else DTYPES
+    except DtypeMismatchError as error:
+        raise typer.BadParameter(str(error)) from None
+    typer.echo(report(dtypes))
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     from multiverso import __version__

@@ -24,15 +24,6 @@ SECONDS = 20.0
 _FUTEX_WAIT = 0
 _libc = ctypes.CDLL(None, use_errno=True)
 
-CACHE_PROBE = """
-import numba
-@numba.njit("float64(float64)", cache=True)
-def double(x):
-    return 2.0 * x
-assert double(4.0) == 8.0
-print(sum(double.stats.cache_hits.values()))
-"""
-
 # Takes the lock in the inherited memory, says so, and stays until it is killed.
 _HOLDER = """
 import sys, time

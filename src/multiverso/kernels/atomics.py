@@ -1,151 +1,163 @@
-"""Atomic loads and stores, libc calls and raw memory, for use inside cached kernels.
+"""Atomic words, locks, sleeping and memory by address: all that kernels know of the machine.
 
-A plain load in a wait loop is optimised away, and a kernel that closes over a ctypes pointer is never cached:
-hence intrinsics and ``ExternalFunction``.
+What stands here are stand-ins in plain Python: they do the same, so a kernel can be run uncompiled. In compiled
+kernels each is replaced by the function of the same name in ``native``.
 """
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
 
 from __future__ import annotations
 
+import ctypes
 import platform
 from typing import Any
 
-from llvmlite import ir
-from numba import types
-from numba.core import typing
-from numba.extending import intrinsic
+import numpy as np
+import numpy.typing as npt
 
-_I32, _I64, _I8 = ir.IntType(32), ir.IntType(64), ir.IntType(8)
-_MACHINE = platform.machine()
-FUTEX_CALL = {"x86_64": 202, "aarch64": 98}.get(_MACHINE, 98)
-_FUTEX_WAIT, _FUTEX_WAKE = 0, 1  # never FUTEX_PRIVATE: the words are shared between processes
+FUTEX_CALL = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 98)
+FUTEX_WAIT, FUTEX_WAKE = 0, 1  # never FUTEX_PRIVATE: the words are shared between processes
+CLOCK_MONOTONIC = 1
+ALL = 1 << 30
 
-
-def _load(bits: ir.IntType, size: int, numba_type: Any) -> Any:
-    @intrinsic
-    def load(typingctx, address):
-        def codegen(context, builder, signature, args):
-            return builder.load_atomic(builder.inttoptr(args[0], bits.as_pointer()), "seq_cst", size)
-
-        return numba_type(types.uintp), codegen
-
-    return load
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+Array = npt.NDArray[Any]
 
 
-def _store(bits: ir.IntType, size: int, numba_type: Any) -> Any:
-    @intrinsic
-    def store(typingctx, address, value):
-        def codegen(context, builder, signature, args):
-            pointer = builder.inttoptr(args[0], bits.as_pointer())
-            builder.store_atomic(args[1], pointer, "seq_cst", size)
-            return context.get_dummy_value()
-
-        return types.void(types.uintp, numba_type), codegen
-
-    return store
+def load32(address: int) -> int:
+    """Returns the int32 at an address."""
+    return ctypes.c_int32.from_address(address).value
 
 
-def _fetch_add(bits: ir.IntType, numba_type: Any) -> Any:
-    @intrinsic
-    def fetch_add(typingctx, address, value):
-        def codegen(context, builder, signature, args):
-            return builder.atomic_rmw("add", builder.inttoptr(args[0], bits.as_pointer()), args[1], "seq_cst")
-
-        return numba_type(types.uintp, numba_type), codegen
-
-    return fetch_add
+def load64(address: int) -> int:
+    """Returns the int64 at an address."""
+    return ctypes.c_int64.from_address(address).value
 
 
-load32 = _load(_I32, 4, types.int32)
-load64 = _load(_I64, 8, types.int64)
-store32 = _store(_I32, 4, types.int32)
-store64 = _store(_I64, 8, types.int64)
-add32 = _fetch_add(_I32, types.int32)
-add64 = _fetch_add(_I64, types.int64)
+def store32(address: int, value: int) -> None:
+    """Stores an int32."""
+    ctypes.c_int32.from_address(address).value = value
 
 
-@intrinsic
-def compare_swap64(typingctx, address, old, new):
+def store64(address: int, value: int) -> None:
+    """Stores an int64."""
+    ctypes.c_int64.from_address(address).value = value
+
+
+def add32(address: int, value: int) -> int:
+    """Adds to an int32 and returns what it was."""
+    before = load32(address)
+    store32(address, before + value)
+    return before
+
+
+def add64(address: int, value: int) -> int:
+    """Adds to an int64 and returns what it was."""
+    before = load64(address)
+    store64(address, before + value)
+    return before
+
+
+def compare_swap64(address: int, old: int, new: int) -> int:
     """Returns what the word held; it holds ``new`` afterwards if that was ``old``."""
-
-    def codegen(context, builder, signature, args):
-        pointer = builder.inttoptr(args[0], _I64.as_pointer())
-        return builder.extract_value(builder.cmpxchg(pointer, args[1], args[2], "seq_cst", "seq_cst"), 0)
-
-    return types.int64(types.uintp, types.int64, types.int64), codegen
+    before = load64(address)
+    if before == old:
+        store64(address, new)
+    return before
 
 
-@intrinsic
-def void_pointer(typingctx, address):
-    """Returns an address as a pointer that ``numba.carray`` takes."""
-
-    def codegen(context, builder, signature, args):
-        return builder.inttoptr(args[0], _I8.as_pointer())
-
-    return types.voidptr(types.uintp), codegen
+def array_at(address: int, count: int, like: Array) -> Array:
+    """Returns ``count`` numbers of the dtype of ``like`` at an address, as a flat array."""
+    memory: Any = (ctypes.c_char * (count * like.itemsize)).from_address(address)
+    array: Array = np.frombuffer(memory, like.dtype, count)
+    return array
 
 
-@intrinsic
-def call_update(typingctx, function, values, delta, state, stride, hyper, count):
-    """Calls a compiled updater by its address, so that one cached kernel serves every updater."""
-
-    def codegen(context, builder, signature, args):
-        byte = _I8.as_pointer()
-        function_type = ir.FunctionType(ir.VoidType(), [byte, byte, byte, _I64, byte, _I64])
-        callee = builder.inttoptr(args[0], function_type.as_pointer())
-        values, delta, state, hyper = (builder.inttoptr(args[i], byte) for i in (1, 2, 3, 5))
-        builder.call(callee, [values, delta, state, args[4], hyper, args[6]])
-        return context.get_dummy_value()
-
-    u, i = types.uintp, types.int64
-    return types.void(u, u, u, u, i, u, i), codegen
+def scratch(count: int, like: Array) -> Array:
+    """Returns a flat array of the dtype of ``like`` on the stack; ``count`` must be a constant, of at most 8,192."""
+    return np.empty(count, like.dtype)
 
 
-@intrinsic
-def call_push(typingctx, function, centre, local, own, stride, hyper, delta, count):
+def words(count: int) -> npt.NDArray[np.int64]:
+    """Returns zeroed int64 on the stack; ``count`` must be a constant."""
+    return np.zeros(count, np.int64)
+
+
+def sched_yield() -> None:
+    """Lets others run."""
+    _libc.sched_yield()
+
+
+def monotonic_ns() -> int:
+    """Returns CLOCK_MONOTONIC, the clock of all deadlines."""
+    time = (ctypes.c_int64 * 2)()
+    _libc.clock_gettime(CLOCK_MONOTONIC, time)
+    return time[0] * 1_000_000_000 + time[1]
+
+
+def futex_wait(address: int, value: int, nanoseconds: int) -> int:
+    """Sleeps while the int32 holds ``value``: 0 or EAGAIN (11), EINTR (4), ETIMEDOUT (110)."""
+    time = (ctypes.c_int64 * 2)(nanoseconds // 1_000_000_000, nanoseconds % 1_000_000_000)
+    return _futex(address, FUTEX_WAIT, value, time)
+
+
+def futex_wake(address: int) -> int:
+    """Wakes all that sleep on the int32."""
+    return _futex(address, FUTEX_WAKE, ALL, None)
+
+
+def _futex(address: int, operation: int, value: int, time: Any) -> int:
+    code = _libc.syscall(
+        ctypes.c_long(FUTEX_CALL),
+        ctypes.c_void_p(address),
+        ctypes.c_long(operation),
+        ctypes.c_long(value),
+        time,
+        None,
+        ctypes.c_long(0),
+    )
+    return ctypes.get_errno() if code < 0 else 0
+
+
+def mutex_trylock(address: int) -> int:
+    """``pthread_mutex_trylock``."""
+    return int(_libc.pthread_mutex_trylock(ctypes.c_void_p(address)))
+
+
+def mutex_timedlock(address: int, until_ns: int) -> int:
+    """``pthread_mutex_clocklock`` until a time of CLOCK_MONOTONIC."""
+    time = (ctypes.c_int64 * 2)(until_ns // 1_000_000_000, until_ns % 1_000_000_000)
+    return int(_libc.pthread_mutex_clocklock(ctypes.c_void_p(address), CLOCK_MONOTONIC, time))
+
+
+def mutex_unlock(address: int) -> int:
+    """``pthread_mutex_unlock``."""
+    return int(_libc.pthread_mutex_unlock(ctypes.c_void_p(address)))
+
+
+def mutex_consistent(address: int) -> int:
+    """``pthread_mutex_consistent``: after EOWNERDEAD, or nobody can ever lock it again."""
+    return int(_libc.pthread_mutex_consistent(ctypes.c_void_p(address)))
+
+
+def call_update(
+    function: int, values: int, delta: int, state: int, stride: int, hyper: int, count: int
+) -> None:
+    """Calls a compiled updater by its address, so that one compiled kernel serves every updater."""
+    _call(function, "pppnpn", values, delta, state, stride, hyper, count)
+
+
+def call_push(
+    function: int, centre: int, local: int, own: int, stride: int, hyper: int, delta: int, count: int
+) -> None:
     """Calls a rule's compiled push by its address."""
-
-    def codegen(context, builder, signature, args):
-        byte = _I8.as_pointer()
-        function_type = ir.FunctionType(ir.VoidType(), [byte, byte, byte, _I64, byte, byte, _I64])
-        callee = builder.inttoptr(args[0], function_type.as_pointer())
-        centre, local, own, hyper, delta = (builder.inttoptr(args[i], byte) for i in (1, 2, 3, 5, 6))
-        builder.call(callee, [centre, local, own, args[4], hyper, delta, args[7]])
-        return context.get_dummy_value()
-
-    u, i = types.uintp, types.int64
-    return types.void(u, u, u, u, i, u, u, i), codegen
+    _call(function, "pppnppn", centre, local, own, stride, hyper, delta, count)
 
 
-@intrinsic
-def call_pull(typingctx, function, centre, local, own, stride, hyper, count):
+def call_pull(function: int, centre: int, local: int, own: int, stride: int, hyper: int, count: int) -> None:
     """Calls a rule's compiled pull by its address."""
-
-    def codegen(context, builder, signature, args):
-        byte = _I8.as_pointer()
-        function_type = ir.FunctionType(ir.VoidType(), [byte, byte, byte, _I64, byte, _I64])
-        callee = builder.inttoptr(args[0], function_type.as_pointer())
-        centre, local, own, hyper = (builder.inttoptr(args[i], byte) for i in (1, 2, 3, 5))
-        builder.call(callee, [centre, local, own, args[4], hyper, args[6]])
-        return context.get_dummy_value()
-
-    u, i = types.uintp, types.int64
-    return types.void(u, u, u, u, i, u, i), codegen
+    _call(function, "pppnpn", centre, local, own, stride, hyper, count)
 
 
-_int, _address = types.intc, types.uintp
-_syscall = types.ExternalFunction(
-    "syscall",
-    typing.signature(
-        types.int64, types.int64, _address, types.int64, types.int64, _address, types.int64, types.int64
-    ),
-)
-_errno_location = types.ExternalFunction("__errno_location", typing.signature(_address))
-sched_yield = types.ExternalFunction("sched_yield", typing.signature(_int))
-clock_gettime = types.ExternalFunction("clock_gettime", typing.signature(_int, _int, _address))
-mutex_trylock = types.ExternalFunction("pthread_mutex_trylock", typing.signature(_int, _address))
-mutex_clocklock = types.ExternalFunction(
-    "pthread_mutex_clocklock", typing.signature(_int, _address, _int, _address)
-)
-mutex_unlock = types.ExternalFunction("pthread_mutex_unlock", typing.signature(_int, _address))
-mutex_consistent = types.ExternalFunction("pthread_mutex_consistent", typing.signature(_int, _address))
+def _call(function: int, kinds: str, *arguments: int) -> None:
+    types = {"p": ctypes.c_void_p, "n": ctypes.c_int64}
+    ctypes.CFUNCTYPE(None, *(types[kind] for kind in kinds))(function)(*arguments)

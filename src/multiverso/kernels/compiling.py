@@ -1,215 +1,263 @@
-"""Compiles each kernel once per machine and dtype, when first needed, and keeps the result on disk.
+"""Compiles each group of kernels once per machine and dtype, when it is first needed, and keeps the object code.
 
-Numba's cache does not notice a change in a function imported from another file, so a kernel's cache directory is
-named after a hash of every source that it is made of. One process compiles, the others wait for its file lock.
+A process that finds its kernels on disk links them in a few milliseconds and never imports Numba. One that does not
+lets a child process compile them: the child has none of the user's settings for Numba, and takes its memory with it
+when it ends. The name of a file holds a hash of all that went into it: the sources that the group is made of, the
+compiler, the processor.
 """
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import ctypes
 import functools
+import importlib.util
 import os
+import platform
+import select
+import signal
+import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from multiverso.kernels import storing
+from multiverso.kernels.code import HEAD, Code
 from multiverso.kernels.sources import digest_of, sources_of
 
-_HERE = Path(__file__)
+_HERE = Path(__file__).parent
+_KERNELS = "multiverso.kernels."
 _lock = threading.RLock()
+_BUILD_SECONDS = 600.0
+_kept: list[object] = []
 
 Update = Callable[..., None]
 """``(values, delta, state, stride, hyper, count)``: a plain loop over pointers, see ``multiverso.updaters``."""
 
 
-@dataclass(frozen=True)
+# -- what is asked for -----------------------------------------------------------------------------------------
+
+
+@functools.cache
+def load_module(name: str, dtype: str | None) -> dict[str, Callable[..., Any]]:
+    """Returns the compiled kernels that a module declares for a dtype, or (None) those without one, by name."""
+    from multiverso.kernels.linking import callable_at
+
+    addresses = _load("module", name, dtype)
+    return {kernel: callable_at(kernel, address) for kernel, address in addresses.items()}
+
+
+@functools.cache
+def load_loop(function: Callable[..., None], dtype: str) -> int:
+    """Returns the address of an updater's or a rule's loop compiled for ``dtype``.
+
+    Our own come from the cache. A user's is compiled by Numba in this process: nothing tells what it is made of.
+    The code lives as long as the process.
+    """
+    if _is_ours(function):
+        return _load("loops", function.__module__, dtype)[function.__name__]
+    with _lock, _compiler() as building:
+        compiled = building.compile_loop(function, dtype)
+        _kept.append(compiled)
+        return int(compiled.address)
+
+
+compile_update = compile_push = compile_pull = load_loop
+
+
+def ensure(kind: str, name: str, dtype: str | None) -> None:
+    """Compiles what is not on disk yet, without linking it: ``kind`` is ``"module"`` or ``"loops"``."""
+    file = _file_name(name, dtype)
+    if storing.read(file) is None:
+        _build(kind, name, dtype, file)
+
+
+def _is_ours(function: Callable[..., None]) -> bool:
+    module = sys.modules.get(function.__module__)
+    return (
+        function.__module__.startswith("multiverso.") and getattr(module, function.__name__, None) is function
+    )
+
+
+# -- from disk, or else from the compiler ----------------------------------------------------------------------
+
+
+def _load(kind: str, name: str, dtype: str | None) -> dict[str, int]:
+    from multiverso.kernels.linking import link
+
+    file = _file_name(name, dtype)
+    with _lock:
+        code = storing.read(file)
+        if code is not None:
+            try:
+                return link(code.content, code.needed, code.names)
+            except (RuntimeError, OSError, AttributeError):
+                storing.forget(file)  # another version of LLVM, or one of us was wrong: compile again
+        code = _build(kind, name, dtype, file)
+        return link(code.content, code.needed, code.names)
+
+
+def _file_name(name: str, dtype: str | None) -> str:
+    module = Path(str(sys.modules[name].__file__)) if name in sys.modules else _source(name)
+    sources = {*sources_of(module), *sources_of(_HERE / "building.py")}
+    group = f"{name.removeprefix(_KERNELS)}-{dtype}" if dtype else name.removeprefix(_KERNELS)
+    return f"{group}-{digest_of(sorted(sources), *_machine())}"
+
+
+def _source(name: str) -> Path:
+    return _HERE.parent.parent.joinpath(*name.split(".")).with_suffix(".py")
+
+
+@functools.cache
+def _machine() -> tuple[object, ...]:
+    """What else object code depends on. Not Python's and NumPy's versions: the fields that it reads are the same."""
+    import llvmlite
+    import llvmlite.binding as llvm
+
+    features = llvm.get_host_cpu_features().flatten()
+    return (
+        _numba_version(),
+        llvmlite.__version__,
+        platform.machine(),
+        llvm.get_host_cpu_name(),
+        features,
+        HEAD,
+    )
+
+
+def _numba_version() -> list[str]:
+    """Returns the names of Numba's metadata: ``importlib.metadata`` takes as long to import as all else here."""
+    found = importlib.util.find_spec("numba")
+    if found is None or found.origin is None:
+        return []
+    return sorted(name for name in os.listdir(Path(found.origin).parent.parent) if name.startswith("numba-"))
+
+
+def _build(kind: str, name: str, dtype: str | None, file: str) -> Code:
+    what = file.rpartition("-")[0]
+    with storing.one_at_a_time(what):
+        code = storing.read(file)
+        if code is not None:
+            return code
+        began = time.monotonic()
+        _say(f"compiling kernels ({what}), once on this machine ...")
+        code = _built_by_a_child(kind, name, dtype) or _built_here(kind, name, dtype)
+        storing.write(file, code)
+        _say(f"compiled in {time.monotonic() - began:.1f} s")
+        return code
+
+
+def _say(text: str) -> None:
+    print(f"multiverso: {text}", file=sys.stderr, flush=True)
+
+
+def _built_by_a_child(kind: str, name: str, dtype: str | None) -> Code | None:
+    """Returns what a child process has compiled, or None where none can be started or it has failed."""
+    reading, writing = os.pipe()
+    arguments = (os.getpid(), writing, kind, name, dtype)
+    program = (
+        f"import sys; sys.path[:] = {[p for p in sys.path if p]!r}\n"
+        f"from multiverso.kernels.compiling import child; child(*{arguments!r})"
+    )
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith("NUMBA_") and key != "PYTHONWARNINGS"
+    }
+    nothing = subprocess.DEVNULL  # what is wrong with it is said by trying it here
+    try:
+        with subprocess.Popen(
+            [sys.executable, "-c", program],
+            env=environment,
+            stdin=nothing,
+            stdout=nothing,
+            stderr=nothing,
+            pass_fds=[writing],
+        ) as process:
+            os.close(writing)
+            writing = -1
+            try:
+                return Code.from_bytes(_read_all(reading, _BUILD_SECONDS))
+            finally:
+                process.kill()  # it is done, hangs, or is not wanted any more
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(reading)
+        if writing >= 0:
+            os.close(writing)
+
+
+def _read_all(descriptor: int, seconds: float) -> bytes:
+    """Returns what is written to a pipe until its other end is closed.
+
+    Raises:
+        TimeoutError: it was not in time.
+    """
+    deadline = time.monotonic() + seconds
+    pieces: list[bytes] = []
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    while poll.poll(1000 * max(0.0, deadline - time.monotonic())):
+        piece = os.read(descriptor, 1 << 20)
+        if not piece:
+            return b"".join(pieces)
+        pieces.append(piece)
+    raise TimeoutError(f"nothing came in {seconds:.0f} s")
+
+
+def child(parent: int, writing: int, kind: str, name: str, dtype: str | None) -> None:
+    """What the child process does: compiles, and writes the object code to a pipe."""
+    prctl_set_death_signal = 1
+    ctypes.CDLL(None).prctl(prctl_set_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:
+        return
+    code = _built_here(kind, name, dtype)
+    with open(writing, "wb") as file:
+        file.write(code.to_bytes())
+
+
+def _built_here(kind: str, name: str, dtype: str | None) -> Code:
+    with _compiler() as building:
+        code: Code = (
+            building.build_loops(name, str(dtype)) if kind == "loops" else building.build_module(name, dtype)
+        )
+        return code
+
+
+@contextlib.contextmanager
+def _compiler() -> Iterator[ModuleType]:
+    """Gives what needs Numba, which asks for NUMBA_DISABLE_JIT whenever a function is decorated."""
+    import numba
+
+    before, numba.config.DISABLE_JIT = numba.config.DISABLE_JIT, 0
+    try:
+        from multiverso.kernels import building
+
+        yield building
+    finally:
+        numba.config.DISABLE_JIT = before
+
+
+# -- groups by name --------------------------------------------------------------------------------------------
+
+
 class Kernels:
     """The kernels of one dtype, a module's functions as attributes; each module when it is first asked for."""
 
-    dtype: str
+    def __init__(self, dtype: str) -> None:
+        self.dtype = dtype
 
-    @functools.cached_property
-    def dense(self) -> Any:
-        """Whole tables, at once."""
-        from multiverso.kernels import dense
-
-        return self._group("dense", dense)
-
-    @functools.cached_property
-    def rows(self) -> Any:
-        """Rows, at once."""
-        from multiverso.kernels import rows
-
-        return self._group("rows", rows)
-
-    @functools.cached_property
-    def rounds(self) -> Any:
-        """Synchronous rounds."""
-        from multiverso.kernels import rounds
-
-        return self._group("rounds", rounds)
-
-    def _group(self, group: str, module: Any) -> SimpleNamespace:
-        with building(f"{group}-{self.dtype}", module):
-            signatures = _signatures(self.dtype)[group]
-            kernels = {name: compile_kernel(getattr(module, name), s) for name, s in signatures.items()}
-            return SimpleNamespace(**kernels)
-
-
-@functools.cache
-def _digest(*modules: Path) -> str:
-    """Returns a hash of the sources of some modules, of the compiler and of the processor.
-
-    The place of the package is in it: Numba keeps code by the path of its source.
-    """
-    import llvmlite.binding
-    import numba
-    import numpy
-
-    sources = {_HERE, *(source for module in modules for source in sources_of(module))}
-    machine = (numba.__version__, numpy.__version__, llvmlite.binding.get_host_cpu_name(), sys.version)
-    return digest_of(sorted(sources), machine, str(_HERE))
-
-
-@functools.cache
-def cache_directory() -> Path | None:
-    """Returns the directory of all compiled kernels, or None (with one warning) where none can be written."""
-    home = os.environ.get("MULTIVERSO_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
-    try:
-        place = Path(home) if home else Path.home() / ".cache"
-        directory = place / "multiverso"
-        directory.mkdir(parents=True, exist_ok=True)
-        probe = directory / f".probe-{os.getpid()}-{threading.get_ident()}"
-        probe.touch()
-        probe.unlink()
-    except (OSError, RuntimeError) as error:
-        warnings.warn(
-            f"multiverso cannot keep its compiled kernels ({error}), so each process compiles them anew; "
-            "set MULTIVERSO_CACHE_DIR to a directory that can be written",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return None
-    return directory
-
-
-@contextlib.contextmanager
-def _caching(source: Path) -> Iterator[bool]:
-    """Lets Numba keep what is decorated meanwhile in the directory of a source file; yields whether it can."""
-    import numba
-
-    home = cache_directory()
-    directory = home / f"{source.stem}-{_digest(source)}" if home and source.is_file() else None
-    with _lock:
-        before = numba.config.CACHE_DIR
-        try:
-            if directory is not None:
-                numba.config.CACHE_DIR = str(directory)
-            yield directory is not None
-        finally:
-            numba.config.CACHE_DIR = before
-
-
-@contextlib.contextmanager
-def _file_lock(name: str) -> Iterator[None]:
-    """Lets one process at a time in, where the directory lets us lock; the kernel frees it when one dies."""
-    directory = cache_directory()
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # gone, another user's, or on a disk without locks
-            if directory is not None:
-                file = stack.enter_context((directory / name).open("w"))
-                fcntl.flock(file, fcntl.LOCK_EX)
-                # by name: a child that was forked meanwhile has the file open, too, and would keep it locked
-                stack.callback(fcntl.flock, file, fcntl.LOCK_UN)
-        yield
-
-
-@contextlib.contextmanager
-def _one_process_compiles(what: str, modules: tuple[Path, ...]) -> Iterator[None]:
-    """Holds the file lock while something is compiled for the first time on this machine."""
-    directory = cache_directory()
-    if directory is None:
-        yield
-        return
-    done = directory / f"{what}-{_digest(*modules)}.done"
-    if done.exists():
-        yield
-        return
-    with _file_lock("lock"):
-        if done.exists():
-            yield
-            return
-        began = time.monotonic()
-        print(
-            f"multiverso: compiling kernels ({what}), once on this machine ...", file=sys.stderr, flush=True
-        )
-        yield
-        done.touch()
-        print(f"multiverso: compiled in {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
-
-
-def compile_kernel(function: Callable[..., Any], signature: Any) -> Callable[..., Any]:
-    """Returns ``function`` compiled for one signature (Numba types), loaded from disk where it can be.
-
-    Call it inside :func:`building`.
-    """
-    import numba
-
-    with _caching(Path(function.__code__.co_filename)) as cached:
-        kernel = numba.njit(nogil=True, cache=cached)(function)
-    kernel.compile(signature)
-    kernel.disable_compile()
-    compiled: Callable[..., Any] = kernel
-    return compiled
-
-
-@contextlib.contextmanager
-def building(what: str, *modules: ModuleType) -> Iterator[None]:
-    """Around the compilation of kernels of some modules: one thread here, one process on the machine."""
-    with _lock, _one_process_compiles(what, tuple(Path(str(module.__file__)) for module in modules)):
-        yield
-
-
-def _signatures(dtype: str) -> dict[str, dict[str, tuple[Any, ...]]]:
-    from numba import from_dtype, int64, uintp
-    from numpy import dtype as numpy_dtype
-
-    data = from_dtype(numpy_dtype(dtype))[::1]
-    ids = progress = int64[::1]
-    base = control = update = uintp
-    me = number = int64
-    return {
-        "dense": {
-            "add": (control, base, update, me, data, number),
-            "get": (control, base, me, data, number),
-            "put": (control, base, me, data, number),
-            "exchange": (control, base, update, me, data, data, number),
-        },
-        "rows": {
-            "get_rows": (control, base, me, ids, data, number),
-            "add_rows": (control, base, update, me, ids, data, number),
-        },
-        "rounds": {
-            "stage": (base, me, data, number),
-            "stage_difference": (base, me, data, data, number),
-            "stage_rows": (base, me, ids, data, number),
-            "commit": (control, base, update, me, number, progress, data),
-            "commit_exchange": (control, base, update, me, progress, data, data),
-            "take": (base, me, progress, data),
-            "take_both": (base, me, progress, data, data),
-            "take_rows": (base, me, progress, ids, data),
-            "committed_copy": (base, number, data),
-            "committed_put": (base, number, data),
-        },
-    }
+    def __getattr__(self, group: str) -> SimpleNamespace:
+        if group.startswith("_"):
+            raise AttributeError(group)
+        namespace = SimpleNamespace(**load_module(_KERNELS + group, self.dtype))
+        setattr(self, group, namespace)
+        return namespace
 
 
 @functools.cache
@@ -221,91 +269,14 @@ def load(dtype: str) -> Kernels:
 @functools.cache
 def load_steps(dtype: str) -> Any:
     """Returns the kernels that run rules on tables of ``dtype``."""
-    from numba import from_dtype, int64, uintp
-    from numpy import dtype as numpy_dtype
-
-    from multiverso.kernels import steps
-
-    data = from_dtype(numpy_dtype(dtype))[::1]
-    progress, address, number = int64[::1], uintp, int64
-    signatures: dict[Callable[..., Any], tuple[Any, ...]] = {
-        steps.step: (
-            address,
-            address,
-            address,
-            address,
-            address,
-            number,
-            address,
-            address,
-            data,
-            number,
-            number,
-        ),
-        steps.stage_step: (address, address, number, address, address, progress, data, number, number),
-        steps.finish_step: (address, address, number, address, address, progress, data, number),
-    }
-    with building(f"steps-{dtype}", steps):
-        return SimpleNamespace(**{f.__name__: compile_kernel(f, s) for f, s in signatures.items()})
+    return load(dtype).steps
 
 
 @functools.cache
 def load_waits() -> Any:
     """Returns the kernels that need no dtype: barrier, clocks, waking."""
-    from numba import int32, int64, uintp
-
-    from multiverso.kernels import dense, rounds, waits
-
-    signatures: dict[Callable[..., Any], tuple[Any, ...]] = {
-        waits.barrier: (uintp, int64, int64),
-        waits.wait_clock: (uintp, uintp, int64, int64),
-        waits.tick: (uintp, uintp, int64),
-        waits.wake: (uintp,),
-        waits.set_long: (uintp, int64),
-        waits.begin_wait: (uintp, int64, int32, int64, int64),
-        waits.finish_wait: (uintp, int64),
-        dense.version: (uintp,),
-        rounds.leave: (uintp, uintp, int64, int64),
-    }
-    with building("waits", dense, rounds, waits):
-        return SimpleNamespace(**{f.__name__: compile_kernel(f, s) for f, s in signatures.items()})
-
-
-@functools.cache
-def compile_update(function: Update, dtype: str) -> int:
-    """Returns the address of an updater's loop compiled for ``dtype``; the code lives as long as the process."""
-    return _compile_loop(function, dtype, "pppnpn")
-
-
-@functools.cache
-def compile_push(function: Callable[..., None], dtype: str) -> int:
-    """Returns the address of a rule's push, see ``multiverso.rules.Rule``."""
-    return _compile_loop(function, dtype, "pppnppn")
-
-
-@functools.cache
-def compile_pull(function: Callable[..., None], dtype: str) -> int:
-    """Returns the address of a rule's pull, see ``multiverso.rules.Rule``."""
-    return _compile_loop(function, dtype, "pppnpn")
-
-
-def _compile_loop(function: Callable[..., None], dtype: str, arguments: str) -> int:
-    """Compiles a loop over pointers of ``dtype`` (p) and numbers (n)."""
-    from numba import cfunc, from_dtype, int64, types, void
-    from numpy import dtype as numpy_dtype
-
-    kinds = {"p": types.CPointer(from_dtype(numpy_dtype(dtype))), "n": int64}
-    signature = void(*(kinds[argument] for argument in arguments))
-    with _lock:
-        try:
-            # Numba writes its index of what is cached, and the code, in two steps: two processes at once mix
-            # them up.
-            with _file_lock("loops.lock"), _caching(Path(function.__code__.co_filename)) as cached:
-                compiled = cfunc(signature, cache=cached)(function)
-        except RuntimeError:  # no file to cache for: a function typed into a prompt
-            compiled = cfunc(signature)(function)
-        _kept.append(compiled)
-        return int(compiled.address)
-
-
-_kept: list[Any] = []
+    return SimpleNamespace(
+        **load_module(_KERNELS + "waits", None),
+        version=load_module(_KERNELS + "dense", None)["version"],
+        leave=load_module(_KERNELS + "rounds", None)["leave"],
+    )

@@ -3,35 +3,33 @@
 The inner loops are functions of their own that get slices: written as ``for i in range(lo, hi)`` over whole
 arrays they lose their vector code. A worker begins at its own stripe, so that workers do not queue up.
 """
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
 
 from __future__ import annotations
 
-import numpy as np
-from numba import carray, njit
-
 from multiverso import layout as at
-from multiverso.kernels.atomics import add64, call_update, load64, store64, void_pointer
+from multiverso.kernels.atomics import add64, array_at, call_update, load64, scratch, store64
 from multiverso.kernels.codes import HELD
+from multiverso.kernels.declaring import Address, Data, Int, inner, kernel
 from multiverso.kernels.locking import lock_stripe, unlock_stripe
 from multiverso.kernels.waits import line_of
 
 _CHUNK = 4096
 
 
-@njit(nogil=True)
+@inner
 def add_into(table, delta):
     for i in range(table.size):
         table[i] += delta[i]
 
 
-@njit(nogil=True)
+@inner
 def copy_into(out, table):
     for i in range(out.size):
         out[i] = table[i]
 
 
-@njit(nogil=True)
+@inner
 def push_pull(table, local, last):
     for i in range(table.size):
         value = table[i] + (local[i] - last[i])
@@ -40,13 +38,13 @@ def push_pull(table, local, last):
         last[i] = value
 
 
-@njit(nogil=True)
+@inner
 def subtract_into(out, a, b):
     for i in range(out.size):
         out[i] = a[i] - b[i]
 
 
-@njit(nogil=True)
+@inner
 def store_both(values, local, last):
     for i in range(values.size):
         value = values[i]
@@ -54,12 +52,7 @@ def store_both(values, local, last):
         last[i] = value
 
 
-@njit(nogil=True)
-def array_at(address, count, like):
-    return carray(void_pointer(address), (count,), like.dtype)
-
-
-@njit(nogil=True)
+@inner
 def update_with(base, update, offset, values, delta, state):
     """Runs a compiled updater on part of a table that begins ``offset`` elements in."""
     itemsize = load64(base + at.ITEMSIZE)
@@ -74,7 +67,7 @@ def update_with(base, update, offset, values, delta, state):
     )
 
 
-@njit(nogil=True)
+@inner
 def version_of(base):
     """Adds and exchanges done by all workers."""
     total = 0
@@ -84,7 +77,7 @@ def version_of(base):
     return total
 
 
-@njit(nogil=True)
+@inner
 def note_read(base, line):
     """Records how many pushes of others came since this worker's last read."""
     now = version_of(base) - load64(line + at.ADDS) - load64(line + at.EXCHANGES)
@@ -97,7 +90,7 @@ def note_read(base, line):
     add64(line + at.STALENESS_COUNT, 1)
 
 
-@njit(nogil=True)
+@inner
 def count(base, me, what, size):
     line = line_of(base, me)
     add64(line + what, 1)
@@ -105,13 +98,21 @@ def count(base, me, what, size):
     return line
 
 
-@njit(nogil=True)
+@inner
 def own_stripe(base, me, done):
     stripes = load64(base + at.STRIPES)
     return (me * stripes // max(load64(base + at.TABLE_WORKERS), me + 1) + done) % stripes
 
 
-def add(control, base, update, me, delta, progress):
+@kernel
+def add(
+    control: Address,
+    base: Address,
+    update: Address,
+    me: Int,
+    delta: Data,
+    progress: Int,
+) -> Int:
     values = array_at(base + load64(base + at.BUFFER_0), delta.size, delta)
     stripes, length = load64(base + at.STRIPES), load64(base + at.STRIPE)
     for done in range(progress, stripes):
@@ -130,7 +131,14 @@ def add(control, base, update, me, delta, progress):
     return 0
 
 
-def get(control, base, me, out, progress):
+@kernel
+def get(
+    control: Address,
+    base: Address,
+    me: Int,
+    out: Data,
+    progress: Int,
+) -> Int:
     values = array_at(base + load64(base + at.BUFFER_0), out.size, out)
     stripes, length = load64(base + at.STRIPES), load64(base + at.STRIPE)
     for done in range(progress, stripes):
@@ -147,7 +155,14 @@ def get(control, base, me, out, progress):
     return 0
 
 
-def put(control, base, me, source, progress):
+@kernel
+def put(
+    control: Address,
+    base: Address,
+    me: Int,
+    source: Data,
+    progress: Int,
+) -> Int:
     """Overwrites the table: initial values and loading."""
     values = array_at(base + load64(base + at.BUFFER_0), source.size, source)
     stripes, length = load64(base + at.STRIPES), load64(base + at.STRIPE)
@@ -162,10 +177,19 @@ def put(control, base, me, source, progress):
     return 0
 
 
-def exchange(control, base, update, me, local, last, progress):
+@kernel
+def exchange(
+    control: Address,
+    base: Address,
+    update: Address,
+    me: Int,
+    local: Data,
+    last: Data,
+    progress: Int,
+) -> Int:
     values = array_at(base + load64(base + at.BUFFER_0), local.size, local)
     stripes, length = load64(base + at.STRIPES), load64(base + at.STRIPE)
-    delta = np.empty(_CHUNK if update != 0 else 0, local.dtype)
+    delta = scratch(_CHUNK, local)
     for done in range(progress, stripes):
         stripe = own_stripe(base, me, done)
         code = lock_stripe(control, base, me, stripe)
@@ -188,5 +212,6 @@ def exchange(control, base, update, me, local, last, progress):
     return 0
 
 
-def version(base):
+@kernel
+def version(base: Address) -> Int:
     return version_of(base)

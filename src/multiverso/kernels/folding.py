@@ -1,43 +1,42 @@
 """One step of a synchronous round without its waiting: where slots and buffers lie, who folds what, and folding."""
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
 
 from __future__ import annotations
 
-import numpy as np
-from numba import njit
-
 from multiverso import layout as at
-from multiverso.kernels.atomics import load32, load64
-from multiverso.kernels.dense import add_into, array_at, copy_into, update_with
+from multiverso.kernels.atomics import array_at, load32, load64, scratch, words
+from multiverso.kernels.declaring import inner
+from multiverso.kernels.dense import add_into, copy_into, update_with
 from multiverso.kernels.waits import line_of
 
 _PART = 4096
+_MOST_MEMBERS = at.MAX_WORKERS  # a constant of this module is one for the compiler, too
 # what a worker's slot holds in a round
 NOTHING, WHOLE, CHUNKED = 0, 1, 2
 
 
-@njit(nogil=True)
+@inner
 def step_of(base, number, chunk):
     return (number - 1) * load64(base + at.CHUNKS) + chunk + 1
 
 
-@njit(nogil=True)
+@inner
 def bounds(base, chunk):
     length = load64(base + at.CHUNK)
     return chunk * length, min(load64(base + at.ELEMENTS), (chunk + 1) * length)
 
 
-@njit(nogil=True)
+@inner
 def slot_address(base, worker):
     return base + load64(base + at.SLOTS) + worker * load64(base + at.SLOT_STRIDE)
 
 
-@njit(nogil=True)
+@inner
 def slot_at(base, worker, like):
     return array_at(slot_address(base, worker), load64(base + at.ELEMENTS), like)
 
 
-@njit(nogil=True)
+@inner
 def small_slot_at(base, worker, chunk, like):
     """One of a worker's two small slots: a chunk's is written again two steps later, when all have folded it."""
     length = load64(base + at.CHUNK)
@@ -46,17 +45,17 @@ def small_slot_at(base, worker, chunk, like):
     return array_at(address, length, like)
 
 
-@njit(nogil=True)
+@inner
 def buffer_of(base, number):
     return load64(base + (at.BUFFER_1 if number & 1 else at.BUFFER_0))
 
 
-@njit(nogil=True)
+@inner
 def state_of(base, number):
     return load64(base + (at.STATE_1 if number & 1 else at.STATE_0))
 
 
-@njit(nogil=True)
+@inner
 def part_of(members, worker, lo, hi):
     """The part of [lo, hi) that a member folds, in whole cache lines."""
     number, before = 0, 0
@@ -70,25 +69,25 @@ def part_of(members, worker, lo, hi):
     return min(hi, lo + before * length), min(hi, lo + (before + 1) * length)
 
 
-@njit(nogil=True)
+@inner
 def add_one(out, table, a):
     for i in range(out.size):
         out[i] = table[i] + a[i]
 
 
-@njit(nogil=True)
+@inner
 def add_two(out, table, a, b):
     for i in range(out.size):
         out[i] = (table[i] + a[i]) + b[i]
 
 
-@njit(nogil=True)
+@inner
 def add_four(out, table, a, b, c, d):
     for i in range(out.size):
         out[i] = (((table[i] + a[i]) + b[i]) + c[i]) + d[i]
 
 
-@njit(nogil=True)
+@inner
 def contribution(base, worker, number, chunk, lo, hi, like):
     """A member's slot of [lo, hi), a part of the chunk."""
     if load32(line_of(base, worker) + at.SOURCES + 4 * (number & 1)) == WHOLE:
@@ -97,13 +96,13 @@ def contribution(base, worker, number, chunk, lo, hi, like):
     return small_slot_at(base, worker, chunk, like)[lo - start : hi - start]
 
 
-@njit(nogil=True)
+@inner
 def fold(base, update, number, chunk, members, lo, hi, like):
     """new[lo:hi] = old[lo:hi] with the members' slots, in worker order."""
     elements = load64(base + at.ELEMENTS)
     new = array_at(base + buffer_of(base, number), elements, like)[lo:hi]
     old = array_at(base + buffer_of(base, number - 1), elements, like)[lo:hi]
-    ids = np.empty(at.MAX_WORKERS, np.int64)
+    ids = words(_MOST_MEMBERS)
     n = 0
     for worker in range(at.MAX_WORKERS):
         if (members >> worker) & 1 and load32(
@@ -133,18 +132,18 @@ def fold(base, update, number, chunk, members, lo, hi, like):
                 add_into(new[a:b], contribution(base, ids[k], number, chunk, lo + a, lo + b, like))
 
 
-@njit(nogil=True)
+@inner
 def divide_by(values, number):
     divisor = values.dtype.type(number)
     for i in range(values.size):
         values[i] /= divisor
 
 
-@njit(nogil=True)
+@inner
 def _fold_update(base, update, number, chunk, ids, lo, new, old, like):
     """An updater sees the sum of the round's slots once: one step of synchronous training."""
     elements, itemsize = load64(base + at.ELEMENTS), load64(base + at.ITEMSIZE)
-    total = np.empty(_PART, like.dtype)
+    total = scratch(_PART, like)
     for a in range(0, new.size, _PART):
         b = min(new.size, a + _PART)
         copy_into(new[a:b], old[a:b])

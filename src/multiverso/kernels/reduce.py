@@ -8,17 +8,16 @@ Small arrays: everyone reduces everything, one barrier. Larger ones go through i
 its part of a chunk each worker reduces, and while it does, the chunk before is gathered. Three buffers
 suffice: who writes into a buffer has passed a barrier since the last reader was done with it.
 """
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
 
 from __future__ import annotations
 
-from numba import njit
-
 from multiverso import layout as at
-from multiverso.kernels.atomics import load32, load64, store64
+from multiverso.kernels.atomics import array_at, load32, load64, store64, words
 from multiverso.kernels.codes import DONE, LOST_SOMEONE, MISMATCH
-from multiverso.kernels.dense import add_into, array_at, copy_into
-from multiverso.kernels.waits import block_of, end_wait, is_lost, new_wait, notify, pause
+from multiverso.kernels.declaring import Address, Data, Int, Words, inner, kernel
+from multiverso.kernels.dense import add_into, copy_into
+from multiverso.kernels.waits import WAIT, block_of, end_wait, is_lost, notify, pause
 
 SUM, PRODUCT, MAXIMUM, MINIMUM, AVERAGE = range(5)
 # progress words of one call, kept by the caller so that it can be taken up again
@@ -28,32 +27,32 @@ LINES = at.REDUCTION_STRIDE * at.MAX_WORKERS
 _BLOCK = 4096
 
 
-@njit(nogil=True)
+@inner
 def _multiply_into(a, b):
     for i in range(a.size):
         a[i] *= b[i]
 
 
-@njit(nogil=True)
+@inner
 def _maximum_into(a, b):
     for i in range(a.size):
         # a NaN stays, as in NumPy's maximum
         a[i] = a[i] if (a[i] > b[i] or a[i] != a[i]) else b[i]
 
 
-@njit(nogil=True)
+@inner
 def _minimum_into(a, b):
     for i in range(a.size):
         a[i] = a[i] if (a[i] < b[i] or a[i] != a[i]) else b[i]
 
 
-@njit(nogil=True)
+@inner
 def _add_both(out, a, b):
     for i in range(out.size):
         out[i] = a[i] + b[i]
 
 
-@njit(nogil=True)
+@inner
 def _combine(op, a, b):
     if op in (SUM, AVERAGE):
         add_into(a, b)
@@ -65,7 +64,7 @@ def _combine(op, a, b):
         _minimum_into(a, b)
 
 
-@njit(nogil=True)
+@inner
 def _part(size, worker, elements):
     """The part [lo, hi) of a worker, in whole cache lines."""
     length = (elements + size - 1) // size
@@ -73,12 +72,12 @@ def _part(size, worker, elements):
     return min(elements, worker * length), min(elements, (worker + 1) * length)
 
 
-@njit(nogil=True)
+@inner
 def _line(base, worker):
     return base + at.REDUCTION_STRIDE * worker
 
 
-@njit(nogil=True)
+@inner
 def _publish(control, base, me, size, phase):
     store64(_line(base, me) + at.PHASE, phase)
     for worker in range(size):
@@ -87,20 +86,20 @@ def _publish(control, base, me, size, phase):
     notify(control)
 
 
-@njit(nogil=True)
+@inner
 def _is_behind(base, worker, phase):
     return load64(_line(base, worker) + at.PHASE) < phase
 
 
-@njit(nogil=True)
+@inner
 def _is_gone(control, worker):
     return is_lost(control, worker) or load32(block_of(control, worker) + at.STATE) == at.LEFT
 
 
-@njit(nogil=True)
+@inner
 def _wait(control, base, memory, me, size, phase):
     """Waits until every worker has reached a phase: DONE, or LOST_SOMEONE, EINTR, TIMED_OUT."""
-    wait = new_wait()
+    wait = words(WAIT)
     while True:
         event = load32(control + at.EVENT)
         ready = True
@@ -119,12 +118,12 @@ def _wait(control, base, memory, me, size, phase):
             return code
 
 
-@njit(nogil=True)
+@inner
 def _sign(base, me, phase, signature):
     store64(_line(base, me) + at.SIGNATURES + 8 * (phase & 1), signature)
 
 
-@njit(nogil=True)
+@inner
 def _agreed(base, size, phase, signature):
     for worker in range(size):
         if load64(_line(base, worker) + at.SIGNATURES + 8 * (phase & 1)) != signature:
@@ -132,12 +131,26 @@ def _agreed(base, size, phase, signature):
     return True
 
 
-@njit(nogil=True)
+@inner
 def _slot(slots, buffer, size, worker, stride, count, like):
     return array_at(slots + (buffer * size + worker) * stride, count, like)
 
 
-def reduce_small(control, base, memory, slots, stride, me, size, op, signature, source, out, progress):
+@kernel
+def reduce_small(
+    control: Address,
+    base: Address,
+    memory: Int,
+    slots: Address,
+    stride: Int,
+    me: Int,
+    size: Int,
+    op: Int,
+    signature: Int,
+    source: Data,
+    out: Data,
+    progress: Words,
+) -> Int:
     """Reduces an array that fits into a small slot; ``out`` may be ``source``."""
     n = source.size
     if progress[STEP] == 0:
@@ -160,7 +173,7 @@ def reduce_small(control, base, memory, slots, stride, me, size, op, signature, 
     return DONE
 
 
-@njit(nogil=True)
+@inner
 def _reduce_part(slots, buffer, stride, me, size, op, lo, hi, count, source, out):
     """Reduces elements [lo, hi) of a chunk into ``out`` and into this worker's slot."""
     own = _slot(slots, buffer, size, me, stride, count, source)
@@ -181,9 +194,22 @@ def _reduce_part(slots, buffer, stride, me, size, op, lo, hi, count, source, out
         copy_into(out[a:b], result)
 
 
+@kernel
 def reduce_chunks(
-    control, base, memory, slots, stride, me, size, op, signature, source, out, progress, chunk
-):
+    control: Address,
+    base: Address,
+    memory: Int,
+    slots: Address,
+    stride: Int,
+    me: Int,
+    size: Int,
+    op: Int,
+    signature: Int,
+    source: Data,
+    out: Data,
+    progress: Words,
+    chunk: Int,
+) -> Int:
     """Reduces an array of any size; ``out`` may be ``source``, and is not whole before the end."""
     n = source.size
     chunks = (n + chunk - 1) // chunk

@@ -11,19 +11,18 @@ What was added with ``add`` is in the worker's slot as a whole before the round 
 after chunk into two small slots. A worker that dies in the middle of an exchange may so have contributed to the
 first chunks only: to the same ones in all survivors.
 """
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return,assignment"
 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from multiverso import layout as at
-from multiverso.kernels.atomics import compare_swap64, load32, load64, store32, store64
+from multiverso.kernels.atomics import array_at, compare_swap64, load32, load64, store32, store64, words
 from multiverso.kernels.codes import DONE, LOST_SOMEONE
+from multiverso.kernels.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.dense import (
     add_into,
-    array_at,
     copy_into,
     store_both,
     subtract_into,
@@ -44,11 +43,11 @@ from multiverso.kernels.folding import (
 from multiverso.kernels.waits import (
     NOT_READY,
     READY,
+    WAIT,
     counts,
     end_table_wait,
     is_lost,
     line_of,
-    new_wait,
     notify,
     pause,
     restart,
@@ -58,7 +57,7 @@ from multiverso.kernels.waits import (
 OPEN, CHUNK, ROUND, STAGE, MEMBERS = 0, 1, 2, 3, 4
 
 
-@njit(nogil=True)
+@inner
 def takes_part(control, base, worker, step):
     line = line_of(base, worker)
     return (
@@ -66,7 +65,7 @@ def takes_part(control, base, worker, step):
     )
 
 
-@njit(nogil=True)
+@inner
 def _collect(control, base, step, among):
     """(state, members) of a step: have all live workers of the table, ``among`` these, their slots ready?
 
@@ -94,13 +93,13 @@ def _collect(control, base, step, among):
     return state, members
 
 
-@njit(nogil=True)
+@inner
 def _step_in(decision):
     """The step of a decision: (step << 16) | (how often it was touched, modulo 256, << 8) | proposer + 1."""
     return decision >> 16
 
 
-@njit(nogil=True)
+@inner
 def _members_in(base, decision, step):
     """The members that a decision fixes for a step; none when it is of a later one."""
     if _step_in(decision) != step:
@@ -108,7 +107,7 @@ def _members_in(base, decision, step):
     return load64(line_of(base, (decision & 0xFF) - 1) + at.PROPOSALS + 8 * (step & 1))
 
 
-@njit(nogil=True)
+@inner
 def _all_live_staged(control, base, step):
     for worker in range(load64(base + at.TABLE_WORKERS)):
         if takes_part(control, base, worker, step) and load64(line_of(base, worker) + at.STAGED) < step:
@@ -116,7 +115,7 @@ def _all_live_staged(control, base, step):
     return True
 
 
-@njit(nogil=True)
+@inner
 def _publish_staged(control, base, me, step, last):
     """Says that this worker's slot is ready for all steps up to ``last``; who completes ``step`` wakes the rest."""
     store64(line_of(base, me) + at.STAGED, last)
@@ -124,7 +123,7 @@ def _publish_staged(control, base, me, step, last):
         notify(control)
 
 
-@njit(nogil=True)
+@inner
 def _publish_folded(control, base, worker, step, members):
     store64(line_of(base, worker) + at.FOLDED, step)
     for other in range(load64(base + at.TABLE_WORKERS)):
@@ -133,7 +132,7 @@ def _publish_folded(control, base, worker, step, members):
     notify(control)
 
 
-@njit(nogil=True)
+@inner
 def _move_to_next_round(base, me, progress):
     """This worker joined too late for the round: it takes part from the next one on."""
     line = line_of(base, me)
@@ -148,7 +147,7 @@ def _move_to_next_round(base, me, progress):
     progress[ROUND] = number
 
 
-@njit(nogil=True)
+@inner
 def _last_round_is_over(control, base, me, number, like):
     """Whether round ``number - 1`` is finished, which only a worker that joined in the middle of it has to ask.
 
@@ -184,7 +183,7 @@ def _last_round_is_over(control, base, me, number, like):
     return True
 
 
-@njit(nogil=True)
+@inner
 def _decide(control, base, me, progress, wait, like):
     """Fixes or learns the members of the step: DONE, or why it has to wait or stop."""
     while True:
@@ -218,7 +217,7 @@ def _decide(control, base, me, progress, wait, like):
             return code
 
 
-@njit(nogil=True)
+@inner
 def _gather(control, base, update, me, number, chunk, members, wait, like):
     """Waits until every part of a chunk is folded; folds the parts of members that are gone."""
     step = step_of(base, number, chunk)
@@ -257,13 +256,13 @@ def _gather(control, base, update, me, number, chunk, members, wait, like):
             return code
 
 
-@njit(nogil=True)
+@inner
 def _round(control, base, update, me, source, progress, local, last, like):
     """Goes through the chunks of a round, one behind with what the others fold: DONE, or why it stopped.
 
     The stages of a chunk: 0 stage it, 1 gather the chunk before, 2 decide, 3 fold.
     """
-    wait = new_wait()
+    wait = words(WAIT)
     chunks = load64(base + at.CHUNKS)
     while True:
         chunk, number = progress[CHUNK], progress[ROUND]
@@ -311,7 +310,7 @@ def _round(control, base, update, me, source, progress, local, last, like):
             restart(wait)
 
 
-@njit(nogil=True)
+@inner
 def _finish(base, me, progress, what, size):
     store64(base + at.COMMITTED, progress[ROUND])
     line = line_of(base, me)
@@ -323,7 +322,8 @@ def _finish(base, me, progress, what, size):
     progress[ROUND] += 1
 
 
-def stage(base, me, delta, first):
+@kernel
+def stage(base: Address, me: Int, delta: Data, first: Int) -> None:
     """Puts a delta into this worker's slot: the round's first, or added to what is there."""
     slot = slot_at(base, me, delta)
     if first:
@@ -335,7 +335,14 @@ def stage(base, me, delta, first):
     store64(line + at.BYTES, load64(line + at.BYTES) + delta.size * load64(base + at.ITEMSIZE))
 
 
-def stage_difference(base, me, local, last, first):
+@kernel
+def stage_difference(
+    base: Address,
+    me: Int,
+    local: Data,
+    last: Data,
+    first: Int,
+) -> None:
     slot = slot_at(base, me, local)
     if first:
         subtract_into(slot, local, last)
@@ -344,7 +351,14 @@ def stage_difference(base, me, local, last, first):
             slot[i] += local[i] - last[i]
 
 
-def stage_rows(base, me, ids, delta, first):
+@kernel
+def stage_rows(
+    base: Address,
+    me: Int,
+    ids: Words,
+    delta: Data,
+    first: Int,
+) -> Int:
     """Returns the position of a bad row id, or -1 once the rows are in the slot."""
     columns, elements = load64(base + at.COLUMNS), load64(base + at.ELEMENTS)
     for i in range(ids.size):
@@ -362,12 +376,30 @@ def stage_rows(base, me, ids, delta, first):
     return -1
 
 
-def commit(control, base, update, me, staged, progress, like):
+@kernel
+def commit(
+    control: Address,
+    base: Address,
+    update: Address,
+    me: Int,
+    staged: Int,
+    progress: Words,
+    like: Data,
+) -> Int:
     """Goes through a round with what is in this worker's slot (``staged`` 1) or nothing; DONE, or why it stopped."""
     return _round(control, base, update, me, WHOLE if staged else NOTHING, progress, like, like, like)
 
 
-def commit_exchange(control, base, update, me, progress, local, last):
+@kernel
+def commit_exchange(
+    control: Address,
+    base: Address,
+    update: Address,
+    me: Int,
+    progress: Words,
+    local: Data,
+    last: Data,
+) -> Int:
     """A whole round of ``local - last``, whose result is in both arrays afterwards; DONE, or why it stopped."""
     code = _round(control, base, update, me, CHUNKED, progress, local, last, local)
     if code == DONE:
@@ -375,21 +407,36 @@ def commit_exchange(control, base, update, me, progress, local, last):
     return code
 
 
-def take(base, me, progress, out):
+@kernel
+def take(base: Address, me: Int, progress: Words, out: Data) -> None:
     """The end of a ``get``: the new buffer into ``out``."""
     values = array_at(base + buffer_of(base, progress[ROUND]), out.size, out)
     copy_into(out, values)
     _finish(base, me, progress, at.GETS, out.size)
 
 
-def take_both(base, me, progress, local, last):
+@kernel
+def take_both(
+    base: Address,
+    me: Int,
+    progress: Words,
+    local: Data,
+    last: Data,
+) -> None:
     """The end of an ``exchange`` whose delta was staged: the new buffer into both arrays."""
     values = array_at(base + buffer_of(base, progress[ROUND]), local.size, local)
     store_both(values, local, last)
     _finish(base, me, progress, at.EXCHANGES, 2 * local.size)
 
 
-def take_rows(base, me, progress, ids, out):
+@kernel
+def take_rows(
+    base: Address,
+    me: Int,
+    progress: Words,
+    ids: Words,
+    out: Data,
+) -> None:
     """The end of a ``get`` of rows; their ids were checked before the round began."""
     columns = load64(base + at.COLUMNS)
     values = array_at(base + buffer_of(base, progress[ROUND]), load64(base + at.ELEMENTS), out)
@@ -399,9 +446,10 @@ def take_rows(base, me, progress, ids, out):
     _finish(base, me, progress, at.GETS, out.size)
 
 
-def leave(control, base, me, number):
+@kernel
+def leave(control: Address, base: Address, me: Int, number: Int) -> None:
     """Publishes what was added since the last read, for the others' next round, before a worker leaves."""
-    progress = np.zeros(MEMBERS, np.int64)
+    progress = words(MEMBERS)
     progress[ROUND] = number
     store32(line_of(base, me) + at.SOURCES + 4 * (number & 1), WHOLE)
     store64(line_of(base, me) + at.STAGED, step_of(base, number, load64(base + at.CHUNKS) - 1))
@@ -422,11 +470,13 @@ def leave(control, base, me, number):
     notify(control)
 
 
-def committed_copy(base, number, out):
+@kernel
+def committed_copy(base: Address, number: Int, out: Data) -> None:
     values = array_at(base + buffer_of(base, number), out.size, out)
     copy_into(out, values)
 
 
-def committed_put(base, number, source):
+@kernel
+def committed_put(base: Address, number: Int, source: Data) -> None:
     values = array_at(base + buffer_of(base, number), source.size, source)
     copy_into(values, source)

@@ -1,16 +1,14 @@
 """Rows of a matrix, asynchronously. A row lies in one stripe, so a read row is never torn."""
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
 
 from __future__ import annotations
 
-from numba import njit
-
 from multiverso import layout as at
-from multiverso.kernels.atomics import load64
+from multiverso.kernels.atomics import array_at, load64
 from multiverso.kernels.codes import BAD_ROW, HELD
+from multiverso.kernels.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.dense import (
     add_into,
-    array_at,
     copy_into,
     count,
     note_read,
@@ -19,7 +17,7 @@ from multiverso.kernels.dense import (
 from multiverso.kernels.locking import lock_stripe, unlock_stripe
 
 
-@njit(nogil=True)
+@inner
 def first_bad_row(ids, rows):
     for i in range(ids.size):
         if ids[i] < 0 or ids[i] >= rows:
@@ -27,7 +25,15 @@ def first_bad_row(ids, rows):
     return -1
 
 
-def get_rows(control, base, me, ids, out, progress):
+@kernel
+def get_rows(
+    control: Address,
+    base: Address,
+    me: Int,
+    ids: Words,
+    out: Data,
+    progress: Int,
+) -> Int:
     columns = load64(base + at.COLUMNS)
     elements = load64(base + at.ELEMENTS)
     if progress == 0:
@@ -55,7 +61,16 @@ def get_rows(control, base, me, ids, out, progress):
     return 0
 
 
-def add_rows(control, base, update, me, ids, delta, progress):
+@kernel
+def add_rows(
+    control: Address,
+    base: Address,
+    update: Address,
+    me: Int,
+    ids: Words,
+    delta: Data,
+    progress: Int,
+) -> Int:
     columns = load64(base + at.COLUMNS)
     elements = load64(base + at.ELEMENTS)
     if progress == 0:

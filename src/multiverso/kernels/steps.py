@@ -3,19 +3,16 @@
 One cached kernel serves every rule. The parts are small enough that push, updater and pull of one find it in
 the cache, so that a step costs one pass over the memory.
 """
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
 
 from __future__ import annotations
 
-import numpy as np
-from numba import njit
-
 from multiverso import layout as at
-from multiverso.kernels.atomics import call_pull, call_push, load64
+from multiverso.kernels.atomics import array_at, call_pull, call_push, load64, scratch
 from multiverso.kernels.codes import HELD
+from multiverso.kernels.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.dense import (
     add_into,
-    array_at,
     count,
     note_read,
     own_stripe,
@@ -28,7 +25,7 @@ from multiverso.kernels.rounds import ROUND, _finish
 _PART = 4096
 
 
-@njit(nogil=True)
+@inner
 def _step(base, update, push, pull, own, hyper, lo, values, local, delta):
     """One part of the table, which begins ``lo`` elements in, and which nobody else touches meanwhile."""
     itemsize, stride = load64(base + at.ITEMSIZE), load64(base + at.ELEMENTS)
@@ -46,11 +43,24 @@ def _step(base, update, push, pull, own, hyper, lo, values, local, delta):
             call_pull(pull, centre, mine, arrays, stride, hyper, b - a)
 
 
-def step(control, base, update, push, pull, me, own, hyper, local, reads, progress):
+@kernel
+def step(
+    control: Address,
+    base: Address,
+    update: Address,
+    push: Address,
+    pull: Address,
+    me: Int,
+    own: Address,
+    hyper: Address,
+    local: Data,
+    reads: Int,
+    progress: Int,
+) -> Int:
     """At once: stripe after stripe, each under its lock. ``push`` or ``pull`` may be 0."""
     values = array_at(base + load64(base + at.BUFFER_0), local.size, local)
     stripes, length = load64(base + at.STRIPES), load64(base + at.STRIPE)
-    delta = np.empty(_PART, local.dtype)
+    delta = scratch(_PART, local)
     for done in range(progress, stripes):
         stripe = own_stripe(base, me, done)
         code = lock_stripe(control, base, me, stripe)
@@ -69,12 +79,23 @@ def step(control, base, update, push, pull, me, own, hyper, local, reads, progre
     return 0
 
 
-def stage_step(base, push, me, own, hyper, progress, local, first, reads):
+@kernel
+def stage_step(
+    base: Address,
+    push: Address,
+    me: Int,
+    own: Address,
+    hyper: Address,
+    progress: Words,
+    local: Data,
+    first: Int,
+    reads: Int,
+) -> None:
     """A push in a round: its contribution goes into this worker's slot, as the first or added to the rest."""
     itemsize, stride = load64(base + at.ITEMSIZE), load64(base + at.ELEMENTS)
     centre = base + buffer_of(base, progress[ROUND] - 1)
     slot = slot_at(base, me, local)
-    delta = np.empty(_PART, local.dtype)
+    delta = scratch(_PART, local)
     for a in range(0, local.size, _PART):
         b = min(local.size, a + _PART)
         skip = a * itemsize
@@ -86,7 +107,17 @@ def stage_step(base, push, me, own, hyper, progress, local, first, reads):
         count(base, me, at.ADDS, local.size)
 
 
-def finish_step(base, pull, me, own, hyper, progress, local, pushed):
+@kernel
+def finish_step(
+    base: Address,
+    pull: Address,
+    me: Int,
+    own: Address,
+    hyper: Address,
+    progress: Words,
+    local: Data,
+    pushed: Int,
+) -> None:
     """The end of a round: the pull from the new buffer."""
     itemsize, stride = load64(base + at.ITEMSIZE), load64(base + at.ELEMENTS)
     centre = base + buffer_of(base, progress[ROUND])

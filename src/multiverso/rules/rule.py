@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from multiverso.states import states_of
 from multiverso.updaters import Updater, add
 
 MODES = ("async", "bounded", "sync")
@@ -69,7 +70,7 @@ class Rule:
     @property
     def shared(self) -> int:
         """How many arrays of the table's size are shared beside the centre."""
-        return self.updater.states
+        return len(states_of(self.updater.states))
 
     def __str__(self) -> str:
         every = (

@@ -15,7 +15,7 @@ from multiverso import kernels
 from multiverso import layout as at
 from multiverso.deadline import Deadline
 from multiverso.errors import DtypeMismatchError, MultiversoError, ShapeMismatchError, WorkerLostError
-from multiverso.kernels.compiling import building, compile_kernel
+from multiverso.kernels import reduce
 from multiverso.memory.shared import SharedMemory
 from multiverso.memory.words import load64
 from multiverso.runtime.session import Session
@@ -27,24 +27,15 @@ OPERATIONS = ("sum", "product", "max", "min", "average")
 SMALL_BYTES = 32 * 1024
 # Measured with 2 and 4 workers on 2 cores, 1e6 and 1e7 floats: 0.5 and 1 MiB are best, 16 MiB takes 1.4 times as long.
 CHUNK_BYTES = 1024 * 1024
-_LINES_BYTES = at.REDUCTION_STRIDE * at.MAX_WORKERS  # kernels.reduce.LINES, which would import Numba
+_LINES_BYTES = reduce.LINES
 _OTHER_INTEGERS = ("bool", "int8", "uint8", "int16", "uint16", "uint32")
 _PHASE, _CHUNK, _STEP = range(3)
 
 
 @functools.cache
-def _kernel(dtype: np.dtype[Any], small: bool) -> Any:
-    """Returns the kernel for small arrays or the one for others, each compiled when first needed."""
-    from numba import from_dtype, int64, uintp
-
-    from multiverso.kernels import reduce
-
-    data = from_dtype(dtype)[::1]
-    common = (uintp, uintp, int64, uintp, int64, int64, int64, int64, int64, data, data, int64[::1])
-    with building(f"reduce-{'small' if small else 'chunks'}-{dtype.name}", reduce):
-        if small:
-            return compile_kernel(reduce.reduce_small, common)
-        return compile_kernel(reduce.reduce_chunks, (*common, int64))
+def _kernels(dtype: np.dtype[Any]) -> tuple[Callable[..., int], Callable[..., int]]:
+    """Returns the kernel for small arrays and the one for others."""
+    return reduce.reduce_small.compiled(dtype.name), reduce.reduce_chunks.compiled(dtype.name)
 
 
 @functools.cache  # a dtype's name is put together anew each time it is asked for
@@ -165,7 +156,7 @@ class Reducer:
     ) -> None:
         more: tuple[int, ...] = ()
         control, lines, small = self._session.control.address, self._lines_at, flat.nbytes <= SMALL_BYTES
-        call = _kernel(flat.dtype, small)
+        call = _kernels(flat.dtype)[0 if small else 1]
         if small:
             slots, stride = lines + _LINES_BYTES, SMALL_BYTES
         else:

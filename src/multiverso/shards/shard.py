@@ -19,6 +19,7 @@ from multiverso.memory import mutex
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import load32, load64, store32, store64
 from multiverso.spec import Partition, Places, TableSpec, chunk_of
+from multiverso.states import states_of
 
 
 def initialise(address: int, spec: TableSpec, table_id: int, workers: int, mode: int) -> None:
@@ -38,7 +39,7 @@ def initialise(address: int, spec: TableSpec, table_id: int, workers: int, mode:
         at.BUFFER_1: places.buffers[1],
         at.STATE_0: places.states[0],
         at.STATE_1: places.states[1],
-        at.STATES: spec.states,
+        at.STATES: len(spec.state_names),
         at.SLOTS: places.slots,
         at.SLOT_STRIDE: places.slot_stride,
         at.LINES: places.lines,
@@ -52,8 +53,18 @@ def initialise(address: int, spec: TableSpec, table_id: int, workers: int, mode:
         store64(address + offset, value)
     hyper = np.asarray(spec.hyper, dtype=spec.dtype).tobytes()
     ctypes.memmove(address + at.HYPER, hyper, len(hyper))
+    _fill_states(address + places.states[0], spec)
     mutex.initialise(address + places.locks, partition.stripes, at.MUTEX_BYTES)
     store64(address + at.MAGIC, at.TABLE_MAGIC)
+
+
+def _fill_states(address: int, spec: TableSpec) -> None:
+    """Writes what an updater's arrays are at first, where that is not zero."""
+    whole = spec.elements * spec.itemsize
+    for i, state in enumerate(states_of(spec.states)):
+        if state.initial:
+            memory: Any = (ctypes.c_char * whole).from_address(address + i * whole)
+            np.frombuffer(memory, spec.dtype)[:] = state.initial
 
 
 @dataclass(frozen=True)
@@ -102,7 +113,9 @@ class Shard:
         start = self.places.states[self.committed & 1]
         whole = self.spec.elements * self.spec.itemsize
         count, dtype = self.spec.elements, self.spec.dtype
-        return [self.segment.array(start + i * whole, count, dtype) for i in range(self.spec.states)]
+        return [
+            self.segment.array(start + i * whole, count, dtype) for i in range(len(self.spec.state_names))
+        ]
 
     def slot(self, worker_id: int) -> npt.NDArray[Any]:
         """Where a worker adds up what it contributes to a synchronous round, flat and writable."""

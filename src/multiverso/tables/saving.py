@@ -25,7 +25,8 @@ def save(path: PathLike, spec: TableSpec, version: int, values: Array, states: l
 
     header = {"format": _FORMAT, "table": json.dumps(spec.as_message()), "version": str(version)}
     arrays = {"values": values.reshape(spec.shape)}
-    arrays |= {f"state.{i}": np.array(state).reshape(spec.shape) for i, state in enumerate(states)}
+    named = zip(spec.state_names, states, strict=True)
+    arrays |= {f"state.{name}": np.array(state).reshape(spec.shape) for name, state in named}
     files.write_whole(path, serialise(arrays, metadata=header))
 
 
@@ -51,7 +52,7 @@ def load(path: PathLike, spec: TableSpec) -> tuple[Array, list[Array]]:
         raise
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise SnapshotError(f"{path} cannot be read as a saved table: {error}") from error
-    names = ["values", *(f"state.{i}" for i in range(spec.states))]
+    names = ["values", *(f"state.{name}" for name in saved.state_names)]
     bad = [
         name
         for name in names
@@ -63,7 +64,9 @@ def load(path: PathLike, spec: TableSpec) -> tuple[Array, list[Array]]:
 
 
 def _check_fits(path: PathLike, saved: TableSpec, spec: TableSpec) -> None:
-    for what in ("kind", "shape", "dtype", "updater", "states"):
+    unnamed = tuple(map(str, range(len(spec.state_names))))  # saved before states had names
+    what_fits = ("kind", "shape", "dtype", "updater")
+    for what in what_fits if saved.state_names == unnamed else (*what_fits, "state_names"):
         if getattr(saved, what) != getattr(spec, what):
             raise SnapshotError(
                 f"{path} holds a table of {what} {getattr(saved, what)!r}, but it is loaded into one of "

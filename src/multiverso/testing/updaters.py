@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from multiverso import layout as at
 from multiverso.runtime import Node, Session
+from multiverso.states import states_of
 from multiverso.tables import ArrayTableHandler
 from multiverso.updaters import Updater
 
@@ -32,7 +33,7 @@ def check(updater: Updater, reference: Reference, *, dtype: str, size: int, sync
     """
     random = np.random.default_rng(size)
     expected = random.normal(size=size).astype(dtype)
-    states = [np.zeros(size, dtype) for _ in range(updater.states)]
+    states = [np.full(size, state.initial, dtype) for state in states_of(updater.states)]
     node = Node(workers=1)
     try:
         with Session(node.address, sync=sync) as session:

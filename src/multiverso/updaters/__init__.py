@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from multiverso.states import State
 from multiverso.updaters.add import add
 from multiverso.updaters.mean import mean
 from multiverso.updaters.nesterov import nesterov
@@ -35,4 +36,4 @@ def resolve(updater: str | Updater) -> Updater:
     return BY_NAME[updater]()
 
 
-__all__ = ["BY_NAME", "Updater", "add", "mean", "nesterov", "resolve", "sgd"]
+__all__ = ["BY_NAME", "State", "Updater", "add", "mean", "nesterov", "resolve", "sgd"]

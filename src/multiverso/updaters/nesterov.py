@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from multiverso.states import State
 from multiverso.updaters.updater import Updater
 
 
@@ -26,4 +27,6 @@ def nesterov(learning_rate: float = 0.7, momentum: float = 0.9) -> Updater:
         raise ValueError(f"a learning rate is above 0; got {learning_rate!r}")
     if not 0 <= momentum < 1:
         raise ValueError(f"a momentum is from 0 to less than 1; got {momentum!r}")
-    return Updater("nesterov", _apply, states=1, hyper=(float(learning_rate), float(momentum)))
+    return Updater(
+        "nesterov", _apply, states=(State("momentum"),), hyper=(float(learning_rate), float(momentum))
+    )

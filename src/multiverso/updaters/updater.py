@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from multiverso.states import State, states_of
+
 
 @dataclass(frozen=True)
 class Updater:
@@ -17,13 +19,17 @@ class Updater:
             dtype: element i of the updater's k-th array is ``state[k * stride + i]``, hyperparameter j is
             ``hyper[j]``. It is compiled by Numba and runs under the lock of a stripe; in synchronous mode it
             gets the sum of all workers' deltas of a round, once.
-        states: arrays of the table's size that it keeps, zero at first.
+        states: the arrays of the table's size that it keeps, in their order; each is saved under its name. A number
+            stands for so many without names, zero at first.
         hyper: its hyperparameters; at most 8.
         mean: in synchronous mode, gets the mean over the workers that contributed instead of their sum.
     """
 
     name: str
     apply: Callable[..., None] = field(compare=False)
-    states: int = 0
+    states: int | tuple[State, ...] = ()
     hyper: tuple[float, ...] = ()
     mean: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "states", states_of(self.states))

@@ -18,7 +18,6 @@ from interleavings.standins import Standin
 
 SIZE = 1 << 18
 EAGAIN, EBUSY, ETIMEDOUT, EOWNERDEAD, ENOTRECOVERABLE, EINTR = 11, 16, 110, 130, 131, 4
-_FUTEX_WAIT = 0
 
 
 class Memory:
@@ -35,7 +34,6 @@ class Memory:
         self._used = 0
         self._mutexes: dict[int, Mutex] = {}
         self.takeovers = 0  # of mutexes whose owner died
-        self.errno = self.take(64)
         self._kept = self._used
 
     def reset(self, scheduler: Scheduler) -> None:
@@ -161,35 +159,29 @@ def atomics(memory: Memory) -> ModuleType:
             memory.words64[place] = int(new)
         return seen
 
-    def system_call(number: int, address: int, operation: int, value: int, *more: int) -> int:
-        if operation != _FUTEX_WAIT:
-            memory.scheduler.step("wake", address)
-            memory.scheduler.wake(int(address))
-            return 0
+    def futex_wait(address: int, value: int, nanoseconds: int) -> int:
         memory.scheduler.step("sleep", address, value)
         if memory.words32[(int(address) - origin) >> 2] != value:
-            code = EAGAIN
-        else:
-            code = memory.scheduler.sleep(int(address))
-        memory.words32[(memory.errno - origin) >> 2] = code
-        return -1 if code else 0
+            return EAGAIN
+        return memory.scheduler.sleep(int(address))
 
-    def clock_gettime(clock: int, address: int) -> int:
-        ctypes.c_int64.from_address(int(address)).value = 1
-        # a microsecond a step: no slice of half a second is ever over, so that only a wake ends a sleep
-        ctypes.c_int64.from_address(int(address) + 8).value = 1000 * memory.scheduler.steps
+    def futex_wake(address: int) -> int:
+        memory.scheduler.step("wake", address)
+        memory.scheduler.wake(int(address))
         return 0
 
     known = {
         "compare_swap64": compare_swap64,
-        "void_pointer": int,
-        "FUTEX_CALL": 202,
-        "_errno_location": lambda: memory.errno,
-        "_syscall": system_call,
+        "array_at": lambda address, count, like: memory.array(address, count, like.dtype),
+        "scratch": lambda count, like: np.empty(count, like.dtype),
+        "words": lambda count: np.zeros(count, np.int64),
+        "futex_wait": futex_wait,
+        "futex_wake": futex_wake,
+        # a microsecond a step: no slice of half a second is ever over, so that only a wake ends a sleep
+        "monotonic_ns": lambda: 1_000_000_000 + 1000 * memory.scheduler.steps,
         "sched_yield": lambda: memory.scheduler.give_way(),
-        "clock_gettime": clock_gettime,
         "mutex_trylock": memory.try_lock,
-        "mutex_clocklock": lambda address, clock, until: memory.clock_lock(address),
+        "mutex_timedlock": lambda address, until: memory.clock_lock(address),
         "mutex_unlock": memory.unlock,
         "mutex_consistent": memory.make_consistent,
     }

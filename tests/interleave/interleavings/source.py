@@ -46,12 +46,9 @@ class Source:
         self.memory = memory
         self._changed = changed or {}
         kernel_atomics = atomics(memory)
-        numba = Standin("numba")
-        vars(numba).update(njit=_njit, carray=lambda p, shape, dtype: memory.array(p, shape[0], dtype))
         numpy = Standin("numpy")
         vars(numpy).update(vars(np), int64=int)
         self._modules: dict[str, types.ModuleType] = {
-            "numba": numba,
             "numpy": numpy,
             "multiverso.kernels.atomics": kernel_atomics,
             "multiverso.memory.words": words(memory, kernel_atomics),
@@ -94,18 +91,12 @@ class Source:
                 else:
                     setattr(found, wanted, getattr(importlib.import_module(name), wanted))
             return found
-        if name.partition(".")[0] in ("numba", "llvmlite"):
-            return self._modules["numba"]
         return builtins.__import__(name, globals, locals, fromlist, level)
 
     @staticmethod
     def _is_private(name: str) -> bool:
         below = any(name.startswith(p) if p.endswith(".") else name == p for p in PRIVATE)
         return below and path_of(name).exists()
-
-
-def _njit(*arguments: Any, **options: Any) -> Any:
-    return arguments[0] if arguments and callable(arguments[0]) else lambda function: function
 
 
 def path_of(module: str) -> Path:

@@ -1,0 +1,53 @@
+"""``multiverso warmup``: compiles what jobs would compile when they first need it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from multiverso import rules, updaters
+from multiverso.kernels import compiling
+from multiverso.kernels.code import is_loop
+from multiverso.kernels.storing import cache_directory
+from multiverso.spec import DTYPES
+
+OF_A_DTYPE = ("dense", "rows", "rounds", "steps", "reduce")
+OF_NONE = ("waits", "dense", "rounds")
+_RULES_DTYPES = ("float32", "float64")
+
+
+def everything(dtypes: Sequence[str] = DTYPES) -> list[tuple[str, str, str | None]]:
+    """Returns what there is to compile for tables of some dtypes, as ``compiling.ensure`` takes it."""
+    prefix = "multiverso.kernels."
+    wanted: list[tuple[str, str, str | None]] = [("module", prefix + name, None) for name in OF_NONE]
+    for dtype in dtypes:
+        wanted += [("module", prefix + name, dtype) for name in OF_A_DTYPE]
+        wanted += [("loops", name, dtype) for name in _with_loops(updaters)]
+        if dtype in _RULES_DTYPES:
+            wanted += [("loops", name, dtype) for name in _with_loops(rules)]
+    return wanted
+
+
+def _with_loops(package: object) -> list[str]:
+    """Returns the modules of a package that hold loops of updaters or rules."""
+    name, path = package.__name__, package.__path__  # type: ignore[attr-defined]
+    modules = [importlib.import_module(f"{name}.{found.name}") for found in pkgutil.iter_modules(path)]
+    return [m.__name__ for m in modules if any(is_loop(value, m.__name__) for value in vars(m).values())]
+
+
+def warm_up(dtypes: Sequence[str] = DTYPES) -> None:
+    """Compiles everything for tables of some dtypes that is not on disk yet, on all cores."""
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(lambda what: compiling.ensure(*what), everything(dtypes)))
+
+
+def report(dtypes: Sequence[str]) -> str:
+    """Does so, and returns what is there now, in a sentence."""
+    directory = cache_directory()
+    if directory is None:
+        return "no folder for compiled kernels can be used, so there is nothing to keep; nothing was compiled"
+    warm_up(dtypes)
+    return f"all kernels for tables of {', '.join(dtypes)} are in {directory}"

@@ -1,0 +1,72 @@
+"""Object code of a group of kernels: what it holds, what it needs, and its form as a file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from types import FunctionType
+
+HEAD = object.__basicsize__
+"""Where the fields of an array object begin: compiled into what Python calls."""
+
+LOOPS = {6: "pppnpn", 7: "pppnppn"}
+"""What a loop of an updater or a rule takes, by its number of arguments: pointers to numbers (p) and numbers (n)."""
+
+NDARRAY = "multiverso.ndarray"
+"""The name under which compiled code asks for the type of NumPy's arrays."""
+
+PYTHON = {
+    *("PyLong_AsLongLong", "PyLong_FromLongLong", "Py_BuildValue", "PyType_IsSubtype", "PyExc_TypeError"),
+    *("PyErr_Occurred", "PyErr_SetString", "PyEval_SaveThread", "PyEval_RestoreThread", NDARRAY),
+}
+LIBC = {
+    *("pthread_mutex_trylock", "pthread_mutex_clocklock", "pthread_mutex_unlock", "pthread_mutex_consistent"),
+    *("syscall", "__errno_location", "clock_gettime", "sched_yield", "memcpy", "memset", "memmove"),
+}
+
+
+def is_loop(value: object, module: str) -> bool:
+    """Whether something in one of our modules is a loop of an updater or a rule."""
+    if not isinstance(value, FunctionType) or value.__module__ != module:
+        return False
+    code = value.__code__
+    return code.co_argcount in LOOPS and code.co_varnames[code.co_argcount - 1] == "count"
+
+
+_MAGIC = b"multiverso object code 1\n"
+
+
+@dataclass(frozen=True)
+class Code:
+    """Functions in one object file.
+
+    Attributes:
+        names: its functions.
+        needed: what it calls: names of LIBC and PYTHON.
+        content: an ELF object for this processor.
+    """
+
+    names: tuple[str, ...]
+    needed: tuple[str, ...]
+    content: bytes
+
+    def to_bytes(self) -> bytes:
+        """Returns it as a file holds it, with a checksum."""
+        head = json.dumps({"names": self.names, "needed": self.needed}).encode()
+        body = len(head).to_bytes(4, "little") + head + self.content
+        return _MAGIC + hashlib.sha256(body).digest() + body
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Code:
+        """The inverse of :meth:`to_bytes`.
+
+        Raises:
+            ValueError: something else, or not whole.
+        """
+        magic, digest, body = data[: len(_MAGIC)], data[len(_MAGIC) :][:32], data[len(_MAGIC) + 32 :]
+        if magic != _MAGIC or hashlib.sha256(body).digest() != digest:
+            raise ValueError("this is no object code of multiverso, or it is damaged")
+        length = int.from_bytes(body[:4], "little")
+        head = json.loads(body[4 : 4 + length])
+        return cls(tuple(head["names"]), tuple(head["needed"]), body[4 + length :])

@@ -1,0 +1,223 @@
+"""The compiled forms of what stands in ``atomics``, by the same names.
+
+A plain load in a wait loop is optimised away: hence intrinsics. libc's functions are declared as external, so that
+the object code names them and nothing of this process.
+"""
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.core import cgutils, typing
+from numba.extending import intrinsic
+
+from multiverso.kernels.atomics import ALL, CLOCK_MONOTONIC, FUTEX_CALL, FUTEX_WAIT, FUTEX_WAKE
+
+_I32, _I64, _I8 = ir.IntType(32), ir.IntType(64), ir.IntType(8)
+_LINE = 64
+_MOST_SCRATCH = 64 * 1024
+_SECOND = 1_000_000_000
+_inline = njit(nogil=True, error_model="numpy")
+
+
+def _load(bits: ir.IntType, size: int, numba_type: Any) -> Any:
+    @intrinsic
+    def load(typingctx, address):
+        def codegen(context, builder, signature, args):
+            return builder.load_atomic(builder.inttoptr(args[0], bits.as_pointer()), "seq_cst", size)
+
+        return numba_type(types.uintp), codegen
+
+    return load
+
+
+def _store(bits: ir.IntType, size: int, numba_type: Any) -> Any:
+    @intrinsic
+    def store(typingctx, address, value):
+        def codegen(context, builder, signature, args):
+            pointer = builder.inttoptr(args[0], bits.as_pointer())
+            builder.store_atomic(args[1], pointer, "seq_cst", size)
+            return context.get_dummy_value()
+
+        return types.void(types.uintp, numba_type), codegen
+
+    return store
+
+
+def _fetch_add(bits: ir.IntType, numba_type: Any) -> Any:
+    @intrinsic
+    def fetch_add(typingctx, address, value):
+        def codegen(context, builder, signature, args):
+            return builder.atomic_rmw("add", builder.inttoptr(args[0], bits.as_pointer()), args[1], "seq_cst")
+
+        return numba_type(types.uintp, numba_type), codegen
+
+    return fetch_add
+
+
+load32 = _load(_I32, 4, types.int32)
+load64 = _load(_I64, 8, types.int64)
+store32 = _store(_I32, 4, types.int32)
+store64 = _store(_I64, 8, types.int64)
+add32 = _fetch_add(_I32, types.int32)
+add64 = _fetch_add(_I64, types.int64)
+
+
+@intrinsic
+def compare_swap64(typingctx, address, old, new):
+    def codegen(context, builder, signature, args):
+        pointer = builder.inttoptr(args[0], _I64.as_pointer())
+        return builder.extract_value(builder.cmpxchg(pointer, args[1], args[2], "seq_cst", "seq_cst"), 0)
+
+    return types.int64(types.uintp, types.int64, types.int64), codegen
+
+
+@intrinsic
+def pointer_at(typingctx, address):
+    """An address as a pointer that ``numba.carray`` takes."""
+
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], _I8.as_pointer())
+
+    return types.voidptr(types.uintp), codegen
+
+
+@_inline
+def array_at(address, count, like):
+    return carray(pointer_at(address), (count,), like.dtype)
+
+
+def _stack(builder: Any, size: int) -> Any:
+    """A place in the caller's frame, whose memory is taken once, wherever in a loop it is asked for."""
+    with builder.goto_entry_block():  # not Numba's alloca_once, which writes zeros
+        place = builder.alloca(ir.ArrayType(_I8, size))
+    place.align = _LINE
+    return place
+
+
+def _array(context: Any, builder: Any, array_type: Any, place: Any, count: int) -> Any:
+    from numba.np import arrayobj
+
+    array = arrayobj.make_array(array_type)(context, builder)
+    itemsize = context.get_constant(
+        types.intp, context.get_abi_sizeof(context.get_data_type(array_type.dtype))
+    )
+    arrayobj.populate_array(
+        array,
+        data=builder.bitcast(place, context.get_data_type(array_type.dtype).as_pointer()),
+        shape=[context.get_constant(types.intp, count)],
+        strides=[itemsize],
+        itemsize=itemsize,
+        meminfo=None,
+    )
+    return array._getvalue()
+
+
+@intrinsic(prefer_literal=True)
+def scratch(typingctx, count, like):
+    if not isinstance(count, types.IntegerLiteral):
+        return None
+    array_type = types.Array(like.dtype, 1, "C")
+    number = count.literal_value
+
+    def codegen(context, builder, signature, args):
+        size = number * context.get_abi_sizeof(context.get_data_type(array_type.dtype))
+        if size > _MOST_SCRATCH:
+            raise ValueError(f"{size} bytes are too many for the stack")
+        return _array(context, builder, array_type, _stack(builder, size), number)
+
+    return array_type(count, like), codegen
+
+
+@intrinsic(prefer_literal=True)
+def words(typingctx, count):
+    if not isinstance(count, types.IntegerLiteral):
+        return None
+    array_type = types.Array(types.int64, 1, "C")
+    number = count.literal_value
+
+    def codegen(context, builder, signature, args):
+        place = _stack(builder, 8 * number)
+        cgutils.memset(builder, place, ir.Constant(_I64, 8 * number), 0)
+        return _array(context, builder, array_type, place, number)
+
+    return array_type(count), codegen
+
+
+_int, _long, _address = types.intc, types.int64, types.uintp
+
+
+def _libc(name: str, *signature: Any) -> Any:
+    return types.ExternalFunction(name, typing.signature(*signature))
+
+
+_syscall = _libc("syscall", _long, _long, _address, _long, _long, _address, _long, _long)
+_errno_location = _libc("__errno_location", _address)
+_clock_gettime = _libc("clock_gettime", _int, _int, _address)
+_clocklock = _libc("pthread_mutex_clocklock", _int, _address, _int, _address)
+sched_yield = _libc("sched_yield", _int)
+mutex_trylock = _libc("pthread_mutex_trylock", _int, _address)
+mutex_unlock = _libc("pthread_mutex_unlock", _int, _address)
+mutex_consistent = _libc("pthread_mutex_consistent", _int, _address)
+
+
+@_inline
+def monotonic_ns():
+    time = words(2)
+    _clock_gettime(CLOCK_MONOTONIC, time.ctypes.data)
+    return time[0] * _SECOND + time[1]
+
+
+@_inline
+def mutex_timedlock(mutex, until_ns):
+    time = words(2)
+    time[0], time[1] = until_ns // _SECOND, until_ns % _SECOND
+    return _clocklock(mutex, CLOCK_MONOTONIC, time.ctypes.data)
+
+
+@_inline
+def futex_wait(address, value, nanoseconds):
+    time = words(2)
+    time[0], time[1] = nanoseconds // _SECOND, nanoseconds % _SECOND
+    if _syscall(FUTEX_CALL, address, FUTEX_WAIT, value, time.ctypes.data, 0, 0) != 0:
+        return load32(_errno_location())
+    return types.int32(0)
+
+
+@_inline
+def futex_wake(address):
+    _syscall(FUTEX_CALL, address, FUTEX_WAKE, ALL, 0, 0, 0)
+    return types.int32(0)
+
+
+def _call(kinds: str) -> Any:
+    """Calls a loop by its address; p is an address, n a number."""
+    signature = types.void(_address, *(_address if kind == "p" else _long for kind in kinds))
+    byte = _I8.as_pointer()
+    function_type = ir.FunctionType(ir.VoidType(), [byte if kind == "p" else _I64 for kind in kinds])
+
+    def codegen(context, builder, signature, args):
+        callee = builder.inttoptr(args[0], function_type.as_pointer())
+        given = zip(kinds, args[1:], strict=True)
+        builder.call(callee, [builder.inttoptr(a, byte) if kind == "p" else a for kind, a in given])
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def call_update(typingctx, function, values, delta, state, stride, hyper, count):
+    return _call("pppnpn")
+
+
+@intrinsic
+def call_push(typingctx, function, centre, local, own, stride, hyper, delta, count):
+    return _call("pppnppn")
+
+
+@intrinsic
+def call_pull(typingctx, function, centre, local, own, stride, hyper, count):
+    return _call("pppnpn")

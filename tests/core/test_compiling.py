@@ -1,0 +1,296 @@
+"""Kernels are compiled once, kept as object code, linked without Numba, and refuse what they cannot take."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import small_kernels
+
+from multiverso import kernels, updaters
+from multiverso.cli import warmup
+from multiverso.kernels import compiling, storing
+from multiverso.kernels.code import Code
+from multiverso.kernels.declaring import Kernel, kernels_of, rebound
+
+NAME = "small_kernels"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache of the test's own."""
+    monkeypatch.setenv("MULTIVERSO_CACHE_DIR", str(tmp_path))
+    storing.cache_directory.cache_clear()
+    yield tmp_path / "multiverso"
+    storing.cache_directory.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def code() -> Code:
+    """The object code of the small kernels, for float32."""
+    compiling.ensure("module", NAME, "float32")
+    found = storing.read(compiling._file_name(NAME, "float32"))
+    assert found is not None
+    return found
+
+
+def scale(dtype: str = "float32") -> Any:
+    return small_kernels.scale.compiled(dtype)
+
+
+def test_a_compiled_kernel_does_what_its_python_does() -> None:
+    ids = np.array([3, 0])
+    for run in (small_kernels.scale, scale()):
+        data = np.arange(1, 6, dtype="f4")
+        assert run(data, ids, 10, 2) == 3 + 4
+        assert data.tolist() == [10, 2, 3, 40, 5]
+    word = np.array([7])
+    swap = small_kernels.swap_first.compiled()
+    assert [swap(word.ctypes.data, 8, 9), swap(word.ctypes.data, 7, 9)] == [7, 9]
+    data = np.ones(3, "f4")
+    assert small_kernels.clear.compiled("float32")(data) is None
+    assert not data.any()
+
+
+@pytest.mark.parametrize(
+    "wrong, why",
+    [
+        ((1, 2), "takes 4 arguments"),
+        (([1.0], np.arange(1), 1, 0), "data has to be a flat, contiguous, aligned float32 array"),
+        ((np.ones(2), np.arange(1), 1, 0), "float32"),
+        ((np.ones((2, 2), "f4"), np.arange(1), 1, 0), "flat"),
+        ((np.ones(4, "f4")[::2], np.arange(1), 1, 0), "contiguous"),
+        ((np.ones(2, ">f4"), np.arange(1), 1, 0), "float32"),
+        ((np.frombuffer(bytes(9), "f4", 2, 1), np.arange(1), 1, 0), "aligned"),
+        (
+            (np.ones(2, "f4"), np.arange(1, dtype="i4"), 1, 0),
+            "ids has to be a flat, contiguous, aligned int64",
+        ),
+        ((np.ones(2, "f4"), np.arange(1), "1", 0), "integer"),
+        ((np.ones(2, "f4"), np.arange(1), 1.5, 0), "integer"),
+    ],
+)
+def test_a_kernel_refuses_what_it_was_not_compiled_for(wrong: Any, why: str) -> None:
+    with pytest.raises(TypeError, match=why):
+        scale()(*wrong)
+
+
+def test_a_kernel_takes_subclasses_and_both_of_cs_names_of_int64() -> None:
+    class Own(np.ndarray):
+        pass
+
+    data = np.ones(2, "f4").view(Own)
+    assert scale()(data, np.array([1], "longlong"), np.int64(3), True) == 3
+    assert data.tolist() == [1, 3]
+
+
+def test_a_kernel_keeps_no_reference() -> None:
+    data, ids = np.ones(2, "f4"), np.arange(1)
+    run = scale()
+    before = sys.getrefcount(data), sys.getrefcount(ids)
+    for _ in range(100):
+        run(data, ids, 1, 0)
+        with pytest.raises(TypeError):
+            run(ids, data, 1, 0)
+    assert (sys.getrefcount(data), sys.getrefcount(ids)) == before
+
+
+def test_object_code_needs_nothing_of_numba(code: Code) -> None:
+    assert {"scale", "clear"} == set(code.names)
+    assert not [name for name in code.needed if "numba" in name.lower() or name.startswith("NRT")]
+
+
+def test_a_damaged_file_is_noticed(code: Code) -> None:
+    data = code.to_bytes()
+    assert Code.from_bytes(data) == code
+    for damaged in (b"", data[:-1], data[:100] + b"!" + data[101:], b"something else" + data):
+        with pytest.raises(ValueError, match="damaged"):
+            Code.from_bytes(damaged)
+
+
+def test_code_that_cannot_be_linked_is_compiled_again(
+    cache: Path, code: Code, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = compiling._file_name(NAME, "float32")
+    storing.write(file, Code(("other",), code.needed, code.content))
+    monkeypatch.setattr(compiling, "_built_by_a_child", lambda *_: code)
+    assert set(compiling._load("module", NAME, "float32")) == set(code.names)
+    assert storing.read(file) == code
+
+
+def test_one_process_compiles_what_several_threads_ask_for(
+    cache: Path, code: Code, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    built = []
+
+    def build(*what: Any) -> Code:
+        built.append(what)
+        return code
+
+    monkeypatch.setattr(compiling, "_built_by_a_child", build)
+    threads = [threading.Thread(target=compiling.ensure, args=("module", NAME, "float32")) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert built == [("module", NAME, "float32")]
+    assert capsys.readouterr().err.count("compiling kernels (small_kernels-float32)") == 1
+
+
+def test_a_cache_that_others_can_write_to_is_not_used(cache: Path) -> None:
+    cache.mkdir(mode=0o700)
+    cache.chmod(0o777)
+    with pytest.warns(RuntimeWarning, match="keeps them in .*multiverso-") as warned:
+        other = storing.cache_directory()
+    assert other is not None
+    assert other != cache
+    assert "others may write to it" in str(warned[0].message)
+
+
+def test_without_any_cache_kernels_are_compiled_all_the_same(
+    cache: Path, code: Code, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storing.files, "own_directory", nowhere)
+    monkeypatch.setattr(compiling, "_built_by_a_child", lambda *_: code)
+    with pytest.warns(RuntimeWarning, match="each process compiles them anew"):
+        assert set(compiling._load("module", NAME, "float32")) == set(code.names)
+
+
+def test_a_full_disk_keeps_nobody_from_working(
+    cache: Path, code: Code, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storing.files, "write_whole", nowhere)
+    monkeypatch.setattr(compiling, "_built_by_a_child", lambda *_: code)
+    assert set(compiling._load("module", NAME, "float32")) == set(code.names)
+
+
+def nowhere(*_: Any, **__: Any) -> Any:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_planted_link_is_not_followed(cache: Path, code: Code, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(code.to_bytes())
+    target.chmod(0o600)
+    directory = storing.cache_directory()
+    assert directory is not None
+    (directory / "planted").symlink_to(target)
+    assert storing.read("planted") is None
+
+
+def test_where_no_child_can_be_started_it_compiles_here(
+    cache: Path, code: Code, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = []
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(compiling, "_built_here", lambda *what: here.append(what) or code)
+    compiling.ensure("module", NAME, "float32")
+    assert here == [("module", NAME, "float32")]
+
+
+def test_a_child_that_hangs_is_ended(cache: Path, code: Code, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that fails: what is wrong is said by compiling here."""
+    monkeypatch.setattr(compiling, "_BUILD_SECONDS", 0.0)
+    assert compiling._built_by_a_child("module", NAME, "float32") is None
+    monkeypatch.setattr(compiling, "_BUILD_SECONDS", 60.0)
+    assert compiling._built_by_a_child("module", "no_such_module", "float32") is None
+
+
+def test_a_forked_child_does_not_keep_a_lock_that_its_parent_has_let_go(cache: Path) -> None:
+    ours, theirs = os.pipe()
+    with storing.one_at_a_time("test"):
+        assert not free(cache / "test.lock")
+        child = os.fork()
+        if child == 0:
+            os.close(theirs)
+            os.read(ours, 1)
+            os._exit(0)
+    try:
+        assert free(cache / "test.lock")
+    finally:
+        os.close(theirs)
+        os.close(ours)
+        os.waitpid(child, 0)
+
+
+def free(path: Path) -> bool:
+    """Whether another process could take the lock now."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+ALONE = """
+import sys, numpy as np, multiverso as mv
+mv.init()
+table = mv.ArrayTableHandler(4, updater="sgd")
+table.add(np.ones(4, "f4"))
+shared = mv.rules.share(np.zeros(4, "f4"), mv.rules.easgd(0.5))
+shared.exchange(np.ones(4, "f4"))
+assert "numba" not in sys.modules, "Numba was imported"
+
+
+def apply(values, delta, state, stride, hyper, count):
+    for i in range(count):
+        values[i] += 2 * delta[i]
+
+
+own = mv.ArrayTableHandler(4, updater=mv.updaters.Updater("own", apply))
+own.add(np.ones(4, "f4"))
+print(table.get().tolist(), shared.table.get().tolist(), own.get().tolist())
+"""
+
+
+def test_built_in_updaters_and_rules_need_no_numba_and_users_settings_for_it_break_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", ALONE],
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[-1.0, -1.0, -1.0, -1.0] [0.5, 0.5, 0.5, 0.5] [2.0, 2.0, 2.0, 2.0]\n"
+
+
+def test_warming_up_compiles_every_module_of_kernels() -> None:
+    folder = Path(kernels.__file__).parent
+    declaring = {path.stem for path in folder.glob("*.py") if "\n@kernel\n" in path.read_text()}
+    assert {*warmup.OF_A_DTYPE, *warmup.OF_NONE} == declaring
+    for dtype, names in (("float32", warmup.OF_A_DTYPE), (None, warmup.OF_NONE)):
+        for name in names:
+            assert kernels_of(importlib.import_module(f"multiverso.kernels.{name}"), dtype)
+    loops = {name for kind, name, _ in warmup.everything(["float32"]) if kind == "loops"}
+    assert {"multiverso.updaters.nesterov", "multiverso.rules.easgd", "multiverso.rules.averaging"} <= loops
+
+
+def test_every_loop_of_ours_is_compiled_from_its_module() -> None:
+    for make in updaters.BY_NAME.values():
+        assert compiling._is_ours(make().apply)
+
+
+def test_functions_are_replaced_without_touching_their_modules() -> None:
+    seen = []
+
+    def replace(value: Any) -> Any:
+        seen.append(getattr(value, "__name__", value))
+        return value
+
+    names = rebound(NAME, replace)
+    assert {"scale", "_doubled", "load64"} <= set(seen)
+    assert isinstance(small_kernels.scale, Kernel)
+    assert names["scale"] is not small_kernels.scale.function
+    assert names["scale"].__globals__["_doubled"] is names["_doubled"]
+    assert kernels.load("float32").dense is kernels.load("float32").dense
