@@ -7,15 +7,35 @@ together.
 
 from __future__ import annotations
 
+import os
+import warnings
 from typing import TYPE_CHECKING, Any
 
-from platoon.util import PlatoonError
+from platoon.util import PlatoonError, PlatoonWarning
 
 if TYPE_CHECKING:
     from platoon.channel.controller import Controller
     from platoon.channel.worker import Worker
 
 __all__ = ["Controller", "PlatoonError", "Worker"]
+
+
+def _notice_the_other() -> None:
+    """Warns when PyPI's project of the name `platoon`, which is not this one, was installed into this folder."""
+    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    for name in os.listdir(folder):
+        if name.lower().startswith("platoon-") and name.endswith((".dist-info", ".egg-info")):
+            warnings.warn(
+                PlatoonWarning(
+                    f"{name} in {folder} is another project that installs a package named platoon; each has "
+                    "overwritten files of the other. `pip uninstall platoon`, then `pip install --force-reinstall "
+                    "--no-deps multiverso`; or keep them in two environments"
+                ),
+                stacklevel=3,
+            )
+
+
+_notice_the_other()
 
 
 def __getattr__(name: str) -> Any:

@@ -14,9 +14,34 @@ from typing import Any
 import numpy as np
 
 from platoon.channel.worker import Worker
-from platoon.util import PlatoonError
+from platoon.util import OPERATIONS, PlatoonError
 
-__all__ = ["AllReduceMax", "AllReduceMin", "AllReduceProd", "AllReduceSum"]
+__all__ = ["AllReduce", "AllReduceMax", "AllReduceMin", "AllReduceProd", "AllReduceSum"]
+
+
+class AllReduce:
+    """A reduction by any operation, as the older interface has it: ``AllReduce(theano.scalar.add)(src, dest)``.
+
+    Args:
+        scalar_op: an operation of `Worker.all_reduce`, by name or as the scalar Op of Theano or PyTensor.
+        inplace: the result takes the place of ``src``.
+        worker: the process's worker, if not the current one.
+
+    Raises:
+        PlatoonError: there is no such operation.
+    """
+
+    def __init__(self, scalar_op: Any, inplace: bool = False, worker: Worker | None = None) -> None:
+        name = str(scalar_op).lower()
+        if name not in OPERATIONS:
+            raise PlatoonError(f"scalar_op is one of {', '.join(OPERATIONS)}; got {scalar_op!r}")
+        self.operation = OPERATIONS[name]
+        self.inplace = inplace
+        self.worker = current_worker(worker)
+
+    def __call__(self, src: Any, dest: Any = None) -> Any:
+        """Returns the reduction of all workers' ``src``; see `AllReduceSum`."""
+        return _all_reduce(self.operation, src, dest, self.inplace, self.worker)
 
 
 def AllReduceSum(src: Any, dest: Any = None, inplace: bool = False, worker: Worker | None = None) -> Any:

@@ -1,27 +1,114 @@
-"""What the whole package shares: its error, and words about how a process ended."""
+"""What the whole package shares: its errors, names of operations, words about how a process ended."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from multiverso.launch import WorkerExit
 
 
-class PlatoonError(Exception):
+class PlatoonException(Exception):
+    """What is thrown by Platoon: a `PlatoonError`, or a warning.
+
+    Args:
+        severity: ``"ERROR"`` or ``"WARNING"``.
+        descr: what happened.
+        from_exc: the exception behind it, shown after the description.
+    """
+
+    def __init__(self, severity: str, descr: str, from_exc: BaseException | None = None) -> None:
+        super().__init__(descr if from_exc is None else f"{descr}: {type(from_exc).__name__}: {from_exc}")
+        self.severity = severity
+        self.descr = descr
+        self.from_exc = from_exc
+        if from_exc is not None:
+            self.__cause__ = from_exc
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.severity, self.descr, self.from_exc)
+
+
+class PlatoonError(PlatoonException):
     """Something between a worker and its controller went wrong; the message says what and what to do.
 
     Args:
-        message: what happened.
-        cause: the exception behind it, shown after the message.
+        descr: what happened.
+        from_exc: the exception behind it.
     """
 
-    def __init__(self, message: str, cause: BaseException | None = None) -> None:
-        super().__init__(message if cause is None else f"{message}: {type(cause).__name__}: {cause}")
-        if cause is not None:
-            self.__cause__ = cause
+    def __init__(self, descr: str, from_exc: BaseException | None = None) -> None:
+        super().__init__("ERROR", descr, from_exc)
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.descr, self.from_exc)
+
+
+class PlatoonWarning(PlatoonException, UserWarning):
+    """Something that may be a mistake.
+
+    Args:
+        descr: what.
+        from_exc: the exception behind it.
+    """
+
+    def __init__(self, descr: str, from_exc: BaseException | None = None) -> None:
+        super().__init__("WARNING", descr, from_exc)
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.descr, self.from_exc)
+
+
+OPERATIONS = {
+    **dict.fromkeys(("sum", "+", "add"), "sum"),
+    **dict.fromkeys(("product", "prod", "*", "mul"), "product"),
+    **dict.fromkeys(("max", "maximum"), "max"),
+    **dict.fromkeys(("min", "minimum"), "min"),
+    **dict.fromkeys(("average", "avg", "mean"), "average"),
+}
+_MPI_OPERATIONS = {"sum": "SUM", "product": "PROD", "max": "MAX", "min": "MIN"}
+
+
+def op_to_mpi(op: str) -> Any:
+    """Returns the operation of mpi4py for one of `Worker.all_reduce`, by any of its names.
+
+    Raises:
+        AttributeError: there is no mpi4py.
+        ValueError: MPI has no such operation (the average is a sum that is divided).
+    """
+    name = _MPI_OPERATIONS.get(OPERATIONS.get(op.lower(), ""))
+    if name is None:
+        raise ValueError(f"MPI has no operation {op!r}; expected one of sum, product, max, min")
+    return getattr(_mpi(), name)
+
+
+def dtype_to_mpi(dtype: Any) -> Any:
+    """Returns the datatype of mpi4py for a NumPy dtype, or its name.
+
+    Raises:
+        AttributeError: there is no mpi4py.
+        TypeError: MPI has no such datatype, as for float16.
+    """
+    import numpy as np
+
+    mpi = _mpi()
+    try:
+        plain = np.dtype(dtype)
+        if plain == np.float16:  # no version of MPI reduces it, though some have a name for it
+            raise KeyError(plain)
+        return mpi._typedict[plain.char]
+    except (KeyError, TypeError):
+        raise TypeError(f"MPI has no datatype for {dtype!r}") from None
+
+
+def _mpi() -> Any:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise AttributeError(f"there is no MPI here ({error}); pip install mpi4py mpich") from error
+    return MPI
 
 
 def last_lines(path: str | os.PathLike[str], count: int = 20, most_bytes: int = 16384) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,15 +47,38 @@ def controller_parser() -> argparse.ArgumentParser:
 
 
 def worker_parser() -> argparse.ArgumentParser:
-    """Returns a parser for a worker's ports and timeout."""
+    """Returns a parser for a worker's ports and timeout.
+
+    What its controller was told is the default for a worker that a controller started.
+    """
     parser = argparse.ArgumentParser(description="A Platoon worker.")
-    parser.add_argument("--control-port", type=int, help=f"the controller's port (default: {DEFAULT_PORT})")
-    parser.add_argument("--data-port", type=int, help="port that minibatches come from (default: none)")
-    parser.add_argument("--data-hwm", type=int, default=10, help="minibatches on their way to this worker")
+    parser.add_argument(
+        "--control-port",
+        type=int,
+        default=_told("PLATOON_CONTROL_PORT"),
+        help=f"the controller's port (default: the controller's own, or {DEFAULT_PORT})",
+    )
+    parser.add_argument(
+        "--data-port",
+        type=int,
+        default=_told("PLATOON_DATA_PORT"),
+        help="port that minibatches come from (default: the controller's, or none)",
+    )
+    parser.add_argument(
+        "--data-hwm",
+        type=int,
+        default=_told("PLATOON_DATA_HWM") or 10,
+        help="minibatches on their way to this worker (default: the controller's, or 10)",
+    )
     parser.add_argument(
         "--socket-timeout", type=int, default=300_000, help="milliseconds to wait for an answer"
     )
     return parser
+
+
+def _told(name: str) -> int | None:
+    text = os.environ.get(name)
+    return int(text) if text else None
 
 
 def chosen(args: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:

@@ -13,15 +13,7 @@ from multiverso.runtime.reduce import Reducer, working_dtype
 from platoon.channel.requests import Requests
 from platoon.channel.sharing import memory_named
 from platoon.channel.wire import Array
-from platoon.util import PlatoonError
-
-OPERATIONS = {
-    **dict.fromkeys(("sum", "+", "add"), "sum"),
-    **dict.fromkeys(("product", "prod", "*", "mul"), "product"),
-    **dict.fromkeys(("max", "maximum"), "max"),
-    **dict.fromkeys(("min", "minimum"), "min"),
-    **dict.fromkeys(("average", "avg", "mean"), "average"),
-}
+from platoon.util import OPERATIONS, PlatoonError
 
 
 class Collective:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy.typing as npt
 import zmq
 
 from platoon.channel import arguments
@@ -187,6 +188,28 @@ class Controller:
         except OSError:
             pass  # full: it will wake anyway; closed: there is nothing to wake
 
+    @property
+    def csocket(self) -> zmq.Socket:
+        """The ZeroMQ socket of the requests, once the port is open; `serve` reads it.
+
+        Raises:
+            AttributeError: it is not.
+        """
+        if self._control is None:
+            raise AttributeError("csocket: no port for requests is open; call init_control()")
+        return self._control
+
+    @property
+    def asocket(self) -> zmq.Socket:
+        """The ZeroMQ socket of the minibatches, once the channel is open; `send_mb` writes it.
+
+        Raises:
+            AttributeError: it is not.
+        """
+        if self._batches is None:
+            raise AttributeError("asocket: no channel for minibatches is open; call init_data()")
+        return self._batches.socket
+
     # -- minibatches ---------------------------------------------------------------------------------------
 
     def init_data(self, port: int = 0, data_hwm: int = 10) -> None:
@@ -201,14 +224,14 @@ class Controller:
         self.data_hwm = data_hwm
         self._batches = BatchServer(port, self._secret, self._reporter.refuse)
 
-    def send_mb(self, arrays: Sequence[Any], copy: bool = True) -> None:
+    def send_mb(self, arrays: Sequence[Any] | npt.NDArray[Any], copy: bool = True) -> None:
         """Sends a minibatch to the next worker that has room, and waits for one (half an hour at most).
 
         A thread can send while `serve` answers requests in another; neither starves the other.
 
         Args:
-            arrays: a list of arrays (or one array, whose rows are sent as a list), any shape, order and
-                number dtype.
+            arrays: a list of arrays, any shape, order and number dtype; or one array, whose rows are sent as
+                such a list.
             copy: False saves one copy; then the arrays must not change until their worker has them.
 
         Raises:

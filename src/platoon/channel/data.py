@@ -60,7 +60,7 @@ class BatchServer:
         self._door = Door(secret, "data", port, _MOST_CREDIT_BYTES, on_refused, options)
         self.port, self.socket = self._door.port, self._door.socket
 
-    def send(self, arrays: Sequence[object], copy: bool, timeout_seconds: float) -> None:
+    def send(self, arrays: Sequence[object] | Array, copy: bool, timeout_seconds: float) -> None:
         """Sends a minibatch to the next worker that has room, and waits for one if none has."""
         frames = pack_arrays(arrays)
         with self._lock:

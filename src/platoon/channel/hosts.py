@@ -10,12 +10,11 @@ from multiverso import layout as at
 from multiverso.runtime import Session
 from platoon.channel.sharing import memory_named
 from platoon.channel.wire import Array, dtype_named
-from platoon.util import PlatoonError
+from platoon.util import PlatoonError, op_to_mpi
 
 _WAIT_SECONDS = 1800.0
 _LOOK_MS = 1
 _MOST_BYTES = 1 << 40
-_NAMES = {"sum": "SUM", "product": "PROD", "max": "MAX", "min": "MIN"}
 
 
 @dataclass
@@ -74,14 +73,17 @@ class Hosts:
             PlatoonError: these cannot be combined.
         """
         dtype = dtype_named(info["dtype"])
-        if dtype.kind not in "iuf" or info["op"] not in _NAMES or info["bytes"] % dtype.itemsize:
-            raise PlatoonError(f"{info['bytes']} bytes of {dtype} cannot be combined by {info['op']!r:.100}")
+        if dtype.kind not in "iuf" or info["bytes"] % dtype.itemsize:
+            raise PlatoonError(f"{info['bytes']} bytes of {dtype} cannot be combined")
+        try:
+            operation = op_to_mpi(info["op"])
+        except ValueError as error:
+            raise PlatoonError("arrays cannot be combined", error) from error
         if not 0 < info["bytes"] <= info["capacity"] <= _MOST_BYTES:
             raise PlatoonError(f"{info['bytes']} of {info['capacity']} bytes cannot be combined")
         if self._session is None:
             self._session = Session(node, worker_id=at.MAX_WORKERS - 1)
         array = memory_named(self._session, info["name"], info["capacity"])[: info["bytes"]].view(dtype)
-        operation = getattr(self._mpi, _NAMES[info["op"]])
         request = self._comm.Iallreduce(self._mpi.IN_PLACE, array, operation)
         self._pending.append(_Pending(request, address, time.monotonic() + _WAIT_SECONDS, array))
 

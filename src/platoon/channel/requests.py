@@ -36,6 +36,7 @@ class Requests:
 
     Attributes:
         secret: the job's secret.
+        socket: the ZeroMQ socket.
     """
 
     def __init__(self, context: zmq.Context, port: int, timeout_seconds: float) -> None:
@@ -51,7 +52,7 @@ class Requests:
             secret = find_secret(port)
             socket = None if secret is None else self._connect(context, secret, until)
             if secret is not None and socket is not None:
-                self.secret, self._socket = secret, socket
+                self.secret, self.socket = secret, socket
                 return
             if time.monotonic() >= until:
                 raise PlatoonError(
@@ -122,12 +123,12 @@ class Requests:
         with self._lock:
             self._number += 1
             number = self._nonce + b"%d" % self._number
-            self._socket.send_multipart([number, query])
+            self.socket.send_multipart([number, query])
             seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
             until = time.monotonic() + seconds
             while True:
-                self.wait(self._socket, until, f"an answer to the request {req!r:.100}")
-                received, *parts = self._socket.recv_multipart()
+                self.wait(self.socket, until, f"an answer to the request {req!r:.100}")
+                received, *parts = self.socket.recv_multipart()
                 if received == number:  # else it is the late answer to a request that was given up
                     break
         proof, message = parts if len(parts) == 2 else (b"", b"")
@@ -176,7 +177,7 @@ class Requests:
 
     def close(self) -> None:
         """Closes the socket."""
-        self._socket.close()
+        self.socket.close()
         if self._controller >= 0:
             os.close(self._controller)
             self._controller = -1

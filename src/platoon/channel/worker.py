@@ -110,6 +110,23 @@ class Worker(metaclass=_OnePerProcess):
         self._check()
         return self._requests.ask(req, info)
 
+    @property
+    def csocket(self) -> zmq.Socket:
+        """The ZeroMQ socket of the requests; `send_req` is what they are sent with."""
+        self._check()
+        return self._requests.socket
+
+    @property
+    def asocket(self) -> zmq.Socket:
+        """The ZeroMQ socket of the minibatches, once the channel is open.
+
+        Raises:
+            AttributeError: it is not.
+        """
+        if self._batches is None:
+            raise AttributeError("asocket: no channel for minibatches is open; call init_mb_sock()")
+        return self._batches.socket
+
     # -- minibatches ---------------------------------------------------------------------------------------
 
     def init_mb_sock(self, port: int | None = None, data_hwm: int = 10) -> None:
@@ -130,6 +147,8 @@ class Worker(metaclass=_OnePerProcess):
     def recv_mb(self, copy: bool = True) -> list[Array]:
         """Waits for a minibatch and returns its arrays; an empty list means that there are no more.
 
+        Opens the channel first, as `init_mb_sock` does, if nobody has.
+
         Args:
             copy: False saves a copy; the arrays then lie in the message, and may not be aligned.
 
@@ -138,7 +157,8 @@ class Worker(metaclass=_OnePerProcess):
         """
         self._check()
         if self._batches is None:
-            raise PlatoonError("call init_mb_sock() before minibatches are received")
+            self.init_mb_sock()
+        assert self._batches is not None
         if self._batches.ended:
             return []
         self._requests.wait(self._batches.socket, time.monotonic() + self._seconds, "a minibatch")
@@ -158,6 +178,14 @@ class Worker(metaclass=_OnePerProcess):
             WaitTimeoutError: somebody else kept it; says which process.
         """
         self._job_lock().acquire(timeout)
+
+    def lock_params(self, timeout: float | None = None) -> None:
+        """The same as `lock`, by its older name."""
+        self.lock(timeout)
+
+    def unlock_params(self) -> None:
+        """The same as `unlock`, by its older name."""
+        self.unlock()
 
     def unlock(self) -> None:
         """Gives the job's lock back; the thread that took it has to.
