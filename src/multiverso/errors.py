@@ -5,6 +5,7 @@
     ├── NotInitializedError   no session yet: call init() first
     ├── ClosedError           the session is over, or belongs to another process
     ├── InterruptedRoundError a synchronous round has to be finished first
+    ├── LockStateError        a lock that this thread has already, or does not have
     ├── WorkerLostError       another worker died, or exited without shutdown()
     ├── WorkerFailedError     what a worker of multiverso.run raised cannot be raised here
     ├── NodeLostError         the process that holds the tables is gone
@@ -43,6 +44,10 @@ class ClosedError(MultiversoError, RuntimeError):
 
 class InterruptedRoundError(MultiversoError, RuntimeError):
     """A synchronous round is unfinished: a read was interrupted in it, or its adds were not read yet."""
+
+
+class LockStateError(MultiversoError, RuntimeError):
+    """A lock is taken twice by a worker, or given back by a thread that does not have it."""
 
 
 class WorkerLostError(MultiversoError, RuntimeError):

@@ -280,3 +280,28 @@ def test_torch_tensors_over_torch_distributed(experiment: Any, port: int) -> Non
     )
     result = experiment.launch("gloo", "-D", "cpu", "cpu", f"-w={port}")
     assert result.code == 0, result
+
+
+def test_a_worker_that_left_in_order_is_named(experiment: Any) -> None:
+    """It closed regularly while another one still reduces: who it was, and no word of deaths or of other launchers."""
+    experiment.write(
+        left_worker="""
+        import numpy as np
+        from multiverso.errors import WorkerLostError
+        from platoon import Worker
+        worker = Worker()
+        worker.all_reduce(np.ones(1))
+        if worker.local_rank == 1:
+            worker.close()
+        else:
+            try:
+                worker.all_reduce(np.ones(1))
+            except WorkerLostError as error:
+                print(error)
+        """
+    )
+    result = experiment.launch("left", "-D", "cpu", "cpu")
+    assert result.code == 0, result
+    said = result.outputs()[0]
+    assert re.search(r"worker 1 \(pid \d+\) left in order while .* waited for all_reduce\(sum\)", said), said
+    assert "multiverso run" not in said

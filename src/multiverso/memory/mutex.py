@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import threading
 import time
 from pathlib import Path
 
@@ -64,6 +65,11 @@ def unlock(address: int) -> None:
     code = _libc.pthread_mutex_unlock(ctypes.c_void_p(address))
     if code != 0:
         raise OSError(code, "unlocking a mutex that this thread does not hold")
+
+
+def is_ours(address: int) -> bool:
+    """Whether the calling thread holds the mutex."""
+    return ctypes.c_uint32.from_address(address).value & _OWNER_BITS == threading.get_native_id()
 
 
 def owner_pid(address: int) -> int | None:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 _WARN_SECONDS = 10.0
 _STILL_SECONDS = 1.5
+_ADVICE = (
+    ". To go on without lost workers: init(on_lost='continue'), or `multiverso run --on-failure continue`"
+)
 
 
 class Patience:
@@ -89,14 +92,17 @@ class Patience:
         return "; ".join(self._session.picture().describe(time.monotonic_ns()))
 
     def _lost(self) -> WorkerLostError:
-        lost = [w.worker_id for w in self._session.control.workers() if w.fate == at.LOST]
-        pids = ", ".join(str(self._session.control.worker(i).pid) for i in lost)
-        return WorkerLostError(
-            f"{names(lost)} (pid {pids}) died, or exited without shutdown(), while this worker waited for "
-            f"{self._what}. To go on without lost workers: init(on_lost='continue'), or "
-            "`multiverso run --on-failure continue`",
-            lost,
-        )
+        control = self._session.control
+        workers = [w for w in control.workers() if w.fate == at.LOST]
+        how = "died, or exited without shutdown(),"
+        if not workers:  # a reduction needs everybody, whom the others have not lost
+            workers = [w for w in control.workers() if w.state == at.LEFT or w.fate == at.GONE]
+            how = "left in order"
+        lost = [w.worker_id for w in workers]
+        pids = ", ".join(str(control.worker(worker_id).pid) for worker_id in lost)
+        who = f"{names(lost)} (pid {pids})" if lost else "a worker whose place is taken again"
+        advice = "" if control.continues or how == "left in order" else _ADVICE
+        return WorkerLostError(f"{who} {how} while this worker waited for {self._what}{advice}", lost)
 
     def _look_for_deadlock(self) -> None:
         """Everybody waits for somebody who waits, and nothing has moved for a while."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso.deadline import Deadline
-from multiverso.errors import ShapeMismatchError
+from multiverso.errors import MultiversoError, ShapeMismatchError
 from multiverso.kernels.compiling import compile_pull, compile_push, compile_update, load_steps
 from multiverso.runtime.session import Session
 from multiverso.shards.shard import Shard
@@ -285,6 +285,20 @@ class TableHandler:
         self._session.check()
         offset = self._shard.values_offset()
         return self._shard.segment.window(offset, self.size, self._dtype).reshape(self.shape)
+
+    def memory(self) -> Array:
+        """Returns the values themselves, writable, in the table's shape; it outlives ``shutdown``.
+
+        What is written there is what all workers see, and nothing locks it: for code that keeps the others away
+        by itself. Not in synchronous mode, where the values change places with each round.
+
+        Raises:
+            MultiversoError: the session is in synchronous mode.
+        """
+        self._session.check()
+        if self._session.consistency.mode == "sync":
+            raise MultiversoError("memory() is not there in synchronous mode: its rounds have two copies")
+        return self._shard.values().reshape(self.shape)
 
     def snapshot(self, out: Any = None) -> Any:
         """Returns a copy of the values outside the rounds and clocks, at any time, in any mode; never waits.

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 
 from multiverso.errors import ShapeMismatchError
-from multiverso.runtime import Session
-from multiverso.runtime.reduce import Reducer, working_dtype
+from multiverso.runtime import Reducer, Session, working_dtype
 from platoon.channel.requests import Requests
-from platoon.channel.sharing import memory_named
 from platoon.channel.wire import Array
 from platoon.util import OPERATIONS, PlatoonError
 
@@ -72,7 +70,7 @@ class Collective:
         size = max(1 << 16, 1 << (mine.nbytes - 1).bit_length())
         name = f"platoon-hosts-{size}"
         if name not in self._between_hosts:
-            self._between_hosts[name] = memory_named(self._session, name, size)
+            self._between_hosts[name] = self._session.shared_memory(name, size).array
         between = self._between_hosts[name][: mine.nbytes].view(mine.dtype)
         if self._reducer.rank == 0:
             # All workers are in this all_reduce, so nobody still reads the last one's result.
@@ -131,8 +129,7 @@ class Collective:
                 f"an array of {like.shape} {like.dtype} cannot be shared: no plain memory of any size"
             )
         if like.nbytes not in self.shared_arrays:
-            memory = memory_named(self._session, f"platoon-shared-{like.nbytes}", like.nbytes)
-            flat = memory[: like.nbytes].view(like.dtype)
+            flat = self._session.shared_memory(f"platoon-shared-{like.nbytes}", like.nbytes).view(like.dtype)
             fortran = like.flags.f_contiguous and not like.flags.c_contiguous
             self.shared_arrays[like.nbytes] = flat.reshape(like.shape, order="F" if fortran else "C")
         return self.shared_arrays[like.nbytes]

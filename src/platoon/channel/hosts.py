@@ -6,9 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from multiverso import layout as at
-from multiverso.runtime import Session
-from platoon.channel.sharing import memory_named
+from multiverso.runtime import MAX_WORKERS, Session
 from platoon.channel.wire import Array, dtype_named
 from platoon.util import PlatoonError, op_to_mpi
 
@@ -82,8 +80,9 @@ class Hosts:
         if not 0 < info["bytes"] <= info["capacity"] <= _MOST_BYTES:
             raise PlatoonError(f"{info['bytes']} of {info['capacity']} bytes cannot be combined")
         if self._session is None:
-            self._session = Session(node, worker_id=at.MAX_WORKERS - 1)
-        array = memory_named(self._session, info["name"], info["capacity"])[: info["bytes"]].view(dtype)
+            self._session = Session(node, worker_id=MAX_WORKERS - 1)
+        memory = self._session.shared_memory(info["name"], info["capacity"])
+        array = memory.array[: info["bytes"]].view(dtype)
         request = self._comm.Iallreduce(self._mpi.IN_PLACE, array, operation)
         self._pending.append(_Pending(request, address, time.monotonic() + _WAIT_SECONDS, array))
 

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from multiverso.launch import Job, WorkerExit
+from multiverso.runtime import MAX_WORKERS
 from platoon.processes import GRACE_SECONDS, Program, program
 from platoon.reporting import Reporter
 from platoon.util import PlatoonError, counted, exit_text
-
-MOST_WORKERS = 64
 
 # A worker is no MPI process, even if its controller is: with these variables its own mpi4py would think so.
 _OF_MPI = ("PMI", "OMPI_", "HYD", "MPI_LOCAL")
@@ -148,8 +147,8 @@ class Members:
         Raises:
             PlatoonError: there is no place for it.
         """
-        if rank is not None and not 0 <= rank < (MOST_WORKERS if most is None else most):
-            raise PlatoonError(f"there is no place {rank} among {counted(most or MOST_WORKERS, 'worker')}")
+        if rank is not None and not 0 <= rank < (MAX_WORKERS if most is None else most):
+            raise PlatoonError(f"there is no place {rank} among {counted(most or MAX_WORKERS, 'worker')}")
         known = self.by_pid(pid)
         if known is not None:
             known.present, known.done = True, False

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from multiverso import kernels
 from multiverso.errors import MultiversoError, TableMismatchError
-from multiverso.kernels.compiling import compile_push
 from multiverso.rules import Rule, Shared, easgd, share
-from multiverso.runtime import Session
-from multiverso.shards.shard import Shard
-from multiverso.spec import TableSpec
-from platoon.channel.joblock import JobLock
+from multiverso.runtime import JobLock, Session
+from multiverso.tables import ArrayTableHandler, TableHandler
 from platoon.param_sync import ASGD, EASGD, ParamSyncRule
 from platoon.params import Parameter, adapt
 from platoon.util import PlatoonError
@@ -44,15 +38,16 @@ class SharedParameters:
         self._local = adapt(params)
         if not self._local:
             raise PlatoonError("there is no parameter to share: the list is empty")
+        self._of_core: list[Shared] = []
+        self._tables: list[TableHandler]
         if isinstance(rule, Rule):
             self._of_core = [self._share(i, parameter, rule) for i, parameter in enumerate(self._local)]
-            self._shards = [shared.table._shard for shared in self._of_core]
+            self._tables = [shared.table for shared in self._of_core]
         else:
-            self._of_core = []
-            self._shards = [self._open(i, parameter) for i, parameter in enumerate(self._local)]
+            self._tables = [self._open(i, parameter) for i, parameter in enumerate(self._local)]
         self.arrays: list[Array] = [
-            shard.values().reshape(parameter.shape)
-            for shard, parameter in zip(self._shards, self._local, strict=True)
+            table.memory().reshape(parameter.shape)
+            for table, parameter in zip(self._tables, self._local, strict=True)
         ]
         self._last: list[Array] = []  # for ASGD: the worker's values when they last met the shared ones
         self._update = self._updater(params, rule)
@@ -68,22 +63,21 @@ class SharedParameters:
         parameter.write(value)
         return shared
 
-    def _open(self, number: int, parameter: Parameter) -> Shard:
+    def _open(self, number: int, parameter: Parameter) -> TableHandler:
         value = parameter.load().reshape(-1)
         if value.size == 0:
             raise PlatoonError(f"parameter {number} has no elements (shape {parameter.shape})")
-        spec = TableSpec(
-            "array", 1, value.size, dtype=parameter.dtype.name, name=f"platoon-parameter-{number}"
-        )
+        name = f"platoon-parameter-{number}"
         try:
-            _, shard = self._session.open_table(spec, lambda made, last, of: np.copyto(made.values(), value))
+            return ArrayTableHandler(
+                value.size, value, dtype=parameter.dtype, name=name, session=self._session
+            )
         except TableMismatchError as error:
             raise PlatoonError(
                 f"parameter {number} is not what the others share there; all workers must give the same "
                 "parameters in the same order",
                 error,
             ) from error
-        return shard
 
     def _updater(self, params: Any, rule: ParamSyncRule | Rule) -> Callable[[bool], None]:
         """Returns what a synchronisation does; its argument says whether the job's lock counts."""
@@ -97,26 +91,14 @@ class SharedParameters:
         else:
             fused = self._fused(rule)
         if fused is not None:
-
-            def update(locked: bool) -> None:
-                if locked:
-                    with self._lock.shared():
-                        fused()
-                else:
-                    fused()
-
-            return update
+            return lambda locked: self._lock.shared(fused) if locked else fused()
         assert isinstance(rule, ParamSyncRule)
         whole = rule.make_update_function(params)
 
-        def update_whole(locked: bool) -> None:
-            if locked:
-                with self._lock.alone():
-                    whole(self.arrays)
-            else:
-                whole(self.arrays)
+        def work() -> None:
+            whole(self.arrays)
 
-        return update_whole
+        return lambda locked: self._lock.alone(work) if locked else work()
 
     def _fused(self, rule: ParamSyncRule) -> Callable[[], None] | None:
         """Returns a rule's pass over the shared memory, or None if it is a rule of the user's own."""
@@ -129,10 +111,10 @@ class SharedParameters:
             whole = [parameter for parameter in self._local if parameter.dtype.kind != "f"]
             if whole:
                 raise PlatoonError(f"EASGD averages, which a parameter of dtype {whole[0].dtype} cannot hold")
-            return lambda: self._each(lambda i, local: self._elastic(i, local, rule.get_alpha()))
+            return self._elastic(rule)
         if isinstance(rule, ASGD):
             self._last = last = [np.array(parameter.load()).reshape(-1) for parameter in self._local]
-            return lambda: self._each(lambda i, local: self._exchange(i, local, last[i]))
+            return lambda: self._each(lambda i, local: self._tables[i].exchange(local, last[i]))
         return None
 
     def _each(self, work: Callable[[int, Array], None]) -> None:
@@ -141,28 +123,18 @@ class SharedParameters:
             work(i, value.reshape(-1))
             parameter.write(value)
 
-    def _run(self, kernel: Callable[..., int], number: int, *arguments: Any) -> None:
-        shard = self._shards[number]
-        control = self._session.control.address
-        code = kernel(control, shard.base, *arguments, 0)
-        if code == 0:
-            return
+    def _elastic(self, rule: EASGD) -> Callable[[], None]:
+        compiled: list[Any] = []
+        alpha: float | None = None
 
-        def again() -> int:
-            nonlocal code
-            code = kernel(control, shard.base, *arguments, code >> 16)  # from the stripe at which it stopped
-            return code
+        def meet() -> None:
+            nonlocal alpha
+            if alpha != rule.get_alpha():  # it may be changed at any time
+                alpha = rule.get_alpha()
+                compiled[:] = [table.compile_rule(_PULL_TOGETHER, None, (alpha,)) for table in self._tables]
+            self._each(lambda i, local: self._tables[i].step(compiled[i], local, True, False))
 
-        self._session.go_on(code, again, None, f"a part of the shared parameter {number}")
-
-    def _exchange(self, number: int, local: Array, last: Array) -> None:
-        self._run(_dense(local).exchange, number, 0, self._session.worker_id, local, last)
-
-    def _elastic(self, number: int, local: Array, alpha: float) -> None:
-        step, push = _elastic_step(local.dtype)
-        hyper = np.array([alpha], local.dtype)
-        me = self._session.worker_id
-        self._run(step, number, 0, push, 0, me, 0, hyper.ctypes.data, local, 1)
+        return meet
 
     def synchronise(self, locked: bool) -> None:
         """Lets the worker's parameters and the shared ones meet."""
@@ -171,17 +143,24 @@ class SharedParameters:
 
     def copy_to_local(self, locked: bool) -> None:
         """Sets the worker's parameters to the shared ones."""
-        with self._maybe_shared(locked):
-            self._each(lambda i, local: self._run(_dense(local).get, i, self._session.worker_id, local))
+
+        def work() -> None:
+            self._each(lambda i, local: self._tables[i].snapshot(out=local))
             self._note_meeting()
+
+        self._session.check()
+        self._lock.shared(work) if locked else work()
 
     def copy_to_global(self, locked: bool) -> None:
         """Sets the shared parameters to the worker's."""
-        with self._maybe_shared(locked):
-            for i, parameter in enumerate(self._local):
-                local = parameter.load().reshape(-1)
-                self._run(_dense(local).put, i, self._session.worker_id, local)
+
+        def work() -> None:
+            for table, parameter in zip(self._tables, self._local, strict=True):
+                table.replace(parameter.load().reshape(-1), [])
             self._note_meeting()
+
+        self._session.check()
+        self._lock.shared(work) if locked else work()
 
     def _note_meeting(self) -> None:
         """Without this, ASGD would push what it has just copied as if the worker had learnt it."""
@@ -190,33 +169,8 @@ class SharedParameters:
         if self._of_core:
             self._each(lambda i, local: self._of_core[i].restart(local))
 
-    def _maybe_shared(self, locked: bool) -> AbstractContextManager[None]:
-        self._session.check()
-        return self._lock.shared() if locked else nullcontext()
 
-
-def _dense(array: Array) -> Any:
-    return _dense_kernels(array.dtype)
-
-
-@functools.cache  # by dtype and not by its name, which is put together anew each time
-def _dense_kernels(dtype: np.dtype[Any]) -> Any:
-    return kernels.load(dtype.name).dense
-
-
-@functools.cache
-def _elastic_step(dtype: np.dtype[Any]) -> tuple[Any, int]:
-    """Returns the kernel that runs a rule, and the address of the core's elastic averaging."""
-    return kernels.load_steps(dtype.name).step, compile_push(easgd(1).push, dtype.name)
-
-
-def memory_named(session: Session, name: str, size: int) -> Array:
-    """Returns zeroed memory that all workers of a host share under a name: ``size`` bytes, or a few more."""
-    spec = TableSpec("array", 1, -(-size // 8), dtype="int64", name=name)
-    _, shard = session.open_table(spec, lambda made, last, of: None)
-    return shard.values().view(np.uint8)
-
-
+_PULL_TOGETHER = easgd(1).push
 _METHODS = ("make_update_function", "theano_update", "update_params")
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import zmq
 
+from multiverso.errors import LockStateError
 from platoon.channel import arguments
 from platoon.channel.arguments import DEFAULT_PORT
 from platoon.channel.data import BatchClient
@@ -20,9 +21,8 @@ from platoon.util import PlatoonError
 
 if TYPE_CHECKING:
     from multiverso.rules import Rule
-    from multiverso.runtime import Session
+    from multiverso.runtime import JobLock, Session
     from platoon.channel.collective import Collective
-    from platoon.channel.joblock import JobLock
     from platoon.channel.sharing import SharedParameters
     from platoon.param_sync import ParamSyncRule
 
@@ -177,7 +177,16 @@ class Worker(metaclass=_OnePerProcess):
         Raises:
             WaitTimeoutError: somebody else kept it; says which process.
         """
-        self._job_lock().acquire(timeout)
+        lock = self._job_lock()
+        if lock.held_alone:
+            raise PlatoonError("this worker has the lock already: unlock() it first")
+        try:
+            lock.acquire(timeout)
+        except LockStateError as error:
+            raise PlatoonError(str(error)) from error
+        except BaseException:
+            lock.abandon()  # Ctrl-C may have come on the way back from there
+            raise
 
     def lock_params(self, timeout: float | None = None) -> None:
         """The same as `lock`, by its older name."""
@@ -193,7 +202,11 @@ class Worker(metaclass=_OnePerProcess):
         Raises:
             PlatoonError: this thread does not have it.
         """
-        self._job_lock().release()
+        lock = self._job_lock()
+        try:
+            lock.release()
+        except LockStateError as error:
+            raise PlatoonError(str(error)) from error
 
     # -- shared parameters ---------------------------------------------------------------------------------
 
@@ -360,9 +373,9 @@ class Worker(metaclass=_OnePerProcess):
     def _job_lock(self) -> JobLock:
         session = self._attach()
         if self._lock is None:
-            from platoon.channel.joblock import JobLock
+            from multiverso.runtime import JobLock
 
-            self._lock = JobLock(session)
+            self._lock = JobLock(session, "platoon-lock")
         return self._lock
 
     def _shared_parameters(self) -> SharedParameters:
