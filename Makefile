@@ -4,13 +4,13 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test check bench chaos pauses interleave mutants golden docs clean distclean
+.PHONY: help demo test check bench chaos pauses fuzz interleave mutants golden docs clean distclean
 
 # Whatever is active outside must not reach the environments made here.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONWARNINGS CONDA_PREFIX
 unexport PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
 unexport THEANO_FLAGS THEANORC KERAS_BACKEND KERAS_HOME JAX_PLATFORMS
-unexport MULTIVERSO_NODE MULTIVERSO_WORKER_ID MULTIVERSO_WORKERS_NUM MULTIVERSO_ON_LOST MULTIVERSO_LAUNCHED
+unexport MULTIVERSO_NODE MULTIVERSO_WORKER_ID MULTIVERSO_WORKERS_NUM MULTIVERSO_ON_LOST MULTIVERSO_LAUNCHED MULTIVERSO_SECRET
 unexport MULTIVERSO_TIMEOUT_SECONDS MULTIVERSO_NODE_STDERR
 unexport PLATOON_DEVICES PLATOON_DEVICE PLATOON_HOSTS PLATOONRC PLATOON_LOGS
 unexport PLATOON_CONTROL_PORT PLATOON_LOCAL_RANK PLATOON_STATUS_FD
@@ -68,6 +68,10 @@ mutants: .venv/.dev ## which schedule notices which spoilt line of the kernels (
 
 golden: .venv/.dev ## store the golden traces of updaters and rules anew: only when they change on purpose
 	$(BIN)/python tests/rules/golden_traces.py
+
+fuzz: .venv/.full ## nonsense at every door: sockets, ports, saved files (SECONDS=60 each, SEED=)
+	@for program in tests/fuzz/fuzz_*.py; do \
+		$(BIN)/python $$program --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)); done
 
 docs: .venv/.dev ## the documentation, served on http://127.0.0.1:8000
 	$(BIN)/mkdocs serve

@@ -203,9 +203,10 @@ def test_contradictions_are_named(environ: dict[str, str], words: str) -> None:
 
 
 def test_socket_name_is_stable_short_and_printable() -> None:
-    name = socket_name("torchrun|none|localhost|29500||0")
-    assert name == socket_name("torchrun|none|localhost|29500||0")
-    assert name != socket_name("torchrun|none|localhost|29500||1")
+    name = socket_name("torchrun|none|localhost|29500||0", "secret")
+    assert name == socket_name("torchrun|none|localhost|29500||0", "secret")
+    assert name != socket_name("torchrun|none|localhost|29500||1", "secret")
+    assert name != socket_name("torchrun|none|localhost|29500||0", "another")
     assert name.startswith("multiverso-")
     assert name.isprintable()
     assert len(name) < 100

@@ -24,6 +24,7 @@ from multiverso.launch.local import MAX_WORKERS, worker_commands
 from multiverso.launch.output import Output
 from multiverso.launch.sinks import text_sink
 from multiverso.runtime.node import Node
+from multiverso.runtime.trust import SECRET_VARIABLE, new_secret
 
 # What a worker raises because of another one's end.
 _CONSEQUENCES = (WorkerLostError, NodeLostError, DeadlockError)
@@ -87,13 +88,14 @@ def run(
         call = stack.enter_context(_memory("multiverso-call"))
         answers = [stack.enter_context(_memory("multiverso-answer")) for _ in range(workers)]
         _write_call(call, function, tuple(args), dict(kwargs or {}))
-        node = stack.enter_context(closing(Node(workers=workers, on_lost=on_failure)))
+        secret = new_secret()
+        node = stack.enter_context(closing(Node(workers=workers, on_lost=on_failure, secret=secret)))
         descriptors = [(call.fileno(), answer.fileno()) for answer in answers]
         python = (sys.executable, str(Path(__file__).with_name("_call.py")))
         commands = worker_commands(
             [(*python, *map(str, pair)) for pair in descriptors],  # inherited under the same numbers
             address=node.address,
-            environ={**os.environ, **(env or {})},
+            environ={**os.environ, **(env or {}), SECRET_VARIABLE: secret},
             on_failure=on_failure,
             descriptors=descriptors,
         )

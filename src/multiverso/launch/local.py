@@ -23,6 +23,7 @@ from multiverso.launch.resources import (
 )
 from multiverso.launch.sinks import Sink, json_sink, prefix_sink, unbuffered, wants_colour, write_event
 from multiverso.runtime.node import Node
+from multiverso.runtime.trust import SECRET_VARIABLE, new_secret
 
 MAX_WORKERS = 1024
 
@@ -82,13 +83,14 @@ def launch(options: RunOptions) -> int:
         report.warn(f"{workers} workers share {len(devices)} GPU(s).")
     if options.workers is None and (misplaced := _misplaced_workers(options)):
         report.warn(misplaced)
-    with closing(Node(workers=workers, on_lost=options.on_failure)) as node:
+    secret = new_secret()
+    with closing(Node(workers=workers, on_lost=options.on_failure, secret=secret)) as node:
         output = Output(report.sink, log_files=logs)
         report.output = output
         commands = worker_commands(
             [program] * workers,
             address=node.address,
-            environ=os.environ,
+            environ={**os.environ, SECRET_VARIABLE: secret},
             on_failure=options.on_failure,
             devices=devices,
             bind=options.bind,

@@ -17,6 +17,8 @@ class Connection:
 
     socket: socket.socket
     pid: int
+    proven: bool = True  # False until it has proven that it knows the job's secret, where that is asked for
+    nonces: tuple[str, str] | None = None
     worker_id: int | None = None
     life: int | None = None
     enrolled_in: int | None = None  # the table that its last request made it take part in

@@ -7,11 +7,12 @@ key is made that is equal in all workers of one job and different in every other
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from multiverso.errors import StartupError
+from multiverso.runtime.trust import SECRET_VARIABLE
 
 Starter = Literal["multiverso", "torchrun", "openmpi", "mpich", "slurm", "single"]
 OnLost = Literal["stop", "continue"]
@@ -46,6 +47,7 @@ class JobInfo:
         address: The node's abstract socket name, without the leading NUL, when a launcher already runs one.
         on_lost: What the launcher wants when a worker dies, or None: the caller of `init` decides.
         launched: Whether our launcher started this process, so that it must not outlive the node.
+        secret: What only this job's processes know, if their environment has one.
     """
 
     worker_id: int
@@ -57,6 +59,7 @@ class JobInfo:
     address: str | None = None
     on_lost: OnLost | None = None
     launched: bool = False
+    secret: str | None = field(default=None, repr=False)
 
 
 def discover(
@@ -92,17 +95,17 @@ def discover(
     else:
         return JobInfo(0, 1, 0, 1, "single")
     _check(job)
-    return job
+    return replace(job, secret=environ.get(SECRET_VARIABLE) or None)
 
 
-def socket_name(key: str) -> str:
+def socket_name(key: str, secret: str) -> str:
     """Name the abstract socket of the job's node, without the leading NUL.
 
     Containers that share a network share abstract names, and users share a machine: the pid namespace and the
-    user go into the name beside the job's key.
+    user go into the name beside the job's key. The secret makes it a name that no other user can take first.
     """
     namespace = os.stat("/proc/self/ns/pid").st_ino
-    digest = hashlib.sha256(f"{os.getuid()}\0{namespace}\0{key}".encode()).hexdigest()
+    digest = hashlib.sha256(f"{os.getuid()}\0{namespace}\0{key}\0{secret}".encode()).hexdigest()
     return f"multiverso-{digest[:32]}"
 
 

@@ -12,15 +12,27 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+import numpy
 
 from multiverso.errors import NodeLostError, StartupError
 from multiverso.runtime.discovery import JobInfo, discover, socket_name
 from multiverso.runtime.node import Node
 from multiverso.runtime.session import START_SECONDS, Session
+from multiverso.runtime.trust import new_secret, proof_needed, user_secret
 from multiverso.wire import messages
 
 _NODE_ATTEMPTS = 12
+# Where this package and the only other one that a node needs lie: perhaps on nobody's path but ours.
+_PLACES = tuple(str(Path(file).absolute().parents[up]) for file, up in ((__file__, 2), (numpy.__file__, 1)))
+_NODE_PROGRAM = """
+import sys
+sys.path += sys.argv[4:]
+from multiverso.runtime.node_process import main
+main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+"""
 TIMEOUT_VARIABLE = "MULTIVERSO_TIMEOUT_SECONDS"
 
 
@@ -66,22 +78,31 @@ def join(
 def _join(job: JobInfo, options: dict[str, Any], start: float) -> Session:
     if job.address is not None:
         return Session(
-            job.address, job.worker_id, start_timeout_seconds=start, ends_with_node=job.launched, **options
+            job.address,
+            job.worker_id,
+            start_timeout_seconds=start,
+            ends_with_node=job.launched,
+            secret=job.secret,
+            **options,
         )
     if job.key is None:
-        node = Node(1, on_lost=options["on_lost"] or "stop")
+        secret = new_secret()
+        node = Node(1, on_lost=options["on_lost"] or "stop", secret=secret)
         try:
-            return Session(node.address, 0, start_timeout_seconds=start, on_close=node.close, **options)
+            return Session(
+                node.address, 0, start_timeout_seconds=start, secret=secret, on_close=node.close, **options
+            )
         except BaseException:
             node.close()
             raise
     deadline = time.monotonic() + start
-    name = socket_name(job.key)
+    secret = job.secret or _user_secret()
+    name = socket_name(job.key, secret)
     for attempt in range(1, _NODE_ATTEMPTS + 1):
         left = max(0.1, deadline - time.monotonic())
         _start_node_unless_there(name, job, options["on_lost"] or "stop")
         try:
-            return Session(name, job.worker_id, start_timeout_seconds=left, **options)
+            return Session(name, job.worker_id, start_timeout_seconds=left, secret=secret or None, **options)
         except (NodeLostError, StartupError) as error:
             # the node of the same processes' last job was just ending
             gone = isinstance(error, NodeLostError) or isinstance(error.__cause__, ConnectionRefusedError)
@@ -96,6 +117,15 @@ def _join(job: JobInfo, options: dict[str, Any], start: float) -> Session:
     raise AssertionError("unreachable")
 
 
+def _user_secret() -> str:
+    try:
+        return user_secret()
+    except StartupError:
+        if proof_needed():
+            raise
+        return ""  # no home: another user can guess the name and take it, but is found out by its number
+
+
 def _start_node_unless_there(name: str, job: JobInfo, on_lost: str) -> None:
     """The worker that gets the name starts the node, and hands it the listening socket."""
     try:
@@ -104,24 +134,21 @@ def _start_node_unless_there(name: str, job: JobInfo, on_lost: str) -> None:
         if error.errno == errno.EADDRINUSE:
             return
         raise StartupError(f"cannot listen at {name!r}: {error}") from error
+    # It finds the standard library and what it needs of ours, and nothing else: not the directory that we are in or
+    # that our program lies in, where a file may be called json.py.
+    environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    arguments = [str(listener.fileno()), str(job.workers_num), on_lost]
     with listener:
         # Standard streams and a process group of its own: a child that holds the launcher's pipe keeps mpiexec
         # waiting, and Ctrl-C must reach the workers first.
         subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "multiverso.runtime.node_process",
-                str(listener.fileno()),
-                str(job.workers_num),
-                on_lost,
-            ],
+            [sys.executable, "-P", "-S", "-c", _NODE_PROGRAM, *arguments, *_PLACES],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=None if os.environ.get("MULTIVERSO_NODE_STDERR") else subprocess.DEVNULL,
             pass_fds=(listener.fileno(),),
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=environ,
         ).returncode = 0  # never waited for: it outlives us, and subprocess would warn
 
 

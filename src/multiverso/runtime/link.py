@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from multiverso import errors
 from multiverso.errors import MultiversoError, NodeLostError, StartupError, WaitTimeoutError, WorkerLostError
+from multiverso.runtime import trust
 from multiverso.wire import messages
 from multiverso.wire.messages import Message
 
 _SLICE_SECONDS = 0.5
-_MOST_SECONDS = 3600.0  # a socket's own timeout cannot be as long as one likes
 
 
 @dataclass
@@ -26,21 +26,55 @@ class Link:
     _number: int = field(default=0)
 
     @classmethod
-    def to(cls, address: str, deadline: float) -> Link:
-        """Connects to a node.
+    def to(cls, address: str, deadline: float, secret: str | None = None) -> Link:
+        """Connects to a node of this user.
+
+        Args:
+            address: the node's.
+            deadline: on time.monotonic().
+            secret: the job's, for where users cannot be told apart; this user's own by default.
 
         Raises:
-            StartupError: nobody listens there.
+            StartupError: nobody listens there, or another user does.
+            WaitTimeoutError: so many others wait there that we did not get in.
         """
         try:
-            connection = messages.connect(address, min(_MOST_SECONDS, max(0.1, deadline - time.monotonic())))
+            connection = messages.connect(address, max(0.1, deadline - time.monotonic()))
+        except TimeoutError as error:
+            raise WaitTimeoutError(
+                f"the node at {address!r} could not be reached in time: {error.strerror}; some process connects to it "
+                "again and again"
+            ) from error
         except OSError as error:
             raise StartupError(
                 f"no node listens at {address!r} ({error.strerror or error}): the job is over, or this process "
                 "is in another container; start it with `multiverso run`, mpirun, torchrun or srun"
             ) from error
-        connection.settimeout(None)
-        return cls(connection)
+        link = cls(connection)
+        try:
+            trust.check_user(connection, address)
+            if trust.proof_needed():
+                link._prove(address, deadline, secret or trust.user_secret())
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    def _prove(self, address: str, deadline: float, secret: str) -> None:
+        nonce = trust.new_secret()
+        answer, _ = self.ask(
+            {"do": "challenge", "nonce": nonce}, deadline, "the node's proof of the job's secret"
+        )
+        nonces, pids = (nonce, str(answer.get("nonce"))), (os.getpid(), messages.peer(self.connection)[0])
+        if not trust.is_proof(answer.get("proof"), trust.proof(secret, "node", address, nonces, pids)):
+            raise StartupError(
+                f"who listens at {address!r} does not know this job's secret, and users cannot be told apart here: "
+                "it is another job's node, or another user's"
+            )
+        proof = trust.proof(secret, "worker", address, nonces, pids)
+        self.ask(
+            {"do": "prove", "proof": proof}, deadline, "the node to accept our proof of the job's secret"
+        )
 
     def tell(self, message: Message) -> None:
         """Sends a message that has no answer of its own."""

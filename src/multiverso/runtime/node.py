@@ -22,6 +22,7 @@ from typing import Any
 from multiverso import layout as at
 from multiverso.errors import MultiversoError, StartupError
 from multiverso.memory import mutex
+from multiverso.runtime import trust
 from multiverso.runtime.connection import Connection
 from multiverso.runtime.control import Control
 from multiverso.runtime.membership import Membership
@@ -32,6 +33,7 @@ from multiverso.wire.messages import Message
 
 _nodes: weakref.WeakSet[Node] = weakref.WeakSet()
 _WATCH_SECONDS = 1.0
+_ACCEPTED_AT_ONCE = 128
 
 
 class Node:
@@ -42,6 +44,7 @@ class Node:
         on_lost: ``"stop"``: the others' waits raise WorkerLostError; ``"continue"``: they go on without it.
         name: the abstract socket name to listen on; a fresh one by default.
         listener: an already listening socket, instead of ``name``.
+        secret: what a worker has to know where users cannot be told apart; this user's own by default.
         linger: called when the last worker has gone, in the node's thread.
 
     Owner: the thread that made it calls ``close``; everything else belongs to the serving thread.
@@ -54,6 +57,7 @@ class Node:
         on_lost: str = "stop",
         name: str | None = None,
         listener: socket.socket | None = None,
+        secret: str | None = None,
         linger: Callable[[], None] | None = None,
     ) -> None:
         if workers is not None and not 1 <= workers <= at.MAX_WORKERS:
@@ -65,6 +69,8 @@ class Node:
             listener = messages.listen(name)
         self.address = listener.getsockname()[1:].decode()
         self._listener = listener
+        self._listener.setblocking(False)
+        self._secret = secret
         self._linger = linger
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._posted: queue.SimpleQueue[tuple[str, int, int]] = queue.SimpleQueue()
@@ -182,17 +188,19 @@ class Node:
             os.write(self._wake_write, b"x")
 
     def _accept(self, poll: select.epoll) -> None:
-        try:
-            accepted, _ = self._listener.accept()
-        except OSError:
-            return
-        pid, uid = messages.peer(accepted)
-        if uid != os.getuid():
-            accepted.close()
-            return
-        accepted.settimeout(5.0)  # a peer that does not read must not stop the node for ever
-        self._connections[accepted.fileno()] = Connection(accepted, pid)
-        poll.register(accepted.fileno(), select.EPOLLIN)
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                accepted, _ = self._listener.accept()
+            except OSError:
+                return
+            if not trust.is_same_user(accepted):
+                accepted.close()
+                continue
+            accepted.settimeout(5.0)  # a peer that does not read must not stop the node for ever
+            pid, _ = messages.peer(accepted)
+            connection = Connection(accepted, pid, proven=not trust.proof_needed())
+            self._connections[accepted.fileno()] = connection
+            poll.register(accepted.fileno(), select.EPOLLIN)
 
     def _read(self, poll: select.epoll, connection: Connection) -> None:
         try:
@@ -206,6 +214,8 @@ class Node:
         for descriptor in descriptors:
             os.close(descriptor)
         handler = {
+            "challenge": self._challenge,
+            "prove": self._prove,
             "attach": self._members.attach,
             "ready": self._members.ready,
             "create": self._create,
@@ -218,6 +228,10 @@ class Node:
         try:
             if handler is None:
                 raise StartupError(f"this node does not know the request {request.get('do')!r}")
+            if not connection.proven and handler not in (self._challenge, self._prove):
+                raise StartupError(
+                    "this node cannot tell users apart, and this process has not proven that it knows the job's secret"
+                )
             handler(connection, request)
         except MultiversoError as error:
             connection.refuse(request, error)
@@ -306,6 +320,24 @@ class Node:
 
     def _close_table(self, connection: Connection, request: Message) -> None:
         self._members.catalogue.close(int(request["number"]), connection.attached_id)
+
+    def _challenge(self, connection: Connection, request: Message) -> None:
+        """A worker that cannot tell users apart asks whether this is its node."""
+        connection.nonces = (str(request["nonce"]), trust.new_secret())
+        connection.reply(request, {"nonce": connection.nonces[1], "proof": self._proof(connection, "node")})
+
+    def _prove(self, connection: Connection, request: Message) -> None:
+        if not trust.is_proof(request.get("proof"), self._proof(connection, "worker")):
+            raise StartupError("this process does not know the job's secret")
+        connection.proven = True
+        connection.reply(request, {"proven": True})
+
+    def _proof(self, connection: Connection, role: str) -> str:
+        if connection.nonces is None:
+            raise StartupError("ask for a challenge before proving")
+        pids = (connection.pid, messages.peer(self._listener)[0])  # of a listener it is who called listen()
+        secret = self._secret or trust.user_secret()
+        return trust.proof(secret, role, self.address, connection.nonces, pids)
 
     def _cancel(self, connection: Connection, request: Message) -> None:
         """The session gave up waiting for an answer."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sys
 import threading
 
 from multiverso.runtime.node import Node
+from multiverso.runtime.trust import SECRET_VARIABLE
 
 _FIRST_WORKER_SECONDS = 120.0
 _LINGER_SECONDS = 0.5  # `init` again, right after `shutdown`, finds the same node
@@ -24,7 +24,8 @@ def main(descriptor: int, workers: int, on_lost: str) -> None:
     listener = socket.socket(fileno=descriptor)
     listener.set_inheritable(False)
     emptied = threading.Event()
-    with Node(workers, on_lost=on_lost, listener=listener, linger=emptied.set) as node:
+    secret = os.environ.get(SECRET_VARIABLE) or None
+    with Node(workers, on_lost=on_lost, listener=listener, secret=secret, linger=emptied.set) as node:
         if not node.wait(_FIRST_WORKER_SECONDS) and not node.live_workers():
             return
         while True:
@@ -40,7 +41,3 @@ def _someone_comes(node: Node) -> bool:
     with contextlib.suppress(KeyboardInterrupt):
         pause.wait(_LINGER_SECONDS)
     return bool(node.live_workers())
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

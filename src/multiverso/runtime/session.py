@@ -60,6 +60,7 @@ class Session:
         timeout_seconds: deadline of barriers, rounds and clocks (default 30 minutes).
         start_timeout_seconds: deadline of starting and of attaching to tables (default 120 s).
         ends_with_node: end this process when the node is gone (our launcher asks for it).
+        secret: the node's, for where users cannot be told apart; this user's own by default.
         on_close: called once the session is over.
 
     Raises:
@@ -80,6 +81,7 @@ class Session:
         timeout_seconds: float | None = None,
         start_timeout_seconds: float | None = None,
         ends_with_node: bool = False,
+        secret: str | None = None,
         on_close: Callable[[], None] | None = None,
     ) -> None:
         self.address = address
@@ -95,7 +97,7 @@ class Session:
         self._barriers = 0
         self.waits = kernels.load_waits()
         deadline = Deadline.after(self.start_timeout_seconds).at
-        self._link = Link.to(address, deadline)
+        self._link = Link.to(address, deadline, secret)
         self._holdings = Holdings(self, self._link)
         try:
             self._attach(worker_id, workers_num, on_lost, ends_with_node, deadline)

@@ -6,15 +6,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
 import struct
+import time
 from typing import Any
 
 PROTOCOL = 2
 _LONGEST = 60_000
 _MOST_DESCRIPTORS = 8
+_BACKLOG = 4096  # the most that Linux lets wait; strangers may fill it, until the node has looked at each
+_SLICE_SECONDS = 0.5
 
 Message = dict[str, Any]
 
@@ -24,7 +28,7 @@ def listen(name: str) -> socket.socket:
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     try:
         server.bind("\0" + name)
-        server.listen(128)
+        server.listen(_BACKLOG)
     except OSError:
         server.close()
         raise
@@ -32,15 +36,39 @@ def listen(name: str) -> socket.socket:
 
 
 def connect(name: str, timeout_seconds: float) -> socket.socket:
-    """Returns a connection to a node. Raises OSError when nobody listens."""
+    """Returns a connection to a node, which blocks. Waits while too many others wait for it to take them.
+
+    Raises:
+        TimeoutError: they still do.
+        OSError: nobody listens.
+    """
+    deadline = time.monotonic() + timeout_seconds
     client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-    client.settimeout(timeout_seconds)
     try:
-        client.connect("\0" + name)
-    except OSError:
+        while True:
+            # the kernel's own queue: who asks again and again instead loses to whoever asks more often
+            left = min(_SLICE_SECONDS, max(0.001, deadline - time.monotonic()))
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(left))
+            try:
+                client.connect("\0" + name)
+                client.getpeername()  # a signal in the middle of the wait looks like success
+                break
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.ENOTCONN):
+                    raise
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(
+                        errno.ETIMEDOUT, "too many processes wait for this socket to be answered", name
+                    ) from error
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(0))
+    except BaseException:
         client.close()
         raise
     return client
+
+
+def _timeval(seconds: float) -> bytes:
+    return struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
 
 
 def send(connection: socket.socket, message: Message, descriptors: tuple[int, ...] = ()) -> None:
