@@ -114,6 +114,18 @@ def test_a_secret_that_was_cut_short_is_not_used(tmp_path: Path, monkeypatch: py
         trust.user_secret()
 
 
+def test_without_a_home_the_job_starts_under_a_name_that_can_be_guessed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    with pytest.raises(StartupError, match="secret cannot be kept"):
+        trust.user_secret()
+    environ = SLURM | {"SLURM_JOB_ID": f"{os.getpid()}-homeless"}
+    with join(environ) as session:
+        assert session.address == socket_name(f"slurm|{environ['SLURM_JOB_ID']}|0|0", "")
+
+
 # -- who is a worker ----------------------------------------------------------------------------------------------
 
 

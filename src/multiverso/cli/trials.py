@@ -210,7 +210,7 @@ def job_of_two() -> float:
 @contextmanager
 def _child(code: str, *descriptors: int) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, descriptors)],
+        [sys.executable, "-P", "-c", code, *map(str, descriptors)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
