@@ -69,7 +69,7 @@ def alone_in_a_round(address: str, end: str, pipe: Connection) -> None:
     table.add(np.full(SIZE, 10.0))
     session._waits.leave(session.control.address, base, 0, 1)
     store64(line + at.PROPOSALS + 8, 1)
-    store64(base + at.DECISIONS + 8, 1 << 8 | 1)
+    store64(base + at.DECISIONS + 8, 1 << 16 | 1)
     pipe.send("decided")
     pipe.recv()
     if end == "while_folding":
@@ -121,7 +121,7 @@ def _decided(session: Session, table: Any) -> int:
     table.add(np.full(SIZE, 10.0))
     shard = table._shard
     session._waits.leave(session.control.address, shard.base, session.worker_id, 1)
-    while (seen := load64(shard.base + at.DECISIONS + 8)) >> 8 < 1:
+    while (seen := load64(shard.base + at.DECISIONS + 8)) >> 16 < 1:
         time.sleep(0.001)
     return load64(shard.line((seen & 0xFF) - 1) + at.PROPOSALS + 8)
 

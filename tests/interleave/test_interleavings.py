@@ -8,31 +8,17 @@ from interleavings.source import Source
 from interleavings.world import MEMORY
 
 SCHEDULES = {
-    "rounds": 900,
-    "latecomers": 900,
-    "barriers": 900,
-    "clocks": 900,
-    "locks": 700,
-    "reduce_small": 900,
-    "reduce_in_chunks": 500,
+    "rounds": 700,
+    "latecomers": 700,
+    "joining": 900,
+    "stopped": 500,
+    "corners": 1500,
+    "barriers": 700,
+    "clocks": 700,
+    "locks": 500,
+    "reduce_small": 700,
+    "reduce_in_chunks": 400,
 }
-# Found a defect once, and are kept whatever they are good for today. (The defects themselves are kept as mutants.)
-KEPT = [
-    ("reduce_small", 28),  # who came and left in order between two looks was taken for lost
-    (
-        "rounds",
-        4412,
-    ),  # who folded, went on and left between two looks had its part folded with the next round's slot
-    ("barriers", 434),  # who came and died between two looks was taken for one that had not come
-    (
-        "latecomers",
-        89,
-    ),  # a finished round was made an empty one by a latecomer, its last reader having just left
-    (
-        "latecomers",
-        186,
-    ),  # a latecomer's add was in a round's later chunks, and a latecomer that left had its add lost
-]
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +31,6 @@ def source() -> Source:
 def test_a_law_holds_in_random_schedules(source: Source, law: str) -> None:
     for seed in range(SCHEDULES[law]):
         hold(source, law, seed)
-
-
-@pytest.mark.parametrize("law, seed", KEPT)
-def test_a_law_holds_in_the_schedules_that_broke_it(source: Source, law: str, seed: int) -> None:
-    hold(source, law, seed)
 
 
 def hold(source: Source, law: str, seed: int) -> None:

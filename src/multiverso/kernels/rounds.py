@@ -108,22 +108,6 @@ def _members_in(base, decision, step):
 
 
 @inner
-def _all_live_staged(control, base, step):
-    for worker in range(load64(base + at.TABLE_WORKERS)):
-        if takes_part(control, base, worker, step) and load64(line_of(base, worker) + at.STAGED) < step:
-            return False
-    return True
-
-
-@inner
-def _publish_staged(control, base, me, step, last):
-    """Says that this worker's slot is ready for all steps up to ``last``; who completes ``step`` wakes the rest."""
-    store64(line_of(base, me) + at.STAGED, last)
-    if _all_live_staged(control, base, step):
-        notify(control)
-
-
-@inner
 def _publish_folded(control, base, worker, step, members):
     store64(line_of(base, worker) + at.FOLDED, step)
     for other in range(load64(base + at.TABLE_WORKERS)):
@@ -179,7 +163,6 @@ def _last_round_is_over(control, base, me, number, like):
         array_at(base + state_of(base, number - 2), size, like),
     )
     store64(base + at.COMMITTED, number - 1)
-    notify(control)
     return True
 
 
@@ -197,7 +180,6 @@ def _decide(control, base, me, progress, wait, like):
                 progress[MEMBERS + progress[CHUNK]] = members
                 return DONE
             _move_to_next_round(base, me, progress)
-            notify(control)  # the others no longer wait for this worker
             continue
         among = progress[MEMBERS + progress[CHUNK] - 1] if progress[CHUNK] > 0 else np.int64(-1)
         state, members = _collect(control, base, step, among)
@@ -274,11 +256,9 @@ def _round(control, base, update, me, source, progress, local, last, like):
                 a, b = bounds(base, chunk)
                 subtract_into(small_slot_at(base, me, chunk, like)[: b - a], local[a:b], last[a:b])
                 step = step_of(base, number, chunk)
-                _publish_staged(control, base, me, step, step)
+                store64(line_of(base, me) + at.STAGED, step)
             elif chunk == 0:
-                _publish_staged(
-                    control, base, me, step_of(base, number, 0), step_of(base, number, chunks - 1)
-                )
+                store64(line_of(base, me) + at.STAGED, step_of(base, number, chunks - 1))
             progress[STAGE] = 1
         if progress[STAGE] == 1:
             if chunk > 0:
@@ -448,7 +428,10 @@ def take_rows(
 
 @kernel
 def leave(control: Address, base: Address, me: Int, number: Int) -> None:
-    """Publishes what was added since the last read, for the others' next round, before a worker leaves."""
+    """Publishes what was added since the last read, for the others' next round, before a worker leaves.
+
+    Its leaving wakes the others, who look at it then.
+    """
     progress = words(MEMBERS)
     progress[ROUND] = number
     store32(line_of(base, me) + at.SOURCES + 4 * (number & 1), WHOLE)
@@ -467,7 +450,6 @@ def leave(control: Address, base: Address, me: Int, number: Int) -> None:
             break
         else:
             _move_to_next_round(base, me, progress)
-    notify(control)
 
 
 @kernel

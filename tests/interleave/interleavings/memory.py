@@ -136,8 +136,10 @@ def atomics(memory: Memory) -> ModuleType:
             return int(view[place >> shift])
 
         def store(address: int, value: int) -> None:
-            memory.scheduler.step("store", address, value)
-            view[(int(address) - origin) >> shift] = int(value)
+            place = (int(address) - origin) >> shift
+            if view[place] != value:  # a store that changes nothing is seen by nobody
+                memory.scheduler.step("store", address, value)
+                view[place] = int(value)
 
         def add(address: int, value: int) -> int:
             memory.scheduler.step("add", address, value)
@@ -170,7 +172,22 @@ def atomics(memory: Memory) -> ModuleType:
         memory.scheduler.wake(int(address))
         return 0
 
+    def call_update(
+        update: int,
+        values: int,
+        delta: int,
+        state: int,
+        stride: int,
+        hyper: int,
+        count: int,
+    ) -> None:
+        memory.scheduler.step("update", values)
+        total = np.frombuffer((ctypes.c_int64 * count).from_address(delta), np.int64)
+        for kept in (values, state):
+            memory.array(kept, count, np.int64)[:] += total
+
     known = {
+        "call_update": call_update,
         "compare_swap64": compare_swap64,
         "array_at": lambda address, count, like: memory.array(address, count, like.dtype),
         "scratch": lambda count, like: np.empty(count, like.dtype),

@@ -37,7 +37,19 @@ class Stuck(AssertionError):
 class Actor:
     """Something that takes steps. ``daemon``: the schedule ends without it."""
 
-    __slots__ = ("asleep", "daemon", "dead", "ended", "greenlet", "interrupted", "name", "priority", "steps")
+    __slots__ = (
+        "asleep",
+        "daemon",
+        "dead",
+        "ended",
+        "greenlet",
+        "interrupted",
+        "name",
+        "pending",
+        "priority",
+        "signals",
+        "steps",
+    )
 
     def __init__(self, name: str, body: Callable[[], None], daemon: bool) -> None:
         self.name = name
@@ -47,6 +59,8 @@ class Actor:
         self.dead = False
         self.ended = False
         self.interrupted = False
+        self.pending = False
+        self.signals = 0
         self.priority = 0.0
         self.steps = 0
 
@@ -116,9 +130,13 @@ class Scheduler:
             self.on_kill(actor)
 
     def interrupt(self, actor: Actor) -> None:
-        """A signal: a sleeping actor is woken with EINTR."""
-        if actor.asleep is not None and not actor.dead and not actor.daemon:
+        """A signal: an actor that sleeps is woken with EINTR, or its next sleep ends so."""
+        if actor.dead or actor.daemon:
+            return
+        actor.pending = actor.asleep is None
+        if not actor.pending:
             actor.asleep, actor.interrupted = None, True
+            actor.signals += 1
             self._look_at = self.steps + 1
 
     # -- what actors call ------------------------------------------------------------------------------------------
@@ -148,6 +166,10 @@ class Scheduler:
         """Sleeps until woken: 0, or EINTR."""
         me = self.current
         assert me is not None, "nobody sleeps while a world is being set up"
+        if me.pending:
+            me.pending = False
+            me.signals += 1
+            return EINTR
         me.asleep = address
         self._switch()
         if me.interrupted:
@@ -210,6 +232,9 @@ class Scheduler:
         me = self.current
         while self._script:
             name, number = self._script[0]
+            node = next((a for a in ready if a.daemon), None)
+            if node is not None:  # at once: a latecomer's turn does not pass while it waits to be let in
+                return node
             actor = next((a for a in ready if a.name == name), None)
             if number == "kill":
                 self._script.pop(0)

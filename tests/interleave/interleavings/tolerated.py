@@ -1,5 +1,49 @@
-"""Mutants that no law can notice, because the line they spoil saves time and decides nothing; each with its reason."""
+"""Mutants that no law can notice, as the line that they spoil saves time and decides nothing; each with its reason."""
 
 from __future__ import annotations
 
-TOLERATED: dict[str, str] = {}
+_WAKES = "wakes the others when there is nothing for them to do, too: they look, and sleep again"
+_AGAIN = "does again, after a signal, what was done: the same values to the same places"
+_SLICE = "how long a wait gives way and sleeps: no slice ends here, so that a missing wake shows; see test_waiting.py"
+_TOLD = "only tells people something"
+_ENDS_LATER = (
+    "raises at the next step, where the loss is seen, too; until then the dead one's part is done by another"
+)
+_HIGHEST = "the highest of those that are left does as well as the lowest"
+_MOVED = "who has moved to a later round has its slot and its parts of this one counted as ready"
+_LATER = "a later decision has not this worker among its members either: it had nothing ready for it"
+_ITS_OWN = "its own part is in its slot, too"
+
+_TAKES_PART = (
+    "load32(line + at.ENROLLED) == 1 and load64(line + at.FIRST_STEP) <= step and counts(control, worker)"
+)
+
+TOLERATED: dict[str, str] = {
+    f"rounds.takes_part: without 'load64(line + at.FIRST_STEP) <= step' in {_TAKES_PART}": _MOVED,
+    "rounds._members_in: never _step_in(decision) != step": _LATER,
+    "rounds._publish_folded: never members >> other & 1 and load64(line_of(base, other) + at.FOLDED) < step": _WAKES,
+    "rounds._last_round_is_over: always lowest < 0": _HIGHEST,
+    "rounds._gather: never is_lost(control, worker) and go_on == 0": _ENDS_LATER,
+    "rounds._round: always progress[STAGE] == 0": _AGAIN,
+    "rounds._round: always progress[STAGE] == 1": _AGAIN,
+    "rounds._round: always progress[STAGE] == 2": _AGAIN,
+    "rounds._round: always chunk == 0": _AGAIN,
+    "rounds._round: always chunk == 0 (2)": _AGAIN,
+    "rounds._round: always source == CHUNKED": "who does not exchange hands in an array of no elements",
+    "rounds._round: without restart(wait)": _SLICE,
+    "rounds._finish: without store64(line + what, load64(line + what) + 1)": _TOLD,
+    "waits.notify: always load32(control + at.WAITERS) > 0": _WAKES,
+    "waits.pause: never wait[_LOOKS] <= _YIELDS": _SLICE,
+    "waits.pause: always wait[_LOOKS] <= _YIELDS": _SLICE,
+    "waits.pause: never wait[_BEGAN] == 0": _SLICE,
+    "waits.pause: always wait[_BEGAN] == 0": _SLICE,
+    "waits.pause: never left <= 0": _SLICE,
+    "waits.pause: always left <= 0": _SLICE,
+    "waits.pause: without add32(control + at.WAITERS, -1)": _WAKES,
+    "waits.pause: without sched_yield()": _SLICE,
+    "waits.barrier: always load64(block + at.BARRIER) < target": _AGAIN,
+    "reduce._publish: never load64(_line(base, worker) + at.PHASE) < phase": _WAKES,
+    "reduce.reduce_chunks: always worker != me": _ITS_OWN,
+    "locking._wait_for_lock: never code == HELD or code == OWNER_DEAD": _TOLD,
+    "locking._wait_for_lock: always code == HELD or code == OWNER_DEAD": _TOLD,
+}

@@ -13,7 +13,10 @@ from interleavings.scheduler import Actor, Scheduler, Script
 from interleavings.source import Source
 
 MEMORY = Memory()
-RETRY = (4, 110)  # a signal came, or a slice of waiting is over: the call is taken up again
+RETRY = (
+    4,
+    110,
+)  # a signal came, or a slice of waiting is over: the call is taken up again
 LOST = 1
 _MAILBOX = 7  # no address: what the node sleeps on
 
@@ -100,7 +103,7 @@ class World:
 
         self.tell_node(answer)
         while not answers:
-            self.scheduler.sleep(mailbox)
+            self.scheduler.sleep(mailbox)  # a signal is handled, and it waits on
         return answers[0]
 
     def kill(self, worker: int) -> None:
@@ -186,7 +189,11 @@ class World:
 
     def table(self, elements: int, mode: int, **spec: Any) -> Any:
         """Makes a table of int64 that the workers that are there take part in; returns its shard."""
-        specs, shards, memory = self.source["spec"], self.source["shards.shard"], self.source.memory
+        specs, shards, memory = (
+            self.source["spec"],
+            self.source["shards.shard"],
+            self.source.memory,
+        )
         spec = specs.TableSpec("array", 1, elements, dtype="int64", **spec)
         size = specs.Places.of(spec, self.capacity, mode == self.at.SYNCHRONOUS).size
         address = memory.take(size)
@@ -205,6 +212,13 @@ class World:
 
     def until_done(self, call: Callable[..., int], *arguments: Any) -> int:
         """Takes a call up again until it is done or has failed; returns its code."""
-        while (code := int(call(*arguments))) in RETRY:
-            pass
-        return code
+        me = self.scheduler.current
+        assert me is not None
+        while True:
+            signals = me.signals
+            code = int(call(*arguments))
+            assert (code in RETRY) == (me.signals > signals), (
+                f"{me} went on waiting after a signal, or stopped without one: code {code}"
+            )
+            if code not in RETRY:
+                return code

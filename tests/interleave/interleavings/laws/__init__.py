@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from interleavings.laws.locking import locks
 from interleavings.laws.reducing import reduce_in_chunks, reduce_small
-from interleavings.laws.rounds import exchanges_and_reads, latecomers
+from interleavings.laws.rounds import corners, exchanges_and_reads, joining, latecomers, stopped
 from interleavings.laws.waiting import barriers, clocks
 
 Law = Callable[..., int]
@@ -14,6 +14,9 @@ Law = Callable[..., int]
 LAWS: dict[str, Law] = {
     "rounds": exchanges_and_reads,
     "latecomers": latecomers,
+    "joining": joining,
+    "stopped": stopped,
+    "corners": corners,
     "barriers": barriers,
     "clocks": clocks,
     "locks": locks,

@@ -17,7 +17,11 @@ _STRIPE = 16
 def locks(source: Source, seed: int, how: How = DRAWN) -> int:
     """add, exchange and get of a table of some stripes; each worker has eight bits of every element for itself."""
     random = Random(seed)
-    workers, number, stripes = random.choice((2, 2, 3, 4)), random.choice((1, 2, 3)), random.choice((1, 2, 3))
+    workers, number, stripes = (
+        random.choice((2, 2, 3, 4)),
+        random.choice((1, 2, 3)),
+        random.choice((1, 2, 3)),
+    )
     reach = 40 * workers * number * stripes
     source["layout"].STRIPE_BYTES = 8 * _STRIPE
     world = World(source, schedule_of(random, seed, reach, how), workers, continues=True)

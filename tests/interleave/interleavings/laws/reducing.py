@@ -10,7 +10,7 @@ import numpy as np
 from interleavings.source import Source
 from interleavings.world import DRAWN, LOST, How, World, schedule_of
 
-_STRIDE = 1024
+_STRIDE, _MISMATCH = 1024, 257
 
 
 def reduce_small(source: Source, seed: int, how: How = DRAWN) -> int:
@@ -38,23 +38,44 @@ def _reduce(source: Source, seed: int, how: How, small: bool) -> int:
     quota = [calls] * workers
     if random.random() < 0.3:
         quota[random.randrange(workers)] = random.randrange(calls + 1)
+    # leaving wakes the others, and hides that a wake is missing before it
+    stays = set(quota) == {calls} and random.random() < 0.7
     done: list[int] = [0] * workers
     failed_at: dict[int, int] = {}
+
+    # one that calls with something else than the others, in one call
+    odd = (random.randrange(workers), random.randrange(1, calls + 1)) if random.random() < 0.15 else (-1, -1)
 
     def given(worker: int, call: int) -> Any:
         return np.arange(elements, dtype=np.int64) + 1000 * worker + call
 
     def work(worker: int) -> None:
-        progress = np.zeros(3, np.int64)
+        progress, code = np.zeros(3, np.int64), 0
         for call in range(1, quota[worker] + 1):
             in_place = (worker + call) % 2
             values = given(worker, call)
             out = values if in_place else np.zeros(elements, np.int64)
-            common = (world.control.address, lines, -1, slots, _STRIDE, worker, workers, reduce.SUM, 77)
+            common = (
+                world.control.address,
+                lines,
+                -1,
+                slots,
+                _STRIDE,
+                worker,
+                workers,
+                reduce.SUM,
+                78 if odd == (worker, call) else 77,
+            )
             if small:
                 code = world.until_done(reduce.reduce_small, *common, values, out, progress)
             else:
                 code = world.until_done(reduce.reduce_chunks, *common, values, out, progress, chunk)
+            if odd[1] == call and quota[odd[0]] >= call:
+                assert code in (LOST, _MISMATCH), f"worker {worker}: code {code} where one called differently"
+                done[worker] = quota[worker]
+                if code == LOST:
+                    failed_at[worker] = int(progress[reduce.PHASE])
+                break
             if code:
                 assert code == LOST, f"worker {worker}: code {code} in call {call}"
                 failed_at[worker] = int(progress[reduce.PHASE])
@@ -62,11 +83,18 @@ def _reduce(source: Source, seed: int, how: How, small: bool) -> int:
             wanted = sum(given(other, call) for other in range(workers))
             assert np.array_equal(out, wanted), f"worker {worker}: call {call} gave {out}, not {wanted}"
             done[worker] = call
-        world.leave(worker)
+        if code or not stays:
+            world.leave(worker)
 
     for worker in range(workers):
         world.run(worker, work)
-    world.disturb(random, reach, how, random.choice((0, 0, 0, 1, 1, 2)), random.choice((0, 0, 1, 3)))
+    world.disturb(
+        random,
+        reach,
+        how,
+        random.choice((0, 0, 0, 1, 1, 2)),
+        random.choice((0, 0, 1, 3)),
+    )
     scheduler.run()
 
     phases = [

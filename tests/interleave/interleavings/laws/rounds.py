@@ -7,7 +7,7 @@ operation that it did not finish: an ``add`` as a whole, an ``exchange`` with it
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -29,6 +29,7 @@ class Life:
         values: what it read in each.
         given: its contributions so far; ``asked``: with the operation that it is at.
         chunked: whether that one is an exchange.
+        latest: of one that left an add, the round in flight then and one more.
         end: "" while it runs, then "left" or "lost"; of one that was killed, "".
     """
 
@@ -41,6 +42,7 @@ class Life:
     asked: int = 0
     chunked: bool = False
     first: int = 0
+    latest: int = 0
     end: str = ""
 
 
@@ -61,6 +63,10 @@ class Plan:
         continues: whether the others go on without the lost.
         deaths: (step, worker); ``signals`` likewise.
         latecomers: (step, number), which may be that of one who is gone by then.
+        bystander: one more of the job, who does not take part in the table: "" for none, "looks" for one that copies
+            the last finished round's values, "dies" for one that is lost.
+        stays: nobody leaves who has done all: leaving wakes the others, and hides that a wake is missing before it.
+        keeps_state: the table has an updater whose state is the sum of all that it was given.
     """
 
     operations: tuple[tuple[str, ...], ...]
@@ -73,6 +79,9 @@ class Plan:
     deaths: tuple[tuple[int, int], ...] = ()
     signals: tuple[tuple[int, int], ...] = ()
     latecomers: tuple[tuple[int, int], ...] = ()
+    bystander: str = ""
+    keeps_state: bool = False
+    stays: bool = False
 
 
 def exchanges_and_reads(source: Source, seed: int, how: How = DRAWN) -> int:
@@ -83,6 +92,89 @@ def exchanges_and_reads(source: Source, seed: int, how: How = DRAWN) -> int:
 def latecomers(source: Source, seed: int, how: How = DRAWN) -> int:
     """The same, and workers that join, some with the number of one that is gone."""
     return run(source, *_drawn(seed, how, latecomers=True))
+
+
+def joining(source: Source, seed: int, how: How = DRAWN) -> int:
+    """A small world in which somebody comes while others go: the shortest ways through what latecomers do."""
+    random = Random(seed)
+    workers, late = random.choice((1, 2, 2)), random.choice((1, 1, 2))
+    chunks = random.choice((1, 1, 2))
+    reach = 110 * workers
+    operations = [
+        [random.choice(OPERATIONS) for _ in range(random.choice((0, 1, 1, 2)))] for _ in range(workers + late)
+    ]
+    plan = Plan(
+        tuple(map(tuple, operations)),
+        tuple(random.random() < 0.4 for _ in operations),
+        workers,
+        chunks,
+        length=random.choice((16, 16 * workers)),
+        continues=random.random() < 0.85,
+        deaths=_events(random, reach, random.choice((0, 0, 1, 1, 2)), workers),
+        signals=_events(random, reach, random.choice((0, 1, 3)), workers),
+        latecomers=tuple(
+            (
+                random.randrange(1, reach // 2),
+                random.choice((workers + i, workers + i, random.randrange(workers))),
+            )
+            for i in range(late)
+        ),
+    )
+    plan = replace(
+        plan,
+        bystander=random.choice(("", "", "", "looks", "looks", "dies")),
+        keeps_state=random.random() < 0.3,
+    )
+    if how.script is not None:
+        plan = replace(plan, deaths=(), signals=())
+    return run(source, plan, schedule_of(random, seed, reach, how))
+
+
+def stopped(source: Source, seed: int, how: How = DRAWN) -> int:
+    """The same worlds, where one or two workers stop at some step while each other goes as far as it can."""
+    random = Random(seed)
+    names = [f"worker {number}" for number in range(3)]
+    script: list[tuple[str, int | str]] = [
+        (random.choice(names), random.randrange(1, 130)) for _ in range(random.choice((1, 1, 2)))
+    ]
+    script += [(name, "on") for name in random.sample(names, len(names))] * 2
+    return joining(source, random.randrange(1 << 20), How(script=script, trace=how.trace))
+
+
+def corners(source: Source, seed: int, how: How = DRAWN) -> int:
+    """The smallest worlds, for what takes one step out of a hundred: one works, and somebody comes for a moment.
+
+    Either the latecomer leaves an add and goes at once, or two come while the only other one dies in a round. One or
+    two are stopped at some step, while each other goes as far as it can.
+    """
+    random = Random(seed)
+    dies = random.random() < 0.4
+    latecomers = ((1, 1), (random.choice((1, 30)), 2)) if dies or random.random() < 0.3 else ((1, 1),)
+    stops: list[tuple[str, int | str]] = [
+        (f"worker {random.randrange(1 + len(latecomers))}", random.randrange(1, 130))
+        for _ in range(random.choice((1, 2, 2, 3)))
+    ]
+    names = [f"worker {number}" for number in random.sample(range(1 + len(latecomers)), 1 + len(latecomers))]
+    if dies:
+        stops.insert(random.randrange(1, 1 + len(stops)), ("worker 0", "kill"))
+    plan = Plan(
+        operations=(
+            (random.choice(OPERATIONS),) * random.choice((1, 2)),
+            *((("exchange",) if dies or random.random() < 0.2 else ()) for _ in latecomers),
+        ),
+        leaves_an_add=(False, *(not dies for _ in latecomers)),
+        workers=1,
+        chunks=random.choice((1, 1, 2)),
+        latecomers=latecomers,
+        bystander="looks" if dies else "",
+        keeps_state=dies and random.random() < 0.5,
+    )
+    script = [*stops, *[(name, "on") for name in names] * 2]
+    return run(source, plan, schedule_of(random, seed, 1, How(script=script, trace=how.trace)))
+
+
+def _events(random: Random, reach: int, number: int, workers: int) -> tuple[tuple[int, int], ...]:
+    return tuple((random.randrange(1, reach), random.choice(range(workers))) for _ in range(number))
 
 
 def _drawn(seed: int, how: How, latecomers: bool) -> tuple[Plan, Scheduler]:
@@ -100,19 +192,19 @@ def _drawn(seed: int, how: How, latecomers: bool) -> tuple[Plan, Scheduler]:
             del operations[worker][random.randrange(number) :]
     leaves_an_add = tuple(random.random() < 0.5 for _ in range(workers + late))
     counts = random.choice((0, 0, 1, 1, 2, 3)), random.choice((0, 0, 2))
-    deaths, signals = (
-        tuple((random.randrange(1, reach), random.choice(range(workers))) for _ in range(count))
-        for count in counts
-    )
+    deaths, signals = (_events(random, reach, count, workers) for count in counts)
     joins = []
     for joiner in range(late):
         place = random.choice((workers + joiner, random.randrange(workers)))
         joins.append((random.randrange(1, reach), place))
+    stays = late == 0 and len(set(map(len, operations))) == 1 and random.random() < 0.7
+    if stays:
+        leaves_an_add = (False,) * workers
     if how.script is not None:
         deaths = signals = ()
     plan = Plan(
         tuple(map(tuple, operations)), leaves_an_add, workers, chunks, length, short, continues,
-        deaths, signals, tuple(joins),
+        deaths, signals, tuple(joins), stays=stays,
     )  # fmt: skip
     return plan, scheduler
 
@@ -121,22 +213,30 @@ def run(source: Source, plan: Plan, scheduler: Scheduler) -> int:
     """Runs one schedule of a plan and judges what came of it; returns its steps."""
     source["layout"].CHUNK_BYTES = 8 * plan.length
     chunks, elements = plan.chunks, plan.chunks * plan.length - plan.short
-    world = World(source, scheduler, len(plan.operations), plan.continues)
+    world = World(source, scheduler, len(plan.operations) + 1, plan.continues)
     for worker in range(plan.workers):
         world.begin(worker)
     at = world.at
-    shard = world.table(elements, at.SYNCHRONOUS)
+    shard = world.table(elements, at.SYNCHRONOUS, states=int(plan.keeps_state))
+    update = int(plan.keeps_state)
     for worker in range(plan.workers):
         shard.enrol(worker)
     rounds, control, base = source["rounds"], world.control.address, shard.base
     lives: list[Life] = []
+
+    def lost_here() -> bool:
+        """Whether one that takes part in the table is known to be lost (or its number was given away since)."""
+        return bool(world.replaced) or any(
+            world.control.fate(worker) == at.LOST and shard.enrolled(worker)
+            for worker in range(len(plan.operations))
+        )
 
     def live(life: Life) -> None:
         me, one = life.worker, 1 << (8 * life.number)
         progress = np.zeros(rounds.MEMBERS + chunks + 1, np.int64)
         progress[rounds.ROUND] = life.first = shard.first_round(me)
         local, last = np.zeros(elements, np.int64), np.zeros(elements, np.int64)
-        delta = np.full(elements, one, np.int64)
+        delta, nothing = np.full(elements, one, np.int64), np.zeros(0, np.int64)
 
         def finished() -> None:
             number = int(progress[rounds.ROUND]) - 1
@@ -155,19 +255,33 @@ def run(source: Source, plan: Plan, scheduler: Scheduler) -> int:
             if operation in ("exchange", "joined"):
                 life.asked += 1
                 local += one
+            known = not plan.continues and not world.replaced and world.quietly(lost_here)
             if operation == "exchange":
-                code = world.until_done(rounds.commit_exchange, control, base, 0, me, progress, local, last)
+                code = world.until_done(
+                    rounds.commit_exchange,
+                    control,
+                    base,
+                    update,
+                    me,
+                    progress,
+                    local,
+                    last,
+                )
             else:
                 if operation == "joined":
                     rounds.stage_difference(base, me, local, last, False)
-                code = world.until_done(rounds.commit, control, base, 0, me, staged, progress, last)
+                code = world.until_done(rounds.commit, control, base, update, me, staged, progress, nothing)
                 if code == 0 and operation == "joined":
                     rounds.take_both(base, me, progress, local, last)
                 elif code == 0:
                     rounds.take(base, me, progress, local)
                     last[:] = local
+            assert code or not known, f"worker {me} finished a round that began after another was lost"
             if code:
-                assert code == LOST, f"{life}: code {code}"
+                assert code == LOST, f"worker {me}: code {code}"
+                assert world.quietly(lost_here), (
+                    f"worker {me} was told of a loss, and all of the table are there"
+                )
                 life.end = "lost"
                 world.leave(me)
                 return
@@ -177,9 +291,11 @@ def run(source: Source, plan: Plan, scheduler: Scheduler) -> int:
             life.asked += 1
             rounds.stage(base, me, delta, True)
             rounds.leave(control, base, me, int(progress[rounds.ROUND]))
+            life.latest = world.quietly(lambda: shard.committed) + 2
         life.end = "left"
         life.given = life.asked
-        world.leave(me)
+        if not plan.stays:
+            world.leave(me)
 
     def begin(worker: int) -> None:
         life = Life(len(lives), worker, late=False)
@@ -195,13 +311,34 @@ def run(source: Source, plan: Plan, scheduler: Scheduler) -> int:
         shard.enrol(worker)
         live(life)
 
+    def look() -> tuple[int, Any]:
+        """What ``table.snapshot`` does; -1 when a round was finished meanwhile."""
+        number, out = shard.committed, np.zeros(elements, np.int64)
+        rounds.committed_copy(base, number, out)
+        return (number if shard.committed == number else -1), out
+
     for worker in range(plan.workers):
         begin(worker)
+    seen: list[tuple[int, Any]] = []
+    bystander = len(plan.operations)
+    if plan.bystander:
+        world.begin(bystander)
+    if plan.bystander == "looks":
+        world.run(bystander, lambda _: seen.extend(look() for _ in range(4)))
+    elif plan.bystander == "dies":
+        world.scheduler.at(
+            40,
+            lambda: world.tell_node(lambda: world.control.settle(bystander, at.LOST)),
+        )
     world.happen(plan.deaths, plan.signals)
     for step, number in plan.latecomers:
         world.join_at(step, number, join)
     world.scheduler.run()
     _judge(world, shard, lives)
+    _judge_seen(lives, seen)
+    if plan.keeps_state:
+        state, values = world.quietly(lambda: (shard.states()[0], shard.values()))
+        assert np.array_equal(state, values), "the updater's state is not that of the last finished round"
     return world.scheduler.steps
 
 
@@ -215,7 +352,13 @@ def _judge(world: World, shard: Any, lives: list[Life]) -> None:
                 f"round {number}: {readers[0].worker} and {other.worker} read different values"
             )
         for life in lives:
-            _judge_counts(life, number, (value >> (8 * life.number)) & 0xFF, finished, bool(world.dead))
+            _judge_counts(
+                life,
+                number,
+                (value >> (8 * life.number)) & 0xFF,
+                finished,
+                bool(world.dead),
+            )
     for life in lives:
         rounds = sorted(life.values)
         assert rounds == list(range(rounds[0], rounds[0] + len(rounds))) if rounds else True, (
@@ -233,6 +376,18 @@ def _judge(world: World, shard: Any, lives: list[Life]) -> None:
         )
 
 
+def _judge_seen(lives: list[Life], seen: list[tuple[int, Any]]) -> None:
+    """A snapshot is the values of its round, or of the one before where that was finished by nobody."""
+    values = {number: life.values[number] for life in lives for number in life.values}
+    for number, copy in seen:
+        before = [known for known in values if known <= number]
+        if number == 0 or number in values:
+            wanted = values.get(number, np.zeros_like(copy))
+            assert np.array_equal(copy, wanted), f"a snapshot of round {number} is not its values"
+        elif number > 0 and before:
+            assert (copy >= values[max(before)]).all(), f"a snapshot of round {number} is older than it"
+
+
 def _judge_counts(life: Life, number: int, found: Any, finished: list[int], died: bool) -> None:
     earlier = [r for r in life.values if r <= number]
     least = life.counts[max(earlier)] if earlier else 0
@@ -248,9 +403,9 @@ def _judge_counts(life: Life, number: int, found: Any, finished: list[int], died
         )
         return
     if life.end == "left":
-        # what it added last is in the next round; of a latecomer perhaps in the one after, whose first it is
+        # what it added last is in the next round; of a latecomer perhaps in the one after that was in flight
         due = max(life.values) + 1 if life.values else life.first
-        surely = due + 1 if life.late else due
+        surely = max(due + 1, life.latest) if life.late else due
         if number < due:
             possible = {least}
         elif number < surely or (died and any(r not in finished for r in range(due, surely + 1))):

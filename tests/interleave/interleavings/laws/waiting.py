@@ -20,11 +20,14 @@ def barriers(source: Source, seed: int, how: How = DRAWN) -> int:
     lost: dict[int, int] = {}
     quota = [random.randint(0, number) if random.random() < 0.3 else number for _ in range(workers + late)]
 
+    # nobody leaves who did all: leaving wakes the others, and hides that a wake is missing before it
+    stays = late == 0 and len(set(quota)) == 1 and random.random() < 0.7
+
     def reached(worker: int) -> int:
         return int(world.quietly(lambda: world.control.worker(worker).barrier))
 
     def work(worker: int) -> None:
-        first = reached(worker)
+        first, code = reached(worker), 0
         for target in range(first + 1, first + quota[worker] + 1):
             before = dict(there)
             code = world.until_done(waits.barrier, world.control.address, worker, target)
@@ -36,7 +39,8 @@ def barriers(source: Source, seed: int, how: How = DRAWN) -> int:
                 assert reached(other) >= target, (
                     f"worker {worker} passed barrier {target} when {other} was at {reached(other)}"
                 )
-        world.leave(worker)
+        if code or not stays:
+            world.leave(worker)
 
     _run(world, random, reach, how, workers, late, there, work)
     _judge_lost(world, lost, reached)
@@ -47,7 +51,11 @@ def clocks(source: Source, seed: int, how: How = DRAWN) -> int:
     """A read goes ahead when every live worker of the table is near enough, and not before."""
     random = Random(seed)
     workers, late = random.choice((2, 2, 3, 4)), random.choice((0, 0, 1, 2))
-    number, staleness, reach = random.choice((1, 2, 4)), random.choice((0, 0, 1, 2)), 200 * workers
+    number, staleness, reach = (
+        random.choice((1, 2, 4)),
+        random.choice((0, 0, 1, 2)),
+        200 * workers,
+    )
     world = _world(source, random, seed, reach, how, workers, late)
     waits, shard = source["waits"], world.table(4, world.at.BOUNDED)
     for worker in range(workers):
@@ -56,15 +64,19 @@ def clocks(source: Source, seed: int, how: How = DRAWN) -> int:
     lost: dict[int, int] = {}
     quota = [random.randint(0, number) if random.random() < 0.3 else number for _ in range(workers + late)]
 
+    stays = late == 0 and len(set(quota)) == 1 and random.random() < 0.7
+
     def clock(worker: int) -> int:
         return int(world.quietly(lambda: shard.statistics(worker)["clock"]))
 
     def work(worker: int) -> None:
-        control, base = world.control.address, shard.base
+        control, base, code = world.control.address, shard.base, 0
         for _ in range(quota[worker]):
             target = clock(worker) - staleness
             before = dict(there)
+            known = _known_lost(world, target, clock)
             code = world.until_done(waits.wait_clock, control, base, worker, target)
+            assert code or not known, f"worker {worker} went on at {target} without {known}"
             if code:
                 assert code == LOST, f"worker {worker}: code {code}"
                 lost[worker] = target
@@ -76,18 +88,40 @@ def clocks(source: Source, seed: int, how: How = DRAWN) -> int:
             done = clock(worker)
             waits.tick(control, base, worker)
             assert clock(worker) > done, f"worker {worker}: a tick is lost"
-        world.leave(worker)
+        if code or not stays:
+            world.leave(worker)
 
     _run(world, random, reach, how, workers, late, there, work, shard.enrol)
     _judge_lost(world, lost, clock)
     return world.scheduler.steps
 
 
-def _world(source: Source, random: Random, seed: int, reach: int, how: How, workers: int, late: int) -> World:
-    world = World(source, schedule_of(random, seed, reach, how), workers + late, random.random() < 0.6)
+def _world(
+    source: Source,
+    random: Random,
+    seed: int,
+    reach: int,
+    how: How,
+    workers: int,
+    late: int,
+) -> World:
+    world = World(
+        source,
+        schedule_of(random, seed, reach, how),
+        workers + late,
+        random.random() < 0.6,
+    )
     for worker in range(workers):
         world.begin(worker)
     return world
+
+
+def _known_lost(world: World, target: int, reached: Callable[[int], int]) -> list[int]:
+    """Those that the node has called lost before they came so far, where nobody goes on without the lost."""
+    if world.continues or world.replaced:
+        return []
+    fates = {worker: world.quietly(lambda w=worker: world.control.fate(w)) for worker in world.dead}
+    return [worker for worker, fate in fates.items() if fate == world.at.LOST and reached(worker) < target]
 
 
 def _still_there(world: World, before: dict[int, int], there: dict[int, int]) -> list[int]:
