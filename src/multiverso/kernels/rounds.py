@@ -180,6 +180,7 @@ def _decide(control, base, me, progress, wait, like):
                 progress[MEMBERS + progress[CHUNK]] = members
                 return DONE
             _move_to_next_round(base, me, progress)
+            notify(control)  # another latecomer may wait for this one to be through with the round
             continue
         among = progress[MEMBERS + progress[CHUNK] - 1] if progress[CHUNK] > 0 else np.int64(-1)
         state, members = _collect(control, base, step, among)

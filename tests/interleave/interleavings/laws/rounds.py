@@ -142,34 +142,36 @@ def stopped(source: Source, seed: int, how: How = DRAWN) -> int:
 
 
 def corners(source: Source, seed: int, how: How = DRAWN) -> int:
-    """The smallest worlds, for what takes one step out of a hundred: one works, and somebody comes for a moment.
+    """The smallest worlds, for what takes one step out of a hundred: one works, and somebody comes meanwhile.
 
-    Either the latecomer leaves an add and goes at once, or two come while the only other one dies in a round. One or
-    two are stopped at some step, while each other goes as far as it can.
+    The latecomer leaves an add and goes at once; or it works, too; or two come, and the first dies in a round. They
+    are stopped at some step, one after the other, and then each goes as far as it can.
     """
     random = Random(seed)
-    dies = random.random() < 0.4
-    latecomers = ((1, 1), (random.choice((1, 30)), 2)) if dies or random.random() < 0.3 else ((1, 1),)
-    stops: list[tuple[str, int | str]] = [
-        (f"worker {random.randrange(1 + len(latecomers))}", random.randrange(1, 130))
-        for _ in range(random.choice((1, 2, 2, 3)))
-    ]
-    names = [f"worker {number}" for number in random.sample(range(1 + len(latecomers)), 1 + len(latecomers))]
-    if dies:
-        stops.insert(random.randrange(1, 1 + len(stops)), ("worker 0", "kill"))
+    kind = random.choice(("leaves", "works", "dies"))
+    late = 2 if kind == "dies" or random.random() < 0.2 else 1
+    latecomers = ((1, 1), (random.choice((1, 30)), 2))[:late]
+    names = [f"worker {number}" for number in range(1 + late)]
+    script: list[tuple[str, int | str]] = [(name, random.randrange(1, 110)) for name in names]
+    if kind == "dies":
+        script.insert(1, ("worker 0", "kill"))
+    elif random.random() < 0.5:
+        script.append(("worker 0", random.randrange(1, 60)))
+    works = random.choice(("exchange", "add", "two"))
     plan = Plan(
         operations=(
             (random.choice(OPERATIONS),) * random.choice((1, 2)),
-            *((("exchange",) if dies or random.random() < 0.2 else ()) for _ in latecomers),
+            *(() if kind == "leaves" else (works,) for _ in latecomers),
         ),
-        leaves_an_add=(False, *(not dies for _ in latecomers)),
+        leaves_an_add=(False, *(kind == "leaves" for _ in latecomers)),
         workers=1,
-        chunks=random.choice((1, 1, 2)),
+        chunks=random.choice((1, 2)),
+        length=random.choice((16, 32)),
         latecomers=latecomers,
-        bystander="looks" if dies else "",
-        keeps_state=dies and random.random() < 0.5,
+        bystander="looks" if kind == "dies" else "",
+        keeps_state=random.random() < 0.3,
     )
-    script = [*stops, *[(name, "on") for name in names] * 2]
+    script += [(name, "on") for name in random.sample([*names, f"worker {1 + late}"], 2 + late)] * 2
     return run(source, plan, schedule_of(random, seed, 1, How(script=script, trace=how.trace)))
 
 
@@ -380,6 +382,11 @@ def _judge_seen(lives: list[Life], seen: list[tuple[int, Any]]) -> None:
     """A snapshot is the values of its round, or of the one before where that was finished by nobody."""
     values = {number: life.values[number] for life in lives for number in life.values}
     for number, copy in seen:
+        for life in lives:
+            if life.values and 0 <= number < min(life.values):
+                assert not ((copy >> (8 * life.number)) & 0xFF).any(), (
+                    f"a snapshot of round {number} has what worker {life.worker} gave in a later one"
+                )
         before = [known for known in values if known <= number]
         if number == 0 or number in values:
             wanted = values.get(number, np.zeros_like(copy))
