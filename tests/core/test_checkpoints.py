@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_support import Worker, bits, outcome, together
+from core_support import Worker, bits, outcome, together, wait_for
 
 import multiverso as mv
 from multiverso.checkpoints import worker_folder
@@ -222,6 +222,26 @@ def test_what_one_worker_cannot_save_is_saved_by_none(tmp_path: Path, bad: int) 
     assert isinstance(results[1 - bad][0], SnapshotError)
     assert f"worker {bad} raised TypeError: own['bad'] is <built-in function len>" in str(results[1 - bad][0])
     assert [own for _, own in results] == [{"good": 1}] * 2
+
+
+def test_who_is_left_goes_on_as_a_job_of_as_many(tmp_path: Path) -> None:
+    """Workers 0 and 2 have saved, as 1 was gone; the next job has 0 and 1."""
+
+    def save(session: Session) -> Any:
+        shared = _make(session)
+        if session.worker_id == 1:
+            session.shutdown()
+        else:
+            wait_for(lambda: session.live_workers() == [0, 2])
+            shared.save(tmp_path, {"me": session.worker_id}, files=lambda folder: (folder / "f").touch())
+
+    def load(session: Session) -> Any:
+        folder = worker_folder(session, tmp_path)
+        own = _make(session).load(tmp_path)
+        return own, folder is not None and (folder / "f").exists()
+
+    together(save, 3)
+    assert together(load, 2) == [({"me": 0}, True), ({"me": 2}, True)]
 
 
 def test_own_is_a_dictionary(alone: Session, tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_an_array_with_nan_or_infinity_is_accepted(tables: Tables) -> None:
     after = table.get()
     assert np.isnan(after[0])
     assert list(after[1:3]) == [np.inf, -np.inf]
-    table.replace(before.reshape(-1), [])
+    table.set(before)
 
 
 @pytest.mark.parametrize(

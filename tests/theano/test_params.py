@@ -81,7 +81,7 @@ def test_a_stragglers_old_variance_does_not_make_the_shared_one_negative(
     quick, slow = (
         SharedParams([], [np.ones(3, "float32")], name="variance", session=session) for session in pair
     )
-    table = slow._flats[0].shared.table
+    shared = slow._flats[0].shared
 
     def late(move: Any, *arguments: Any) -> None:
         """The last moment before the table is changed: here the slow one is held up."""
@@ -90,8 +90,8 @@ def test_a_stragglers_old_variance_does_not_make_the_shared_one_negative(
             quick.exchange()
         move(*arguments)
 
-    for name in ("exchange", "step"):
-        monkeypatch.setattr(table, name, partial(late, getattr(table, name)))
+    for owner, name in ((shared.table, "exchange"), (shared.ruled, "step")):
+        monkeypatch.setattr(owner, name, partial(late, getattr(owner, name)))
     slow.statistics[0][:] *= 0.5  # from the 1 that it has seen: a sum of halved changes gives -0.24
     slow.exchange()
     shrunk = quick.statistics[0].copy()

@@ -13,7 +13,6 @@ names the generation, is replaced when all parts are on the disk, and the genera
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -23,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from multiverso.checkpoints.trees import Tree, as_bytes, read_tree
+from multiverso.checkpoints.trees import Tree, as_bytes, digest, read_tree, write_tree
 from multiverso.errors import SnapshotError
 from multiverso.files import locked, write_whole
 from multiverso.runtime import Session
@@ -90,14 +89,14 @@ def save(
     """
     place, me = Path(directory), session.worker_id
     task = Together(session, lambda why: SnapshotError(f"{place} was not saved: {why}"))
-    content: dict[str, bytes] = {}
+    own: list[bytes] = []
+    collected: list[Tree] = []
 
     def prepare() -> str:
         parts = collect()
-        content["own"] = as_bytes(parts.own)
-        content["common"] = as_bytes(parts.common) if parts.common else b""
-        common = content["common"]
-        return f"common-{hashlib.blake2b(common, digest_size=16).hexdigest()}.safetensors" if common else ""
+        collected.append(parts.common)
+        own.append(as_bytes(parts.own))
+        return f"common-{digest(parts.common)}.safetensors" if parts.common else ""
 
     common = task.step(prepare)
     with contextlib.ExitStack() as stack:
@@ -124,10 +123,10 @@ def save(
         written = False
 
         def write() -> None:
-            write_whole(folder / f"worker-{me}.safetensors", content["own"])
+            write_whole(folder / f"worker-{me}.safetensors", own[0])
             name = common[me]
             if name and me == min(worker for worker, other in common.items() if other == name):
-                _write_or_link(folder / name, content["common"], _previous(place, manifest))
+                _write_or_link(folder / name, collected[0], _previous(place, manifest))
             if task.leads:
                 for key, table in tables.items():
                     table.save(folder / f"{key}.safetensors")
@@ -149,6 +148,7 @@ def save(
                 write_whole(place / _MANIFEST, json.dumps(text, indent=1).encode())
                 written = True
                 _remove_all_but(place, manifest)
+                stack.close()  # before anybody is let go, who might save again
 
         try:
             task.step(write)
@@ -180,7 +180,7 @@ def load(
     Raises:
         SnapshotError: nothing is there; it is damaged; or it was saved by other workers or another model.
     """
-    place, me = Path(directory), session.worker_id
+    place = Path(directory)
     task = Together(session, lambda why: SnapshotError(f"{place} was not loaded: {why}"))
     found: list[tuple[_Manifest, Parts]] = []
 
@@ -188,7 +188,8 @@ def load(
         manifest = _read_manifest(place, missing_ok)
         if manifest is None:
             return ""
-        _check_fits(place, manifest, session, tables)
+        me = _saved_as(place, manifest, session)
+        _check_fits(place, manifest, tables)
         folder = place / manifest.folder
         common = manifest.common[me]
         own = read_tree(folder / f"worker-{me}.safetensors")
@@ -216,7 +217,7 @@ def load(
 
     def put() -> None:
         for key, value in values.items():
-            tables[key].replace(*value)
+            tables[key]._replace(*value)
 
     task.step(put)
     task.step(lambda: apply(parts))
@@ -233,17 +234,13 @@ def worker_folder(session: Session, directory: PathLike) -> Path | None:
     manifest = _read_manifest(place, missing_ok=True)
     if manifest is None:
         return None
-    _check_workers(place, manifest, session)
-    folder = place / manifest.folder / f"worker-{session.worker_id}"
+    folder = place / manifest.folder / f"worker-{_saved_as(place, manifest, session)}"
     if not folder.is_dir():
         raise SnapshotError(f"{folder} is not there: it was saved without files of its own for each worker")
     return folder
 
 
-def _check_fits(
-    place: Path, manifest: _Manifest, session: Session, tables: Mapping[str, TableHandler]
-) -> None:
-    _check_workers(place, manifest, session)
+def _check_fits(place: Path, manifest: _Manifest, tables: Mapping[str, TableHandler]) -> None:
     if manifest.tables != list(tables):
         raise SnapshotError(
             f"{place} holds the state of another model, with the tables {manifest.tables} and not {list(tables)}; "
@@ -251,13 +248,15 @@ def _check_fits(
         )
 
 
-def _check_workers(place: Path, manifest: _Manifest, session: Session) -> None:
+def _saved_as(place: Path, manifest: _Manifest, session: Session) -> int:
+    """Returns which worker this one goes on as: by its place among the live ones, as one may have been lost."""
     live = session.live_workers()
-    if manifest.workers != live:
+    if len(manifest.workers) != len(live):
         raise SnapshotError(
             f"{place} was saved by {_count(manifest.workers)} and this job has {_count(live)}: each worker goes on "
             "with what was its own, so start as many again. Nothing was changed"
         )
+    return manifest.workers[live.index(session.worker_id)]
 
 
 def _count(workers: list[int]) -> str:
@@ -311,12 +310,12 @@ def _previous(place: Path, manifest: _Manifest) -> Path:
     return place / f"generation-{manifest.number - 1}"
 
 
-def _write_or_link(path: Path, content: bytes, previous: Path) -> None:
+def _write_or_link(path: Path, tree: Tree, previous: Path) -> None:
     """Makes a file whose name is its content's hash, from the generation before where that has it."""
     try:
         os.link(previous / path.name, path)
     except OSError:
-        write_whole(path, content)
+        write_tree(path, tree)
 
 
 def _sync_files(folder: Path) -> None:

@@ -6,6 +6,7 @@ state (functions, objects, named tuples) is refused by its place in the tree.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections import OrderedDict
@@ -44,14 +45,31 @@ def as_bytes(tree: Tree) -> bytes:
     """
     from safetensors.numpy import save
 
+    skeleton, arrays = _parts(tree)
+    content: bytes = save(arrays, metadata={_FORMAT: skeleton})
+    return content
+
+
+def digest(tree: Tree) -> str:
+    """Returns a hash of a tree's content, without a copy of its arrays.
+
+    Raises:
+        TypeError: as for `as_bytes`.
+    """
+    skeleton, arrays = _parts(tree)
+    found = hashlib.blake2b(skeleton.encode(), digest_size=16)
+    for array in arrays.values():
+        found.update(array.reshape(-1).view(np.uint8).data)
+    return found.hexdigest()
+
+
+def _parts(tree: Tree) -> tuple[str, dict[str, Array]]:
+    """Returns a tree's shape as JSON, and its arrays."""
     arrays: dict[str, Array] = {}
-    # one entry of metadata: several come in any order, and equal states have to be equal bytes
     try:
-        skeleton = _pack(tree, "", arrays)
+        return json.dumps(_pack(tree, "", arrays)), arrays
     except RecursionError:
         raise TypeError("state is nested too deeply, or contains itself") from None
-    content: bytes = save(arrays, metadata={_FORMAT: json.dumps(skeleton)})
-    return content
 
 
 def write_tree(path: Path, tree: Tree) -> None:
@@ -83,6 +101,7 @@ def read_tree(path: Path) -> Tree:
         TypeError,
         ValueError,
         AttributeError,
+        ImportError,
         RecursionError,
     ) as error:
         raise SnapshotError(f"{path} cannot be read as saved state: {error}") from error

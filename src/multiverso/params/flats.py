@@ -34,6 +34,7 @@ class Flat:
 
     def check(self, state: dict[str, Any]) -> None:
         """Raises SnapshotError unless `restore` can take the state."""
+        self.shared.state()  # raises where an exchange has to be finished first
         saved = state["local"]
         if saved.shape != self.local.shape or saved.dtype != self.local.dtype:
             raise SnapshotError(
@@ -65,7 +66,7 @@ class Averaged(Flat):
         loops = self.shared.loops
         assert loops is not None  # that of _AVERAGE
         loops.hyper[0] = 1 / workers
-        self.shared.table.step(loops, self.local, changed, True)
+        self.shared.ruled.step(loops, self.local, changed, True)
         np.copyto(self.last, self.local)
 
     def state(self) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def broadcast(arrays: Sequence[Array], session: Session | None = None) -> None:
     for start in range(0, total, window.size):
         if giver:
             _pass(raw, start, window, out=True)
-            table.replace(buffer, [])
+            table.set(buffer)
         session.barrier()
         if not giver:
             table.snapshot(out=buffer)

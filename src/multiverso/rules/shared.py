@@ -17,6 +17,7 @@ from multiverso.spec import Initial, TableSpec
 from multiverso.tables.convert import writable
 from multiverso.tables.handler import TableHandler
 from multiverso.tables.pending import Pending
+from multiverso.tables.ruled import Ruled
 
 Array = npt.NDArray[Any]
 _DTYPES = ("float32", "float64")
@@ -29,6 +30,7 @@ class Shared:
 
     Attributes:
         rule: the rule.
+        ruled: the table as a rule moves it.
         loops: the rule, compiled for the table; None for ASGD, which has a kernel of its own.
         table: the centre: ``table.snapshot()`` is what to validate, ``table.save(path)`` what to keep.
     """
@@ -36,10 +38,10 @@ class Shared:
     def __init__(self, rule: Rule, table: TableHandler) -> None:
         self.rule = rule
         self.table = table
-        self._own = table.own()
-        table.users.add(self)
+        self.ruled = Ruled(table, self)
+        self._own = self.ruled.own()
         # ASGD has a kernel of its own, which is quicker
-        self.loops = None if rule == asgd() else table.compile_rule(rule.push, rule.pull, rule.hyper)
+        self.loops = None if rule == asgd() else self.ruled.compile(rule.push, rule.pull, rule.hyper)
         self._calls = 0
 
     def exchange(self, local: Any, *, timeout_seconds: float | None = None) -> None:
@@ -64,7 +66,7 @@ class Shared:
         call = self._calls + 1
         push, pull = call % self.rule.push_every == 0, call % self.rule.pull_every == 0
         if push or pull:
-            self.table.step(self.loops, local, push, pull, timeout_seconds=timeout_seconds)
+            self.ruled.step(self.loops, local, push, pull, timeout_seconds=timeout_seconds)
         self._calls = call
 
     def exchange_async(self, local: Any) -> Pending:
@@ -73,7 +75,7 @@ class Shared:
             return self.table.exchange_async(local, self._own[0])
         self._calls += 1
         push, pull = self._calls % self.rule.push_every == 0, self._calls % self.rule.pull_every == 0
-        return self.table.step_async(self.loops, local, push, pull)
+        return self.ruled.step_async(self.loops, local, push, pull)
 
     def restart(self, local: Any) -> None:
         """Makes ``local`` a copy of the centre and begins the rule anew, as after ``table.load(path)``."""
@@ -95,7 +97,7 @@ class Shared:
             "rule": self.rule.name,
             "calls": self._calls,
             "arrays": list(self._own),
-            "staged": self.table.staged(),
+            "staged": self.ruled.staged(),
         }
 
     def check_state(self, state: dict[str, Any]) -> None:
@@ -118,7 +120,7 @@ class Shared:
         for array, saved in zip(self._own, state["arrays"], strict=True):
             array[:] = saved
         self._calls = state["calls"]
-        self.table.restage(state["staged"])
+        self.ruled.restage(state["staged"])
 
     def __repr__(self) -> str:
         return f"<Shared by {self.rule}: {self.table!r}>"

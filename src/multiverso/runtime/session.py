@@ -40,8 +40,8 @@ class Handler(Protocol):
 
     @property
     def number(self) -> int: ...
-    def flush_until(self, deadline: Deadline) -> None: ...
-    def leave(self) -> None: ...
+    def _flush_until(self, deadline: Deadline) -> None: ...
+    def _leave(self) -> None: ...
 
 
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -185,7 +185,7 @@ class Session:
 
     def _flush(self, deadline: Deadline) -> None:
         for handler in list(self._handlers):
-            handler.flush_until(deadline)
+            handler._flush_until(deadline)
 
     # -- tables ----------------------------------------------------------------------------------------------
 
@@ -381,7 +381,7 @@ class Session:
                     "(tables of the old one cannot be used any more)"
                 )
                 for handler in self._handlers:
-                    handler.leave()
+                    handler._leave()
                 self.control.leave(self.worker_id)
                 self._liveness.release()
                 self._link.close()

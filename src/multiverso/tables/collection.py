@@ -114,14 +114,14 @@ def load_all(session: Session, directory: str | os.PathLike[str]) -> None:
     place = Path(directory)
     tables = {_key(table): table for table in session.handlers()}
     for table in session.handlers():
-        for user in table.users:
+        for user in table._users:
             raise SnapshotError(
                 f"{table!r} is moved by the rule {user.rule}, whose workers have parameters of their own that a load "
                 "of the tables leaves as they are: what was loaded would be lost in the next exchange. Nothing was "
                 "changed. Save with manager.save(directory) and load with manager.load(directory), in every worker"
             )
     for key, saved in _read_all(place, tables).items():
-        tables[key].replace(*saved)
+        tables[key]._replace(*saved)
 
 
 def _read_all(place: Path, tables: dict[str, TableHandler]) -> dict[str, Any]:

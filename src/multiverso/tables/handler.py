@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -12,12 +11,13 @@ import numpy.typing as npt
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, ShapeMismatchError
-from multiverso.kernels.compiling import compile_pull, compile_push, compile_update, load_steps
+from multiverso.kernels.compiling import compile_update
+from multiverso.runtime.polling import wait_until
 from multiverso.runtime.session import Session
 from multiverso.shards.shard import Shard
 from multiverso.spec import INITIAL, TableSpec
 from multiverso.tables import saving
-from multiverso.tables.access import Loops, access_to
+from multiverso.tables.access import access_to
 from multiverso.tables.closed import Closed
 from multiverso.tables.convert import Array, as_data, as_numpy, check_size, readable, writable
 from multiverso.tables.output import Output, fresh, into
@@ -49,11 +49,9 @@ class TableHandler:
         self._size = spec.elements
         value = self._initial(init_value)
         update = 0 if updater.name == "add" else compile_update(updater.apply, spec.dtype)
-        name = f"table {spec.name!r}" if spec.name else f"the {spec}"
+        name = self._name = f"table {spec.name!r}" if spec.name else f"the {spec}"
         self._queue = Queue(spec.name or spec.kind)
-        self.users: weakref.WeakSet[Any] = (
-            weakref.WeakSet()
-        )  # the rules that move it, with state of their own
+        self._users: weakref.WeakSet[Any] = weakref.WeakSet()  # the rules that move it; see `Ruled`
 
         def fill(shard: Shard, last: bool, number: int) -> None:
             _fill(shard, spec.initial, value, last, number)
@@ -188,56 +186,6 @@ class TableHandler:
             )
         return a, b
 
-    # -- rules -----------------------------------------------------------------------------------------------
-
-    def own(self) -> list[Array]:
-        """Returns this worker's own arrays, in the shared segment: flat, writable, for a rule alone."""
-        self._session.check()
-        return self._shard.own(self._session.worker_id)
-
-    def compile_rule(
-        self, push: Callable[..., None], pull: Callable[..., None] | None, hyper: tuple[float, ...]
-    ) -> Loops:
-        """Returns a rule's two loops, compiled for this table; see :class:`multiverso.rules.Rule`."""
-        # now, and not at the first step, which may be in a thread beside the training
-        load_steps(self._spec.dtype)
-        return Loops(
-            compile_push(push, self._spec.dtype),
-            compile_pull(pull, self._spec.dtype) if pull else 0,
-            self._shard.own_address(self._session.worker_id),
-            np.array(hyper or (0.0,), self._dtype),
-        )
-
-    def step(
-        self, loops: Loops, local: Any, push: bool, pull: bool, *, timeout_seconds: float | None = None
-    ) -> None:
-        """Runs a rule's push, pull or both, in place; see :class:`multiverso.rules.Shared`."""
-        deadline = self._ready(timeout_seconds)
-        self._access.step(loops, self._local(local), push, pull, deadline)
-
-    def step_async(self, loops: Loops, local: Any, push: bool, pull: bool) -> Pending:
-        """Like :meth:`step`, in the background. Leave ``local`` alone until ``wait()`` returns."""
-        self._session.check()
-        array = self._local(local)
-        return self._later(lambda: self._access.step(loops, array, push, pull, None), "a step")
-
-    def staged(self) -> Array | None:
-        """Returns a copy of what this worker has added since its last read in a synchronous job, or None.
-
-        Raises:
-            InterruptedRoundError: a read was interrupted and has to be finished first.
-        """
-        self._ready(None)
-        return self._access.staged()
-
-    def restage(self, delta: Array | None) -> None:
-        """Puts back what :meth:`staged` returned, in the place of what was added since."""
-        self._ready(None)
-        self._access.restage(delta)
-
-    def _local(self, local: Any) -> Array:
-        return local if self._is_plain(local) else writable(local, self._size, self._dtype, "local")
-
     # -- in the background -----------------------------------------------------------------------------------
 
     def add_async(self, data: Any) -> Pending:
@@ -310,6 +258,44 @@ class TableHandler:
         self._access.snapshot(output.flat)
         return output.give()
 
+    def set(self, values: Any) -> None:
+        """Overwrites the values of all workers, past the updater, whose state stays.
+
+        Call it in one worker, and ``barrier()`` before anyone goes on: adds of others meanwhile may be lost or not,
+        stripe by stripe. In synchronous mode it takes the place of the last finished round.
+
+        Args:
+            values: as for :meth:`add`; not modified.
+
+        Raises:
+            ShapeMismatchError, DtypeMismatchError: the values do not fit; nothing was changed.
+        """
+        self._ready(None)
+        self._access.put(self._delta(values, "values"))
+
+    def wait_version(self, version: int, *, timeout_seconds: float | None = None) -> int:
+        """Waits until all workers together have done so many adds and exchanges; returns how many they are.
+
+        For readers that want to see something new, and nothing twice: ``seen = table.wait_version(seen + 1)``, and
+        then ``table.snapshot()``. In synchronous mode it counts finished rounds. It looks every few milliseconds.
+
+        Args:
+            version: a number of adds and exchanges, as `version` has it.
+            timeout_seconds: deadline of the wait, instead of the session's.
+
+        Raises:
+            ValueError: ``version`` is no number of operations.
+            WorkerLostError, NodeLostError, WaitTimeoutError: the wait could not end well.
+        """
+        if isinstance(version, bool) or not isinstance(version, int) or version < 0:
+            raise ValueError(f"version is a number of operations, 0 or more; got {version!r}")
+        self._ready(timeout_seconds)
+        reached = self._access.version
+        wait_until(
+            self._session, lambda: reached() >= version, f"version {version} of {self._name}", timeout_seconds
+        )
+        return reached()
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes values and updater state to a safetensors file, whole or not at all.
 
@@ -327,9 +313,9 @@ class TableHandler:
             SnapshotError: no such file, not a saved table, or another shape, dtype or updater.
         """
         self._ready(None)
-        self.replace(*saving.load(path, self._spec))
+        self._replace(*saving.load(path, self._spec))
 
-    def replace(self, values: Array, states: list[Array]) -> None:
+    def _replace(self, values: Array, states: list[Array]) -> None:
         """Overwrites values and updater state (flat, of the table's dtype and size)."""
         self._ready(None)
         self._access.put(values)
@@ -354,9 +340,9 @@ class TableHandler:
 
     def flush(self, timeout_seconds: float | None = None) -> None:
         """Waits for this worker's pending operations on the table; raises what one of them raised."""
-        self.flush_until(self._session.deadline(timeout_seconds))
+        self._flush_until(self._session.deadline(timeout_seconds))
 
-    def flush_until(self, deadline: Deadline) -> None:
+    def _flush_until(self, deadline: Deadline) -> None:
         """Like :meth:`flush`, for who has a deadline already."""
         self._queue.flush(deadline)
 
@@ -393,7 +379,7 @@ class TableHandler:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def leave(self) -> None:
+    def _leave(self) -> None:
         """Ends this worker's part in the table, at the session's end (which calls it)."""
         self._queue.close()
         if not self._closed:
@@ -409,10 +395,10 @@ class TableHandler:
             and array.flags.carray
         )
 
-    def _delta(self, data: Any) -> Array:
-        array = as_numpy(data, "data")
-        check_size(array, self.shape, self._spec, "data")
-        return as_data(array, self._dtype, "data")
+    def _delta(self, data: Any, what: str = "data") -> Array:
+        array = as_numpy(data, what)
+        check_size(array, self.shape, self._spec, what)
+        return as_data(array, self._dtype, what)
 
     def _output(self, out: Any, dtype: npt.DTypeLike | None, shape: tuple[int, ...]) -> Output:
         if out is None:

@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from multiverso.deadline import Deadline
 from multiverso.errors import ShapeMismatchError
 from multiverso.runtime.current import current
 from multiverso.runtime.session import Session
 from multiverso.spec import Initial, TableSpec, checked_count, checked_dtype
-from multiverso.tables.convert import as_data, as_numpy, as_row_ids, check_size
+from multiverso.tables.access import RowIds, bad_row
+from multiverso.tables.convert import Array, as_data, as_numpy, as_row_ids, check_size, writable
 from multiverso.tables.handler import TableHandler
+from multiverso.tables.pending import Pending
 from multiverso.updaters import Updater, resolve
 
 
@@ -119,7 +122,88 @@ class MatrixTableHandler(TableHandler):
         self._ready(None)
         self._access.add_rows(*self._rows(data, row_ids))
 
-    def _rows(self, data: Any, row_ids: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
+    def exchange(
+        self, local: Any, last: Any, row_ids: Any = None, *, timeout_seconds: float | None = None
+    ) -> None:
+        """Pushes ``local - last`` and pulls the result into both: of the whole matrix, or of some of its rows.
+
+        Of rows it is an ``add`` and a ``get``: other workers' adds may come between.
+
+        Args:
+            local: (num_row, num_col), or (len(row_ids), num_col), or flat; of the table's dtype, C-contiguous and
+                writable; overwritten.
+            last: the same; overwritten.
+            row_ids: as for :meth:`get`; of a row that is named twice both differences are added.
+            timeout_seconds: deadline of the wait, instead of the session's.
+
+        Raises:
+            RowIdError: an id is no integer, or no row; nothing was changed.
+        """
+        if row_ids is None:
+            super().exchange(local, last, timeout_seconds=timeout_seconds)
+            return
+        deadline = self._ready(timeout_seconds)
+        ids, a, b = self._pair_of_rows(local, last, row_ids)
+        self._exchange_rows(ids, a, b, deadline)
+
+    def add_async(self, data: Any, row_ids: Any = None) -> Pending:
+        """Like :meth:`add`, in the background; see :meth:`TableHandler.add_async`."""
+        if row_ids is None:
+            return super().add_async(data)
+        self._session.check()
+        ids, delta = (np.array(part) for part in self._rows(data, row_ids))
+        self._refuse_bad(ids)
+        return self._later(lambda: self._access.add_rows(ids, delta), "an add of rows")
+
+    def get_async(self, row_ids: Any = None, out: Any = None) -> Pending:  # type: ignore[override]
+        """Like :meth:`get`, in the background; ``wait()`` returns the values."""
+        if row_ids is None:
+            return super().get_async(out)
+        self._session.check()
+        ids = np.array(as_row_ids(row_ids, self._spec.rows))
+        self._refuse_bad(ids)
+        output = self._output(out, None, (ids.size, self._spec.columns))
+
+        def get() -> Any:
+            self._access.get_rows(ids, output.flat, None)
+            return output.give()
+
+        return self._later(get, "a get of rows")
+
+    def exchange_async(self, local: Any, last: Any, row_ids: Any = None) -> Pending:
+        """Like :meth:`exchange`, in the background. Leave both arrays alone until ``wait()`` returns."""
+        if row_ids is None:
+            return super().exchange_async(local, last)
+        self._session.check()
+        ids, a, b = self._pair_of_rows(local, last, row_ids)
+        ids = np.array(ids)
+        self._refuse_bad(ids)
+        return self._later(lambda: self._exchange_rows(ids, a, b, None), "an exchange of rows")
+
+    def _refuse_bad(self, ids: RowIds) -> None:
+        """Before an operation goes into the queue, where nobody may wait for it."""
+        outside = (ids < 0) | (ids >= self._spec.rows)
+        if outside.any():
+            raise bad_row(ids, int(np.argmax(outside)), self._shard)
+
+    def _pair_of_rows(self, local: Any, last: Any, row_ids: Any) -> tuple[RowIds, Array, Array]:
+        ids = as_row_ids(row_ids, self._spec.rows)
+        size = ids.size * self._spec.columns
+        a = writable(local, size, self._dtype, "local")
+        b = writable(last, size, self._dtype, "last")
+        if np.may_share_memory(a, b):
+            raise ShapeMismatchError(
+                "local and last share memory; they must be two arrays (last = local.copy())"
+            )
+        return ids, a, b
+
+    def _exchange_rows(self, ids: RowIds, local: Array, last: Array, deadline: Deadline | None) -> None:
+        self._access.add_rows(ids, local - last)
+        last[:] = local  # so that a second try, after a wait that could not end well, adds nothing twice
+        self._access.get_rows(ids, local, deadline)
+        last[:] = local
+
+    def _rows(self, data: Any, row_ids: Any) -> tuple[RowIds, Array]:
         ids = as_row_ids(row_ids, self._spec.rows)
         array = as_numpy(data, "data")
         check_size(array, (ids.size, self._spec.columns), self._spec, "data")

@@ -12,6 +12,7 @@ from multiverso.errors import MultiversoError, TableMismatchError
 from multiverso.rules import Rule, Shared, easgd, share
 from multiverso.runtime import JobLock, Session
 from multiverso.tables import ArrayTableHandler, TableHandler
+from multiverso.tables.ruled import Ruled
 from platoon.param_sync import ASGD, EASGD, ParamSyncRule
 from platoon.params import Parameter, adapt
 from platoon.util import PlatoonError
@@ -125,14 +126,15 @@ class SharedParameters:
 
     def _elastic(self, rule: EASGD) -> Callable[[], None]:
         compiled: list[Any] = []
+        ruled = [Ruled(table) for table in self._tables]
         alpha: float | None = None
 
         def meet() -> None:
             nonlocal alpha
             if alpha != rule.get_alpha():  # it may be changed at any time
                 alpha = rule.get_alpha()
-                compiled[:] = [table.compile_rule(_PULL_TOGETHER, None, (alpha,)) for table in self._tables]
-            self._each(lambda i, local: self._tables[i].step(compiled[i], local, True, False))
+                compiled[:] = [table.compile(_PULL_TOGETHER, None, (alpha,)) for table in ruled]
+            self._each(lambda i, local: ruled[i].step(compiled[i], local, True, False))
 
         return meet
 
@@ -156,7 +158,7 @@ class SharedParameters:
 
         def work() -> None:
             for table, parameter in zip(self._tables, self._local, strict=True):
-                table.replace(parameter.load().reshape(-1), [])
+                table.set(parameter.load().reshape(-1))
             self._note_meeting()
 
         self._session.check()

@@ -1,0 +1,79 @@
+"""What a rule needs of a table, and nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from multiverso.kernels.compiling import compile_pull, compile_push, load_steps
+from multiverso.tables.access import Loops
+from multiverso.tables.convert import Array, writable
+from multiverso.tables.handler import TableHandler
+from multiverso.tables.pending import Pending
+
+
+class Ruled:
+    """A table as one rule of one worker moves it.
+
+    Args:
+        table: the table.
+        user: the rule's state in this worker, if it has some: while it lives, the table is not loaded behind its back.
+    """
+
+    def __init__(self, table: TableHandler, user: Any = None) -> None:
+        self._table = table
+        self._session = table._session
+        if user is not None:
+            table._users.add(user)
+
+    def own(self) -> list[Array]:
+        """Returns this worker's own arrays, in the shared segment: flat, writable."""
+        self._session.check()
+        return self._table._shard.own(self._session.worker_id)
+
+    def compile(
+        self, push: Callable[..., None], pull: Callable[..., None] | None, hyper: tuple[float, ...]
+    ) -> Loops:
+        """Returns a rule's two loops, compiled for this table; see :class:`multiverso.rules.Rule`."""
+        dtype = self._table.spec.dtype
+        load_steps(dtype)  # now, and not at the first step, which may be in a thread beside the training
+        return Loops(
+            compile_push(push, dtype),
+            compile_pull(pull, dtype) if pull else 0,
+            self._table._shard.own_address(self._session.worker_id),
+            np.array(hyper or (0.0,), self._table.dtype),
+        )
+
+    def step(
+        self, loops: Loops, local: Any, push: bool, pull: bool, *, timeout_seconds: float | None = None
+    ) -> None:
+        """Runs push, pull or both, in place; see :class:`multiverso.rules.Shared`."""
+        deadline = self._table._ready(timeout_seconds)
+        self._table._access.step(loops, self._local(local), push, pull, deadline)
+
+    def step_async(self, loops: Loops, local: Any, push: bool, pull: bool) -> Pending:
+        """Like :meth:`step`, in the background. Leave ``local`` alone until ``wait()`` returns."""
+        self._session.check()
+        array = self._local(local)
+        access = self._table._access
+        return self._table._later(lambda: access.step(loops, array, push, pull, None), "a step")
+
+    def staged(self) -> Array | None:
+        """Returns a copy of what this worker has added since its last read in a synchronous job, or None.
+
+        Raises:
+            InterruptedRoundError: a read was interrupted and has to be finished first.
+        """
+        self._table._ready(None)
+        return self._table._access.staged()
+
+    def restage(self, delta: Array | None) -> None:
+        """Puts back what :meth:`staged` returned, in the place of what was added since."""
+        self._table._ready(None)
+        self._table._access.restage(delta)
+
+    def _local(self, local: Any) -> Array:
+        table = self._table
+        return local if table._is_plain(local) else writable(local, table.size, table.dtype, "local")

@@ -1,0 +1,160 @@
+"""Setting values, rows in every call, waiting for a version, and a help page without internals."""
+
+from __future__ import annotations
+
+import pydoc
+from typing import Any
+
+import numpy as np
+import pytest
+from core_support import MODES, together
+
+import multiverso as mv
+from multiverso.errors import (
+    DtypeMismatchError,
+    RowIdError,
+    ShapeMismatchError,
+    WaitTimeoutError,
+)
+from multiverso.runtime import Session
+from multiverso.updaters import Updater
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_set_overwrites_the_values_of_all(mode: str) -> None:
+    def work(session: Session) -> Any:
+        table = mv.ArrayTableHandler(4, [1, 2, 3, 4], session=session)
+        table.add([1] * 4)
+        table.get()
+        session.barrier()
+        if session.worker_id == 1:
+            table.set([[5, 6], [7, 8]])
+        session.barrier()
+        before = table.snapshot().tolist()
+        session.barrier()
+        table.add([1] * 4)
+        table.get()
+        session.barrier()
+        return before, table.snapshot().tolist()
+
+    assert together(work, 2, **MODES[mode]) == [([5, 6, 7, 8], [7, 8, 9, 10])] * 2
+
+
+def test_set_refuses_what_does_not_fit_and_leaves_the_updater_alone(alone: Session) -> None:
+    def apply(values, delta, state, stride, hyper, count):  # type: ignore[no-untyped-def]
+        for i in range(count):
+            state[i] += 1
+            values[i] += delta[i] * state[i]
+
+    table = mv.ArrayTableHandler(2, updater=Updater("counting", apply, states=1), session=alone)
+    table.add([1, 1])
+    for value, error in (([1, 2, 3], ShapeMismatchError), (["a", "b"], DtypeMismatchError)):
+        with pytest.raises(error):
+            table.set(value)
+    assert table.get().tolist() == [1, 1]
+    table.set([10, 20])
+    table.add([1, 1])
+    assert table.get().tolist() == [12, 22]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_are_exchanged(mode: str) -> None:
+    def work(session: Session) -> Any:
+        table = mv.MatrixTableHandler(4, 2, session=session)
+        rows = [3, session.worker_id]
+        local, last = np.zeros((2, 2), "f4"), np.zeros((2, 2), "f4")
+        local += [[1], [2]]
+        table.exchange(local, last, row_ids=rows)
+        same = local.tolist() == last.tolist()
+        session.barrier()
+        return same, local[1].tolist(), table.snapshot().tolist(), local[0].tolist()
+
+    found = together(work, 2, **MODES[mode])
+    for same, mine, whole, common in found:
+        assert same
+        assert mine == [2, 2]
+        assert whole == [[2, 2], [2, 2], [0, 0], [2, 2]]
+        assert common in ([[1, 1], [2, 2]] if mode != "sync" else [[2, 2]])
+
+
+def test_bad_rows_of_an_exchange_change_nothing(alone: Session) -> None:
+    table = mv.MatrixTableHandler(4, 2, session=alone)
+    local, last = np.ones((2, 2), "f4"), np.zeros((2, 2), "f4")
+    for rows in ([0, 4], [-1, 0], [0.5, 1]):
+        with pytest.raises(RowIdError):
+            table.exchange(local, last, row_ids=rows)
+    with pytest.raises(ShapeMismatchError):
+        table.exchange(local, last, row_ids=[0, 1, 2])
+    with pytest.raises(ShapeMismatchError, match="share memory"):
+        table.exchange(local, local, row_ids=[0, 1])
+    assert (local == 1).all()
+    assert (last == 0).all()
+    assert not table.get().any()
+
+
+def test_rows_in_the_background(alone: Session) -> None:
+    table = mv.MatrixTableHandler(3, 2, session=alone)
+    ids = np.array([2, 0])
+    data = np.ones((2, 2), "f4")
+    first = table.add_async(data, row_ids=ids)
+    data += 5
+    ids[:] = 1  # both were copied
+    first.wait()
+    assert table.get_async([2, 1]).wait().tolist() == [[1, 1], [0, 0]]
+    out = np.empty((1, 2), "f4")
+    assert table.get_async([0], out=out).wait() is out
+    local, last = np.full((1, 2), 4.0, "f4"), np.ones((1, 2), "f4")
+    table.exchange_async(local, last, row_ids=[0]).wait()
+    assert local.tolist() == last.tolist() == [[4, 4]]
+    table.add_async(np.ones((3, 2))).wait()
+    assert table.get_async().wait().tolist() == [[5, 5], [1, 1], [2, 2]]
+    for call in (
+        lambda: table.add_async([[1, 1]], row_ids=[3]),
+        lambda: table.get_async([-1]),
+        lambda: table.exchange_async(local, last, row_ids=[3]),
+    ):
+        with pytest.raises(RowIdError, match="nothing was changed"):
+            call()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_waiting_for_a_version(mode: str) -> None:
+    def work(session: Session) -> Any:
+        table = mv.ArrayTableHandler(2, session=session)
+        for _ in range(3):
+            if session.worker_id == 0 or mode != "async":
+                table.exchange(np.ones(2, "f4"), np.zeros(2, "f4"))
+        return table.wait_version(3)
+
+    assert all(version >= 3 for version in together(work, 2, **MODES[mode]))
+
+
+def test_a_version_that_does_not_come(alone: Session) -> None:
+    table = mv.ArrayTableHandler(2, session=alone)
+    with pytest.raises(WaitTimeoutError, match=r"version 1 of the array of 2"):
+        table.wait_version(1, timeout_seconds=0.01)
+    for value in (1.5, -1, True):
+        with pytest.raises(ValueError, match="version is a number"):
+            table.wait_version(value)  # type: ignore[arg-type]
+    assert table.wait_version(0) == 0
+
+
+INTERNAL = (
+    "own",
+    "compile_rule",
+    "step",
+    "step_async",
+    "staged",
+    "restage",
+    "leave",
+    "replace",
+    "flush_until",
+)
+
+
+@pytest.mark.parametrize("kind", [mv.ArrayTableHandler, mv.MatrixTableHandler, mv.TableHandler])
+def test_the_help_page_shows_no_internals(kind: type) -> None:
+    text = pydoc.plain(pydoc.render_doc(kind))
+    shown = {name for name in dir(kind) if not name.startswith("_")}
+    assert not shown & set(INTERNAL)
+    assert "add(" in text
