@@ -1,44 +1,74 @@
-"""Where each shared word lies: the control segment and a table's header, in bytes.
+"""Where each shared word lies: the control segment, a table's header, a worker's line in a table, in bytes.
 
-The kernels, the node and the sessions all read this page; nothing else knows an offset. Every word has one
-writer (a worker writes its own, the node the rest) unless it says otherwise, so a death leaves nothing
-half-updated. Words of different writers lie on different cache lines.
+The kernels, the node and the sessions all read this page; nothing else knows an offset. A new word is one line here.
+Every word has one writer (a worker writes its own, the node the rest) unless it says otherwise, so a death leaves
+nothing half-updated. Words of different writers lie on different cache lines (``apart``)::
+
+    control segment                                 a table, somewhere in an arena
+    +--------------------------------+              +---------------------------------------------+
+    | CONTROL: event, waiters, ...   |  4096 bytes  | TABLE: sizes, places, decisions, hyper      |  512 bytes
+    +--------------------------------+              +---------------------------------------------+
+    | WORKER 0: life, fate, waits    |  512 bytes   | a mutex for each stripe                     |  LOCKS
+    +--------------------------------+              +---------------------------------------------+
+    | WORKER 1                       |              | LINE of worker 0, 1, ...: rounds, statistics|  LINES
+    +--------------------------------+              +---------------------------------------------+
+    | ... CAPACITY of them           |              | values (in rounds: twice)                   |  BUFFER_0, _1
+    +--------------------------------+              +---------------------------------------------+
+                                                    | the updater's arrays (in rounds: twice)     |  STATE_0, _1
+                                                    +---------------------------------------------+
+                                                    | in rounds: a slot for each worker           |  SLOTS
+                                                    +---------------------------------------------+
+                                                    | arrays that each worker has for itself      |  (Places.own)
+                                                    +---------------------------------------------+
+
+A table's parts begin where ``multiverso.spec.Places`` puts them; its header says where that is.
 """
 
 from __future__ import annotations
 
-CACHE_LINE = 64
+from multiverso import records
+from multiverso.records import Record
+
+CACHE_LINE = records.CACHE_LINE
 PAGE = 4096
 MUTEX_BYTES = 64  # pthread_mutex_t has 40 bytes on x86-64 and 48 on aarch64
 MAX_WORKERS = 64  # a round's members are the bits of one 64-bit word
 
 # -- the control segment -----------------------------------------------------------------------------------
-EVENT = 0  # int32, all writers: bumped (atomically) by whatever could let a waiter go on; waiters sleep on it
-WAITERS = (
-    64  # int32, all writers: how many may sleep; a killed waiter leaves it too high, which only costs a wake
-)
-CAPACITY = 128  # int32: worker blocks in this segment
-CONTINUE_WITHOUT_LOST = 132  # int32: 1 when waits go on without lost workers
-NODE_LIFE = 192  # robust mutex, held by a thread of the node for as long as it lives
-JOB_LOCK = 256  # robust mutex for whoever needs one lock per job
+CONTROL = Record(4096)
+# all writers: bumped (atomically) by whatever could let a waiter go on; waiters sleep on it
+EVENT = CONTROL.int32("event", apart=True)
+# all writers: how many may sleep; a killed waiter leaves it too high, which only costs a wake
+WAITERS = CONTROL.int32("waiters", apart=True)
+CAPACITY = CONTROL.int32("capacity", apart=True)  # worker blocks in this segment
+CONTINUE_WITHOUT_LOST = CONTROL.int32("continue_without_lost")  # 1 when waits go on without lost workers
+NODE_LIFE = CONTROL.mutex("node_life")  # held by a thread of the node for as long as it lives
+JOB_LOCK = CONTROL.mutex("job_lock")  # for whoever needs one lock per job
 
-WORKERS = 4096  # the first worker's block
+WORKERS = CONTROL.size  # the first worker's block
 WORKER_STRIDE = 512
-LIFE = 0  # robust mutex, held by a thread of the worker for as long as the session lives
-FATE = 64  # int32, the node's word: FREE, ALIVE, LOST, GONE
-PID = 68  # int32, the node's word
-STATE = 128  # int32, the worker's word: NEVER, ACTIVE, LEFT
-THREADED = 132  # int32: 1 once several threads used the session, so that one waiting does not mean all wait
-BARRIER = 136  # int64: barriers reached
-CREATED = 144  # int64: tables asked for by order
-WAIT_KIND = 192  # int32: what this worker waits for, a WaitKind
-WAIT_SEQ = 196  # int32: bumped before and after the words below change, so that it is odd meanwhile
-WAIT_TABLE = 200  # int32: number of the table, or of the shared memory (below 0)
-WAIT_STAGE = 204  # int32: of a round: 0 collecting it, 1 folding it; of a reduction: how many take part
-WAIT_TARGET = 208  # int64: number of the barrier, step, clock or table; of a lock: its offset in the table
-WAIT_SINCE = 216  # int64: CLOCK_MONOTONIC nanoseconds
-WAITED_NS = 224  # int64: time spent in finished waits
-GAVE_UP = 232  # int64: CLOCK_MONOTONIC nanoseconds of its last DeadlockError, for the others in the deadlock
+WORKER = Record(WORKER_STRIDE)
+LIFE = WORKER.mutex("life")  # held by a thread of the worker for as long as the session lives
+FATE = WORKER.int32("fate", apart=True)  # the node's word: FREE, ALIVE, LOST, GONE
+PID = WORKER.int32("pid")  # the node's word
+STATE = WORKER.int32("state", apart=True)  # the worker's word: NEVER, ACTIVE, LEFT
+# 1 once several threads used the session: one's waiting is not the worker's
+THREADED = WORKER.int32("threaded")
+BARRIER = WORKER.int64("barrier")  # barriers reached
+CREATED = WORKER.int64("created")  # tables asked for by order
+# what this worker waits for, one of the FOR_ below, or NOTHING
+WAIT_KIND = WORKER.int32("wait_kind", apart=True)
+# bumped before and after the words below change, so that it is odd meanwhile
+WAIT_SEQ = WORKER.int32("wait_seq")
+WAIT_TABLE = WORKER.int32("wait_table")  # number of the table, or of the shared memory (below 0)
+# of a round: 0 collecting it, 1 folding it; of a reduction: how many take part
+WAIT_STAGE = WORKER.int32("wait_stage")
+# number of the barrier, step, clock or table; of a lock: its offset
+WAIT_TARGET = WORKER.int64("wait_target")
+WAIT_SINCE = WORKER.int64("wait_since")  # CLOCK_MONOTONIC nanoseconds
+WAITED_NS = WORKER.int64("waited_ns")  # time spent in finished waits
+# CLOCK_MONOTONIC nanoseconds of its last DeadlockError, for the others in it
+GAVE_UP = WORKER.int64("gave_up")
 
 # FATE
 FREE, ALIVE, LOST, GONE = 0, 1, 2, 3
@@ -48,48 +78,73 @@ NEVER, ACTIVE, LEFT = 0, 1, 2
 NOTHING, FOR_BARRIER, FOR_ROUND, FOR_CLOCK, FOR_TABLE, FOR_LOCK, FOR_REDUCTION = range(7)
 
 # -- a table -----------------------------------------------------------------------------------------------
-# int64 words at the table's first byte; offsets are from there
-MAGIC, ELEMENTS, STRIPE, STRIPES, ITEMSIZE, COLUMNS, TABLE_WORKERS, MODE = (8 * word for word in range(8))
-LOCKS, BUFFER_0, BUFFER_1, STATE_0, STATE_1, STATES, SLOTS, SLOT_STRIDE, LINES = (
-    64 + 8 * w for w in range(9)
-)
-TABLE_ID = 136
-CHUNK, CHUNKS, SMALL_SLOTS = (
-    144,
-    152,
-    160,
-)  # elements of a chunk, chunks of a round, where a slot's small ones begin
-MEAN = 168  # 1 when the updater gets the mean of a round's contributions instead of their sum
-COMMITTED = 192  # int64: the last finished round; all members write the same value
-DECISIONS = 256  # 2 x int64, compare-and-swap: see rounds._step_in; for even and odd steps
-HYPER = 320  # up to 16 hyperparameters in the table's dtype
 TABLE_HEADER = 512
+TABLE = Record(TABLE_HEADER)
+# written once, before anyone else sees the table
+MAGIC = TABLE.int64("magic")
+ELEMENTS = TABLE.int64("elements")
+STRIPE = TABLE.int64("stripe")  # elements of a stripe
+STRIPES = TABLE.int64("stripes")  # how many there are
+ITEMSIZE = TABLE.int64("itemsize")
+COLUMNS = TABLE.int64("columns")
+TABLE_WORKERS = TABLE.int64("table_workers")
+MODE = TABLE.int64("mode")
+LOCKS = TABLE.int64("locks")  # from here to SLOTS: where parts begin, from the table's first byte
+LINES = TABLE.int64("lines")
+BUFFER_0 = TABLE.int64("buffer_0")
+BUFFER_1 = TABLE.int64("buffer_1")
+STATE_0 = TABLE.int64("state_0")
+STATE_1 = TABLE.int64("state_1")
+SLOTS = TABLE.int64("slots")
+SLOT_STRIDE = TABLE.int64("slot_stride")
+SMALL_SLOTS = TABLE.int64("small_slots")  # where a slot's small ones begin
+STATES = TABLE.int64("states")  # arrays that the updater keeps
+TABLE_ID = TABLE.int64("table_id")
+CHUNK = TABLE.int64("chunk")  # elements of a chunk
+CHUNKS = TABLE.int64("chunks")  # chunks of a round
+MEAN = TABLE.int64("mean")  # 1 when the updater gets the mean of a round's contributions instead of their sum
+HYPER = TABLE.int64("hyper", 8)  # up to 8 hyperparameters in the table's dtype
+# written while it is used
+COMMITTED = TABLE.int64("committed", apart=True)  # the last finished round; all members write the same value
+# compare-and-swap, see rounds._step_in; for even and odd steps
+DECISIONS = TABLE.int64("decisions", 2, apart=True)
 
 # a worker's line in a table
 LINE_STRIDE = 256
-ENROLLED = 0  # int32: takes part in this table's rounds and clocks
-SOURCES = 4  # 2 x int32, for even and odd rounds: what the slot of the round holds, see kernels/rounds.py
-PROPOSALS = 16  # 2 x int64: members of a step, for even and odd steps
-STAGED = 32  # int64: the last step of which this worker's slot is ready
-FOLDED = 40  # int64: the last step of which this worker's part is folded
-FIRST_STEP = 48  # int64: the first step in which this worker takes part
-CLOCK = 64  # int64: ticks done (bounded staleness)
-ADDS, GETS, EXCHANGES, BYTES, WAITED, RECOVERED = (72 + 8 * word for word in range(6))  # int64
-STALENESS_LAST, STALENESS_MAX, STALENESS_SUM, STALENESS_COUNT, SEEN = (128 + 8 * w for w in range(5))  # int64
+LINE = Record(LINE_STRIDE)
+ENROLLED = LINE.int32("enrolled")  # takes part in this table's rounds and clocks
+# for even and odd rounds: what the slot of the round holds, see kernels/rounds.py
+SOURCES = LINE.int32("sources", 2)
+PROPOSALS = LINE.int64("proposals", 2)  # members of a step, for even and odd steps
+STAGED = LINE.int64("staged")  # the last step of which this worker's slot is ready
+FOLDED = LINE.int64("folded")  # the last step of which this worker's part is folded
+FIRST_STEP = LINE.int64("first_step")  # the first step in which this worker takes part
+CLOCK = LINE.int64("clock", apart=True)  # ticks done (bounded staleness)
+ADDS = LINE.int64("adds")
+GETS = LINE.int64("gets")
+EXCHANGES = LINE.int64("exchanges")
+BYTES = LINE.int64("bytes")
+WAITED = LINE.int64("waited")
+RECOVERED = LINE.int64("recovered")
+STALENESS_LAST = LINE.int64("staleness_last")
+STALENESS_MAX = LINE.int64("staleness_max")
+STALENESS_SUM = LINE.int64("staleness_sum")
+STALENESS_COUNT = LINE.int64("staleness_count")
+SEEN = LINE.int64("seen")
 
 # a worker's line in the memory of a reduction
 REDUCTION_STRIDE = 128
-PHASE = 0  # int64: how far it is
-SIGNATURES = 8  # 2 x int64, for even and odd phases: what it reduces
+REDUCTION = Record(REDUCTION_STRIDE)
+PHASE = REDUCTION.int64("phase")  # how far it is
+SIGNATURES = REDUCTION.int64("signatures", 2)  # for even and odd phases: what it reduces
 
 # MODE
 ASYNCHRONOUS, SYNCHRONOUS, BOUNDED = 0, 1, 2
 
 TABLE_MAGIC = 0x6D756C7469763031
 STRIPE_BYTES = 128 * 1024
-CHUNK_BYTES = (
-    512 * 1024
-)  # measured, rounds of 1e7 floats, 2 workers: 11.8 ms with 256 KiB, 9.1, 10.6 with 1 MiB, 15.1 with 2
+# measured, rounds of 1e7 floats, 2 workers: 11.8 ms with 256 KiB, 9.1, 10.6 with 1 MiB, 15.1 with 2
+CHUNK_BYTES = 512 * 1024
 
 
 def round_up(value: int, to: int) -> int:

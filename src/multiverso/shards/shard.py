@@ -7,6 +7,7 @@ for nothing.
 from __future__ import annotations
 
 import ctypes
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,30 +28,31 @@ def initialise(address: int, spec: TableSpec, table_id: int, workers: int, mode:
     partition = Partition.of(spec)
     places = Places.of(spec, workers, mode == at.SYNCHRONOUS)
     words = {
-        at.ELEMENTS: spec.elements,
-        at.STRIPE: partition.stripe,
-        at.STRIPES: partition.stripes,
-        at.ITEMSIZE: spec.itemsize,
-        at.COLUMNS: spec.columns,
-        at.TABLE_WORKERS: workers,
-        at.MODE: mode,
-        at.LOCKS: places.locks,
-        at.BUFFER_0: places.buffers[0],
-        at.BUFFER_1: places.buffers[1],
-        at.STATE_0: places.states[0],
-        at.STATE_1: places.states[1],
-        at.STATES: len(spec.state_names),
-        at.SLOTS: places.slots,
-        at.SLOT_STRIDE: places.slot_stride,
-        at.LINES: places.lines,
-        at.TABLE_ID: table_id,
-        at.CHUNK: chunk_of(spec),
-        at.CHUNKS: -(-spec.elements // chunk_of(spec)),
-        at.SMALL_SLOTS: places.small_slots,
-        at.MEAN: int(spec.mean),
+        "elements": spec.elements,
+        "stripe": partition.stripe,
+        "stripes": partition.stripes,
+        "itemsize": spec.itemsize,
+        "columns": spec.columns,
+        "table_workers": workers,
+        "mode": mode,
+        "locks": places.locks,
+        "buffer_0": places.buffers[0],
+        "buffer_1": places.buffers[1],
+        "state_0": places.states[0],
+        "state_1": places.states[1],
+        "states": len(spec.state_names),
+        "slots": places.slots,
+        "slot_stride": places.slot_stride,
+        "lines": places.lines,
+        "table_id": table_id,
+        "chunk": chunk_of(spec),
+        "chunks": -(-spec.elements // chunk_of(spec)),
+        "small_slots": places.small_slots,
+        "mean": int(spec.mean),
     }
-    for offset, value in words.items():
-        store64(address + offset, value)
+    header = at.TABLE.at(address)
+    for name, value in words.items():
+        header[name] = value
     hyper = np.asarray(spec.hyper, dtype=spec.dtype).tobytes()
     ctypes.memmove(address + at.HYPER, hyper, len(hyper))
     _fill_states(address + places.states[0], spec)
@@ -91,9 +93,14 @@ class Shard:
         """Where its parts lie."""
         return Places.of(self.spec, self.workers, self.mode == at.SYNCHRONOUS)
 
+    @functools.cached_property
+    def header(self) -> Any:
+        """What was written once, when the table was made: ``header["chunks"]``."""
+        return at.TABLE.at(self.base)
+
     def line(self, worker_id: int) -> int:
         """Address of a worker's line."""
-        return self.base + load64(self.base + at.LINES) + at.LINE_STRIDE * worker_id
+        return self.base + int(self.header["lines"]) + at.LINE_STRIDE * worker_id
 
     @property
     def committed(self) -> int:
@@ -151,7 +158,7 @@ class Shard:
                 store64(line + offset, 0)
         clocks = [load64(self.line(w) + at.CLOCK) for w in range(self.workers) if self.enrolled(w)]
         store64(line + at.CLOCK, max(clocks, default=0))
-        last = self.committed * load64(self.base + at.CHUNKS)
+        last = self.committed * int(self.header["chunks"])
         store64(line + at.STAGED, last)
         store64(line + at.FOLDED, last)
         store64(line + at.FIRST_STEP, last + 1)
@@ -159,11 +166,11 @@ class Shard:
 
     def first_round(self, worker_id: int) -> int:
         """The round that a worker's first read ends, or one before it if that goes on without the worker."""
-        return load64(self.line(worker_id) + at.STAGED) // load64(self.base + at.CHUNKS) + 1
+        return load64(self.line(worker_id) + at.STAGED) // int(self.header["chunks"]) + 1
 
     def needs(self, worker_id: int) -> bool:
         """Whether an unfinished round may still ask for what a worker that is gone has staged."""
-        last = self.committed * load64(self.base + at.CHUNKS)
+        last = self.committed * int(self.header["chunks"])
         return self.enrolled(worker_id) and load64(self.line(worker_id) + at.STAGED) > last
 
     def withdraw(self, worker_id: int) -> None:
@@ -177,8 +184,8 @@ class Shard:
     def membership(self) -> Membership:
         """Who takes part, and how far each is."""
         return Membership(
-            self.spec.name or f"table {load64(self.base + at.TABLE_ID)}",
-            load64(self.base + at.CHUNKS),
+            self.spec.name or f"table {self.header['table_id']}",
+            int(self.header["chunks"]),
             {
                 worker: Member(*(load64(self.line(worker) + word) for word in _PROGRESS))
                 for worker in range(self.workers)
