@@ -260,3 +260,23 @@ with Session(node, worker_id, start_timeout_seconds=60) as s:
         assert a.hear() == b.hear() == [[2.0, 1001.0], [0, 1]]
         assert (a.end(), b.end()) == (0, 0)
         assert node.wait(30)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_large_updater_state_begins_with_its_own_value(mode: str) -> None:
+    """The node maps no more of a table than its header, but writes what states are at first."""
+    from multiverso.states import State
+    from multiverso.updaters import Updater
+
+    def apply(values, delta, state, stride, hyper, count):  # type: ignore[no-untyped-def]
+        for i in range(count):
+            values[i] += delta[i] * state[i]
+
+    updater = Updater("times", apply, states=(State("factor", 2.5),))
+
+    def work(session: Session) -> Any:
+        table = mv.ArrayTableHandler(300_000, session=session, updater=updater)
+        state = table._shard.states()[0]
+        return float(state.min()), float(state.max())
+
+    assert together(work, 2, **MODES[mode]) == [(2.5, 2.5)] * 2

@@ -12,6 +12,7 @@ from multiverso.runtime.control import Control
 from multiverso.runtime.waiting import read_picture
 from multiverso.shards.shard import Shard, initialise
 from multiverso.spec import MODES, MemorySpec, Places, TableSpec
+from multiverso.states import states_of
 
 _MEMORY_HEAD = 64 * 1024
 Spec = TableSpec | MemorySpec
@@ -24,6 +25,10 @@ def words(key: Key) -> str:
     return {"order": f"table number {which}", "name": f"table {which!r}"}.get(
         kind, f"shared memory {which!r}"
     )
+
+
+def _has_values(spec: TableSpec) -> bool:
+    return any(state.initial for state in states_of(spec.states))
 
 
 @dataclass
@@ -111,7 +116,9 @@ class Catalogue:
         offset = self._heap.reserve(places.size)
         head = self._map(offset, places.size, places.head)
         number = self._tables + 1
-        initialise(head.address, spec, number, workers, MODES[mode])
+        # the states' first values lie beyond the head: the rest is mapped for as long as it takes to write them
+        whole = self._map(offset, places.size, places.size) if _has_values(spec) else head
+        initialise(whole.address, spec, number, workers, MODES[mode])
         self._tables = number
         return Piece(number, key, spec, offset, places.size, head, Shard(head, spec, workers, MODES[mode]))
 
