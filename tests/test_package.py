@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import signal
 import subprocess
 import sys
 import zipfile
@@ -169,3 +170,27 @@ def test_the_net_catches_whatever_a_test_leaves_behind(tmp_path: Path) -> None:
     assert caught == {"orphan", "child", "thread", "descriptor", "socket", "mapping"}, result.stdout
     for word in ("process", "thread", "descriptor", "abstract socket @multiverso-leak", "shared memory"):
         assert f"  {word}" in result.stdout
+
+
+SIGNALS = """
+import subprocess
+
+def test_a_program_begins_with_every_signals_default():
+    status = subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True, check=True).stdout
+    signals = dict(line.split(":\\t") for line in status.splitlines() if line.startswith("Sig"))
+    assert (signals["SigIgn"], signals["SigBlk"]) == ("0" * 16, "0" * 16)
+"""
+
+
+def test_what_the_caller_ignores_or_blocks_the_programs_of_a_test_do_not(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
+    (tmp_path / "test_signals.py").write_text(SIGNALS)
+    ignoring = ["sh", "-c", "trap '' HUP INT QUIT TERM USR1 USR2 CHLD; exec \"$@\"", "sh"]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2, signal.SIGALRM})
+    try:
+        result = start(
+            *ignoring, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".", cwd=tmp_path
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert result.returncode == 0, result.stdout
