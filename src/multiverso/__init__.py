@@ -5,6 +5,7 @@ from __future__ import annotations
 from multiverso import errors, rules, updaters
 from multiverso.api import (
     barrier,
+    batches,
     init,
     is_master_worker,
     live_workers,
@@ -20,15 +21,17 @@ from multiverso.api import (
 )
 from multiverso.launch import run
 from multiverso.runtime.current import current
-from multiverso.tables import ArrayTableHandler, MatrixTableHandler, TableHandler
+from multiverso.tables import ArrayTableHandler, Counter, MatrixTableHandler, TableHandler
 
 __version__ = "1.0.0.dev0"
 
 __all__ = [
     "ArrayTableHandler",
+    "Counter",
     "MatrixTableHandler",
     "TableHandler",
     "barrier",
+    "batches",
     "current",
     "errors",
     "init",

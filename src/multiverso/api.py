@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -117,8 +119,6 @@ def shard(n: int, epoch: int = 0, seed: int = 0, equal: bool = True) -> npt.NDAr
     Returns:
         Indices in 0 .. n - 1, int64, of shape (samples of this worker,). No index is in two workers' parts.
     """
-    from operator import index
-
     count = index(n)
     if count < 0:
         raise ValueError(f"n is a number of samples, 0 or more; got {n!r}")
@@ -127,6 +127,55 @@ def shard(n: int, epoch: int = 0, seed: int = 0, equal: bool = True) -> npt.NDAr
     workers = session.workers_num
     used = count - count % workers if equal else count
     return order[:used][session.worker_id :: workers].astype(np.int64, copy=False)
+
+
+def batches(
+    n: int,
+    size: int,
+    *,
+    seed: int = 0,
+    epoch: int | None = None,
+    timeout_seconds: float | None = None,
+) -> Iterator[npt.NDArray[np.int64]]:
+    """Deals one shuffled epoch of ``n`` samples to the workers as they ask: a slow one gets fewer batches.
+
+    Each sample is in exactly one batch of one worker. The loop ends in all workers at once, when every batch has been
+    worked on, so that nobody waits for longer than one batch of the slowest. What a worker has is finished when
+    it asks for the next or leaves the loop. One that dies, or leaves the job, before that gives its batch back: with
+    ``on_lost="continue"`` the next one that asks gets it, so that its samples may count twice, and no others.
+
+    Collective: all workers that train call it equally often, with the same arguments; the next epoch begins when
+    all of them have left the loop. Loops cannot be nested. A worker that joins the job later finds the epochs
+    before it over at once. Asynchronous mode only: rounds need equal parts, see :func:`shard`.
+
+    Args:
+        n: how many samples there are, 0 or more.
+        size: the most samples of a batch, 1 or more; the epoch's last one has what is left.
+        seed: of the shuffle, 0 or more.
+        epoch: its number, 0 or more; another shuffle each. By default the one after the last of the same ``n``,
+            ``size`` and ``seed`` in this session, from 0.
+        timeout_seconds: deadline of each wait for others, instead of the session's.
+
+    Yields:
+        Sample numbers in 0 .. n - 1: int64, of shape (at most ``size``,), an array of the caller's own. Which batches
+        there are, and in what order they are dealt, depends on ``seed`` and ``epoch`` only; who gets which does not.
+
+    Raises:
+        TableMismatchError: other workers have called it with other arguments.
+        WorkerLostError: a worker died in the middle of a batch (with ``on_lost="stop"``).
+        StartupError: in synchronous and bounded mode, and where loops are nested.
+        WaitTimeoutError, NodeLostError, DeadlockError: see ``multiverso.errors``.
+
+    Example:
+        >>> import multiverso as mv
+        >>> mv.init()
+        >>> sorted(int(row) for rows in mv.batches(5, 2) for row in rows)
+        [0, 1, 2, 3, 4]
+        >>> mv.shutdown()
+    """
+    from multiverso.tables.dealing import deal
+
+    return deal(current(), n, size, seed, epoch, timeout_seconds=timeout_seconds)
 
 
 def stats() -> dict[str, Any]:

@@ -63,7 +63,7 @@ WAIT_SEQ = WORKER.int32("wait_seq")
 WAIT_TABLE = WORKER.int32("wait_table")  # number of the table, or of the shared memory (below 0)
 # of a round: 0 collecting it, 1 folding it; of a reduction: how many take part
 WAIT_STAGE = WORKER.int32("wait_stage")
-# number of the barrier, step, clock or table; of a lock: its offset
+# number of the barrier, step, clock or table; of a lock: its offset; of batches: whom it waits for, a bit each
 WAIT_TARGET = WORKER.int64("wait_target")
 WAIT_SINCE = WORKER.int64("wait_since")  # CLOCK_MONOTONIC nanoseconds
 WAITED_NS = WORKER.int64("waited_ns")  # time spent in finished waits
@@ -75,7 +75,7 @@ FREE, ALIVE, LOST, GONE = 0, 1, 2, 3
 # STATE
 NEVER, ACTIVE, LEFT = 0, 1, 2
 # WAIT_KIND
-NOTHING, FOR_BARRIER, FOR_ROUND, FOR_CLOCK, FOR_TABLE, FOR_LOCK, FOR_REDUCTION = range(7)
+NOTHING, FOR_BARRIER, FOR_ROUND, FOR_CLOCK, FOR_TABLE, FOR_LOCK, FOR_REDUCTION, FOR_BATCHES = range(8)
 
 # -- a table -----------------------------------------------------------------------------------------------
 TABLE_HEADER = 512

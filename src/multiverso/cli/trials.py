@@ -3,7 +3,6 @@
 Each returns what it saw, and raises when the system does not do what we build on.
 """
 
-import ctypes
 import os
 import select
 import signal
@@ -21,8 +20,6 @@ from multiverso.memory.segment import Segment
 from multiverso.wire import messages
 
 SECONDS = 20.0
-_FUTEX_WAIT = 0
-_libc = ctypes.CDLL(None, use_errno=True)
 
 # Takes the lock in the inherited memory, says so, and stays until it is killed.
 _HOLDER = """
@@ -49,12 +46,12 @@ time.sleep(600)
 # Sleeps while the first word of the inherited memory is 0.
 _SLEEPER = """
 import sys
-from multiverso.cli.trials import SECONDS, futex_wait
+from multiverso.cli.trials import SECONDS
 from multiverso.memory import words
 from multiverso.memory.segment import Segment
 segment = Segment(int(sys.argv[1]))
 print("sleeping", flush=True)
-futex_wait(segment.address, 0, SECONDS)
+words.wait_for_change(segment.address, 0, SECONDS)
 print("awake", words.load32(segment.address), flush=True)
 """
 
@@ -164,20 +161,6 @@ def futex() -> str:
     finally:
         os.close(descriptor)
     return "a process that sleeps on a shared word is woken"
-
-
-def futex_wait(address: int, expected: int, seconds: float) -> None:
-    """Sleep while the int32 at an address has a value, for at most so long."""
-    timeout = (ctypes.c_long * 2)(int(seconds), int(seconds % 1 * 1e9))
-    _libc.syscall(
-        ctypes.c_long(words._FUTEX_CALL),
-        ctypes.c_void_p(address),
-        ctypes.c_int(_FUTEX_WAIT),
-        ctypes.c_int(expected),
-        timeout,
-        None,
-        ctypes.c_int(0),
-    )
 
 
 def process_end() -> str:

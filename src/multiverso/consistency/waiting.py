@@ -100,6 +100,8 @@ class Picture:
         if wait.kind == at.FOR_REDUCTION:
             behind = [i for i, phase in enumerate(wait.phases) if phase < wait.target]
             return [worker.worker_id for worker in live if worker.worker_id in behind]
+        if wait.kind == at.FOR_BATCHES:
+            return [worker.worker_id for worker in live if wait.target >> worker.worker_id & 1]
         table = self.tables.get(wait.table)
         if table is None:
             return []
@@ -119,6 +121,7 @@ class Picture:
             at.FOR_BARRIER: f"barrier {wait.target}",
             at.FOR_ROUND: f"round {(wait.target - 1) // (table.chunks if table else 1) + 1} of {name}",
             at.FOR_CLOCK: f"clock {wait.target} of {name}",
+            at.FOR_BATCHES: "the end of an epoch's last batches",
             at.FOR_TABLE: f"the creation of table number {wait.target}",
             at.FOR_LOCK: f"a lock of {name}" + (f" that process {wait.holder} holds" if wait.holder else ""),
             at.FOR_REDUCTION: f"step {wait.target} of a reduction by {wait.stage} workers",

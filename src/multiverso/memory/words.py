@@ -13,6 +13,7 @@ import platform
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 _FUTEX_CALL = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 98)
+_FUTEX_WAIT = 0
 _FUTEX_WAKE_OP, _OP_ADD, _COMPARE_NOT_EQUAL, _ALL = 5, 1, 1, 1 << 30
 _ADD_ONE = ctypes.c_int32((_OP_ADD << 28) | (_COMPARE_NOT_EQUAL << 24) | (1 << 12) | 0xFFF).value
 
@@ -54,3 +55,17 @@ def bump_and_wake(address: int) -> None:
     if result < 0:
         error = ctypes.get_errno()
         raise OSError(error, f"futex wake: {os.strerror(error)}")
+
+
+def wait_for_change(address: int, value: int, seconds: float) -> None:
+    """Sleeps while an int32 has a value, until a wake or for at most so long; may return early."""
+    timespec = (ctypes.c_long * 2)(int(seconds), int(seconds % 1 * 1e9))
+    _libc.syscall(
+        ctypes.c_long(_FUTEX_CALL),
+        ctypes.c_void_p(address),
+        ctypes.c_int(_FUTEX_WAIT),
+        ctypes.c_int(value),
+        timespec,
+        None,
+        ctypes.c_int(0),
+    )

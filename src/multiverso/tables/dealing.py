@@ -1,0 +1,327 @@
+"""Deals the batches of an epoch to the workers as they ask: a slow worker gets fewer, and nobody waits for it.
+
+All that the workers share lies behind one lock, in words that only its holder writes:
+
+    the deal's number, the next batch, and what is dealt (samples, size, seed, epoch)
+    of each worker:  its process; the last deal that it began; the last that it is done with;
+                     the batches that it has been given and has not finished
+    one more line:   batches of a worker whose number was given to another process
+
+A counter alone would not do: a worker that is killed between its `fetch_add` and its note of the result takes a
+batch with it. Here the note comes first. A death at any point leaves either a note of a batch that is not yet taken,
+which whoever takes it strikes out, or a batch that stands with its dead worker, from which the next one takes it,
+or with two dead ones, whose notes of it go at once.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from operator import index
+from types import EllipsisType
+
+import numpy as np
+import numpy.typing as npt
+
+from multiverso import layout as at
+from multiverso.consistency.waiting import names
+from multiverso.deadline import Deadline
+from multiverso.errors import StartupError, TableMismatchError, WorkerLostError
+from multiverso.memory.words import load32, wait_for_change
+from multiverso.runtime.held import held, prepare
+from multiverso.runtime.patience import Patience
+from multiverso.runtime.session import Session
+
+Words = npt.NDArray[np.int64]
+
+_DEAL, _NEXT, _WHAT = 8, 9, slice(10, 14)  # int64 words, behind the lock's 64 bytes
+_LINES, _STRIDE = 16, 64
+_PROCESS, _BEGUN, _DONE, _TAKEN = 0, 1, 2, slice(3, 64)  # of a worker's line
+_NOBODY = at.MAX_WORKERS
+MOST_AHEAD = 56
+_POSITIVE = (1 << 63) - 1
+_SLICE_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What is dealt: `n` samples, shuffled, in batches of at most `size`."""
+
+    n: int
+    size: int
+    seed: int
+    epoch: int
+
+    @property
+    def batches(self) -> int:
+        """How many batches there are."""
+        return -(-self.n // self.size)
+
+    @property
+    def words(self) -> tuple[int, int, int, int]:
+        """What the workers compare."""
+        return self.n, self.size, self.seed & _POSITIVE, self.epoch & _POSITIVE
+
+    def order(self) -> Words:
+        """Returns the samples in the order in which they are dealt."""
+        shuffled = np.random.default_rng([self.seed, self.epoch]).permutation(self.n)
+        return shuffled.astype(np.int64, copy=False)
+
+
+class Dealer:
+    """One worker's hand in the deals of its job. Owner: one thread at a time."""
+
+    def __init__(self, session: Session) -> None:
+        if session.consistency.mode != "async":
+            raise StartupError(
+                "mv.batches gives a slow worker fewer batches than the others, but in "
+                f"{session.consistency.mode} mode all have to read equally often: use mv.shard(n, epoch=...), or "
+                "init() without sync and staleness"
+            )
+        self._reference = weakref.ref(session)
+        self._me = session.worker_id
+        size = 8 * (_LINES + _STRIDE * (at.MAX_WORKERS + 1))
+        self._memory = session.shared_memory("multiverso-batches", size, prepare)
+        self._words: Words = self._memory.view("int64")
+        self._deals = 0
+        self._inside = False
+        self._next_epoch: dict[tuple[int, int, int], int] = {}
+        with held(session, self._memory, session.deadline(), "the batches"):
+            self._give_up_inheritance()
+
+    @property
+    def _session(self) -> Session:
+        session = self._reference()
+        assert session is not None
+        return session
+
+    def deal(
+        self,
+        n: int,
+        size: int,
+        seed: int = 0,
+        epoch: int | None = None,
+        *,
+        ahead: int = 0,
+        timeout_seconds: float | None = None,
+    ) -> Iterator[Words]:
+        """Yields the batches that this worker is given; see `multiverso.batches` and the torch sampler."""
+        session = self._session
+        session.enter()
+        if self._inside:
+            raise StartupError(
+                "this worker is still in its last loop over mv.batches: leave that one first (by its end, or by "
+                "break); such loops cannot be nested"
+            )
+        key = (n, size, seed)
+        dealt = Epoch(*key, self._next_epoch.get(key, 0) if epoch is None else epoch)
+        self._inside = True
+        try:
+            number = self._begin(dealt, session.deadline(timeout_seconds))
+            self._next_epoch[key] = dealt.epoch + 1
+            order = dealt.order()
+            while True:
+                batch = self._take(number, dealt.batches, ahead, session.deadline(timeout_seconds))
+                if batch is None:
+                    return
+                yield order[batch * size : (batch + 1) * size].copy()
+        finally:
+            self._inside = False
+            self._leave(unfinished=ahead > 0)
+
+    # -- steps, under the lock ---------------------------------------------------------------------------------
+
+    def _line(self, worker_id: int) -> Words:
+        start = _LINES + _STRIDE * worker_id
+        return self._words[start : start + _STRIDE]
+
+    def _give_up_inheritance(self) -> None:
+        """What the last worker of this number did not finish is nobody's now."""
+        line, nobody = self._line(self._me)[_TAKEN], self._line(_NOBODY)
+        if line.any() and self._line(self._me)[_BEGUN] == self._words[_DEAL]:
+            if nobody[_BEGUN] != self._words[_DEAL]:
+                nobody[_TAKEN] = 0
+                nobody[_BEGUN] = self._words[_DEAL]
+            kept = [*nobody[_TAKEN][nobody[_TAKEN] > 0], *line[line > 0]][: line.size]
+            nobody[_TAKEN][: len(kept)] = kept
+        line[:] = 0
+        self._line(self._me)[_PROCESS] = 0
+
+    def _begin(self, dealt: Epoch, deadline: Deadline) -> int:
+        """Begins the next deal, or joins those who have; waits for whoever is still in the one before."""
+        number = self._deals + 1
+        words, line = self._words, self._line(self._me)
+
+        def step() -> list[int]:
+            if words[_DEAL] < number:
+                behind = [i for i in self._members() if self._line(i)[_DONE] < number - 1]
+                if behind:
+                    return behind
+                for worker_id in range(at.MAX_WORKERS + 1):
+                    self._line(worker_id)[_TAKEN] = 0
+                words[_WHAT] = dealt.words
+                words[_NEXT] = 0
+                words[_DEAL] = number
+            elif words[_DEAL] == number and tuple(words[_WHAT]) != dealt.words:
+                raise TableMismatchError(
+                    f"mv.batches, call {number}: the others asked for (n, size, seed, epoch) = "
+                    f"{tuple(map(int, words[_WHAT]))}, this worker asks for {dealt.words}; all workers have to call "
+                    "it with the same arguments in the same order"
+                )
+            line[_DONE] = number - 1
+            line[_BEGUN] = number
+            line[_PROCESS] = self._session.control.worker(self._me).pid
+            return []
+
+        self._until_nobody(step, deadline, "the others' last epoch to end")
+        self._deals = number
+        return number
+
+    def _take(self, number: int, batches: int, ahead: int, deadline: Deadline) -> int | None:
+        """Returns the next batch for this worker, or None when the epoch is over."""
+        words, mine = self._words, self._line(self._me)[_TAKEN]
+        found: int | None = None
+
+        def step() -> list[int]:
+            nonlocal found
+            if words[_DEAL] != number:  # it came late: the others have gone on
+                return []
+            self._finish(mine, ahead)
+            if words[_NEXT] < batches:
+                found = int(words[_NEXT])
+                self._forget(found, ...)  # a worker that died before it had taken it may have noted it
+                mine[np.count_nonzero(mine)] = found + 1
+                words[_NEXT] = found + 1
+                return []
+            found = self._orphan(number)
+            if found is not None:
+                mine[np.count_nonzero(mine)] = found + 1
+                self._forget(found, [i for i in range(_NOBODY + 1) if i != self._me])
+                return []
+            if ahead:
+                return []  # its own last ones are yet to be worked on
+            return [i for i in self._members() if i != self._me and self._works(i, number)]
+
+        self._until_nobody(step, deadline, "the epoch's last batches")
+        if words[_NEXT] >= batches:
+            self._session.control.notify()  # others may wait for what this worker has just finished
+        return found
+
+    @staticmethod
+    def _finish(mine: Words, ahead: int) -> None:
+        """Whoever asks has done what it was given, but for the last `ahead` ones."""
+        held_now = np.count_nonzero(mine)
+        kept = mine[max(0, held_now - ahead) : held_now].copy()
+        mine[: kept.size] = kept
+        mine[kept.size :] = 0
+
+    def _members(self) -> list[int]:
+        """Returns the live workers that have ever begun a deal."""
+        workers = (worker for worker in self._session.control.workers() if worker.counts)
+        return [
+            worker.worker_id for worker in workers if self._line(worker.worker_id)[_PROCESS] == worker.pid
+        ]
+
+    def _works(self, worker_id: int, number: int) -> bool:
+        line = self._line(worker_id)
+        return bool(line[_BEGUN] == number and line[_DONE] < number and line[_TAKEN].any())
+
+    def _orphan(self, number: int) -> int | None:
+        """Returns a batch whose worker is gone."""
+        control = self._session.control
+        for worker_id in (*range(control.capacity), _NOBODY):
+            line = self._line(worker_id)
+            if worker_id == self._me or line[_BEGUN] != number or not line[_TAKEN].any():
+                continue
+            if worker_id != _NOBODY:
+                worker = control.worker(worker_id)
+                if worker.counts and worker.pid == line[_PROCESS]:
+                    continue
+                if worker.fate == at.LOST and not control.continues:
+                    raise WorkerLostError(
+                        f"{names([worker_id])} (pid {worker.pid}) died, or exited without shutdown(), in the middle "
+                        "of a batch. To have it dealt again: init(on_lost='continue'), or "
+                        "`multiverso run --on-failure continue`",
+                        [worker_id],
+                    )
+            return int(line[_TAKEN].max()) - 1
+        return None
+
+    def _forget(self, batch: int, whose: list[int] | EllipsisType) -> None:
+        """Strikes a batch from the notes of some, or of all."""
+        lines = self._words[_LINES:].reshape(-1, _STRIDE)
+        notes = lines[whose, _TAKEN]
+        notes[notes == batch + 1] = 0
+        lines[whose, _TAKEN] = notes
+
+    # -- around the lock ---------------------------------------------------------------------------------------
+
+    def _until_nobody(self, step: Callable[[], list[int]], deadline: Deadline, what: str) -> None:
+        """Takes a step under the lock, again and again until it no longer returns workers to wait for."""
+        session = self._session
+        control = session.control
+        patience: Patience | None = None
+        said = 0
+        with ExitStack() as wait:
+            while True:
+                seen = load32(control.address + at.EVENT)
+                with held(session, self._memory, deadline, what):
+                    whom = step()
+                if not whom:
+                    return
+                mask = sum(1 << i for i in whom)
+                if mask != said or control.worker(self._me).wait is None:
+                    said = mask
+                    wait.close()
+                    signed = mask - (1 << 64) if mask >> 63 else mask
+                    wait.enter_context(session.waiting(at.FOR_BATCHES, 0, signed))
+                patience = patience or Patience(session, deadline, what)
+                patience.look()
+                wait_for_change(control.address + at.EVENT, seen, min(_SLICE_SECONDS, deadline.left()))
+
+    def _leave(self, unfinished: bool) -> None:
+        """The loop is over, and with it what this worker was given, but for what it may have taken ahead."""
+        session = self._reference()
+        if session is None or session.closed is not None:
+            return
+        line = self._line(self._me)
+        if not unfinished:
+            line[_TAKEN] = 0
+        line[_DONE] = self._deals
+        session.control.notify()
+
+
+_dealers: weakref.WeakKeyDictionary[Session, Dealer] = weakref.WeakKeyDictionary()
+
+
+def deal(
+    session: Session,
+    n: int,
+    size: int,
+    seed: int = 0,
+    epoch: int | None = None,
+    *,
+    ahead: int = 0,
+    timeout_seconds: float | None = None,
+) -> Iterator[Words]:
+    """Returns what `multiverso.batches` does.
+
+    Args:
+        session, n, size, seed, epoch, timeout_seconds: as there.
+        ahead: how many batches this worker asks for before it works on the first; its last so many do not count as
+            finished when it asks for another one, and the loop's end waits for nobody.
+    """
+    given = {"n": (n, 0), "size": (size, 1), "seed": (seed, 0), "epoch": (0 if epoch is None else epoch, 0)}
+    for name, (value, least) in given.items():
+        if index(value) < least:
+            raise ValueError(f"{name} is a whole number, {least} or more; got {value!r}")
+    if not 0 <= index(ahead) <= MOST_AHEAD:
+        raise ValueError(f"ahead is a number of batches, 0 to {MOST_AHEAD}; got {ahead!r}")
+    if session not in _dealers:
+        _dealers[session] = Dealer(session)
+    number = None if epoch is None else index(epoch)
+    return _dealers[session].deal(
+        index(n), index(size), index(seed), number, ahead=index(ahead), timeout_seconds=timeout_seconds
+    )

@@ -1,0 +1,53 @@
+"""Batches for a `DataLoader`, dealt to the workers as they ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+
+from torch.utils.data import Sampler
+
+from multiverso.runtime.current import current
+from multiverso.tables.dealing import deal
+
+
+class BatchSampler(Sampler[list[int]]):  # type: ignore[misc]
+    """The `batch_sampler` of a `DataLoader` whose batches are dealt to the workers as they ask.
+
+    Each pass over the loader is the next epoch of :func:`multiverso.batches`, with its meaning, and the same
+    arguments in all workers. It has no length: how many batches a worker gets is not known beforehand.
+
+    Args:
+        data: the data set, or its number of samples.
+        batch_size: the most samples of a batch.
+        seed: of the shuffle.
+        ahead: with ``DataLoader(num_workers=w)``, ``w * prefetch_factor`` (2 by default): so many batches the loader
+            asks for before it hands out the first. They count as unfinished, and are dealt again if this
+            worker dies; but the end of an epoch then waits for nobody, so that what a worker
+            had ahead when it died after that is left out of this epoch.
+
+    Example:
+        >>> import multiverso as mv, multiverso.torch as mvt
+        >>> from torch.utils.data import DataLoader
+        >>> mv.init()
+        >>> loader = DataLoader(range(5), batch_sampler=mvt.BatchSampler(5, 2))
+        >>> sorted(int(x) for batch in loader for x in batch)
+        [0, 1, 2, 3, 4]
+        >>> mv.shutdown()
+    """
+
+    def __init__(self, data: Sized | int, batch_size: int, *, seed: int = 0, ahead: int = 0) -> None:
+        self.n = data if isinstance(data, int) else len(data)
+        self.batch_size = batch_size
+        self.seed = seed
+        self.ahead = ahead
+        self._epoch: int | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Says which epoch the next pass is, as a `DistributedSampler` is told; for a run that is resumed."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield this worker's batches of the next epoch."""
+        epoch, self._epoch = self._epoch, None
+        for rows in deal(current(), self.n, self.batch_size, self.seed, epoch, ahead=self.ahead):
+            yield rows.tolist()
