@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test quick check bench chaos pauses fuzz interleave mutants golden docs clean distclean
+.PHONY: help demo test quick check bench chaos pauses pythons fuzz interleave mutants golden docs clean distclean
 
 # Whatever is active outside must not reach the environments made here.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONWARNINGS CONDA_PREFIX
@@ -25,8 +25,8 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; 
 BIN := .venv/bin
 LEGACY := .venv-legacy
 INSTALL := -m pip install -qq
-TORCH := torch==2.13.0+cpu
-TORCH_INDEX := https://download.pytorch.org/whl/cpu
+export TORCH := torch==2.13.0
+export TORCH_INDEX := https://download.pytorch.org/whl/cpu
 # Options for pytest: make test PYTEST_ARGS="-k barrier -x"
 PYTEST_ARGS ?=
 # What needs no framework and few processes, for `make quick`.
@@ -65,6 +65,9 @@ pauses: .venv/.full ## all tests, four at a time, while their processes are stop
 	$(BIN)/python scripts/pauses.py $(or $(SEED),1) env PATH="$(CURDIR)/$(BIN):$$PATH" \
 		$(BIN)/python -m pytest -n 4 --dist loadscope $(or $(PYTEST_ARGS),tests)
 
+pythons: ## the core, launch and torch tests under every Python from 3.11 that is here (VERSIONS="3.12 3.13", TESTS=)
+	@VERSIONS="$(VERSIONS)" TESTS="$(TESTS)" bash scripts/pythons.sh $(PYTEST_ARGS)
+
 interleave: .venv/.dev ## schedules of the kernels, step by step, that break a law (SECONDS=60, SEED=random, ARGS=)
 	PYTHONPATH=tests/interleave $(BIN)/python -m interleavings --seconds $(or $(SECONDS),60) \
 		$(if $(SEED),--seed $(SEED)) $(ARGS)
@@ -86,7 +89,7 @@ clean: ## build products and caches
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache PLATOON_LOGS
 
 distclean: clean
-	rm -rf .venv .venv-legacy .venv-openmpi
+	rm -rf .venv .venv-legacy .venv-openmpi .venv-python3.*
 
 # --- environments: a stamp file each, so that a second run starts at once -------------------------------------------
 
@@ -109,10 +112,10 @@ endef
 	@$(BIN)/python $(INSTALL) -e '.[demo,dev]'
 	@touch $@
 
-# torch first and by itself: the build without CUDA, from the configured index or else from PyTorch's own.
+# torch first and by itself, in its build without CUDA where that can be had.
 .venv/.full: pyproject.toml | .venv/.dev
 	@echo "make: installing the frameworks that the tests run against into .venv (about 1.7 GB, one to three minutes)"
-	@$(BIN)/python $(INSTALL) '$(TORCH)' 2>/dev/null || $(BIN)/python $(INSTALL) --extra-index-url $(TORCH_INDEX) '$(TORCH)'
+	@bash scripts/torch.sh $(BIN)/python
 	@$(BIN)/python $(INSTALL) -e '.[demo,dev,test-frameworks]'
 	@touch $@
 

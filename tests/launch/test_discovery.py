@@ -8,6 +8,7 @@ import pytest
 
 from multiverso.errors import StartupError
 from multiverso.runtime.discovery import Ancestor, JobInfo, discover, process_ancestors, socket_name
+from multiverso.runtime.joining import join
 
 TORCHRUN = {
     "RANK": "1",
@@ -220,3 +221,9 @@ def test_ancestors_of_a_real_process() -> None:
     command = [sys.executable, "-c", code]
     child = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert [int(pid) for pid in child.stdout.split()][:2] == [os.getpid(), os.getppid()]
+
+
+def test_more_workers_than_a_host_may_run_are_refused_at_once() -> None:
+    environ = {**OPENMPI, "OMPI_COMM_WORLD_SIZE": "65", "OMPI_COMM_WORLD_LOCAL_SIZE": "65"}
+    with pytest.raises(StartupError, match=r"1 to 64 workers of a job; .* has started 65"):
+        join(environ)

@@ -129,7 +129,8 @@ def test_a_module_a_program_and_a_folder_run(tmp_path: Path) -> None:
     [
         (["-n", 2, "no_such_script.py"], "no file no_such_script.py"),
         (["no-such-program"], "no-such-program is not found"),
-        (["-n", 0, "true"], "-n 0: the number of workers must be from 1"),
+        (["-n", 0, "true"], "-n 0: the number of workers must be from 1 to 64"),
+        (["-n", 65, "true"], "-n 65: the number of workers must be from 1 to 64"),
         (["--timeout", 0, "true"], "--timeout 0"),
         (["--grace", -1, "true"], "--grace -1"),
         (["--gpus", "0,x", "true"], "--gpus '0,x'"),

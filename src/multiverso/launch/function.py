@@ -20,9 +20,10 @@ from multiverso.errors import (
     WorkerLostError,
 )
 from multiverso.launch.job import Job, JobResult, OnFailure, WorkerExit
-from multiverso.launch.local import MAX_WORKERS, worker_commands
+from multiverso.launch.local import worker_commands
 from multiverso.launch.output import Output
 from multiverso.launch.sinks import text_sink
+from multiverso.layout import MAX_WORKERS
 from multiverso.runtime.node import Node
 from multiverso.runtime.trust import SECRET_VARIABLE, new_secret
 

@@ -22,10 +22,9 @@ from multiverso.launch.resources import (
     thread_environ,
 )
 from multiverso.launch.sinks import Sink, json_sink, prefix_sink, unbuffered, wants_colour, write_event
+from multiverso.layout import MAX_WORKERS
 from multiverso.runtime.node import Node
 from multiverso.runtime.trust import SECRET_VARIABLE, new_secret
-
-MAX_WORKERS = 1024
 
 
 @dataclass(frozen=True)

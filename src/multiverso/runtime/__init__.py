@@ -1,4 +1,4 @@
-"""Nodes and sessions: the only place with threads, timers and processes."""
+"""Nodes and sessions: who is in the job, and waiting for them."""
 
 from __future__ import annotations
 

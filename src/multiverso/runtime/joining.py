@@ -18,6 +18,7 @@ from typing import Any
 import numpy
 
 from multiverso.errors import NodeLostError, StartupError
+from multiverso.layout import MAX_WORKERS
 from multiverso.runtime.discovery import JobInfo, discover, socket_name
 from multiverso.runtime.node import Node
 from multiverso.runtime.session import START_SECONDS, Session
@@ -61,6 +62,10 @@ def join(
         raise StartupError(f"on_lost is 'stop' or 'continue'; got {on_lost!r}")
     environ = os.environ if environ is None else environ
     job = discover(environ)
+    if job.workers_num > MAX_WORKERS:
+        raise StartupError(
+            f"a host runs 1 to {MAX_WORKERS} workers of a job; {job.started_by} has started {job.workers_num}"
+        )
     timeout = _seconds(timeout_seconds, environ)
     start = START_SECONDS if start_timeout_seconds is None else _positive(start_timeout_seconds)
     options: dict[str, Any] = {

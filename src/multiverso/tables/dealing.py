@@ -42,7 +42,6 @@ _PROCESS, _BEGUN, _DONE, _TAKEN = 0, 1, 2, slice(3, 64)  # of a worker's line
 _NOBODY = at.MAX_WORKERS
 MOST_AHEAD = 56
 _POSITIVE = (1 << 63) - 1
-_SLICE_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -279,7 +278,7 @@ class Dealer:
                     wait.enter_context(session.waiting(at.FOR_BATCHES, 0, signed))
                 patience = patience or Patience(session, deadline, what)
                 patience.look()
-                wait_for_change(control.address + at.EVENT, seen, min(_SLICE_SECONDS, deadline.left()))
+                wait_for_change(control.address + at.EVENT, seen, deadline.left())
 
     def _leave(self, unfinished: bool) -> None:
         """The loop is over, and with it what this worker was given, but for what it may have taken ahead."""
