@@ -178,6 +178,24 @@ def batches(
     return deal(current(), n, size, seed, epoch, timeout_seconds=timeout_seconds)
 
 
+def log(*, step: int | None = None, **values: Any) -> None:
+    """Says how training goes: `multiverso top` shows each worker's last values, `mv.log(loss=...)`.
+
+    Where TensorBoard is installed they are written for it, too: to ``runs/<script>-<job>/worker-<i>``, or under another
+    folder than ``runs`` that MULTIVERSO_TENSORBOARD names (empty: nowhere). Costs some microseconds; waits for nobody.
+
+    Args:
+        step: the training step; by default one more than at the last call.
+        values: numbers by name, or arrays or tensors of one number. About a kilobyte of them is shown.
+
+    Raises:
+        TypeError: a value is no number; nothing is said.
+    """
+    from multiverso.tables.log import log_of
+
+    log_of(current()).write(values, step)
+
+
 def stats() -> dict[str, Any]:
     """Returns what this worker has done so far.
 

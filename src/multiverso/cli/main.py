@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -125,11 +126,20 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Show the jobs once and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write the jobs once as a JSON list.")] = False,
     interval: Annotated[float, typer.Option(help="Seconds from one look to the next.")] = 1.0,
+    job: Annotated[
+        str | None,
+        typer.Option("--job", help="Only this one: its script's name, a worker's pid, or its address."),
+    ] = None,
 ) -> None:
-    """Show the running jobs of this user, live: workers, what they wait for, tables. Ctrl-C ends it."""
+    """Show the running jobs of this user, live: workers, what they wait for, tables. Ctrl-C ends it.
+
+    Of each worker: operations a second, how many pushes of others come between its reads (stale), how many operations
+    it is behind the one that has done most (lag), and what it says by mv.log.
+    """
     from multiverso.cli.top import show_jobs
 
-    raise typer.Exit(_or_complain(lambda: show_jobs(once=once, as_json=as_json, interval_seconds=interval)))
+    show = partial(show_jobs, once=once, as_json=as_json, interval_seconds=interval, job=job)
+    raise typer.Exit(_or_complain(show))
 
 
 @app.command()

@@ -50,25 +50,37 @@ def node_addresses(table: str | None = None) -> list[str]:
     return sorted(found)
 
 
-def show_jobs(*, once: bool, as_json: bool, interval_seconds: float) -> int:
+def chosen(jobs: list[Status], wish: str | None) -> list[Status]:
+    """Return the jobs that are meant: by a part of the address, a worker's pid, or its script."""
+    if wish is None:
+        return jobs
+    return [
+        job
+        for job in jobs
+        if wish in job["address"]
+        or any(wish in (str(worker["pid"]), worker["program"]) for worker in job["workers"])
+    ]
+
+
+def show_jobs(*, once: bool, as_json: bool, interval_seconds: float, job: str | None = None) -> int:
     """Print the jobs once (into a pipe always), or keep showing them until Ctrl-C; return the exit code."""
     if not interval_seconds > 0:
         raise StartupError(f"--interval {interval_seconds:g}: it must be more than 0 seconds.")
     if as_json:
-        print(json.dumps(find_jobs()))
+        print(json.dumps(chosen(find_jobs(), job)))
         return 0
     console = Console()
     if not console.is_terminal:
         console, once = Console(width=160), True  # what reads us waits for our end
     if once:
-        console.print(render(find_jobs(), {}))
+        console.print(render(chosen(find_jobs(), job), {}))
         return 0
     rates: dict[str, Rates] = {}
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
-                jobs = find_jobs()
-                rates = {job["address"]: rates.get(job["address"], Rates()).seen(job) for job in jobs}
+                jobs = chosen(find_jobs(), job)
+                rates = {one["address"]: rates.get(one["address"], Rates()).seen(one) for one in jobs}
                 live.update(render(jobs, rates), refresh=True)
                 time.sleep(interval_seconds)
     except KeyboardInterrupt:
@@ -86,7 +98,9 @@ class Rates:
     def seen(self, job: Status) -> "Rates":
         """Look at the job's counters again."""
         now = float(job["up_seconds"])
-        counters = {table["id"]: _work(table) for table in job["tables"]}
+        counters: dict[Any, tuple[float, float]] = {table["id"]: _work(table) for table in job["tables"]}
+        for worker in job.get("workers", ()):
+            counters["worker", worker["id"]] = _work_of(job, worker["id"])
         elapsed = now - self.at_seconds
         per_second = {
             table: (
@@ -109,35 +123,78 @@ def render(jobs: list[Status], rates: Mapping[str, Rates]) -> RenderableType:
 def _render_job(job: Status, rates: Rates) -> Iterator[RenderableType]:
     number = job["workers_num"]
     workers = f"workers: {number}" if number is not None else f"workers: {len(job['workers'])}, any number"
-    yield Text(f"{job['address']}  {workers}, up {_duration(job['up_seconds'])}", style="bold")
-    table = Table(
+    programs = ", ".join(sorted({worker["program"] for worker in job["workers"] if worker["program"]}))
+    title = f"{programs or 'no program'}  {workers}, up {_duration(job['up_seconds'])}"
+    yield Text.assemble((title, "bold"), (f"  {job['address']}", "dim"))
+    yield render_workers(job, rates)
+    if job["tables"]:
+        yield _render_tables(job["tables"], rates)
+    yield Text()
+
+
+def render_workers(job: Status, rates: Rates) -> Table:
+    """Lay the workers of one job out: what each does, how quickly, how far behind, what it says."""
+    columns = (
         "worker",
         "pid",
         "state",
         "memory",
+        "op/s",
+        "stale",
+        "lag",
         "waits for",
         "since",
         "missing",
         "waited",
-        box=None,
-        pad_edge=False,
     )
+    table = Table(*columns, "logged", box=None, pad_edge=False)
+    done = {worker["id"]: _work_of(job, worker["id"])[0] for worker in job["workers"]}
     for worker in job["workers"]:
-        waiting = worker["waiting_for"]
+        waiting, alive = worker["waiting_for"], worker["state"] == "alive"
+        per_second = rates.per_second.get(("worker", worker["id"]), (None, None))[0]
+        if per_second is None and job["up_seconds"] > 0:
+            per_second = done[worker["id"]] / job["up_seconds"]
         table.add_row(
             str(worker["id"]),
             str(worker["pid"]),
             Text(worker["state"], style=_STATE_STYLES.get(worker["state"], "")),
-            _resident(worker["pid"]) if worker["state"] == "alive" else "",
+            _resident(worker["pid"]) if alive else "",
+            "" if per_second is None else f"{per_second:,.0f}",
+            f"{_staleness_of(job, worker['id']):.1f}",
+            f"{max(done.values()) - done[worker['id']]:,.0f}",
             waiting or "",
             _duration(worker["waiting_seconds"]) if waiting else "",
             ", ".join(map(str, worker["needs"])) if waiting else "",
             _duration(worker["waited_seconds"]),
+            _logged(worker.get("logged")),
         )
-    yield table
-    if job["tables"]:
-        yield _render_tables(job["tables"], rates)
-    yield Text()
+    return table
+
+
+def _logged(note: Status | None) -> str:
+    if note is None:
+        return ""
+    values = " ".join(f"{name}={value:.4g}" for name, value in note["values"].items())
+    return f"step {note['step']}: {values}"
+
+
+def _work_of(job: Status, worker_id: int) -> tuple[float, float]:
+    """Return a worker's operations and bytes in all tables; an answer that came as JSON has text for numbers."""
+    lines = [line for table in job["tables"] if (line := _line(table, worker_id))]
+    operations = sum(line["adds"] + line["gets"] + line["exchanges"] for line in lines)
+    return operations, sum(line["bytes"] for line in lines)
+
+
+def _staleness_of(job: Status, worker_id: int) -> float:
+    """Return how many pushes of others came between this worker's reads, on the average over its tables."""
+    lines = [line for table in job["tables"] if (line := _line(table, worker_id))]
+    return sum(float(line["staleness_mean"]) for line in lines) / max(1, len(lines))
+
+
+def _line(table: Status, worker_id: int) -> Status | None:
+    lines = table["workers"]
+    found: Status | None = lines.get(worker_id, lines.get(str(worker_id)))
+    return found
 
 
 def _render_tables(tables: list[Status], rates: Rates) -> Table:
@@ -146,7 +203,7 @@ def _render_tables(tables: list[Status], rates: Rates) -> Table:
     for table in tables:
         lines = table["workers"].values()
         operations, size = rates.per_second.get(table["id"], (None, None))
-        staleness = [line["staleness_mean"] for line in lines]
+        staleness = [line["staleness_mean"] for line in lines if line["gets"] + line["exchanges"]]
         shown.add_row(
             table["name"] or f"#{table['id']}",
             f"{'x'.join(map(str, table['shape']))} {table['dtype']}",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from multiverso import layout as at
 from multiverso.consistency.waiting import Picture
 from multiverso.memory.heap import Heap
@@ -86,6 +89,11 @@ class Catalogue:
     def find(self, key: Key) -> Piece | None:
         """Returns what is known by a name or place in the order."""
         return self.piece(self._number_of.get(key))
+
+    def memory(self, name: str) -> npt.NDArray[np.uint8] | None:
+        """Returns the head of plain memory, or None where nobody has asked for it."""
+        piece = self.find(("memory", name))
+        return None if piece is None else piece.head.array(0, piece.head.size, np.uint8)
 
     def piece(self, number: int | None) -> Piece | None:
         """Returns what has a number."""

@@ -89,6 +89,7 @@ class Session:
         self.timeout_seconds = WAIT_SECONDS if timeout_seconds is None else checked_seconds(timeout_seconds)
         self.start_timeout_seconds = START_SECONDS if start_timeout_seconds is None else start_timeout_seconds
         self.closed: str | None = None  # why it cannot be used any more
+        self.address = address
         self._on_close = on_close
         self._lock = threading.RLock()
         self._closing = threading.Lock()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multiverso import layout as at
+from multiverso.runtime.notes import MEMORY, read
 
 if TYPE_CHECKING:
     from multiverso.runtime.catalogue import Catalogue
@@ -25,6 +27,7 @@ def status_of(
     """Returns the job's workers, their waits and the tables with each worker's statistics."""
     picture = catalogue.picture()
     now = time.monotonic_ns()
+    notes = catalogue.memory(MEMORY)
     workers = []
     for worker in picture.workers.values():
         wait = worker.wait
@@ -32,11 +35,13 @@ def status_of(
             {
                 "id": worker.worker_id,
                 "pid": worker.pid,
+                "program": _program(worker.pid),
                 "state": "left" if worker.state == at.LEFT else _FATES.get(worker.fate, "free"),
                 "waiting_for": picture.name_of(wait) if wait else None,
                 "waiting_seconds": (now - wait.since_ns) / 1e9 if wait else 0.0,
                 "needs": picture.missing(wait) if wait else [],
                 "waited_seconds": control.waited_seconds(worker.worker_id),
+                "logged": None if notes is None else read(notes, worker.worker_id),
             }
         )
     tables = [
@@ -48,7 +53,7 @@ def status_of(
             "dtype": shard.spec.dtype,
             "updater": shard.spec.updater,
             "rounds": shard.committed,
-            "workers": {i: shard.statistics(i) for i in sorted(shard.membership().members)},
+            "workers": {i: shard.statistics(i) for i in sorted(picture.workers) if i < shard.workers},
         }
         for table_id, shard in catalogue.shards.items()
     ]
@@ -60,3 +65,25 @@ def status_of(
         "workers": workers,
         "tables": tables,
     }
+
+
+def _program(pid: int) -> str:
+    """The script that a process runs, as a person would name it; empty when the process is gone."""
+    try:
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")[:-1]
+    except OSError:
+        return ""
+    if not arguments:
+        return ""
+    program, *rest = arguments
+    if "python" not in Path(program).name:
+        return Path(program).name
+    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
+        rest = rest[2:] if rest[0] in ("-W", "-X") else rest[1:]
+    if not rest:
+        return Path(program).name
+    if rest[0] == "-c":
+        return "python -c"
+    if rest[0] == "-m" and len(rest) > 1:
+        return rest[1]
+    return "a function" if rest[0].endswith("/multiverso/launch/_call.py") else Path(rest[0]).name
