@@ -1,5 +1,6 @@
 """`multiverso doctor`, `top`, `version`: against the real system, and against one with something missing."""
 
+import io
 import json
 import os
 import select
@@ -7,14 +8,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launch_support import SECONDS, OnTerminal, Running, command, environ, multiverso, script
+from rich.console import Console
 
 import multiverso as mv
 from multiverso.cli.doctor import Finding, examine
 from multiverso.cli.show import show_findings
-from multiverso.cli.top import Rates, node_addresses
+from multiverso.cli.top import Rates, chosen, node_addresses, render_workers
 
 ESSENTIAL = (
     "platform",
@@ -138,6 +141,7 @@ mv.init()
 table = mv.ArrayTableHandler(100, name="weights")
 for _ in range(5):
     table.add([1.0] * 100)
+mv.log(loss=0.25 * mv.worker_id(), step=7)
 print("up", os.getpid(), flush=True)
 if mv.worker_id() == 0:
     sys.stdin.readline()
@@ -147,10 +151,12 @@ mv.barrier()
 
 def test_top_shows_who_waits_for_whom(tmp_path: Path) -> None:
     job = subprocess.Popen(
-        command("run", "-n", 2, script(tmp_path, WAITING)),
+        command("run", "-n", 2, "--summary", script(tmp_path, WAITING, "waiting.py")),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
+        cwd=tmp_path,
     )
     with job:
         assert job.stdout is not None
@@ -168,13 +174,21 @@ def test_top_shows_who_waits_for_whom(tmp_path: Path) -> None:
         (table,) = ours["tables"]
         assert table["name"] == "weights"
         assert sum(line["adds"] for line in table["workers"].values()) == 10
+        assert {worker["program"] for worker in ours["workers"]} == {"waiting.py"}
+        assert ours["workers"][1]["logged"] == {"step": 7, "values": {"loss": 0.25}}
         shown = ""
         while ours["address"] not in shown:
             assert job.poll() is None
-            shown = multiverso("top", "--once").stdout
+            shown = multiverso("top", "--once", "--job", "waiting.py").stdout
         assert "weights" in shown
         assert "100 float32" in shown
-        job.communicate("go\n", timeout=SECONDS)
+        assert "step 7: loss=0.25" in shown
+        assert "No job" in multiverso("top", "--once", "--job", "another.py").stdout
+        _, said = job.communicate("go\n", timeout=SECONDS)
+        columns, *lines = said.splitlines()
+        assert columns.split() == ["worker", "operations", "op/s", "stale", "lag", "waited", "logged"]
+        assert [line.split()[:2] for line in lines] == [["0", "5"], ["1", "5"]]
+        assert lines[1].endswith("step 7: loss=0.25")
     assert job.returncode == 0
     assert ours["address"] not in multiverso("top", "--once").stdout
 
@@ -206,6 +220,47 @@ def test_rates_are_differences_over_time() -> None:
     first = Rates().seen(job(10.0, 100, 4000))
     assert first.per_second == {}
     assert first.seen(job(12.0, 300, 8000)).per_second == {1: (100.0, 2000.0)}
+
+
+def test_of_each_worker_is_shown_how_quick_how_stale_and_how_far_behind() -> None:
+    def job(seconds: float, adds: int) -> dict[str, Any]:
+        lines = {
+            str(i): {
+                "adds": adds * (i + 1),
+                "gets": 0,
+                "exchanges": 0,
+                "bytes": 4 * adds,
+                "wait_seconds": 0.0,
+                "staleness_mean": 2.5 * i,
+            }
+            for i in range(2)
+        }
+        table = {"id": 1, "name": "w", "shape": [3], "dtype": "float32", "updater": "add", "workers": lines}
+        common = {
+            "pid": 0,
+            "program": "train.py",
+            "state": "alive",
+            "waiting_for": None,
+            "waited_seconds": 0.0,
+        }
+        workers = [{"id": i, "logged": None, **common} for i in range(2)]
+        return {
+            "address": "multiverso-1-a",
+            "workers_num": 2,
+            "up_seconds": seconds,
+            "workers": workers,
+            "tables": [table],
+        }
+
+    rates = Rates().seen(job(10.0, 100)).seen(job(12.0, 300))
+    console = Console(width=160, file=io.StringIO())
+    console.print(render_workers(job(12.0, 300), rates))
+    assert isinstance(console.file, io.StringIO)
+    rows = [line.split() for line in console.file.getvalue().splitlines()]
+    assert rows[1][3:6] == ["100", "0.0", "300"]
+    assert rows[2][3:6] == ["200", "2.5", "0"]
+    assert [job["address"] for job in chosen([job(1.0, 1)], "train.py")] == ["multiverso-1-a"]
+    assert chosen([job(1.0, 1)], "other.py") == []
 
 
 def test_sigusr1_to_the_launcher_explains_the_wait(tmp_path: Path) -> None:

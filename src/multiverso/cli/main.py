@@ -75,6 +75,12 @@ def run_command(
         Path | None, typer.Option(help="Write each worker's output to worker-<i>.log in this folder, too.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object a line.")] = False,
+    show_summary: Annotated[
+        bool,
+        typer.Option(
+            "--summary", help="Say at the end what each worker did: operations, staleness, waits, mv.log."
+        ),
+    ] = False,
     timeout: Annotated[float | None, typer.Option(help="End the job after so many seconds.")] = None,
     grace: Annotated[
         float, typer.Option(help="Seconds that workers get to end by themselves, before they are killed.")
@@ -91,6 +97,12 @@ def run_command(
     """
     from multiverso.launch.local import RunOptions, launch
 
+    summary: Callable[[dict[str, Any]], str] | None = None
+    if show_summary:
+        from multiverso.cli import top as showing
+
+        summary = showing.summary
+
     options = RunOptions(
         target=target,
         arguments=tuple(arguments or ()),
@@ -103,6 +115,7 @@ def run_command(
         json=as_json,
         timeout_seconds=timeout,
         grace_seconds=grace,
+        summary=summary,
     )
     raise typer.Exit(_or_complain(lambda: launch(options)))
 

@@ -1,5 +1,6 @@
 """`multiverso top`: the running jobs of this user, asked of their nodes."""
 
+import io
 import json
 import os
 import time
@@ -169,6 +170,27 @@ def render_workers(job: Status, rates: Rates) -> Table:
             _logged(worker.get("logged")),
         )
     return table
+
+
+def summary(job: Status) -> str:
+    """Return a table of what each worker of a job that is over has done, as text."""
+    columns = ("worker", "operations", "op/s", "stale", "lag", "waited", "logged")
+    table = Table(*columns, box=None, pad_edge=False)
+    done = {worker["id"]: _work_of(job, worker["id"])[0] for worker in job["workers"]}
+    for worker in job["workers"]:
+        table.add_row(
+            str(worker["id"]),
+            f"{done[worker['id']]:,.0f}",
+            f"{done[worker['id']] / max(job['up_seconds'], 1e-9):,.0f}",
+            f"{_staleness_of(job, worker['id']):.1f}",
+            f"{max(done.values()) - done[worker['id']]:,.0f}",
+            _duration(worker["waited_seconds"]),
+            _logged(worker["logged"]),
+        )
+    console = Console(width=160, file=io.StringIO())
+    console.print(table)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 
 
 def _logged(note: Status | None) -> str:

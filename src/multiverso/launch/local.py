@@ -4,11 +4,11 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from multiverso.errors import StartupError
 from multiverso.launch.job import Job, JobResult, OnFailure, WorkerExit, let_signals_end_us
@@ -43,6 +43,7 @@ class RunOptions:
         json: Write JSON objects to standard output, nothing else.
         timeout_seconds: End the job after this time.
         grace_seconds: How long workers that are asked to end may take until they are killed.
+        summary: Makes text of the job's last status, to be shown at its end; None for none.
     """
 
     target: str
@@ -56,6 +57,7 @@ class RunOptions:
     json: bool = False
     timeout_seconds: float | None = None
     grace_seconds: float = 1.0
+    summary: Callable[[dict[str, Any]], str] | None = None
 
     @property
     def workers_num(self) -> int:
@@ -111,6 +113,7 @@ def launch(options: RunOptions) -> int:
             lost_workers=node.lost_workers,
         )
         result = job.run(options.timeout_seconds, forward_signals=True)
+        status = node.status() if options.summary and node.had_workers else None
         strangers = workers > 1 and result.exit_code == 0 and not node.had_workers
     if result.reason != "signal":
         let_signals_end_us()
@@ -119,6 +122,8 @@ def launch(options: RunOptions) -> int:
             f"none of the {workers} workers called multiverso.init(): they were {workers} independent programs, "
             "and shared nothing."
         )
+    if options.summary and status:
+        report.summarise(status, options.summary)
     report.finished(result)
     return result.exit_code
 
@@ -191,6 +196,9 @@ class _TextReport:
     def started(self, worker_id: int, pid: int) -> None:
         pass
 
+    def summarise(self, status: dict[str, Any], text_of: Callable[[dict[str, Any]], str]) -> None:
+        self.sink.say(text_of(status))
+
     def ended(self, end: WorkerExit) -> None:
         if end.failed and self._going_on:
             self.warn(f"{end}; the others go on.")
@@ -220,6 +228,9 @@ class _JsonReport:
 
     def started(self, worker_id: int, pid: int) -> None:
         self._write("start", worker=worker_id, pid=pid)
+
+    def summarise(self, status: dict[str, Any], text_of: Callable[[dict[str, Any]], str]) -> None:
+        self._write("status", status=status)
 
     def ended(self, end: WorkerExit) -> None:
         self._write("exit", **_exit_fields(end))
