@@ -180,6 +180,31 @@ def test_who_leaves_the_loop_has_finished_and_who_leaves_the_job_has_not() -> No
     assert sorted(together(leaves, 2)[1]) == list(range(10))
 
 
+@pytest.mark.parametrize("dies", [False, True])
+def test_what_was_taken_ahead_is_dealt_again_after_a_death_only(dies: bool) -> None:
+    """A loader asks for its last batches long before it hands them out: its loop is over, its work is not."""
+    ended, told = threading.Event(), threading.Event()
+
+    def work(session: Session) -> list[Any]:
+        if session.worker_id:
+            assert ended.wait(30)
+            others = list(deal(session, 12, 2))
+            told.set()
+            return others
+        mine = list(deal(session, 12, 2, ahead=2))
+        if dies:
+            killed(session)
+        else:
+            session.shutdown()
+        ended.set()
+        assert told.wait(30)  # the end of this thread's session is a leaving
+        return mine
+
+    mine, others = together(work, 2, on_lost="continue")
+    assert samples([mine]) == list(range(12))
+    assert [tuple(rows) for rows in others] == ([tuple(rows) for rows in mine[-2:]] if dies else [])
+
+
 @pytest.mark.parametrize("kept", ["note", "both"])
 def test_a_death_between_two_stores_loses_and_doubles_nothing(kept: str) -> None:
     """The words as they are when a worker dies after its note, and before the next one or another's is changed."""

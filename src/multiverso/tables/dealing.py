@@ -238,6 +238,8 @@ class Dealer:
                 worker = control.worker(worker_id)
                 if worker.counts and worker.pid == line[_PROCESS]:
                     continue
+                if line[_DONE] >= number and worker.fate != at.LOST:
+                    continue  # what it had taken ahead it has worked on before it left
                 if worker.fate == at.LOST and not control.continues:
                     raise WorkerLostError(
                         f"{names([worker_id])} (pid {worker.pid}) died, or exited without shutdown(), in the middle "
@@ -245,7 +247,8 @@ class Dealer:
                         "`multiverso run --on-failure continue`",
                         [worker_id],
                     )
-            return int(line[_TAKEN].max()) - 1
+            notes = line[_TAKEN]
+            return int(notes[notes > 0][0]) - 1
         return None
 
     def _forget(self, batch: int, whose: list[int] | EllipsisType) -> None:
