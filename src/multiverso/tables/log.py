@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
+import zlib
 from collections.abc import Mapping
 from operator import index
 from pathlib import Path
@@ -52,7 +53,7 @@ def _writer(session: Session) -> Any:
         from tensorboard.summary import Writer
     except ImportError:
         return None
-    run = f"{Path(sys.argv[0]).stem or 'run'}-{session.address[-8:]}"
+    run = f"{Path(sys.argv[0]).stem or 'run'}-{zlib.crc32(session.address.encode()):08x}"
     return Writer(str(Path(folder) / run / f"worker-{session.worker_id}"))
 
 
