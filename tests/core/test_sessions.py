@@ -127,6 +127,25 @@ def test_init_after_shutdown_begins_anew(options: dict[str, Any]) -> None:
     assert not shared_memory_of(os.getpid())
 
 
+@pytest.mark.parametrize("options", [{}, {"sync": True}, {"staleness": 0}])
+def test_shutdown_frees_the_memory_at_once(options: dict[str, Any]) -> None:
+    """Nothing waits for the garbage collector: the next job may need the room."""
+    gc.collect()
+    gc.disable()
+    try:
+        mv.init(**options)
+        tables = [mv.ArrayTableHandler(3), mv.ArrayTableHandler(3, name="named"), mv.MatrixTableHandler(2, 2)]
+        twin = mv.ArrayTableHandler(3, name="named")
+        tables[0].add([1, 1, 1])
+        tables[0].get_async().wait()
+        mv.barrier()
+        mv.shutdown()
+        del tables, twin
+        assert not shared_memory_of(os.getpid())
+    finally:
+        gc.enable()
+
+
 def test_views_outlive_shutdown_frozen() -> None:
     mv.init()
     tables = [mv.ArrayTableHandler(1000, n) for n in (1, 2)]

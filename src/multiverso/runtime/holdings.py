@@ -37,7 +37,7 @@ class Holdings:
     def __init__(self, session: Session, link: Link) -> None:
         self.tables: dict[int, Shard] = {}
         self._memories: dict[int, SharedMemory] = {}
-        self._session = session
+        self._session: Session = weakref.proxy(session)  # no cycle: its memory goes when it goes
         self._link = link
         self._memory: FileIO | None = (
             None  # closing it twice is harmless, as it is not with a bare descriptor

@@ -99,6 +99,7 @@ class Membership:
         mutex.unlock(self.control.address + at.NODE_LIFE)
         self.control.notify()
         self.attached.clear()
+        del self._watch  # the node: a cycle would keep the memory until the next garbage collection
 
     def lost(self) -> list[int]:
         """Returns the workers that died, or exited without ``shutdown()``, the first one first."""
