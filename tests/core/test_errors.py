@@ -12,7 +12,7 @@ from core_support import outcome, together
 
 import multiverso as mv
 from multiverso import errors
-from multiverso.runtime import Node, Session
+from multiverso.runtime import JobLock, Node, Session
 
 ELSEWHERE = {"WorkerFailedError": "tests/launch/test_function.py"}
 
@@ -28,6 +28,7 @@ def _lost() -> Any:
     def work(session: Session) -> Any:
         if session.worker_id == 1:
             session._liveness.release()  # as its process's end does
+            session._holdings.leave()
             session._link.close()
             session.closed = "dead"
             return None
@@ -95,6 +96,7 @@ PROVOKED: dict[str, Callable[[], Any]] = {
     "NotInitializedError": lambda: mv.current(),
     "ClosedError": _closed,
     "InterruptedRoundError": _interrupted,
+    "LockStateError": _alone(lambda s: JobLock(s, "a lock").release()),
     "WorkerLostError": _lost,
     "NodeLostError": _node_lost,
     "WaitTimeoutError": _timeout,

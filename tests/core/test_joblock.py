@@ -1,15 +1,18 @@
-"""The job's lock: an exception that comes between any two steps leaves nothing locked."""
+"""The job's lock: whoever waits for it is seen and named, and no exception between two steps leaves it locked."""
 
 from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 import pytest
 
+from multiverso import layout as at
+from multiverso.deadline import Deadline
 from multiverso.errors import LockStateError, WaitTimeoutError
 from multiverso.runtime import JobLock, Node, Session
 
@@ -22,7 +25,9 @@ class Interrupted(BaseException):
 def pair() -> Iterator[tuple[JobLock, JobLock]]:
     """Two workers of one process: the test's thread is the first, another thread has to be the second."""
     with Node(None) as node, Session(node.address, 0) as first, Session(node.address, 1) as second:
-        yield JobLock(first, "a lock"), JobLock(second, "a lock")
+        locks = JobLock(first, "a lock"), JobLock(second, "a lock")
+        # pytest keeps what it has given to a test; this lets the memory go all the same
+        yield weakref.proxy(locks[0]), weakref.proxy(locks[1])
 
 
 def interrupt_at(step: int, call: Callable[[], None]) -> bool:
@@ -118,3 +123,58 @@ def test_what_the_work_raises_comes_out_and_the_lock_is_free(pair: tuple[JobLock
         with pytest.raises(ValueError, match="its own"):
             call(fail)
         assert free_for(other)
+
+
+def test_the_whole_lock_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is 65 mutexes: each of them had the full time once."""
+    moments: list[Deadline | None] = []
+    lock = JobLock._lock
+
+    def noted(self: JobLock, number: int, deadline: Deadline | None) -> None:
+        moments.append(deadline)
+        lock(self, number, deadline)
+
+    with Node(1) as node, Session(node.address, timeout_seconds=30) as session:
+        job_lock = JobLock(session, "a lock")
+        monkeypatch.setattr(JobLock, "_lock", noted)
+        job_lock.acquire(5)
+        job_lock.release()
+    assert len(moments) == at.MAX_WORKERS + 1
+    assert moments[0] is not None
+    assert {id(moment) for moment in moments} == {id(moments[0])}
+
+
+def test_who_waits_for_the_lock_is_seen_and_named() -> None:
+    shared, tried = threading.Event(), threading.Event()
+    errors: list[str] = []
+
+    def hold() -> None:
+        shared.set()
+        tried.wait(30)
+
+    def share(address: str) -> None:
+        with Session(address, 1, start_timeout_seconds=30) as session:
+            JobLock(session, "our lock").shared(hold)
+
+    with Node(2) as node:
+        other = threading.Thread(target=share, args=(node.address,))
+        other.start()
+        try:
+            with Session(node.address, 0, start_timeout_seconds=30) as session:
+                job_lock = JobLock(session, "our lock")
+                assert shared.wait(30)
+                with pytest.raises(WaitTimeoutError) as raised:
+                    job_lock.acquire(0.1)
+                errors.append(str(raised.value))
+                assert session.control.worker(0).wait is None
+                with pytest.raises(WaitTimeoutError):
+                    job_lock.acquire(0)
+                tried.set()
+                job_lock.acquire(30)
+                job_lock.release()
+                del raised
+        finally:
+            tried.set()
+            other.join(30)
+    assert "holds the lock" in errors[0]
+    assert "for a lock of shared memory that process" in errors[0]
