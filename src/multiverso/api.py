@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso.errors import StartupError
-from multiverso.runtime.current import current, is_open, set_current
+from multiverso.runtime.current import current, is_open, latest, set_current
 from multiverso.runtime.joining import join
+from multiverso.runtime.session import abandoned_by, open_sessions
 
 _starting = threading.Lock()
 
@@ -47,15 +48,22 @@ def init(
     with _starting:
         if is_open():
             raise StartupError("multiverso is already initialised in this process; call shutdown() first")
-        set_current(
-            join(
-                sync=sync,
-                staleness=staleness,
-                on_lost=on_lost,
-                timeout_seconds=timeout_seconds,
-                start_timeout_seconds=start_timeout_seconds,
+        before = open_sessions()
+        try:
+            set_current(
+                join(
+                    sync=sync,
+                    staleness=staleness,
+                    on_lost=on_lost,
+                    timeout_seconds=timeout_seconds,
+                    start_timeout_seconds=start_timeout_seconds,
+                )
             )
-        )
+        except BaseException:  # interrupted when the session was there, but not yet the current one
+            for session in abandoned_by(before):
+                session.shutdown()
+            set_current(None)
+            raise
 
 
 def shutdown() -> None:
@@ -63,8 +71,9 @@ def shutdown() -> None:
 
     The others go on without this worker. ``init`` afterwards begins a new session.
     """
-    if is_open():
-        current().shutdown()
+    session = latest()
+    if session is not None:
+        session.shutdown()
         set_current(None)
 
 

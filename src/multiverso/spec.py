@@ -15,6 +15,10 @@ from multiverso.states import State, states_of
 DTYPES = ("float32", "float64", "int32", "int64")
 Initial = Literal["master", "mean", "sum"]
 INITIAL: tuple[Initial, ...] = get_args(Initial)
+_LONGEST_TEXT = 2000
+_MOST_ELEMENTS = 2**48
+_MOST_ARRAYS = 64
+_MOST_HYPER = 16
 MODES = {"async": at.ASYNCHRONOUS, "sync": at.SYNCHRONOUS, "bounded": at.BOUNDED}
 
 
@@ -105,11 +109,40 @@ class TableSpec:
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> TableSpec:
-        """The inverse of :meth:`as_message`."""
+        """The inverse of :meth:`as_message`.
+
+        Raises:
+            TypeError, ValueError, KeyError: the message is no table's; whoever sent it, nothing else comes of it.
+        """
         states = message["states"]  # a number in tables that were saved before states had names
         if not isinstance(states, int):
             states = tuple(State(**state) for state in states)
-        return cls(**{**message, "hyper": tuple(message["hyper"]), "states": states})
+            if any(type(state.initial) not in (int, float) for state in states):
+                raise TypeError("a state's initial value is a number")
+        elif not 0 <= states <= _MOST_ARRAYS:
+            raise ValueError(f"an updater has at most {_MOST_ARRAYS} arrays")
+        if len(message["hyper"]) > _MOST_HYPER or any(
+            type(value) not in (int, float) for value in message["hyper"]
+        ):
+            raise ValueError(f"hyper has at most {_MOST_HYPER} numbers")
+        if message["dtype"] not in DTYPES:
+            raise ValueError(f"no table has the dtype {message['dtype']!r}")
+        spec = cls(**{**message, "hyper": tuple(message["hyper"]), "states": states})
+        texts = (spec.updater, spec.rule, spec.name or "")
+        if spec.kind not in ("array", "matrix") or spec.dtype not in DTYPES or spec.initial not in INITIAL:
+            raise ValueError(
+                f"no such table: kind {spec.kind!r}, dtype {spec.dtype!r}, initial {spec.initial!r}"
+            )
+        if not all(isinstance(text, str) and len(text) <= _LONGEST_TEXT for text in texts):
+            raise ValueError(f"name, updater and rule are texts of at most {_LONGEST_TEXT} characters")
+        counts = (spec.rows, spec.columns, spec.per_worker)
+        if any(type(count) is not int for count in counts) or type(spec.mean) is not bool:
+            raise TypeError("rows, columns and per_worker are integers, mean is true or false")
+        if spec.rows < 1 or spec.columns < 1 or spec.rows * spec.columns > _MOST_ELEMENTS:
+            raise ValueError(f"a table has 1 to {_MOST_ELEMENTS} elements; got {spec.rows} x {spec.columns}")
+        if not (len(spec.state_names) <= _MOST_ARRAYS and 0 <= spec.per_worker <= _MOST_ARRAYS):
+            raise ValueError(f"an updater or a rule has at most {_MOST_ARRAYS} arrays")
+        return spec
 
     def __str__(self) -> str:
         size = " x ".join(map(str, self.shape))
@@ -142,7 +175,10 @@ class MemorySpec:
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> MemorySpec:
         """The inverse of :meth:`as_message`."""
-        return cls(message["name"], checked_count(message["nbytes"], "nbytes"))
+        spec = cls(message["name"], checked_count(message["nbytes"], "nbytes"))
+        if len(spec.name) > _LONGEST_TEXT or spec.nbytes > _MOST_ELEMENTS:
+            raise ValueError(f"a name has at most {_LONGEST_TEXT} characters, memory {_MOST_ELEMENTS} bytes")
+        return spec
 
     def __str__(self) -> str:
         return f"shared memory of {self.nbytes} bytes named {self.name!r}"

@@ -298,7 +298,8 @@ def test_an_unreadable_message_does_not_end_the_job(alone: Session) -> None:
         {"do": "nonsense"},
         {},
     ):
-        link = Link.to(address, time.monotonic() + 10)
+        link = Link()
+        link.connect(address, time.monotonic() + 10)
         with pytest.raises(StartupError):
             link.ask(request, time.monotonic() + 10, "an answer")
         link.close()

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import resource
+from io import FileIO
 from pathlib import Path
 
 from multiverso.errors import OutOfMemoryError, StartupError
@@ -35,7 +36,9 @@ class Heap:
 
     def __init__(self, name: str) -> None:
         try:
-            self.descriptor = os.memfd_create(f"multiverso-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            # in one step of the interpreter: an interruption between the two calls would leave the descriptor behind
+            flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+            (self._file,) = map(FileIO, map(os.memfd_create, [f"multiverso-{name}"], [flags]))
         except (AttributeError, OSError) as error:
             raise StartupError(_no_memfd(error)) from error
         fcntl.fcntl(
@@ -45,6 +48,11 @@ class Heap:
         self._free_memory = 0
         self._unasked = 0  # bytes that are given out before the system is asked again what is free
         self._free: list[tuple[int, int]] = []  # (offset, size), by offset, never adjacent
+
+    @property
+    def descriptor(self) -> int:
+        """Of the memory; closed by :meth:`close`, or with the last reference to the heap."""
+        return self._file.fileno()
 
     @property
     def used(self) -> int:
@@ -100,8 +108,8 @@ class Heap:
         self._free.insert(place, (offset, size))
 
     def close(self) -> None:
-        """Lets go of the descriptor; the memory stays for as long as somebody has it mapped."""
-        os.close(self.descriptor)
+        """Lets go of the descriptor; the memory stays for as long as somebody has it mapped. May be called again."""
+        self._file.close()
 
 
 def create(name: str, size: int) -> int:
@@ -109,10 +117,9 @@ def create(name: str, size: int) -> int:
     heap = Heap(name)
     try:
         heap.reserve(size)
-    except BaseException:
+        return os.dup(heap.descriptor)
+    finally:
         heap.close()
-        raise
-    return heap.descriptor
 
 
 def free_memory() -> int:

@@ -9,6 +9,9 @@ import mmap
 import os
 import resource
 import weakref
+from collections import deque
+from collections.abc import Callable
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ from multiverso.layout import PAGE, round_up
 
 _READ, _WRITE, _MAP_PRIVATE, _MAP_ANONYMOUS = 1, 2, 2, 0x20
 _MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
+_consume = deque[object](maxlen=0).extend
 _FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = _libc.mremap.restype = ctypes.c_void_p
@@ -33,12 +37,23 @@ class Mapping:
     """Mapped bytes, unmapped when nothing refers to them: the base of an array in them is the mapping.
 
     It is not Python's ``mmap``, which keeps a descriptor of its own open for each.
+
+    Args:
+        size: bytes.
+        call: the system call that maps them, with its ``arguments``.
+        writable: whether they may be written to.
     """
 
-    def __init__(self, address: int, size: int, writable: bool = True) -> None:
-        self.address, self.size, self._writable = address, size, writable
+    def __init__(
+        self, size: int, call: Callable[..., int | None], *arguments: int | None, writable: bool = True
+    ) -> None:
+        place: list[int | None] = []
         # not at the interpreter's end: other threads may still be in there
-        weakref.finalize(self, _libc.munmap, address, size).atexit = False
+        weakref.finalize(self, _consume, map(_libc.munmap, place, repeat(size))).atexit = False
+        # Each in one step of the interpreter: an interruption after the call, or in a function that unmaps, would
+        # leave the mapping behind.
+        place.extend(map(call, *([argument] for argument in arguments)))
+        self.address, self.size, self._writable = _mapped(place[0], size), size, writable
         self._protect()
 
     @property
@@ -86,8 +101,7 @@ class Segment(Mapping):
     def __init__(self, descriptor: int, offset: int = 0, size: int | None = None) -> None:
         size = os.fstat(descriptor).st_size - offset if size is None else size
         flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-        address = _libc.mmap(None, size, _READ | _WRITE, flags, descriptor, offset)
-        super().__init__(_mapped(address, size), size)
+        super().__init__(size, _libc.mmap, None, size, _READ | _WRITE, flags, descriptor, offset)
         self._windows: dict[tuple[int, int, bool], weakref.ref[Mapping]] = {}
 
     def window(
@@ -100,8 +114,8 @@ class Segment(Mapping):
         mapping = kept() if kept is not None else None
         if mapping is None:
             # an old size of 0 maps the same pages once more
-            address = _libc.mremap(self.address + start, 0, size, _MREMAP_MAYMOVE, None)
-            mapping = Mapping(_mapped(address, size), size, writable)
+            place = (self.address + start, 0, size, _MREMAP_MAYMOVE, None)
+            mapping = Mapping(size, _libc.mremap, *place, writable=writable)
             self._windows[start, size, writable] = weakref.ref(mapping)
         return mapping.array(offset - start, count, dtype)
 

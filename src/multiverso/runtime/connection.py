@@ -35,9 +35,14 @@ class Connection:
         return self.worker_id
 
     def reply(self, request: Message, body: Message, descriptors: tuple[int, ...] = ()) -> None:
-        """Answers; a peer that is gone or does not read is somebody else's business."""
-        with contextlib.suppress(OSError):
+        """Answers; a peer that is gone is somebody else's business, and one that does not read is cut off."""
+        try:
             messages.send(self.socket, {"re": request.get("id"), **body}, descriptors)
+        except BlockingIOError:
+            with contextlib.suppress(OSError):
+                self.socket.shutdown(socket.SHUT_RDWR)  # its end is seen like any other's
+        except OSError:
+            pass
 
     def refuse(self, request: Message, error: MultiversoError) -> None:
         """Answers with an error that the session raises."""

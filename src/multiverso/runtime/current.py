@@ -25,6 +25,11 @@ def current() -> Session:
     raise ClosedError(reason)
 
 
+def latest() -> Session | None:
+    """Returns the session that ``init()`` made, also when its end has begun; None after that."""
+    return _current
+
+
 def is_open() -> bool:
     """Whether there is a current session that can be used."""
     return _current is not None and _current.closed is None

@@ -45,9 +45,10 @@ class Holdings:
         self._closing: dict[int, weakref.ref[Segment]] = {}
         self._created = 0  # tables made by order and taken over
 
-    def begin(self, descriptor: int) -> None:
+    def begin(self, descriptors: list[int]) -> None:
         """Takes over the descriptor of the job's memory."""
-        self._memory = FileIO(descriptor)
+        # one step of the interpreter: an interruption between the two calls would leave the descriptor behind
+        (self._memory,) = map(FileIO, map(list.pop, [descriptors]))
 
     def map(self, offset: int, size: int) -> Segment:
         """Maps a part of the job's memory."""

@@ -92,8 +92,9 @@ def _join(job: JobInfo, options: dict[str, Any], start: float) -> Session:
         )
     if job.key is None:
         secret = new_secret()
-        node = Node(1, on_lost=options["on_lost"] or "stop", secret=secret)
+        node = Node.__new__(Node)  # known here before it begins, so that an interruption cannot lose it
         try:
+            Node.__init__(node, 1, on_lost=options["on_lost"] or "stop", secret=secret)
             return Session(
                 node.address, 0, start_timeout_seconds=start, secret=secret, on_close=node.close, **options
             )
@@ -186,8 +187,9 @@ def observe(address: str, timeout_seconds: float = 5.0) -> dict[str, Any]:
     from multiverso.runtime.link import Link
 
     deadline = time.monotonic() + timeout_seconds
-    link = Link.to(address, deadline)
+    link = Link()
     try:
+        link.connect(address, deadline)
         answer, _ = link.ask({"do": "status"}, deadline, "the node's status")
     finally:
         link.close()

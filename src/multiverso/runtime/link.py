@@ -7,7 +7,6 @@ import select
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from multiverso import errors
 from multiverso.errors import MultiversoError, NodeLostError, StartupError, WaitTimeoutError, WorkerLostError
@@ -18,16 +17,34 @@ from multiverso.wire.messages import Message
 _SLICE_SECONDS = 0.5
 
 
-@dataclass
 class Link:
     """One connection. Owner: its session, which serialises the calls."""
 
-    connection: socket.socket
-    _number: int = field(default=0)
+    def __init__(self, connection: socket.socket | None = None) -> None:
+        self._connection = connection
+        self._number = 0
+        self._descriptors: list[int] = []  # received, and not yet taken by anybody
 
     @classmethod
     def to(cls, address: str, deadline: float, secret: str | None = None) -> Link:
-        """Connects to a node of this user.
+        """Returns a connection; see :meth:`connect`."""
+        link = cls()
+        try:
+            link.connect(address, deadline, secret)
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    @property
+    def connection(self) -> socket.socket:
+        """The socket; NodeLostError before `connect`."""
+        if self._connection is None:
+            raise NodeLostError("there is no connection to the job's node")
+        return self._connection
+
+    def connect(self, address: str, deadline: float, secret: str | None = None) -> None:
+        """Connects to a node of this user. `close` after an error.
 
         Args:
             address: the node's.
@@ -39,7 +56,7 @@ class Link:
             WaitTimeoutError: so many others wait there that we did not get in.
         """
         try:
-            connection = messages.connect(address, max(0.1, deadline - time.monotonic()))
+            self._connection = messages.connect(address, max(0.1, deadline - time.monotonic()))
         except TimeoutError as error:
             raise WaitTimeoutError(
                 f"the node at {address!r} could not be reached in time: {error.strerror}; some process connects to it "
@@ -50,15 +67,9 @@ class Link:
                 f"no node listens at {address!r} ({error.strerror or error}): the job is over, or this process "
                 "is in another container; start it with `multiverso run`, mpirun, torchrun or srun"
             ) from error
-        link = cls(connection)
-        try:
-            trust.check_user(connection, address)
-            if trust.proof_needed():
-                link._prove(address, deadline, secret or trust.user_secret())
-        except BaseException:
-            link.close()
-            raise
-        return link
+        trust.check_user(self._connection, address)
+        if trust.proof_needed():
+            self._prove(address, deadline, secret or trust.user_secret())
 
     def _prove(self, address: str, deadline: float, secret: str) -> None:
         nonce = trust.new_secret()
@@ -104,14 +115,13 @@ class Link:
         """Waits for the next answer to the last request."""
         while True:
             if select.select([self.connection], [], [], self._slice(deadline))[0]:
-                received = messages.receive(self.connection)
+                received = messages.receive(self.connection, self._descriptors)
                 if received is None:
                     raise NodeLostError(f"the job's node is gone while waiting for {what}")
                 answer, descriptors = received
                 # to a request that was given up; one without a number is for whoever waits
                 if answer.get("re") not in (self._number, None):
-                    for descriptor in descriptors:
-                        os.close(descriptor)
+                    self._close_descriptors()
                     continue
                 if "error" in answer:
                     raise _as_error(answer)
@@ -146,12 +156,14 @@ class Link:
             return  # the node is gone: nothing there to cancel
 
     def close(self) -> None:
-        """Ends the connection."""
-        self.connection.close()
+        """Ends the connection; may be called again. In a forked child it does so without a word to the node."""
+        self._close_descriptors()
+        if self._connection is not None:
+            self._connection.close()
 
-    def abandon(self) -> None:
-        """In a forked child: lets go of the descriptor without a word to the node."""
-        self.connection.close()
+    def _close_descriptors(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.pop())
 
 
 def _as_error(answer: Message) -> MultiversoError:

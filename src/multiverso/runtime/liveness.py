@@ -6,6 +6,7 @@ the session lives. The same thread watches the node: its socket's end tells at o
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -23,37 +24,56 @@ _GRACE_SECONDS = 1.0
 
 
 class Liveness:
-    """Owner: the session; ``release`` ends it."""
+    """Owner: the session; ``release`` ends it.
 
-    def __init__(
-        self, control: Control, worker_id: int, connection: socket.socket, ends_with_node: bool
-    ) -> None:
+    Args:
+        ends_with_node: end this process when the node is gone.
+    """
+
+    def __init__(self, ends_with_node: bool) -> None:
         self.node_lost = threading.Event()
+        self._ends_with_node = ends_with_node
+        self._thread: threading.Thread | None = None
+        self._pair: tuple[socket.socket, ...] = ()
+
+    def begin(self, control: Control, worker_id: int, connection: socket.socket) -> None:
+        """Takes the life mutex of a worker, and watches the node."""
         self._control = control
         self._life = control.block(worker_id) + at.LIFE
         self._connection = connection.fileno()
-        self._ends_with_node = ends_with_node
-        self._released = os.eventfd(0, os.EFD_CLOEXEC)
+        self._pair = socket.socketpair()
         held = threading.Event()
         self._thread = threading.Thread(target=self._live, args=(held,), name="multiverso-life", daemon=True)
         self._thread.start()
         held.wait()
 
     def release(self) -> None:
-        """Lets the life mutex go and ends the thread."""
-        os.eventfd_write(self._released, 1)
-        self._thread.join()
-        os.close(self._released)
+        """Lets the life mutex go and ends the thread. Does nothing the second time, or before `begin`."""
+        if self._pair:
+            with contextlib.suppress(OSError):
+                # not only closed: a forked child may hold it open
+                self._pair[0].shutdown(socket.SHUT_RDWR)
+        if self._thread is not None:
+            with contextlib.suppress(RuntimeError):  # it was never started
+                self._thread.join()
+            self._thread = None
+        self.abandon()
+
+    def abandon(self) -> None:
+        """In a forked child, which has no such thread: lets go of the descriptors."""
+        for end in self._pair:
+            end.close()
 
     def _live(self, held: threading.Event) -> None:
+        released = self._pair[1].fileno()
         mutex.lock(self._life, 1.0)
         held.set()
         poll = select.poll()
-        poll.register(self._released, select.POLLIN)
+        poll.register(released, select.POLLRDHUP)
         poll.register(self._connection, select.POLLRDHUP)
         while True:
             events = poll.poll(_LOOK_MILLISECONDS)
-            if any(descriptor == self._released for descriptor, _ in events):
+            if any(descriptor == released for descriptor, _ in events):
                 break
             if events or self._node_is_dead():
                 self._say_node_is_lost()

@@ -55,6 +55,7 @@ class Membership:
         self.workers_num = workers_num
         self.attached: dict[int, Attached] = {}
         self.had_workers = False
+        self._held = False
         self._on_lost = on_lost
         self._watch = watch
         self._lives = 0
@@ -83,6 +84,7 @@ class Membership:
     def hold(self) -> None:
         """Takes the mutex that says that the node lives: its thread's end is the node's death."""
         mutex.lock(self.control.address + at.NODE_LIFE, 1.0)
+        self._held = True
 
     def _restart(self) -> None:
         """All workers have gone and come again (`init` after `shutdown`): nothing of the last job is left."""
@@ -96,7 +98,9 @@ class Membership:
     def end(self) -> None:
         """Frees the memory and tells everybody who still waits in it that the node is gone."""
         self._heap.close()
-        mutex.unlock(self.control.address + at.NODE_LIFE)
+        if self._held:
+            mutex.unlock(self.control.address + at.NODE_LIFE)
+            self._held = False
         self.control.notify()
         self.attached.clear()
         del self._watch  # the node: a cycle would keep the memory until the next garbage collection

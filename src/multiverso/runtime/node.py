@@ -7,8 +7,10 @@ that worker's life mutex, which the operating system releases within a milliseco
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
+import resource
 import select
 import socket
 import sys
@@ -17,6 +19,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable
+from io import FileIO
 from typing import Any
 
 from multiverso import layout as at
@@ -30,6 +33,7 @@ from multiverso.runtime.status import status_of
 from multiverso.spec import MemorySpec, TableSpec
 from multiverso.wire import messages
 from multiverso.wire.messages import Message
+from multiverso.wire.requests import asked, check
 
 _nodes: weakref.WeakSet[Node] = weakref.WeakSet()
 _WATCH_SECONDS = 1.0
@@ -50,6 +54,8 @@ class Node:
     Owner: the thread that made it calls ``close``; everything else belongs to the serving thread.
     """
 
+    _over = True  # nothing has begun
+
     def __init__(
         self,
         workers: int | None = None,
@@ -64,29 +70,45 @@ class Node:
             raise StartupError(f"a host runs 1 to {at.MAX_WORKERS} workers of a job; got {workers}")
         if on_lost not in ("stop", "continue"):
             raise StartupError(f"on_lost is 'stop' or 'continue'; got {on_lost!r}")
-        if listener is None:
-            name = name or f"multiverso-{os.getpid()}-{os.urandom(8).hex()}"
-            listener = messages.listen(name)
-        self.address = listener.getsockname()[1:].decode()
-        self._listener = listener
-        self._listener.setblocking(False)
         self._secret = secret
         self._linger = linger
-        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._posted: queue.SimpleQueue[tuple[str, int, int]] = queue.SimpleQueue()
-        self._closing = threading.Event()
+        self._started, self._closing = threading.Event(), threading.Event()
         self._emptied = threading.Condition()
         self._connections: dict[int, Connection] = {}
         self._watchers: list[threading.Thread] = []
         self._began = time.monotonic()
-        self._members = Membership(workers, on_lost, self._watch)
-        started = threading.Event()
-        self._thread = threading.Thread(
-            target=self._serve, args=(started,), name="multiverso-node", daemon=True
-        )
-        self._thread.start()
-        started.wait()
+        self._failed: Exception | None = None
+        self._membership: Membership | None = None
+        self._wake: tuple[socket.socket, ...] = ()
+        self._spare: FileIO | None = None
+        self._thread = threading.Thread(target=self._serve, name="multiverso-node", daemon=True)
+        self._listener = listener
+        self._over = False
+        try:
+            # what an exception finds here, wherever it arrives, is ended by `close`
+            if self._listener is None:
+                self._listener = messages.listen(name or f"multiverso-{os.getpid()}-{os.urandom(8).hex()}")
+            self._listener.setblocking(False)
+            self.address = self._listener.getsockname()[1:].decode()
+            self._spare = _spare()
+            self._wake = socket.socketpair()
+            for end in self._wake:
+                end.setblocking(False)
+            self._membership = Membership(workers, on_lost, self._watch)
+            self._thread.start()
+            self._started.wait()
+            if self._failed is not None:
+                raise StartupError(f"the job's node could not begin: {self._failed}") from self._failed
+        except BaseException:
+            self.close()
+            raise
         _nodes.add(self)
+
+    @property
+    def _members(self) -> Membership:
+        assert self._membership is not None
+        return self._membership
 
     # -- for its owner ---------------------------------------------------------------------------------------
 
@@ -130,16 +152,23 @@ class Node:
 
     def close(self) -> None:
         """Ends the node. Workers that are still attached get NodeLostError from their waits."""
-        if self._closing.is_set():
+        if self._over:
             return
         self._closing.set()
         self._poke()
-        if threading.current_thread() is not self._thread:
+        if threading.current_thread() is self._thread:
+            return
+        if self._thread.ident is None:  # an exception came before it began
+            self._end()
+        else:
             self._thread.join()
-            for watcher in self._watchers:
-                watcher.join()
-            for descriptor in (self._wake_read, self._wake_write):
-                os.close(descriptor)
+        for watcher in self._watchers:
+            watcher.join()
+        for end in self._wake:
+            end.close()
+        if self._spare is not None:
+            self._spare.close()
+        self._over = True
 
     def __enter__(self) -> Node:
         return self
@@ -149,34 +178,42 @@ class Node:
 
     # -- the serving thread ----------------------------------------------------------------------------------
 
-    def _serve(self, started: threading.Event) -> None:
-        self._members.hold()
-        started.set()
-        poll = select.epoll()
+    def _serve(self) -> None:
         try:
-            poll.register(self._listener.fileno(), select.EPOLLIN)
-            poll.register(self._wake_read, select.EPOLLIN)
-            while not self._closing.is_set():
-                for descriptor, _ in poll.poll():
-                    if descriptor == self._listener.fileno():
-                        self._accept(poll)
-                    elif descriptor == self._wake_read:
-                        self._take_posted(poll)
-                    elif descriptor in self._connections:  # one batch may hold two events of a closed one
-                        self._read(poll, self._connections[descriptor])
-        except Exception:
+            with select.epoll() as poll:
+                self._loop(poll)
+        except Exception as error:
+            self._failed = error
             traceback.print_exc(file=sys.stderr)
-            print("multiverso: the node failed; waits of its workers raise NodeLostError", file=sys.stderr)
+            _log("it failed; waits of its workers raise NodeLostError")
         finally:
-            poll.close()
             self._end()
+            self._started.set()
+
+    def _loop(self, poll: select.epoll) -> None:
+        listener = self._listener
+        assert listener is not None
+        self._members.hold()
+        poll.register(listener.fileno(), select.EPOLLIN)
+        poll.register(self._wake[0].fileno(), select.EPOLLIN)
+        self._started.set()
+        while not self._closing.is_set():
+            for descriptor, _ in poll.poll():
+                if descriptor == listener.fileno():
+                    self._accept(poll, listener)
+                elif descriptor == self._wake[0].fileno():
+                    self._take_posted()
+                elif descriptor in self._connections:  # one batch may hold two events of a closed one
+                    self._read(poll, self._connections[descriptor])
 
     def _end(self) -> None:
         self._closing.set()
-        self._listener.close()
+        if self._listener is not None:
+            self._listener.close()
         for connection in self._connections.values():
             connection.socket.close()
-        self._members.end()
+        if self._membership is not None:
+            self._membership.end()
         # whoever waits for the workers to go must not wait for ever after a failure of this thread
         with self._emptied:
             self._emptied.notify_all()
@@ -184,62 +221,99 @@ class Node:
             self._linger()
 
     def _poke(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):
-            os.write(self._wake_write, b"x")
+        with contextlib.suppress(OSError, IndexError):
+            self._wake[1].send(b"x")
 
-    def _accept(self, poll: select.epoll) -> None:
+    def _accept(self, poll: select.epoll, listener: socket.socket) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
-                accepted, _ = self._listener.accept()
-            except OSError:
+                accepted, _ = listener.accept()
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._turn_away(listener)
                 return
-            if not trust.is_same_user(accepted):
+            try:
+                if not trust.is_same_user(accepted):
+                    accepted.close()
+                    continue
+                accepted.setblocking(False)  # a peer that does not read must not stop the node
+                pid, _ = messages.peer(accepted)
+                poll.register(accepted.fileno(), select.EPOLLIN)
+            except OSError as error:
                 accepted.close()
+                _log(f"a new connection was closed: {error}")
                 continue
-            accepted.settimeout(5.0)  # a peer that does not read must not stop the node for ever
-            pid, _ = messages.peer(accepted)
             connection = Connection(accepted, pid, proven=not trust.proof_needed())
             self._connections[accepted.fileno()] = connection
-            poll.register(accepted.fileno(), select.EPOLLIN)
+
+    def _turn_away(self, listener: socket.socket) -> None:
+        """Out of descriptors: tells the next one so, with one that was kept for this, or it would ask for ever."""
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        assert self._spare is not None
+        self._spare.close()
+        try:
+            accepted, _ = listener.accept()
+            with accepted:
+                accepted.setblocking(False)
+                told = f"the job's node has no file descriptor left for this process (ulimit -n is {limit} there)"
+                messages.send(accepted, {"re": None, "error": "StartupError", "message": told})
+                _log(told)
+        except OSError:
+            pass
+        finally:
+            with contextlib.suppress(OSError):
+                self._spare = _spare()
 
     def _read(self, poll: select.epoll, connection: Connection) -> None:
+        """Serves one message. Whatever goes wrong concerns this connection only."""
         try:
             received = messages.receive(connection.socket)
-        except (OSError, ValueError):
-            received = None
-        if received is None:
-            self._disconnect(poll, connection)
+            if received is not None:
+                request, descriptors = received
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                self._answer(connection, request)
+                return
+        except BlockingIOError:
             return
-        request, descriptors = received
-        for descriptor in descriptors:
-            os.close(descriptor)
-        handler = {
-            "challenge": self._challenge,
-            "prove": self._prove,
-            "attach": self._members.attach,
-            "ready": self._members.ready,
-            "create": self._create,
-            "share": self._share,
-            "initialised": self._initialised,
-            "close": self._close_table,
-            "cancel": self._cancel,
-            "status": self._status,
-        }.get(str(request.get("do")))
+        except OSError as error:
+            _log(f"the connection of process {connection.pid} was closed: {error}")
+        except ValueError as error:
+            _log(
+                f"the connection of process {connection.pid} was closed, as it sent what is no message: {error}"
+            )
+        except Exception:
+            traceback.print_exc(file=sys.stderr)
+            _log(f"the connection of process {connection.pid} was closed after the error above")
+        self._disconnect(poll, connection)
+
+    def _answer(self, connection: Connection, request: Message) -> None:
         try:
-            if handler is None:
-                raise StartupError(f"this node does not know the request {request.get('do')!r}")
-            if not connection.proven and handler not in (self._challenge, self._prove):
+            do = asked(request)
+            if not connection.proven and do not in ("challenge", "prove"):
                 raise StartupError(
                     "this node cannot tell users apart, and this process has not proven that it knows the job's secret"
                 )
+            check(request)
+            handler = {
+                "challenge": self._challenge,
+                "prove": self._prove,
+                "attach": self._members.attach,
+                "ready": self._members.ready,
+                "create": self._create,
+                "share": self._share,
+                "initialised": self._initialised,
+                "close": self._close_table,
+                "cancel": self._cancel,
+                "status": self._status,
+            }[do]
             handler(connection, request)
         except MultiversoError as error:
             connection.refuse(request, error)
         except (KeyError, TypeError, ValueError) as error:
             # one worker's broken message must not end everybody's job
-            connection.refuse(
-                request, StartupError(f"the node cannot read this request ({error!r}): {request}")
-            )
+            text = str(request)[:500]
+            connection.refuse(request, StartupError(f"the node cannot read this request ({error!r}): {text}"))
 
     def _disconnect(self, poll: select.epoll, connection: Connection) -> None:
         """The socket's end. It says nothing about a worker that holds its life mutex: that has a watcher."""
@@ -248,7 +322,8 @@ class Node:
         connection.socket.close()
         self._members.forget(connection)
         if connection.worker_id is not None and connection.life is None:
-            self._settle(connection.worker_id, at.LOST)
+            left = self._members.control.state(connection.worker_id) == at.LEFT
+            self._settle(connection.worker_id, at.GONE if left else at.LOST)
 
     # -- watching workers ------------------------------------------------------------------------------------
 
@@ -282,9 +357,9 @@ class Node:
         self._posted.put(("left" if left else "lost", worker_id, life))
         self._poke()
 
-    def _take_posted(self, poll: select.epoll) -> None:
+    def _take_posted(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            os.read(self._wake_read, 4096)
+            self._wake[0].recv(4096)
         while True:
             try:
                 what, worker_id, life = self._posted.get_nowait()
@@ -335,6 +410,7 @@ class Node:
     def _proof(self, connection: Connection, role: str) -> str:
         if connection.nonces is None:
             raise StartupError("ask for a challenge before proving")
+        assert self._listener is not None
         pids = (connection.pid, messages.peer(self._listener)[0])  # of a listener it is who called listen()
         secret = self._secret or trust.user_secret()
         return trust.proof(secret, role, self.address, connection.nonces, pids)
@@ -349,11 +425,21 @@ class Node:
         connection.reply(request, {"status": self.status()})
 
 
+def _log(line: str) -> None:
+    print(f"multiverso: node: {line}", file=sys.stderr, flush=True)
+
+
+def _spare() -> FileIO:
+    """Returns a descriptor that is kept for the moment when there is none left."""
+    return FileIO(os.devnull)
+
+
 def _after_fork_in_child() -> None:
     """A forked child that kept the sockets would let the job look alive after its node's death."""
     for node in list(_nodes):
         for kept in (node._listener, *(connection.socket for connection in node._connections.values())):
-            kept.close()
+            if kept is not None:
+                kept.close()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

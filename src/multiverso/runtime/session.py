@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, Self
@@ -44,7 +43,7 @@ class Handler(Protocol):
     def _leave(self) -> None: ...
 
 
-_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+_open: set[Session] = set()  # those that are not over
 
 
 class Session:
@@ -92,25 +91,29 @@ class Session:
         self.address = address
         self._on_close = on_close
         self._lock = threading.RLock()
-        self._closing = threading.Lock()
-        self._first_thread = threading.get_ident()
+        self._ending = threading.RLock()
+        self._flushed = self._over = False
+        self.made_by = threading.get_ident()
         self._handlers: list[Handler] = []
         self._barriers = 0
         self.waits = kernels.load_waits()
-        deadline = Deadline.after(self.start_timeout_seconds).at
-        self._link = Link.to(address, deadline, secret)
+        self._link = Link()
         self._holdings = Holdings(self, self._link)
+        self._liveness = Liveness(ends_with_node)
+        self._takes_part = False
         try:
-            self._attach(worker_id, workers_num, on_lost, ends_with_node, deadline)
+            # what an exception finds here, wherever it arrives, is ended by `_end`
+            _open.add(self)
+            deadline = Deadline.after(self.start_timeout_seconds).at
+            self._link.connect(address, deadline, secret)
+            self._attach(worker_id, workers_num, on_lost, deadline)
         except BaseException:
-            self._link.close()
-            self._holdings.leave()
+            self.closed = "the session has never begun: an exception came while it was starting"
+            self._on_close = None  # its owner gets the exception
+            self._finish_end()
             raise
-        _sessions.add(self)
 
-    def _attach(
-        self, wish: int | None, number: int | None, on_lost: str | None, ends_with_node: bool, deadline: float
-    ) -> None:
+    def _attach(self, wish: int | None, number: int | None, on_lost: str | None, deadline: float) -> None:
         answer, descriptors = self._link.ask(
             {
                 "do": "attach",
@@ -123,20 +126,18 @@ class Session:
             deadline,
             "a place in the job",
         )
-        (descriptor,) = descriptors
-        self._holdings.begin(descriptor)
+        self._holdings.begin(descriptors)
         self.control = Control(self._holdings.map(0, int(answer["control"])))
         self.worker_id: int = answer["worker_id"]
         self._fixed_num: int | None = answer["workers_num"]
-        self._liveness = Liveness(self.control, self.worker_id, self._link.connection, ends_with_node)
-        try:
-            # before anyone is let go, or the first could pass a barrier that the last does not know of yet
-            self.control.activate(self.worker_id, joins_late=self._fixed_num is None)
-            self._barriers = self.control.worker(self.worker_id).barrier
-            self._link.ask({"do": "ready"}, deadline, "the other workers to start")
-        except BaseException:
-            self._liveness.release()
-            raise
+        # Who comes and goes at will leaves; who is missing at the start of all would let the others begin without it.
+        self._takes_part = self._fixed_num is None
+        self._liveness.begin(self.control, self.worker_id, self._link.connection)
+        # before anyone is let go, or the first could pass a barrier that the last does not know of yet
+        self.control.activate(self.worker_id, joins_late=self._fixed_num is None)
+        self._barriers = self.control.worker(self.worker_id).barrier
+        self._link.ask({"do": "ready"}, deadline, "the other workers to start")
+        self._takes_part = True
 
     # -- the job ---------------------------------------------------------------------------------------------
 
@@ -352,7 +353,7 @@ class Session:
         self.check()
         if self.node_lost:
             raise self.node_error()
-        if threading.get_ident() != self._first_thread:
+        if threading.get_ident() != self.made_by:
             ctypes.c_int32.from_address(self.control.block(self.worker_id) + at.THREADED).value = 1
 
     @property
@@ -370,27 +371,44 @@ class Session:
     # -- the end ---------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Flushes, leaves the job, and waits for nobody. A second call does nothing."""
-        with self._closing:
-            if self.closed is not None:
+        """Flushes, leaves the job, and waits for nobody. A second call does nothing.
+
+        An exception that arrives meanwhile (Ctrl-C) ends the flushing only: the worker has left when it is raised.
+        """
+        with self._ending:
+            if self._over:
                 return
             try:
-                self.flush(_MOST_WAIT)
-            finally:
-                self.closed = (
-                    "the session is over: shutdown() was called; call init() again to begin a new one "
-                    "(tables of the old one cannot be used any more)"
-                )
-                for handler in self._handlers:
-                    handler._leave()
-                self.control.leave(self.worker_id)
-                self._liveness.release()
-                self._link.close()
-                self._holdings.leave()
-                self._handlers.clear()
-                _sessions.discard(self)
-                if self._on_close is not None:
-                    self._on_close()
+                self._flush_once()
+                self._finish_end()
+            except BaseException:
+                self._finish_end()
+                raise
+
+    def _flush_once(self) -> None:
+        if not self._flushed:
+            self._flushed = True
+            self.flush(_MOST_WAIT)
+
+    def _finish_end(self) -> None:
+        """Ends what has begun. It can be called again after an exception anywhere in it."""
+        if self.closed is None:
+            self.closed = (
+                "the session is over: shutdown() was called; call init() again to begin a new one "
+                "(tables of the old one cannot be used any more)"
+            )
+        for handler in self._handlers:
+            handler._leave()
+        if self._takes_part:
+            self.control.leave(self.worker_id)
+        self._liveness.release()
+        self._link.close()
+        self._holdings.leave()
+        self._handlers.clear()
+        _open.discard(self)
+        if self._on_close is not None:
+            self._on_close()
+        self._over = True
 
     def _forked(self) -> None:
         """In a forked child: the memory is there, but locks and liveness belong to the parent."""
@@ -398,7 +416,9 @@ class Session:
             f"this session belongs to process {self._owner}, and this is a forked child of it; "
             "use multiverso in the parent only, or start workers with `multiverso run`"
         )
-        self._link.abandon()
+        self._over = True
+        self._link.close()
+        self._liveness.abandon()
         self._holdings.abandon()
 
     @property
@@ -431,8 +451,19 @@ class Session:
 
 
 def _after_fork_in_child() -> None:
-    for session in list(_sessions):
+    for session in list(_open):
         session._forked()
+    _open.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def abandoned_by(before: set[Session]) -> list[Session]:
+    """Returns the sessions that this thread has made since ``before``; see :func:`open_sessions`."""
+    return [s for s in open_sessions() - before if s.made_by == threading.get_ident()]
+
+
+def open_sessions() -> set[Session]:
+    """Returns this process's sessions that are not over."""
+    return set(_open)

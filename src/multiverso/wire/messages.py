@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import fcntl
 import json
 import os
 import socket
@@ -16,9 +16,11 @@ from typing import Any
 
 PROTOCOL = 2
 _LONGEST = 60_000
+_LARGEST = 64 * 1024 * 1024
 _MOST_DESCRIPTORS = 8
 _BACKLOG = 4096  # the most that Linux lets wait; strangers may fill it, until the node has looked at each
 _SLICE_SECONDS = 0.5
+_F_GET_SEALS = 1034
 
 Message = dict[str, Any]
 
@@ -29,7 +31,7 @@ def listen(name: str) -> socket.socket:
     try:
         server.bind("\0" + name)
         server.listen(_BACKLOG)
-    except OSError:
+    except BaseException:
         server.close()
         raise
     return server
@@ -77,7 +79,7 @@ def send(connection: socket.socket, message: Message, descriptors: tuple[int, ..
     if len(body) <= _LONGEST:
         socket.send_fds(connection, [body], descriptors)
         return
-    carrier = os.memfd_create("multiverso-message", os.MFD_CLOEXEC)
+    carrier = os.memfd_create("multiverso-message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with os.fdopen(os.dup(carrier), "wb") as file:
             file.write(body)
@@ -86,10 +88,20 @@ def send(connection: socket.socket, message: Message, descriptors: tuple[int, ..
         os.close(carrier)
 
 
-def receive(connection: socket.socket) -> tuple[Message, list[int]] | None:
-    """Returns the next message and its descriptors (now the caller's), or None at the end of the connection."""
+def receive(connection: socket.socket, into: list[int] | None = None) -> tuple[Message, list[int]] | None:
+    """Returns the next message and its descriptors (now the caller's), or None at the end of the connection.
+
+    Args:
+        connection: where from.
+        into: takes the descriptors, so that the caller knows them also when an exception arrives.
+
+    Raises:
+        ValueError: this is no message.
+        OSError: it could not be received.
+    """
+    descriptors = [] if into is None else into
     try:
-        body, descriptors, flags, _ = socket.recv_fds(
+        body, descriptors[:], flags, _ = socket.recv_fds(
             connection, _LONGEST + 1024, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
         )
     except ConnectionResetError:
@@ -101,19 +113,35 @@ def receive(connection: socket.socket) -> tuple[Message, list[int]] | None:
             raise OSError(
                 "a message was cut short: this process has too few file descriptors left (ulimit -n)"
             )
-        message = json.loads(body)
-        if not isinstance(message, dict):
-            raise ValueError("not a JSON object")
+        message = _parse(body)
         if "long" in message:
-            with os.fdopen(descriptors.pop(), "rb") as file:
-                file.seek(0)
-                message = json.loads(file.read(message["long"]))
+            if not descriptors:
+                raise ValueError("a long message came without its descriptor")
+            message = _parse(_read_long(descriptors.pop(), message["long"]))
     except BaseException:
-        for descriptor in descriptors:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
+        while descriptors:
+            os.close(descriptors.pop())
         raise
-    return message, list(descriptors)
+    return message, descriptors
+
+
+def _parse(body: bytes) -> Message:
+    try:
+        message = json.loads(body)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(message, dict):
+        raise ValueError("not a JSON object")
+    return message
+
+
+def _read_long(descriptor: int, size: Any) -> bytes:
+    """Returns what lies in a memfd. Nothing else is read: a pipe or a device could make us wait for ever."""
+    with os.fdopen(descriptor, "rb") as file:
+        fcntl.fcntl(file, _F_GET_SEALS)  # OSError for anything but a memfd
+        if type(size) is not int or not 0 <= size <= min(_LARGEST, os.fstat(file.fileno()).st_size):
+            raise ValueError("a long message of another size than it says, or of more than is taken")
+        return os.pread(file.fileno(), size, 0)
 
 
 def peer(connection: socket.socket) -> tuple[int, int]:

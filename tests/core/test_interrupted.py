@@ -1,0 +1,217 @@
+"""An exception between any two steps (Ctrl-C, an alarm's handler) while something begins or ends.
+
+The k-th moment at which the interpreter would look for signals, in the package's code in the calling thread,
+raises. A few dozen of all k are tried, other ones with
+MULTIVERSO_TEST_INTERRUPTIONS=1000.
+"""
+
+from __future__ import annotations
+
+import dis
+import gc
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+from core_support import in_threads, wait_for
+
+import multiverso as mv
+from multiverso.runtime import Node, Session
+
+# what was just made is let go by Python itself when the exception comes before it has a name
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+PACKAGE = str(Path(mv.__file__).parent)
+POINTS = int(os.environ.get("MULTIVERSO_TEST_INTERRUPTIONS", "40"))
+
+
+# after these the interpreter looks for signals; between others, as in the way out of a `with`, it never does
+LOOKS = re.compile("CALL|RESUME|JUMP_BACKWARD")
+
+
+class Interruption(BaseException):
+    """Stands for KeyboardInterrupt."""
+
+
+def run(function: Callable[[], Any], at: int | None) -> int:
+    """Calls a function, which is interrupted at its ``at``-th moment; returns how many there were."""
+    count = 0
+    last: dict[FrameType, int] = {}
+
+    def step(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal count
+        if event == "opcode":
+            before = last.get(frame)
+            last[frame] = frame.f_lasti
+            if before is None or LOOKS.match(dis.opname[frame.f_code.co_code[before]]):
+                count += 1
+                if count == at:
+                    raise Interruption
+        return step
+
+    def call(frame: FrameType, event: str, arg: Any) -> Any:
+        code = frame.f_code
+        # a descriptor that the system has handed over belongs to nobody for a few bytecodes; only C could mend that
+        if not code.co_filename.startswith(PACKAGE) or code.co_name == "receive":
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return step
+
+    before = sys.gettrace()
+    sys.settrace(call)
+    try:
+        function()
+    except Interruption:
+        pass
+    finally:
+        sys.settrace(before)
+        last.clear()
+    return count
+
+
+def points(total: int) -> Iterator[int]:
+    """Some of the numbers from 1 to ``total``: the first, the last, and others evenly between."""
+    return iter(sorted({1, total, *(int(x) for x in np.linspace(1, total, min(total, POINTS)))}))
+
+
+def held() -> tuple[set[str], set[str]]:
+    """This process's threads and descriptors."""
+    files = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            files.add(f"{name} {os.readlink(f'/proc/self/fd/{name}')}")
+        except OSError:  # the listing's own
+            continue
+    return {f"{t.name} {t.ident}" for t in threading.enumerate()}, files
+
+
+def settle(before: tuple[set[str], set[str]], at: int) -> None:
+    """Waits until this process holds no more than before."""
+    try:
+        gc.collect()  # what the frames of an exception refer to may be a cycle
+        wait_for(lambda: not any(now - then for now, then in zip(held(), before, strict=True)), 15)
+    except AssertionError:
+        left = [now - then for now, then in zip(held(), before, strict=True)]
+        pytest.fail(f"an interruption at {at} leaves {left}")
+
+
+def test_init_leaves_nothing_and_can_be_repeated() -> None:
+    total = run(mv.init, None)
+    mv.shutdown()
+    before = held()
+    for at in points(total):
+        run(mv.init, at)
+        mv.shutdown()  # where there are fewer of them than the first time, it has not been interrupted
+        settle(before, at)
+        mv.init()
+        assert mv.workers_num() == 1
+        mv.shutdown()
+        settle(before, at)
+
+
+def test_a_session_that_is_interrupted_while_it_begins_lets_its_place_go() -> None:
+    with Node(None) as node:
+        before = held()
+        made: list[Session] = []
+        total = run(lambda: made.append(Session(node.address)), None)
+        made.pop().shutdown()
+        for at in points(total):
+            run(lambda: made.append(Session(node.address)), at)
+            for session in made:
+                session.shutdown()
+            made.clear()
+            wait_for(lambda: not node.live_workers())
+            settle(before, at)
+
+
+def test_shutdown_has_ended_the_session_when_it_raises() -> None:
+    with Node(None) as node, Session(node.address) as other:
+
+        def begun() -> Session:
+            session = Session(node.address)
+            mv.ArrayTableHandler(3, name="w", session=session).add_async(np.ones(3))
+            return session
+
+        before = held()
+        session = begun()
+        total = run(session.shutdown, None)
+        for at in points(total):
+            session = begun()
+            run(session.shutdown, at)
+            if session.closed is None:  # it had not begun
+                session.shutdown()
+            wait_for(lambda: node.live_workers() == [other.worker_id])
+            session.shutdown()
+            settle(before, at)
+        other.barrier(30)
+
+
+@pytest.mark.parametrize("initial", ["master", "sum"])
+def test_a_creation_that_was_interrupted_is_finished_by_the_same_call(initial: str) -> None:
+    """Nobody waits for ever meanwhile, and every initial value counts once."""
+    table_of = {"master": [1.0, 1.0, 1.0], "sum": [3.0, 3.0, 3.0]}
+    with Node(2) as node:
+
+        def make(session: Session) -> mv.ArrayTableHandler:
+            value = np.full(3, session.worker_id + 1.0)
+            return mv.ArrayTableHandler(3, value, initial=initial, session=session)
+
+        go, rounds = threading.Semaphore(0), []
+
+        def helper() -> None:
+            with Session(node.address, 1, timeout_seconds=60) as session:
+                while go.acquire(timeout=60) and rounds:
+                    with make(session) as table:
+                        assert table.get().tolist() == table_of[initial]
+                        session.barrier()
+
+        def interrupted() -> None:
+            with Session(node.address, 0, timeout_seconds=60) as session:
+                rounds.append(None)
+
+                def once(at: int | None) -> int:
+                    go.release()
+                    count = run(lambda: make(session), at)
+                    # an exception after the last step finds the table made
+                    table: Any = session.handlers()[-1] if session.handlers() else make(session)
+                    assert table.get().tolist() == table_of[initial]
+                    session.barrier()
+                    table.close()
+                    return count
+
+                try:
+                    once(None)
+                    for at in points(once(None)):
+                        once(at)
+                finally:
+                    rounds.clear()
+                    go.release()
+
+        in_threads([helper, interrupted], 120)
+
+
+def test_an_error_in_a_workers_own_initial_value_names_it_to_the_others() -> None:
+    """A value whose conversion fails: the others wait for this worker to call again, and it may."""
+
+    def work(session: Session) -> Any:
+        if session.worker_id == 0:
+            with pytest.raises(ValueError, match="the user's own"):
+                mv.ArrayTableHandler(3, _Bad(), session=session)
+        return mv.ArrayTableHandler(3, [4, 5, 6], session=session).get().tolist()
+
+    from core_support import together
+
+    assert together(work, 2) == [[4.0, 5.0, 6.0]] * 2
+
+
+class _Bad:
+    def __array__(self, *arguments: Any, **named: Any) -> Any:
+        raise ValueError("the user's own")
