@@ -22,13 +22,14 @@ from multiverso.api import (
 )
 from multiverso.launch import run
 from multiverso.runtime.current import current
-from multiverso.tables import ArrayTableHandler, Counter, MatrixTableHandler, TableHandler
+from multiverso.tables import ArrayTableHandler, Counter, KeyedTable, MatrixTableHandler, TableHandler
 
 __version__ = "1.0.0.dev0"
 
 __all__ = [
     "ArrayTableHandler",
     "Counter",
+    "KeyedTable",
     "MatrixTableHandler",
     "TableHandler",
     "barrier",

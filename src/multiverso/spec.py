@@ -159,10 +159,12 @@ class MemorySpec:
     Attributes:
         name: what they call it; tables have names of their own.
         nbytes: its size.
+        sparse: what is not written takes no memory, and none is set aside for it.
     """
 
     name: str
     nbytes: int
+    sparse: bool = False
 
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and self.name):
@@ -175,7 +177,7 @@ class MemorySpec:
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> MemorySpec:
         """The inverse of :meth:`as_message`."""
-        spec = cls(message["name"], checked_count(message["nbytes"], "nbytes"))
+        spec = cls(message["name"], checked_count(message["nbytes"], "nbytes"), bool(message.get("sparse", False)))
         if len(spec.name) > _LONGEST_TEXT or spec.nbytes > _MOST_ELEMENTS:
             raise ValueError(f"a name has at most {_LONGEST_TEXT} characters, memory {_MOST_ELEMENTS} bytes")
         return spec

@@ -161,3 +161,77 @@ def call_pull(function: int, centre: int, local: int, own: int, stride: int, hyp
 def _call(function: int, kinds: str, *arguments: int) -> None:
     types = {"p": ctypes.c_void_p, "n": ctypes.c_int64}
     ctypes.CFUNCTYPE(None, *(types[kind] for kind in kinds))(function)(*arguments)
+
+
+# -- for words that order what lies beside them (kernels/row_words.py): acquire and release instead of one order for all
+
+
+def load_acquire64(address: int) -> int:
+    """Returns the int64 at an address; what is read after it is read after it."""
+    return load64(address)
+
+
+def store_release64(address: int, value: int) -> None:
+    """Stores an int64 after all that was stored before it."""
+    store64(address, value)
+
+
+def load_double(address: int) -> float:
+    """Returns the float64 at an address, which nobody changes."""
+    return ctypes.c_double.from_address(address).value
+
+
+def fence_acquire() -> None:
+    """Nothing that follows is read before it."""
+
+
+def fence_release() -> None:
+    """Nothing that follows is stored before what precedes it has been."""
+
+
+def prefetch(address: int) -> None:
+    """Sends for a cache line that is going to be needed; any address may be asked for."""
+
+
+def pause() -> None:
+    """Gives the other thread of this core its turn, for a moment."""
+
+
+def move(to: int, source: int, nbytes: int) -> None:
+    """Copies bytes that do not overlap."""
+    ctypes.memmove(to, source, nbytes)
+
+
+def trailing_zeros(value: int) -> int:
+    """Returns the number of the lowest bit that is set; ``value`` is not 0."""
+    return (value & -value).bit_length() - 1
+
+
+def hash64(value: int) -> int:
+    """Returns SplitMix64's finaliser of an int64, as an int64: every bit of it depends on every bit given."""
+    mask = (1 << 64) - 1
+    x = (int(value) + 0x9E3779B97F4A7C15) & mask
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
+    x ^= x >> 31
+    return x - (1 << 64) if x >> 63 else x
+
+
+def store_float32(address: int, value: float) -> None:
+    """Stores a number as a float32."""
+    ctypes.c_float.from_address(address).value = value
+
+
+def store_float64(address: int, value: float) -> None:
+    """Stores a number as a float64."""
+    ctypes.c_double.from_address(address).value = value
+
+
+def store_int32(address: int, value: float) -> None:
+    """Stores a number, rounded towards 0, as an int32."""
+    ctypes.c_int32.from_address(address).value = int(value)
+
+
+def store_int64(address: int, value: float) -> None:
+    """Stores a number, rounded towards 0, as an int64."""
+    ctypes.c_int64.from_address(address).value = int(value)

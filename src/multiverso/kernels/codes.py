@@ -15,3 +15,4 @@ OWNER_DEAD = 130  # EOWNERDEAD: the lock was got, and its last owner died with i
 NOT_RECOVERABLE = 131  # ENOTRECOVERABLE: the lock's owner died, and who noticed first did not repair it
 BAD_ROW = 256  # a row id out of range; its position is in the higher bits
 MISMATCH = 257  # the workers of a reduction called with different things
+FULL = 258  # a keyed table has no room for another row

@@ -7,6 +7,7 @@ the object code names them and nothing of this process.
 
 from __future__ import annotations
 
+import platform
 from typing import Any
 
 from llvmlite import ir
@@ -221,3 +222,125 @@ def call_push(typingctx, function, centre, local, own, stride, hyper, delta, cou
 @intrinsic
 def call_pull(typingctx, function, centre, local, own, stride, hyper, count):
     return _call("pppnpn")
+
+
+def _ordered(order: str) -> tuple[Any, Any]:
+    """A load and a store of an int64; on x86-64 a plain move each, where seq_cst stores cost 20 cycles."""
+
+    @intrinsic
+    def load(typingctx, address):
+        def codegen(context, builder, signature, args):
+            return builder.load_atomic(builder.inttoptr(args[0], _I64.as_pointer()), "acquire", 8)
+
+        return types.int64(types.uintp), codegen
+
+    @intrinsic
+    def store(typingctx, address, value):
+        def codegen(context, builder, signature, args):
+            builder.store_atomic(args[1], builder.inttoptr(args[0], _I64.as_pointer()), "release", 8)
+            return context.get_dummy_value()
+
+        return types.void(types.uintp, types.int64), codegen
+
+    return load, store
+
+
+load_acquire64, store_release64 = _ordered("acquire")
+
+
+@intrinsic
+def load_double(typingctx, address):
+    def codegen(context, builder, signature, args):
+        return builder.load(builder.inttoptr(args[0], ir.DoubleType().as_pointer()))
+
+    return types.float64(types.uintp), codegen
+
+
+def _fence(order: str) -> Any:
+    @intrinsic
+    def fence(typingctx):
+        def codegen(context, builder, signature, args):
+            builder.fence(order)
+            return context.get_dummy_value()
+
+        return types.void(), codegen
+
+    return fence
+
+
+fence_acquire, fence_release = _fence("acquire"), _fence("release")
+
+
+def _builtin(builder: Any, name: str, kinds: list[Any], *values: Any) -> Any:
+    signature = ir.FunctionType(ir.VoidType(), [value.type for value in values])
+    return builder.call(builder.module.declare_intrinsic(name, kinds, signature), values)
+
+
+@intrinsic
+def prefetch(typingctx, address):
+    def codegen(context, builder, signature, args):
+        byte = _I8.as_pointer()
+        _builtin(builder, "llvm.prefetch", [byte], builder.inttoptr(args[0], byte), _I32(0), _I32(3), _I32(1))
+        return context.get_dummy_value()
+
+    return types.void(types.uintp), codegen
+
+
+@intrinsic
+def pause(typingctx):
+    def codegen(context, builder, signature, args):
+        if platform.machine() == "x86_64":
+            _builtin(builder, "llvm.x86.sse2.pause", [])
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
+def move(typingctx, to, source, nbytes):
+    def codegen(context, builder, signature, args):
+        byte = _I8.as_pointer()
+        to, source = (builder.inttoptr(a, byte) for a in args[:2])
+        flag = ir.Constant(ir.IntType(1), 0)
+        _builtin(builder, "llvm.memcpy", [byte, byte, _I64], to, source, args[2], flag)
+        return context.get_dummy_value()
+
+    return types.void(types.uintp, types.uintp, types.int64), codegen
+
+
+@intrinsic
+def trailing_zeros(typingctx, value):
+    def codegen(context, builder, signature, args):
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.int64(types.int64), codegen
+
+
+_U64 = types.uint64
+
+
+@_inline
+def hash64(value):
+    x = _U64(value) + _U64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> _U64(27))) * _U64(0x94D049BB133111EB)
+    return types.int64(x ^ (x >> _U64(31)))
+
+
+def _number(kind: Any, numba_type: Any) -> Any:
+    @intrinsic
+    def put(typingctx, address, value):
+        def codegen(context, builder, signature, args):
+            number = context.cast(builder, args[1], types.float64, numba_type)
+            builder.store(number, builder.inttoptr(args[0], kind.as_pointer()))
+            return context.get_dummy_value()
+
+        return types.void(types.uintp, types.float64), codegen
+
+    return put
+
+
+store_float32 = _number(ir.FloatType(), types.float32)
+store_float64 = _number(ir.DoubleType(), types.float64)
+store_int32 = _number(_I32, types.int32)
+store_int64 = _number(_I64, types.int64)

@@ -46,6 +46,7 @@ class Heap:
         )  # a shrunk file kills all that have it mapped
         self._end = 0
         self._free_memory = 0
+        self._sparse = 0
         self._unasked = 0  # bytes that are given out before the system is asked again what is free
         self._free: list[tuple[int, int]] = []  # (offset, size), by offset, never adjacent
 
@@ -56,8 +57,8 @@ class Heap:
 
     @property
     def used(self) -> int:
-        """Bytes that are given out."""
-        return self._end - sum(size for _, size in self._free)
+        """Bytes that are given out and set aside; not those of sparse parts, which are there once they are used."""
+        return self._end - self._sparse - sum(size for _, size in self._free)
 
     def reserve(self, nbytes: int, what: str = "a table") -> int:
         """Returns the offset of zeroed memory that is really there, on a page's boundary.
@@ -91,9 +92,26 @@ class Heap:
             self._free[place : place + 1] = [(offset + size, room - size)] if room > size else []
         return offset
 
-    def release(self, offset: int, nbytes: int) -> None:
+    def reserve_sparse(self, nbytes: int, what: str) -> int:
+        """Returns the offset of zeroed memory that is there once it is used, on a page's boundary.
+
+        Raises:
+            OutOfMemoryError: the file may not become as large. Whoever uses the memory looks himself whether there is
+                some left.
+        """
+        size = round_up(nbytes, PAGE)
+        try:
+            os.ftruncate(self.descriptor, self._end + size)
+        except OSError as error:
+            raise OutOfMemoryError(f"{what}: {_refused(error, size, free_memory())}") from error
+        self._end += size
+        self._sparse += size
+        return self._end - size
+
+    def release(self, offset: int, nbytes: int, sparse: bool = False) -> None:
         """Takes memory back: its pages go to the system, and the place to the next that fits."""
         size = round_up(nbytes, PAGE)
+        self._sparse -= size if sparse else 0
         if _libc.fallocate(self.descriptor, _KEEP_SIZE | _PUNCH_HOLE, offset, size) != 0:
             zeros = bytes(1 << 20)  # no holes here: then it stays, and must be zero for the next
             for start in range(0, size, len(zeros)):

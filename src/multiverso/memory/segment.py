@@ -23,6 +23,7 @@ from multiverso.layout import PAGE, round_up
 _READ, _WRITE, _MAP_PRIVATE, _MAP_ANONYMOUS = 1, 2, 2, 0x20
 _MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
 _consume = deque[object](maxlen=0).extend
+_MADV_REMOVE = 9
 _FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = _libc.mremap.restype = ctypes.c_void_p
@@ -30,6 +31,7 @@ _pointer, _size, _int, _long = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, c
 _libc.mmap.argtypes = (_pointer, _size, _int, _int, _int, _long)
 _libc.mremap.argtypes = (_pointer, _size, _size, _int, _pointer)
 _libc.munmap.argtypes = (_pointer, _size)
+_libc.madvise.argtypes = (_pointer, _size, _int)
 _libc.mprotect.argtypes = (_pointer, _size, _int)
 
 
@@ -93,14 +95,17 @@ class Segment(Mapping):
         descriptor: of the memory; stays the caller's, who may close it.
         offset: where the part begins, a multiple of the page size.
         size: its bytes; all of the memory by default.
+        sparse: leave pages that are not there until they are used.
 
     Raises:
         OutOfMemoryError: this process has no room for it.
     """
 
-    def __init__(self, descriptor: int, offset: int = 0, size: int | None = None) -> None:
+    def __init__(
+        self, descriptor: int, offset: int = 0, size: int | None = None, *, sparse: bool = False
+    ) -> None:
         size = os.fstat(descriptor).st_size - offset if size is None else size
-        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+        flags = mmap.MAP_SHARED | (0 if sparse else mmap.MAP_POPULATE)
         super().__init__(size, _libc.mmap, None, size, _READ | _WRITE, flags, descriptor, offset)
         self._windows: dict[tuple[int, int, bool], weakref.ref[Mapping]] = {}
 
@@ -118,6 +123,11 @@ class Segment(Mapping):
             mapping = Mapping(size, _libc.mremap, *place, writable=writable)
             self._windows[start, size, writable] = weakref.ref(mapping)
         return mapping.array(offset - start, count, dtype)
+
+    def clear(self) -> None:
+        """Makes all of it zero, and gives its pages back to the system."""
+        if _libc.madvise(self.address, self.size, _MADV_REMOVE) != 0:
+            np.asarray(self)[:] = 0
 
     def cut(self) -> None:
         """Cuts windows that are still in use off from the shared memory: they keep what they show now."""

@@ -106,7 +106,8 @@ class Catalogue:
             OutOfMemoryError: there is no room for it; nothing has changed.
         """
         if isinstance(spec, MemorySpec):
-            offset = self._heap.reserve(spec.nbytes, f"shared memory {spec.name!r}")
+            reserve = self._heap.reserve_sparse if spec.sparse else self._heap.reserve
+            offset = reserve(spec.nbytes, f"shared memory {spec.name!r}")
             head = self._map(offset, spec.nbytes, min(spec.nbytes, _MEMORY_HEAD))
             self._memories += 1
             piece = Piece(-self._memories, key, spec, offset, spec.nbytes, head, None)
@@ -145,7 +146,7 @@ class Catalogue:
 
     def release(self, piece: Piece) -> None:
         """Frees the memory of a piece that is forgotten."""
-        self._heap.release(piece.offset, piece.size)
+        self._heap.release(piece.offset, piece.size, isinstance(piece.spec, MemorySpec) and piece.spec.sparse)
 
     def hold(self, piece: Piece, worker_id: int) -> bool:
         """Notes that a worker has a piece; returns whether it has to be made to take part in its rounds and clocks."""

@@ -50,10 +50,10 @@ class Holdings:
         # one step of the interpreter: an interruption between the two calls would leave the descriptor behind
         (self._memory,) = map(FileIO, map(list.pop, [descriptors]))
 
-    def map(self, offset: int, size: int) -> Segment:
+    def map(self, offset: int, size: int, sparse: bool = False) -> Segment:
         """Maps a part of the job's memory."""
         assert self._memory is not None
-        return Segment(self._memory.fileno(), offset, size)
+        return Segment(self._memory.fileno(), offset, size, sparse=sparse)
 
     # -- opening ---------------------------------------------------------------------------------------------
 
@@ -110,19 +110,23 @@ class Holdings:
     ) -> SharedMemory:
         """Returns plain memory; see ``Session.shared_memory``."""
         memories: list[SharedMemory] = []
+        segments: list[Segment] = []
 
         def place(segment: Segment, answer: Message) -> None:
+            segments[:] = [segment]
             array = segment.array(0, spec.nbytes, np.uint8)
             memories[:] = [SharedMemory(spec.name, int(answer["number"]), array)]
 
         def write(clear: bool, last: bool, of: int) -> None:
             if clear:
-                memories[0].array[:] = 0
+                segments[0].clear()
             if initialise is not None:
                 initialise(memories[0])
 
         request = {"do": "share", "spec": spec.as_message()}
-        number = self._open(request, place, write, f"the shared memory {spec.name!r}", deadline, 0)
+        number = self._open(
+            request, place, write, f"the shared memory {spec.name!r}", deadline, 0, spec.sparse
+        )
         self._memories[number] = memories[0]
         return memories[0]
 
@@ -138,6 +142,7 @@ class Holdings:
         what: str,
         deadline: Deadline,
         target: int,
+        sparse: bool = False,
     ) -> int:
         """Asks for memory, maps it, and writes this worker's part of the initial value when its turn comes."""
         session = self._session
@@ -147,7 +152,7 @@ class Holdings:
         try:
             answer, _ = self._link.ask(request, patience.deadline.at, what, patience.look)
             number = int(answer["number"])
-            place(self.map(int(answer["offset"]), int(answer["size"])), answer)
+            place(self.map(int(answer["offset"]), int(answer["size"]), sparse), answer)
             while True:
                 answer, _ = self._link.more(patience.deadline.at, what, patience.look)
                 if not answer["turn"]:

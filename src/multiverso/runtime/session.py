@@ -95,6 +95,7 @@ class Session:
         self._flushed = self._over = False
         self.made_by = threading.get_ident()
         self._handlers: list[Handler] = []
+        self.keyed_tables: dict[str, Any] = {}  # the first of each, by what the job calls it
         self._barriers = 0
         self.waits = kernels.load_waits()
         self._link = Link()
@@ -231,6 +232,7 @@ class Session:
         nbytes: int,
         initialise: Callable[[SharedMemory], None] | None = None,
         *,
+        sparse: bool = False,
         timeout_seconds: float | None = None,
     ) -> SharedMemory:
         """Returns memory that all workers of the job on this host share under a name.
@@ -244,6 +246,8 @@ class Session:
             nbytes: its size, 1 or more; has to be equal in every worker.
             initialise: called with it in the worker that creates it, before any other worker gets it. If that
                 worker dies meanwhile, the next one begins anew with zeros.
+            sparse: a page takes memory once it is written, and none is set aside: it may be larger than the machine's
+                memory, but who writes to it has to see to it that there is some left.
             timeout_seconds: deadline, instead of the session's.
 
         Raises:
@@ -260,7 +264,7 @@ class Session:
             1
         """
         self.enter()
-        spec = MemorySpec(name, checked_count(nbytes, "nbytes"))
+        spec = MemorySpec(name, checked_count(nbytes, "nbytes"), bool(sparse))
         deadline = self.deadline(timeout_seconds)
         with self._lock:
             return self._holdings.share(spec, initialise, deadline)
@@ -405,6 +409,7 @@ class Session:
         self._link.close()
         self._holdings.leave()
         self._handlers.clear()
+        self.keyed_tables.clear()
         _open.discard(self)
         if self._on_close is not None:
             self._on_close()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from multiverso.tables.array import ArrayTableHandler
 from multiverso.tables.counter import Counter
 from multiverso.tables.handler import TableHandler
+from multiverso.tables.keyed import KeyedTable
 from multiverso.tables.matrix import MatrixTableHandler
 from multiverso.tables.pending import Pending
 
-__all__ = ["ArrayTableHandler", "Counter", "MatrixTableHandler", "Pending", "TableHandler"]
+__all__ = ["ArrayTableHandler", "Counter", "KeyedTable", "MatrixTableHandler", "Pending", "TableHandler"]

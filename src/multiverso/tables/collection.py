@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from multiverso import files
 from multiverso.errors import SnapshotError, WaitTimeoutError
-from multiverso.tables import saving
 
 if TYPE_CHECKING:
     from multiverso.runtime.session import Session
     from multiverso.tables.handler import TableHandler
+    from multiverso.tables.keyed import KeyedTable
 
 _MANIFEST = "manifest.json"
 _LOCK = ".lock"
@@ -35,8 +35,11 @@ Files = dict[str, str]
 """The file of each table, by the table's key."""
 
 
-def _key(table: TableHandler) -> str:
-    return f"name:{table.name}" if table.name is not None else f"order:{table.number}"
+def _tables(session: Session) -> dict[str, TableHandler | KeyedTable]:
+    """The tables of a session by what a manifest calls them."""
+    handlers = session.handlers()
+    named = {f"name:{t.name}" if t.name is not None else f"order:{t.number}": t for t in handlers}
+    return {**named, **{f"keyed:{called}": table for called, table in session.keyed_tables.items()}}
 
 
 def save_all(session: Session, directory: str | os.PathLike[str]) -> None:
@@ -56,7 +59,7 @@ def save_all(session: Session, directory: str | os.PathLike[str]) -> None:
             ) from error
         # somebody else's manifest is not replaced
         before = _read_manifest(place) if os.path.lexists(place / _MANIFEST) else {"tables": {}}
-        tables = {_key(table): table for table in session.handlers()}
+        tables = _tables(session)
         if alone and _is_saved(before, session, called_ns, tables):
             return
         by = {"node": session.address, "began_ns": time.monotonic_ns()}
@@ -76,9 +79,9 @@ def _is_saved(before: dict[str, Any], session: Session, called_ns: int, tables: 
     return bool(by["began_ns"] >= called_ns and before["tables"].keys() == tables.keys())
 
 
-def _write(place: Path, by: dict[str, Any], tables: dict[str, TableHandler]) -> Files:
+def _write(place: Path, by: dict[str, Any], tables: dict[str, TableHandler | KeyedTable]) -> Files:
     stamp = os.urandom(6).hex()
-    now = {key: f"table-{table.number}-{stamp}.safetensors" for key, table in tables.items()}
+    now = {key: f"table-{number}-{stamp}.safetensors" for number, key in enumerate(tables, 1)}
     try:
         for key, table in tables.items():
             table.save(place / now[key])
@@ -112,7 +115,7 @@ def _remove_others(place: Path, now: Files, before: dict[str, Any], alone: bool)
 def load_all(session: Session, directory: str | os.PathLike[str]) -> None:
     """Reads every table, and writes to the shared memory only when all of them fit."""
     place = Path(directory)
-    tables = {_key(table): table for table in session.handlers()}
+    tables = _tables(session)
     for table in session.handlers():
         for user in table._users:
             raise SnapshotError(
@@ -124,7 +127,7 @@ def load_all(session: Session, directory: str | os.PathLike[str]) -> None:
         tables[key]._replace(*saved)
 
 
-def _read_all(place: Path, tables: dict[str, TableHandler]) -> dict[str, Any]:
+def _read_all(place: Path, tables: dict[str, TableHandler | KeyedTable]) -> dict[str, Any]:
     for _ in range(_LOAD_ATTEMPTS):
         manifest = _read_manifest(place)
         names = _files(place, manifest)
@@ -134,7 +137,7 @@ def _read_all(place: Path, tables: dict[str, TableHandler]) -> dict[str, Any]:
                 "tables in the same order, or by the same names, before loading"
             )
         try:
-            return {key: saving.load(place / names[key], table.spec) for key, table in tables.items()}
+            return {key: table._read(place / names[key]) for key, table in tables.items()}
         except SnapshotError:
             if _read_manifest(place) == manifest:
                 raise

@@ -313,7 +313,11 @@ class TableHandler:
             SnapshotError: no such file, not a saved table, or another shape, dtype or updater.
         """
         self._ready(None)
-        self._replace(*saving.load(path, self._spec))
+        self._replace(*self._read(path))
+
+    def _read(self, path: str | os.PathLike[str]) -> tuple[Array, list[Array]]:
+        """Returns the values and updater state that :meth:`save` wrote, if they fit this table."""
+        return saving.load(path, self._spec)
 
     def _replace(self, values: Array, states: list[Array]) -> None:
         """Overwrites values and updater state (flat, of the table's dtype and size)."""

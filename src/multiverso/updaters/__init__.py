@@ -5,16 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from multiverso.states import State
+from multiverso.updaters.adagrad import adagrad
+from multiverso.updaters.adam import adam
 from multiverso.updaters.add import add
+from multiverso.updaters.ftrl import ftrl
 from multiverso.updaters.mean import mean
+from multiverso.updaters.momentum import momentum
 from multiverso.updaters.nesterov import nesterov
+from multiverso.updaters.rmsprop import rmsprop
 from multiverso.updaters.sgd import sgd
 from multiverso.updaters.updater import Updater
 
 BY_NAME: dict[str, Callable[[], Updater]] = {
+    "adagrad": adagrad,
+    "adam": adam,
     "add": add,
+    "ftrl": ftrl,
     "mean": mean,
+    "momentum": momentum,
     "nesterov": nesterov,
+    "rmsprop": rmsprop,
     "sgd": sgd,
 }
 
@@ -36,4 +46,18 @@ def resolve(updater: str | Updater) -> Updater:
     return BY_NAME[updater]()
 
 
-__all__ = ["BY_NAME", "State", "Updater", "add", "mean", "nesterov", "resolve", "sgd"]
+__all__ = [
+    "BY_NAME",
+    "State",
+    "Updater",
+    "adagrad",
+    "adam",
+    "add",
+    "ftrl",
+    "mean",
+    "momentum",
+    "nesterov",
+    "resolve",
+    "rmsprop",
+    "sgd",
+]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from multiverso.states import State
+from multiverso.updaters.checks import fraction, positive
 from multiverso.updaters.updater import Updater
 
 
@@ -23,10 +24,5 @@ def nesterov(learning_rate: float = 0.7, momentum: float = 0.9) -> Updater:
         learning_rate: above 0.
         momentum: from 0, less than 1.
     """
-    if not learning_rate > 0:
-        raise ValueError(f"a learning rate is above 0; got {learning_rate!r}")
-    if not 0 <= momentum < 1:
-        raise ValueError(f"a momentum is from 0 to less than 1; got {momentum!r}")
-    return Updater(
-        "nesterov", _apply, states=(State("momentum"),), hyper=(float(learning_rate), float(momentum))
-    )
+    hyper = (positive(learning_rate, "learning rate"), fraction(momentum, "momentum"))
+    return Updater("nesterov", _apply, states=(State("momentum"),), hyper=hyper)

@@ -1,0 +1,248 @@
+"""Rows under words: 8 bytes for each 16 KiB of rows are lock, version and owner at once.
+
+A writer takes the word by one compare-and-swap and lets it go by one store that counts its version up; a reader
+copies the row and looks whether the word is free and still the same. Nobody who reads writes shared memory.
+
+Each worker has a *hand*, which says which word it is about to take and keeps the row as it was before the change.
+Whoever meets the word of a dead owner takes that copy into its own hand, takes the word over, puts the row back, and
+goes on: a row is changed wholly or not at all, and a killed call has changed an exact prefix of its rows. An owner
+that is alive and stopped is waited for until the caller's deadline.
+
+The order of the stores is the whole correctness: the hand names the word before the word is taken, the copy is
+complete before the hand names the row, and the row is named before its first byte changes.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
+
+from __future__ import annotations
+
+from multiverso import layout
+from multiverso.kernels.atomics import (
+    call_update,
+    compare_swap64,
+    fence_acquire,
+    fence_release,
+    futex_wait,
+    load32,
+    load_acquire64,
+    monotonic_ns,
+    move,
+    pause,
+    prefetch,
+    sched_yield,
+    store_release64,
+)
+from multiverso.kernels.codes import DONE, TIMED_OUT
+from multiverso.kernels.declaring import inner
+from multiverso.kernels.waits import SLICE_NANOSECONDS, end_wait, publish_wait
+from multiverso.keyed_layout import KEYED, LINE_BYTES, LINES, OWNER, ROW_VERSION, at
+
+_PAUSES, _YIELDS = 20, 50
+_NAP_NANOSECONDS = 100_000
+_AHEAD = 16  # rows that are on their way from memory meanwhile
+_TRIES = 64  # of a read without the word
+
+
+@inner
+def keyed_line(base, owner):
+    return base + LINES + LINE_BYTES * ((owner & 4095) - 1)
+
+
+@inner
+def hand_of(base, owner):
+    return (
+        base + load_acquire64(base + at.HANDS) + load_acquire64(base + at.HAND_BYTES) * ((owner & 4095) - 1)
+    )
+
+
+@inner
+def owner_of(base, me):
+    """What stands in a word that worker ``me`` holds, in this life of its."""
+    return (load_acquire64(base + LINES + LINE_BYTES * me + at.INCARNATION) << 12) | (me + 1)
+
+
+@inner
+def is_dead(control, base, owner):
+    """Whether the owner of a word will never let it go: its number has another life, or none."""
+    worker = (owner & 4095) - 1
+    if load_acquire64(keyed_line(base, owner) + at.INCARNATION) != (owner >> 12) & 255:
+        return True
+    block = control + layout.WORKERS + layout.WORKER_STRIDE * worker
+    return load32(block + layout.FATE) != layout.ALIVE
+
+
+@inner
+def count_up(line, what, by):
+    store_release64(line + what, load_acquire64(line + what) + by)
+
+
+@inner
+def _take_over_row(base, owner, word, value):
+    """The word's owner is dead: its copy goes into my hand first, then the word to me, then the row back."""
+    address = base + load_acquire64(base + at.ROW_WORDS) + 8 * word
+    size = load_acquire64(base + at.ROW_BYTES)
+    dead, mine = hand_of(base, value), hand_of(base, owner)
+    same = (value & 4095) == (owner & 4095)  # my own number's earlier life: its copy is in my hand already
+    row = load_acquire64(dead + at.ROW)
+    if load_acquire64(dead + at.ROW_WORD) != word + 1:
+        row = -1
+    if not same:
+        store_release64(mine + at.ROW, -1)
+        store_release64(mine + at.ROW_WORD, word + 1)
+        if row >= 0:
+            move(mine + at.COPY, dead + at.COPY, size)
+            store_release64(mine + at.ROW, row)
+    if compare_swap64(address, value, (value & ~OWNER) | owner) != value:
+        if not same:
+            store_release64(mine + at.ROW, -1)
+        return
+    line = keyed_line(base, owner)
+    count_up(line, at.TAKEN_OVER, 1)
+    if row >= 0:
+        fence_release()
+        move(base + load_acquire64(base + at.ROWS) + row * size, mine + at.COPY, size)
+        count_up(line, at.PUT_BACK, 1)
+    store_release64(address, (value & ~OWNER) + ROW_VERSION)
+    store_release64(mine + at.ROW, -1)
+
+
+@inner
+def nap(control, owner, address, tries, began):
+    """One turn of waiting for a word: DONE, or TIMED_OUT once a slice is over, to look at signals and deadlines."""
+    if tries <= _PAUSES:
+        pause()
+    elif tries <= _PAUSES + _YIELDS:
+        sched_yield()
+    else:
+        publish_wait(control, (owner & 4095) - 1, layout.FOR_LOCK, KEYED, 0, 0)
+        if monotonic_ns() - began > SLICE_NANOSECONDS:
+            return TIMED_OUT
+        futex_wait(address, load32(address), _NAP_NANOSECONDS)
+    return DONE
+
+
+@inner
+def _await_row(control, base, owner, word):
+    """Waits until nobody holds a row word, taking it over from the dead: its value, or -TIMED_OUT."""
+    address = base + load_acquire64(base + at.ROW_WORDS) + 8 * word
+    count_up(keyed_line(base, owner), at.WAITS, 1)
+    began = monotonic_ns()
+    tries = 0
+    while True:
+        value = load_acquire64(address)
+        if value & OWNER == 0:
+            end_wait(control, (owner & 4095) - 1)
+            return value
+        if is_dead(control, base, value):
+            _take_over_row(base, owner, word, value)
+            continue
+        tries += 1
+        code = nap(control, owner, address, tries, began)
+        if code != 0:
+            return -code
+
+
+@inner
+def _name_word(hand, word):
+    store_release64(hand + at.ROW, -1)
+    store_release64(hand + at.ROW_WORD, word + 1)
+
+
+@inner
+def hold_row(control, base, owner, hand, word, address):
+    """Takes a row word: its value before, or -TIMED_OUT."""
+    _name_word(hand, word)
+    value = load_acquire64(address)
+    while value & OWNER != 0 or compare_swap64(address, value, value | owner) != value:
+        value = _await_row(control, base, owner, word)
+        if value < 0:
+            return value
+        _name_word(hand, word)  # a take-over may have used the hand
+    fence_release()  # readers must not see what is written before the word
+    return value
+
+
+@inner
+def add_to_rows(control, base, updater, me, rows, delta, progress):
+    """Gives ``delta``, row by row, to the updater: ``(done << 16) | code``."""
+    columns, size = load_acquire64(base + at.COLUMNS), load_acquire64(base + at.ROW_BYTES)
+    wanted = columns * load_acquire64(base + at.ITEMSIZE)
+    values, words = base + load_acquire64(base + at.ROWS), base + load_acquire64(base + at.ROW_WORDS)
+    shift, owner = load_acquire64(base + at.SHIFT), owner_of(base, me)
+    hand = hand_of(base, owner)
+    for k in range(progress, rows.size):
+        if k + _AHEAD < rows.size:
+            ahead = values + int(rows[k + _AHEAD]) * size
+            for line in range(0, size, 64):
+                prefetch(ahead + line)
+        row = int(rows[k])
+        word = row >> shift
+        address = words + 8 * word
+        store_release64(hand + at.POSITION, k)
+        value = hold_row(control, base, owner, hand, word, address)
+        if value < 0:
+            return (k << 16) | -value
+        place = values + row * size
+        move(hand + at.COPY, place, size)
+        store_release64(hand + at.ROW, row)
+        fence_release()
+        part = delta + k * wanted
+        call_update(updater, place, part, place + wanted, columns, base + at.HYPER, columns)
+        store_release64(address, value + ROW_VERSION)
+    store_release64(hand + at.ROW, -1)
+    store_release64(hand + at.POSITION, rows.size)
+    return 0
+
+
+@inner
+def read_rows(control, base, me, rows, out, progress):
+    """Copies rows; those numbered below 0 are left as they are. ``(done << 16) | code``"""
+    size = load_acquire64(base + at.ROW_BYTES)
+    wanted = load_acquire64(base + at.COLUMNS) * load_acquire64(base + at.ITEMSIZE)
+    values, words = base + load_acquire64(base + at.ROWS), base + load_acquire64(base + at.ROW_WORDS)
+    shift, owner = load_acquire64(base + at.SHIFT), owner_of(base, me)
+    for k in range(progress, rows.size):
+        if k + _AHEAD < rows.size:
+            ahead = values + max(int(rows[k + _AHEAD]), 0) * size
+            for line in range(0, wanted, 64):
+                prefetch(ahead + line)
+        row = int(rows[k])
+        if row < 0:
+            continue
+        word = row >> shift
+        address = words + 8 * word
+        tries = 0
+        while True:
+            value = load_acquire64(address)
+            if value & OWNER == 0:
+                move(out + k * wanted, values + row * size, wanted)
+                fence_acquire()
+                if load_acquire64(address) == value:
+                    break
+            else:
+                value = _await_row(control, base, owner, word)
+                if value < 0:
+                    return (k << 16) | -value
+            tries += 1
+            if tries > _TRIES:  # a hot block: read under the word, which is given back unchanged
+                value = hold_row(control, base, owner, hand_of(base, owner), word, address)
+                if value < 0:
+                    return (k << 16) | -value
+                move(out + k * wanted, values + row * size, wanted)
+                store_release64(address, value)
+                break
+    return 0
+
+
+@inner
+def settle_row(base, owner):
+    """A new life of a worker's number puts in order what an earlier one had in hand. One word: the rest is free."""
+    hand = hand_of(base, owner)
+    word = load_acquire64(hand + at.ROW_WORD) - 1
+    if word >= 0:
+        value = load_acquire64(base + load_acquire64(base + at.ROW_WORDS) + 8 * word)
+        # of any earlier life: the last one may have been killed before it came here
+        if value & 4095 == owner & 4095 and value & OWNER != owner:
+            _take_over_row(base, owner, word, value)
+    store_release64(hand + at.ROW, -1)
+    store_release64(hand + at.ROW_WORD, 0)

@@ -1,0 +1,202 @@
+"""Embeddings over shared tables: a forward pulls the rows of its batch, a backward pushes their gradients."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+
+from multiverso.tables import KeyedTable, MatrixTableHandler
+
+Table = KeyedTable | MatrixTableHandler
+_ASCENDS = ("add", "mean")
+
+
+class _Rows(torch.nn.Module):  # type: ignore[misc]  # torch is seen as untyped
+    """What both embeddings do: the different rows of a batch out of the table, and their gradients into it."""
+
+    def __init__(self, table: Table, learning_rate: float, padding_idx: int | None) -> None:
+        super().__init__()
+        if not isinstance(table, KeyedTable | MatrixTableHandler):
+            raise TypeError(f"table is a KeyedTable or a MatrixTableHandler; got {type(table).__name__}")
+        if table.spec.updater in _ASCENDS:
+            raise ValueError(
+                f"gradients point uphill, and the table's updater {table.spec.updater!r} would add them: make the "
+                "table with updater='sgd', or another one that descends"
+            )
+        if table.dtype.kind != "f":
+            raise ValueError(f"an embedding's rows are floats; the table is {table.dtype}")
+        if not learning_rate > 0:
+            raise ValueError(f"a learning rate is above 0; got {learning_rate!r}")
+        self.table = table
+        self.learning_rate = learning_rate
+        self.padding_idx = padding_idx
+        self.embedding_dim = table.dim if isinstance(table, KeyedTable) else table.shape[1]
+        self._fetch: _Fetch | None = None
+
+    def prefetch(self, ids: Any) -> None:
+        """Begins to fetch the rows of a batch beside the training; the forward of the same ids takes them.
+
+        The rows are as they were when they were fetched: what other workers, or this one's own next backward, push
+        meanwhile is not in them. At most one batch is on its way.
+
+        Args:
+            ids: what the next forward will get.
+        """
+        self._join()
+        self._fetch = _Fetch(self, ids)
+
+    def _join(self) -> _Fetch | None:
+        fetch, self._fetch = self._fetch, None
+        if fetch is not None:
+            fetch.join()
+        return fetch
+
+    def _pulled(self, ids: Any) -> tuple[Any, Any]:
+        """Returns the rows of the different ids, and for each id which of them is its."""
+        fetch = self._join()
+        if fetch is not None and fetch.is_of(ids):
+            return fetch.rows, fetch.places
+        return self._look_up(ids)
+
+    def _look_up(self, ids: Any) -> tuple[Any, Any]:
+        different, places = torch.unique(ids.detach().cpu().reshape(-1), return_inverse=True)
+        # float16 and bfloat16 models get float32 rows: autocast rounds them where it is asked to
+        rows = torch.from_numpy(self.table.get(different.numpy())).to(ids.device)
+        if self.padding_idx is not None:
+            rows[(different == self.padding_idx).to(ids.device)] = 0
+        rows.requires_grad_()
+        rows.register_hook(lambda gradient: self._push(different, gradient))
+        return rows, places.to(ids.device).reshape(ids.shape)
+
+    def _push(self, ids: Any, gradient: Any) -> None:
+        delta = gradient.detach().cpu()
+        if self.padding_idx is not None:
+            kept = ids != self.padding_idx
+            ids, delta = ids[kept], delta[kept]
+        if self.learning_rate != 1:
+            delta = delta * self.learning_rate
+        if isinstance(self.table, KeyedTable):
+            self.table.add(delta, ids)
+        else:
+            self.table.add(delta, row_ids=ids)
+
+    def extra_repr(self) -> str:
+        """What ``print(model)`` shows."""
+        return f"{self.table!r}, learning_rate={self.learning_rate}"
+
+
+class Embedding(_Rows):
+    """A lookup of rows by id, as `torch.nn.Embedding` is, over a table that all workers share.
+
+    A forward pulls each different row of the batch once; a backward gives their summed gradients to the table's
+    updater, at once. The rows are no parameters: no optimizer sees them, a checkpoint of the module does not hold
+    them (`table.save` does), and memory in this process is that of a batch.
+
+    Args:
+        table: a `KeyedTable` (any 64-bit ids, rows begin when they are trained) or a `MatrixTableHandler` (ids in
+            0 .. num_row - 1), of floats, whose updater descends: ``"sgd"`` and the like.
+        learning_rate: what gradients are multiplied by before they are pushed; for updaters that have their own
+            learning rate leave it at 1.
+        padding_idx: an id whose row reads as zeros and is never trained.
+
+    Raises:
+        TypeError, ValueError: no such table, or one whose updater adds gradients.
+
+    Example:
+        >>> import multiverso as mv, torch
+        >>> from multiverso.torch import Embedding
+        >>> mv.init()
+        >>> words = Embedding(mv.KeyedTable(4, initial="uniform", updater="sgd"), learning_rate=0.1)
+        >>> words(torch.tensor([[3, 5], [3, -1]])).sum().backward()
+        >>> len(words.table)
+        3
+        >>> mv.shutdown()
+    """
+
+    def __init__(self, table: Table, *, learning_rate: float = 1.0, padding_idx: int | None = None) -> None:
+        super().__init__(table, learning_rate, padding_idx)
+
+    def forward(self, ids: Any) -> Any:
+        """Returns float rows of shape ids' + (embedding_dim,), on the ids' device.
+
+        Args:
+            ids: integers of any shape.
+        """
+        rows, places = self._pulled(ids)
+        return torch.nn.functional.embedding(places, rows)
+
+
+class EmbeddingBag(_Rows):
+    """Sums, means or maxima of rows, as `torch.nn.EmbeddingBag` gives them, over a table that all workers share.
+
+    Args:
+        table, learning_rate, padding_idx: as for `Embedding`; rows of ``padding_idx`` do not count in a mean.
+        mode: ``"mean"`` (default), ``"sum"`` or ``"max"``.
+        include_last_offset: the last of ``offsets`` is the number of ids.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        *,
+        mode: str = "mean",
+        learning_rate: float = 1.0,
+        padding_idx: int | None = None,
+        include_last_offset: bool = False,
+    ) -> None:
+        if mode not in ("mean", "sum", "max"):
+            raise ValueError(f"mode is 'mean', 'sum' or 'max'; got {mode!r}")
+        super().__init__(table, learning_rate, padding_idx)
+        self.mode = mode
+        self.include_last_offset = include_last_offset
+
+    def forward(self, ids: Any, offsets: Any = None, per_sample_weights: Any = None) -> Any:
+        """Returns one row a bag, of shape (bags, embedding_dim).
+
+        Args:
+            ids: integers of shape (bags, ids of a bag), or flat with ``offsets``.
+            offsets: where each bag begins in flat ids.
+            per_sample_weights: factors of ids' shape; with ``mode="sum"`` only.
+        """
+        rows, places = self._pulled(ids)
+        padding = None
+        if self.padding_idx is not None:
+            at = (ids == self.padding_idx).nonzero()
+            padding = int(places[tuple(at[0])]) if len(at) else None
+        return torch.nn.functional.embedding_bag(
+            places,
+            rows,
+            offsets,
+            mode=self.mode,
+            per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset,
+            padding_idx=padding,
+        )
+
+
+class _Fetch:
+    """One batch on its way from the table. Its thread ends with it."""
+
+    def __init__(self, module: _Rows, ids: Any) -> None:
+        self._module, self._ids = module, ids
+        self._error: BaseException | None = None
+        self.rows: Any = None
+        self.places: Any = None
+        self._thread = threading.Thread(target=self._run, name="multiverso-prefetch", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.rows, self.places = self._module._look_up(self._ids)
+        except BaseException as error:
+            self._error = error
+
+    def join(self) -> None:
+        self._thread.join()  # the table's waits have the session's deadlines
+        if self._error is not None:
+            raise self._error
+
+    def is_of(self, ids: Any) -> bool:
+        return ids is self._ids or (ids.shape == self._ids.shape and bool(torch.equal(ids, self._ids)))

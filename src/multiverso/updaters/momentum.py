@@ -1,0 +1,28 @@
+"""Heavy-ball momentum: Polyak 1964, in the form that PyTorch uses."""
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+from multiverso.states import State
+from multiverso.updaters.checks import fraction, positive
+from multiverso.updaters.updater import Updater
+
+
+def _apply(values, delta, state, stride, hyper, count):
+    rate = hyper[0]
+    momentum = hyper[1]
+    for i in range(count):
+        velocity = momentum * state[i] + delta[i]
+        state[i] = velocity
+        values[i] -= rate * velocity
+
+
+def momentum(learning_rate: float = 0.01, momentum: float = 0.9) -> Updater:
+    """Returns ``v = momentum v + delta; values -= rate v``; deltas are gradients.
+
+    Args:
+        learning_rate: above 0.
+        momentum: from 0, less than 1.
+    """
+    hyper = (positive(learning_rate, "learning rate"), fraction(momentum, "momentum"))
+    return Updater("momentum", _apply, states=(State("momentum"),), hyper=hyper)
