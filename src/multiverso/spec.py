@@ -177,7 +177,9 @@ class MemorySpec:
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> MemorySpec:
         """The inverse of :meth:`as_message`."""
-        spec = cls(message["name"], checked_count(message["nbytes"], "nbytes"), bool(message.get("sparse", False)))
+        spec = cls(
+            message["name"], checked_count(message["nbytes"], "nbytes"), bool(message.get("sparse", False))
+        )
         if len(spec.name) > _LONGEST_TEXT or spec.nbytes > _MOST_ELEMENTS:
             raise ValueError(f"a name has at most {_LONGEST_TEXT} characters, memory {_MOST_ELEMENTS} bytes")
         return spec
