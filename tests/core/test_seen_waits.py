@@ -150,7 +150,7 @@ def test_counters_that_pass_32_bits_go_on_counting() -> None:
         store64(block + at.BARRIER, NEAR_THE_END)
         store64(reducer._lines_at + at.REDUCTION_STRIDE * me + at.PHASE, NEAR_THE_END)
         reducer._progress[0] = NEAR_THE_END
-        session._barriers = session._ordered = NEAR_THE_END
+        session._barriers = session._holdings._created = NEAR_THE_END
         store32(block + at.WAIT_SEQ, NEAR_THE_END - 1)
         if me == 0:
             store32(control.address + at.EVENT, NEAR_THE_END)
@@ -178,7 +178,7 @@ def test_waits_are_never_read_half_written() -> None:
     """A reader takes a wait's words as a whole, however fast they change."""
     stop = threading.Event()
     with Node(1) as node, Session(node.address, timeout_seconds=30) as session:
-        waits, control, seen = session._waits, session.control, set()
+        waits, control, seen = session.waits, session.control, set()
 
         def write() -> None:
             for number in range(20_000):
