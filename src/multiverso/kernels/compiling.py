@@ -77,10 +77,9 @@ def ensure(kind: str, name: str, dtype: str | None) -> None:
 
 
 def _is_ours(function: Callable[..., None]) -> bool:
-    module = sys.modules.get(function.__module__)
-    return (
-        function.__module__.startswith("multiverso.") and getattr(module, function.__name__, None) is function
-    )
+    module = function.__module__ or ""  # none of what is made by `exec`, as at some prompts
+    found = getattr(sys.modules.get(module), function.__name__, None)
+    return module.startswith("multiverso.") and found is function
 
 
 # -- from disk, or else from the compiler ----------------------------------------------------------------------
