@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test quick check bench chaos pauses pythons fuzz interleave mutants golden docs clean distclean
+.PHONY: help demo test quick check bench chaos pauses pythons fuzz interrupts interleave mutants golden docs clean distclean
 
 # Whatever is active outside must not reach the environments made here.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONWARNINGS CONDA_PREFIX
@@ -67,6 +67,9 @@ pauses: .venv/.full ## all tests, four at a time, while their processes are stop
 
 pythons: ## the core, launch and torch tests under every Python from 3.11 that is here (VERSIONS="3.12 3.13", TESTS=)
 	@VERSIONS="$(VERSIONS)" TESTS="$(TESTS)" bash scripts/pythons.sh $(PYTEST_ARGS)
+
+interrupts: .venv/.full ## 10,000 signals in each operation and mode, beside a twin without any (NUMBER=10000, SEED=1)
+	$(BIN)/python tests/interrupts --number $(or $(NUMBER),10000) --seed $(or $(SEED),1) $(ARGS)
 
 interleave: .venv/.dev ## schedules of the kernels, step by step, that break a law (SECONDS=60, SEED=random, ARGS=)
 	PYTHONPATH=tests/interleave $(BIN)/python -m interleavings --seconds $(or $(SECONDS),60) \

@@ -138,6 +138,13 @@ REDUCTION = Record(REDUCTION_STRIDE)
 PHASE = REDUCTION.int64("phase")  # how far it is
 SIGNATURES = REDUCTION.int64("signatures", 2)  # for even and odd phases: what it reduces
 
+# a call's record, in the caller's own memory: see consistency/port.py
+CALL_DONE = 0  # int64: stripes or rows done
+CALL_COMPLETE = 8  # int64: 1 once all is done
+
+# an unfinished round, in the caller's own memory, in int64 words: see kernels/rounds.py
+ROUND_OPEN, ROUND_CHUNK, ROUND_NUMBER, ROUND_STAGE, ROUND_STAGED, ROUND_MEMBERS = range(6)
+
 # MODE
 ASYNCHRONOUS, SYNCHRONOUS, BOUNDED = 0, 1, 2
 

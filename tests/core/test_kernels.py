@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from multiverso import kernels, updaters
 from multiverso import layout as at
+from multiverso.consistency.port import Call
 from multiverso.kernels.compiling import compile_update
 from multiverso.memory import heap, mutex, segment
 from multiverso.shards.shard import Shard, initialise
@@ -26,6 +27,14 @@ SIZES = (1, 2, 15, 1000, one_stripe - 1, one_stripe, one_stripe + 1, 3 * one_str
 _segments: list[int] = []
 _control = np.zeros(at.control_bytes(WORKERS) // 8, np.int64)
 CONTROL = _control.ctypes.data
+_calls: list[Call] = []
+
+
+def new(done: int = 0) -> int:
+    """Returns the address of a new call's record."""
+    _calls.append(Call())
+    _calls[-1].done.value = done
+    return _calls[-1].address
 
 
 @pytest.fixture
@@ -34,6 +43,7 @@ def fresh() -> Any:
     for descriptor in _segments:
         os.close(descriptor)
     _segments.clear()
+    _calls.clear()
 
 
 def table(spec: TableSpec, mode: str = "async") -> Shard:
@@ -69,18 +79,18 @@ def test_whole_tables(dtype: str, size: int) -> None:
     shard = table(TableSpec("array", 1, size, dtype=dtype))
     dense = kernels.load(dtype).dense
     model = numbers(size, dtype)
-    assert dense.put(CONTROL, shard.base, 0, model.copy(), 0) == 0
+    assert dense.put(CONTROL, shard.base, 0, model.copy(), new()) == 0
     for me in range(WORKERS):
         delta = numbers(size, dtype, me)
-        assert dense.add(CONTROL, shard.base, 0, me, delta, 0) == 0
+        assert dense.add(CONTROL, shard.base, 0, me, delta, new()) == 0
         np.testing.assert_array_equal(delta, numbers(size, dtype, me))
         model += delta
     out = np.empty(size, dtype)
-    assert dense.get(CONTROL, shard.base, 1, out, 0) == 0
+    assert dense.get(CONTROL, shard.base, 1, out, 0, new()) == 0
     np.testing.assert_array_equal(out, model)
     local, last = numbers(size, dtype, 7), numbers(size, dtype, 8)
     model = model + (local - last)
-    assert dense.exchange(CONTROL, shard.base, 0, 2, local, last, 0) == 0
+    assert dense.exchange(CONTROL, shard.base, 0, 2, local, last, 0, new()) == 0
     for array in (local, last, shard.values()):
         np.testing.assert_array_equal(array, model)
     assert kernels.load_waits().version(shard.base) == WORKERS + 1
@@ -96,12 +106,12 @@ def test_rows(dtype: str, rows: int, columns: int) -> None:
     for me in range(WORKERS):
         ids = random.integers(0, rows, 7)
         delta = numbers(7 * columns, dtype, me)
-        assert by_row.add_rows(CONTROL, shard.base, 0, me, ids, delta, 0) == 0
+        assert by_row.add_rows(CONTROL, shard.base, 0, me, ids, delta, new()) == 0
         for i, row in enumerate(ids):  # one after another: the order of floating-point sums counts
             model[row] += delta.reshape(7, columns)[i]
     ids = random.integers(0, rows, 20)
     out = np.empty(20 * columns, dtype)
-    assert by_row.get_rows(CONTROL, shard.base, 0, ids, out, 0) == 0
+    assert by_row.get_rows(CONTROL, shard.base, 0, ids, out, 0, new()) == 0
     np.testing.assert_array_equal(out.reshape(20, columns), model[ids])
     np.testing.assert_array_equal(shard.values().reshape(rows, columns), model)
 
@@ -111,9 +121,9 @@ def test_a_bad_row_is_found_before_anything_changes(bad: int) -> None:
     shard = table(TableSpec("matrix", 5, 2))
     by_row = kernels.load("float32").rows
     ids = np.array([0, 4, bad])
-    code = by_row.add_rows(CONTROL, shard.base, 0, 0, ids, np.ones(6, "f4"), 0)
+    code = by_row.add_rows(CONTROL, shard.base, 0, 0, ids, np.ones(6, "f4"), new())
     assert code == (2 << 16) | kernels.BAD_ROW
-    assert by_row.get_rows(CONTROL, shard.base, 0, ids, np.ones(6, "f4"), 0) == code
+    assert by_row.get_rows(CONTROL, shard.base, 0, ids, np.ones(6, "f4"), 0, new()) == code
     assert not shard.values().any()
 
 
@@ -129,8 +139,8 @@ def test_an_updater_with_state_in_every_operation(size: int) -> None:
         squares += delta * delta
         steps += np.float32(2)
         values += delta - np.float32(0.5) * squares
-    dense.add(CONTROL, shard.base, update, 0, numbers(size, "float32", 1), 0)
-    dense.exchange(CONTROL, shard.base, update, 1, local, last, 0)
+    dense.add(CONTROL, shard.base, update, 0, numbers(size, "float32", 1), new())
+    dense.exchange(CONTROL, shard.base, update, 1, local, last, 0, new())
     # the compiler may fuse a product and a sum into one rounding
     np.testing.assert_allclose(shard.values(), values, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(shard.states()[0], squares, rtol=1e-5)
@@ -143,7 +153,7 @@ def test_sgd_subtracts_rows_too() -> None:
     shard = table(TableSpec("matrix", 4, 3, updater="sgd"))
     update = compile_update(updaters.sgd().apply, "float32")
     kernels.load("float32").rows.add_rows(
-        CONTROL, shard.base, update, 0, np.array([3, 1, 3]), np.ones(9, "f4"), 0
+        CONTROL, shard.base, update, 0, np.array([3, 1, 3]), np.ones(9, "f4"), new()
     )
     np.testing.assert_array_equal(shard.values().reshape(4, 3)[:, 0], [0, -1, 0, -2])
 
@@ -152,9 +162,9 @@ def test_sgd_subtracts_rows_too() -> None:
 def test_special_values_are_kept(special: float) -> None:
     shard = table(TableSpec("array", 1, 5))
     dense = kernels.load("float32").dense
-    dense.put(CONTROL, shard.base, 0, np.full(5, special, "f4"), 0)
+    dense.put(CONTROL, shard.base, 0, np.full(5, special, "f4"), new())
     out = np.empty(5, "f4")
-    dense.get(CONTROL, shard.base, 0, out, 0)
+    dense.get(CONTROL, shard.base, 0, out, 0, new())
     assert out.tobytes() == np.full(5, special, "f4").tobytes()
 
 
@@ -165,7 +175,7 @@ def test_an_add_that_was_stopped_goes_on_where_it_was(size: int, start: int, me:
     shard = table(TableSpec("array", 1, size))
     stripes = Partition.of(shard.spec).stripes
     done = min(start, stripes)
-    kernels.load("float32").dense.add(CONTROL, shard.base, 0, me, np.ones(size, "f4"), done)
+    kernels.load("float32").dense.add(CONTROL, shard.base, 0, me, np.ones(size, "f4"), new(done))
     touched = {int(i) // one_stripe for i in np.flatnonzero(shard.values())}
     assert len(touched) == stripes - done
     assert set(np.unique(shard.values())) <= {0.0, 1.0}
@@ -190,12 +200,15 @@ def test_a_held_lock_stops_a_kernel_after_a_slice_and_is_named() -> None:
     thread = threading.Thread(target=hold)
     thread.start()
     held.wait(30)
-    code = dense.add(CONTROL, shard.base, 0, 0, np.ones(3 * one_stripe, "f4"), 0)
-    assert code == (2 << 16) | kernels.TIMED_OUT
+    call = new()
+    code = dense.add(CONTROL, shard.base, 0, 0, np.ones(3 * one_stripe, "f4"), call)
+    assert code == kernels.TIMED_OUT
+    assert (_calls[-1].done.value, _calls[-1].complete.value) == (2, 0)
     assert mutex.owner_pid(last) == os.getpid()
     done.set()
     thread.join(30)
-    assert dense.add(CONTROL, shard.base, 0, 0, np.ones(3 * one_stripe, "f4"), code >> 16) == 0
+    assert dense.add(CONTROL, shard.base, 0, 0, np.ones(3 * one_stripe, "f4"), call) == 0
+    assert (_calls[-1].done.value, _calls[-1].complete.value) == (0, 1)
     assert (shard.values() == 1).all()
 
 
@@ -219,12 +232,12 @@ def test_a_lock_whose_owner_died_is_taken_over_and_counted() -> None:
     dense, ones, ids = kernels.load("float32").dense, np.ones(10, "f4"), np.arange(10)
     by_row = kernels.load("float32").rows
     calls = (
-        lambda: dense.add(CONTROL, shard.base, 0, 0, ones, 0),
-        lambda: dense.get(CONTROL, shard.base, 0, ones.copy(), 0),
-        lambda: dense.exchange(CONTROL, shard.base, 0, 0, ones.copy(), ones.copy(), 0),
-        lambda: by_row.add_rows(CONTROL, shard.base, 0, 0, ids, ones, 0),
-        lambda: by_row.get_rows(CONTROL, shard.base, 0, ids, ones.copy(), 0),
-        lambda: dense.put(CONTROL, shard.base, 0, ones, 0),
+        lambda: dense.add(CONTROL, shard.base, 0, 0, ones, new()),
+        lambda: dense.get(CONTROL, shard.base, 0, ones.copy(), 0, new()),
+        lambda: dense.exchange(CONTROL, shard.base, 0, 0, ones.copy(), ones.copy(), 0, new()),
+        lambda: by_row.add_rows(CONTROL, shard.base, 0, 0, ids, ones, new()),
+        lambda: by_row.get_rows(CONTROL, shard.base, 0, ids, ones.copy(), 0, new()),
+        lambda: dense.put(CONTROL, shard.base, 0, ones, new()),
     )
     for number, call in enumerate(calls, 1):
         take_and_die(lock)
@@ -239,6 +252,6 @@ def test_an_unrecoverable_lock_stops_before_data_is_touched() -> None:
     take_and_die(lock)
     assert mutex.lock(lock, 5.0) == mutex.OWNER_DEAD
     mutex.unlock(lock)  # without making it consistent
-    code = kernels.load("float32").dense.add(CONTROL, shard.base, 0, 0, np.ones(10, "f4"), 0)
+    code = kernels.load("float32").dense.add(CONTROL, shard.base, 0, 0, np.ones(10, "f4"), new())
     assert code == kernels.NOT_RECOVERABLE
     assert not shard.values().any()

@@ -2,8 +2,8 @@
 
 ``load(dtype)`` compiles or loads them; nothing here imports Numba before that.
 
-A kernel returns ``(progress << 16) | code``. Code 0 means done, any other says why it stopped
-(``multiverso.kernels.codes``), and the caller goes back in with the same progress.
+A kernel returns a code: 0 means done, any other says why it stopped (``multiverso.kernels.codes``). How far it is it
+writes into words of the caller's, in one step with its effects, and the caller goes back in with the same words.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Why a kernel came back: the low 16 bits of what it returns. 0 is done; any other says why it stopped.
+"""Why a kernel came back: what it returns, or the low 16 bits of it. 0 is done; any other says why it stopped.
 
 The first are the operating system's error numbers, as libc returns them; the others begin where those end. After
 EINTR and TIMED_OUT a call goes in again and goes on; after the others it cannot.

@@ -12,7 +12,7 @@ from multiverso.kernels.atomics import add64, array_at, call_update, load64, scr
 from multiverso.kernels.codes import HELD
 from multiverso.kernels.declaring import Address, Data, Int, inner, kernel
 from multiverso.kernels.locking import lock_stripe, unlock_stripe
-from multiverso.kernels.waits import line_of
+from multiverso.kernels.waits import line_of, tick
 
 _CHUNK = 4096
 
@@ -99,6 +99,20 @@ def count(base, me, what, size):
 
 
 @inner
+def end_read(control, base, me, what, size, ticks):
+    note_read(base, count(base, me, what, size))
+    if ticks:
+        tick(control, base, me)
+
+
+@inner
+def end_call(call):
+    """Everything is done: said in the same step as its effects, so that no exception comes between."""
+    store64(call + at.CALL_COMPLETE, 1)
+    store64(call + at.CALL_DONE, 0)
+
+
+@inner
 def own_stripe(base, me, done):
     stripes = load64(base + at.STRIPES)
     return (me * stripes // max(load64(base + at.TABLE_WORKERS), me + 1) + done) % stripes
@@ -111,15 +125,15 @@ def add(
     update: Address,
     me: Int,
     delta: Data,
-    progress: Int,
+    call: Address,
 ) -> Int:
     values = array_at(base + load64(base + at.BUFFER_0), delta.size, delta)
     stripes, length = load64(base + at.STRIPES), load64(base + at.STRIPE)
-    for done in range(progress, stripes):
+    for done in range(load64(call + at.CALL_DONE), stripes):
         stripe = own_stripe(base, me, done)
         code = lock_stripe(control, base, me, stripe)
         if code != HELD:
-            return (done << 16) | code
+            return code
         lo = stripe * length
         hi = min(delta.size, lo + length)
         if update == 0:
@@ -127,7 +141,9 @@ def add(
         else:
             update_with(base, update, lo, values[lo:hi], delta[lo:hi], load64(base + at.STATE_0))
         unlock_stripe(base, stripe)
+        store64(call + at.CALL_DONE, done + 1)
     count(base, me, at.ADDS, delta.size)
+    end_call(call)
     return 0
 
 
@@ -137,21 +153,23 @@ def get(
     base: Address,
     me: Int,
     out: Data,
-    progress: Int,
+    ticks: Int,
+    call: Address,
 ) -> Int:
     values = array_at(base + load64(base + at.BUFFER_0), out.size, out)
     stripes, length = load64(base + at.STRIPES), load64(base + at.STRIPE)
-    for done in range(progress, stripes):
+    for done in range(load64(call + at.CALL_DONE), stripes):
         stripe = own_stripe(base, me, done)
         code = lock_stripe(control, base, me, stripe)
         if code != HELD:
-            return (done << 16) | code
+            return code
         lo = stripe * length
         hi = min(out.size, lo + length)
         copy_into(out[lo:hi], values[lo:hi])
         unlock_stripe(base, stripe)
-    line = count(base, me, at.GETS, out.size)
-    note_read(base, line)
+        store64(call + at.CALL_DONE, done + 1)
+    end_read(control, base, me, at.GETS, out.size, ticks)
+    end_call(call)
     return 0
 
 
@@ -161,19 +179,21 @@ def put(
     base: Address,
     me: Int,
     source: Data,
-    progress: Int,
+    call: Address,
 ) -> Int:
     """Overwrites the table: initial values and loading."""
     values = array_at(base + load64(base + at.BUFFER_0), source.size, source)
     stripes, length = load64(base + at.STRIPES), load64(base + at.STRIPE)
-    for stripe in range(progress, stripes):
+    for stripe in range(load64(call + at.CALL_DONE), stripes):
         code = lock_stripe(control, base, me, stripe)
         if code != HELD:
-            return (stripe << 16) | code
+            return code
         lo = stripe * length
         hi = min(source.size, lo + length)
         copy_into(values[lo:hi], source[lo:hi])
         unlock_stripe(base, stripe)
+        store64(call + at.CALL_DONE, stripe + 1)
+    end_call(call)
     return 0
 
 
@@ -185,16 +205,17 @@ def exchange(
     me: Int,
     local: Data,
     last: Data,
-    progress: Int,
+    ticks: Int,
+    call: Address,
 ) -> Int:
     values = array_at(base + load64(base + at.BUFFER_0), local.size, local)
     stripes, length = load64(base + at.STRIPES), load64(base + at.STRIPE)
     delta = scratch(_CHUNK, local)
-    for done in range(progress, stripes):
+    for done in range(load64(call + at.CALL_DONE), stripes):
         stripe = own_stripe(base, me, done)
         code = lock_stripe(control, base, me, stripe)
         if code != HELD:
-            return (done << 16) | code
+            return code
         lo = stripe * length
         hi = min(local.size, lo + length)
         if update == 0:
@@ -207,8 +228,9 @@ def exchange(
                 update_with(base, update, a, values[a:b], delta[: b - a], state)
                 store_both(values[a:b], local[a:b], last[a:b])
         unlock_stripe(base, stripe)
-    line = count(base, me, at.EXCHANGES, 2 * local.size)
-    note_read(base, line)
+        store64(call + at.CALL_DONE, done + 1)
+    end_read(control, base, me, at.EXCHANGES, 2 * local.size, ticks)
+    end_call(call)
     return 0
 
 

@@ -21,7 +21,7 @@ from multiverso.kernels.waits import WAIT, block_of, end_wait, is_lost, notify, 
 
 SUM, PRODUCT, MAXIMUM, MINIMUM, AVERAGE = range(5)
 # progress words of one call, kept by the caller so that it can be taken up again
-PHASE, CHUNK, STEP = 0, 1, 2
+PHASE, CHUNK, STEP, COMPLETE = 0, 1, 2, 3
 BUFFERS = 3
 LINES = at.REDUCTION_STRIDE * at.MAX_WORKERS
 _BLOCK = 4096
@@ -136,6 +136,16 @@ def _slot(slots, buffer, size, worker, stride, count, like):
     return array_at(slots + (buffer * size + worker) * stride, count, like)
 
 
+@inner
+def _end(op, size, out, progress):
+    """The call is complete, in one step with its result: when it goes in again it has nothing left to do."""
+    if op == AVERAGE:
+        number = out.dtype.type(size)
+        for i in range(out.size):
+            out[i] = out[i] / number
+    progress[COMPLETE] = 1
+
+
 @kernel
 def reduce_small(
     control: Address,
@@ -153,6 +163,8 @@ def reduce_small(
 ) -> Int:
     """Reduces an array that fits into a small slot; ``out`` may be ``source``."""
     n = source.size
+    if progress[COMPLETE]:
+        return DONE
     if progress[STEP] == 0:
         phase = progress[PHASE] + 1
         copy_into(_slot(slots, phase & 1, size, me, stride, n, source), source)
@@ -170,6 +182,7 @@ def reduce_small(
     copy_into(out, _slot(slots, phase & 1, size, 0, stride, n, source))
     for worker in range(1, size):
         _combine(op, out, _slot(slots, phase & 1, size, worker, stride, n, source))
+    _end(op, size, out, progress)
     return DONE
 
 
@@ -213,6 +226,8 @@ def reduce_chunks(
     """Reduces an array of any size; ``out`` may be ``source``, and is not whole before the end."""
     n = source.size
     chunks = (n + chunk - 1) // chunk
+    if progress[COMPLETE]:
+        return DONE
     while progress[CHUNK] <= chunks:
         t = progress[CHUNK]
         a, b = t * chunk, min(n, (t + 1) * chunk)
@@ -247,4 +262,5 @@ def reduce_chunks(
         progress[CHUNK] = t + 1
         progress[STEP] = 0
     progress[CHUNK] = 0
+    _end(op, size, out, progress)
     return DONE

@@ -24,6 +24,8 @@ from multiverso.kernels.declaring import Address, Data, Int, Words, inner, kerne
 from multiverso.kernels.dense import (
     add_into,
     copy_into,
+    count,
+    end_call,
     store_both,
     subtract_into,
 )
@@ -53,8 +55,15 @@ from multiverso.kernels.waits import (
     restart,
 )
 
-# an unfinished round, kept by the caller so that a call can be taken up again; members of each chunk follow
-OPEN, CHUNK, ROUND, STAGE, MEMBERS = 0, 1, 2, 3, 4
+# the words of an unfinished round; members of each chunk follow
+OPEN, CHUNK, ROUND, STAGE, STAGED, MEMBERS = (
+    at.ROUND_OPEN,
+    at.ROUND_CHUNK,
+    at.ROUND_NUMBER,
+    at.ROUND_STAGE,
+    at.ROUND_STAGED,
+    at.ROUND_MEMBERS,
+)
 
 
 @inner
@@ -240,7 +249,7 @@ def _gather(control, base, update, me, number, chunk, members, wait, like):
 
 
 @inner
-def _round(control, base, update, me, source, progress, local, last, like):
+def go_through(control, base, update, me, source, progress, local, last, like):
     """Goes through the chunks of a round, one behind with what the others fold: DONE, or why it stopped.
 
     The stages of a chunk: 0 stage it, 1 gather the chunk before, 2 decide, 3 fold.
@@ -292,7 +301,8 @@ def _round(control, base, update, me, source, progress, local, last, like):
 
 
 @inner
-def _finish(base, me, progress, what, size):
+def finish(base, me, progress, what, size, call):
+    """The round is over for this worker, which has what it read."""
     store64(base + at.COMMITTED, progress[ROUND])
     line = line_of(base, me)
     store64(line + what, load64(line + what) + 1)
@@ -300,45 +310,40 @@ def _finish(base, me, progress, what, size):
     progress[OPEN] = 0
     progress[CHUNK] = 0
     progress[STAGE] = 0
+    progress[STAGED] = 0
     progress[ROUND] += 1
+    end_call(call)
 
 
 @kernel
-def stage(base: Address, me: Int, delta: Data, first: Int) -> None:
+def stage(base: Address, me: Int, progress: Words, delta: Data, call: Address) -> None:
     """Puts a delta into this worker's slot: the round's first, or added to what is there."""
     slot = slot_at(base, me, delta)
-    if first:
-        copy_into(slot, delta)
-    else:
+    if progress[STAGED]:
         add_into(slot, delta)
-    line = line_of(base, me)
-    store64(line + at.ADDS, load64(line + at.ADDS) + 1)
-    store64(line + at.BYTES, load64(line + at.BYTES) + delta.size * load64(base + at.ITEMSIZE))
-
-
-@kernel
-def stage_difference(
-    base: Address,
-    me: Int,
-    local: Data,
-    last: Data,
-    first: Int,
-) -> None:
-    slot = slot_at(base, me, local)
-    if first:
-        subtract_into(slot, local, last)
     else:
-        for i in range(slot.size):
-            slot[i] += local[i] - last[i]
+        copy_into(slot, delta)
+    progress[STAGED] = 1
+    count(base, me, at.ADDS, delta.size)
+    end_call(call)
+
+
+@inner
+def _stage_difference(base, me, local, last):
+    """Adds a difference to what is in this worker's slot."""
+    slot = slot_at(base, me, local)
+    for i in range(slot.size):
+        slot[i] += local[i] - last[i]
 
 
 @kernel
 def stage_rows(
     base: Address,
     me: Int,
+    progress: Words,
     ids: Words,
     delta: Data,
-    first: Int,
+    call: Address,
 ) -> Int:
     """Returns the position of a bad row id, or -1 once the rows are in the slot."""
     columns, elements = load64(base + at.COLUMNS), load64(base + at.ELEMENTS)
@@ -346,95 +351,111 @@ def stage_rows(
         if ids[i] < 0 or ids[i] >= elements // columns:
             return i
     slot = slot_at(base, me, delta)
-    if first:
+    if progress[STAGED] == 0:
         for i in range(slot.size):
             slot[i] = 0
     for i in range(ids.size):
         lo = ids[i] * columns
         add_into(slot[lo : lo + columns], delta[i * columns : (i + 1) * columns])
-    line = line_of(base, me)
-    store64(line + at.ADDS, load64(line + at.ADDS) + 1)
+    progress[STAGED] = 1
+    count(base, me, at.ADDS, delta.size)
+    end_call(call)
     return -1
 
 
+@inner
+def _commit(control, base, update, me, progress, like):
+    """Goes through a round with what is in this worker's slot, or with nothing."""
+    source = WHOLE if progress[STAGED] else NOTHING
+    return go_through(control, base, update, me, source, progress, like, like, like)
+
+
+@inner
+def _copy_rows(values, columns, ids, out):
+    for i in range(ids.size):
+        lo = ids[i] * columns
+        copy_into(out[i * columns : (i + 1) * columns], values[lo : lo + columns])
+
+
 @kernel
-def commit(
+def read(
     control: Address,
     base: Address,
     update: Address,
     me: Int,
-    staged: Int,
     progress: Words,
-    like: Data,
+    out: Data,
+    call: Address,
 ) -> Int:
-    """Goes through a round with what is in this worker's slot (``staged`` 1) or nothing; DONE, or why it stopped."""
-    return _round(control, base, update, me, WHOLE if staged else NOTHING, progress, like, like, like)
+    """A ``get``: goes through a round, whose result is in ``out`` afterwards; DONE, or why it stopped."""
+    code = _commit(control, base, update, me, progress, out)
+    if code != DONE:
+        return code
+    copy_into(out, array_at(base + buffer_of(base, progress[ROUND]), out.size, out))
+    finish(base, me, progress, at.GETS, out.size, call)
+    return DONE
 
 
 @kernel
-def commit_exchange(
+def read_rows(
     control: Address,
     base: Address,
     update: Address,
-    me: Int,
-    progress: Words,
-    local: Data,
-    last: Data,
-) -> Int:
-    """A whole round of ``local - last``, whose result is in both arrays afterwards; DONE, or why it stopped."""
-    code = _round(control, base, update, me, CHUNKED, progress, local, last, local)
-    if code == DONE:
-        _finish(base, me, progress, at.EXCHANGES, 2 * local.size)
-    return code
-
-
-@kernel
-def take(base: Address, me: Int, progress: Words, out: Data) -> None:
-    """The end of a ``get``: the new buffer into ``out``."""
-    values = array_at(base + buffer_of(base, progress[ROUND]), out.size, out)
-    copy_into(out, values)
-    _finish(base, me, progress, at.GETS, out.size)
-
-
-@kernel
-def take_both(
-    base: Address,
-    me: Int,
-    progress: Words,
-    local: Data,
-    last: Data,
-) -> None:
-    """The end of an ``exchange`` whose delta was staged: the new buffer into both arrays."""
-    values = array_at(base + buffer_of(base, progress[ROUND]), local.size, local)
-    store_both(values, local, last)
-    _finish(base, me, progress, at.EXCHANGES, 2 * local.size)
-
-
-@kernel
-def take_rows(
-    base: Address,
     me: Int,
     progress: Words,
     ids: Words,
     out: Data,
-) -> None:
-    """The end of a ``get`` of rows; their ids were checked before the round began."""
-    columns = load64(base + at.COLUMNS)
+    call: Address,
+) -> Int:
+    """A ``get`` of rows, whose ids were checked; DONE, or why it stopped."""
+    code = _commit(control, base, update, me, progress, out)
+    if code != DONE:
+        return code
     values = array_at(base + buffer_of(base, progress[ROUND]), load64(base + at.ELEMENTS), out)
-    for i in range(ids.size):
-        lo = ids[i] * columns
-        copy_into(out[i * columns : (i + 1) * columns], values[lo : lo + columns])
-    _finish(base, me, progress, at.GETS, out.size)
+    _copy_rows(values, load64(base + at.COLUMNS), ids, out)
+    finish(base, me, progress, at.GETS, out.size, call)
+    return DONE
 
 
 @kernel
-def leave(control: Address, base: Address, me: Int, number: Int) -> None:
+def exchange(
+    control: Address,
+    base: Address,
+    update: Address,
+    me: Int,
+    progress: Words,
+    local: Data,
+    last: Data,
+    call: Address,
+) -> Int:
+    """A round of ``local - last``, whose result is in both arrays afterwards; DONE, or why it stopped.
+
+    Where something was added before, the difference joins that in the slot; otherwise it goes through in chunks.
+    """
+    staged = progress[STAGED]
+    if staged and progress[OPEN] == 0:
+        _stage_difference(base, me, local, last)
+        progress[OPEN] = 1  # the difference is in: it is not added again when this call goes in again
+    source = WHOLE if staged else CHUNKED
+    code = go_through(control, base, update, me, source, progress, local, last, local)
+    if code != DONE:
+        return code
+    if staged:
+        store_both(array_at(base + buffer_of(base, progress[ROUND]), local.size, local), local, last)
+    finish(base, me, progress, at.EXCHANGES, 2 * local.size, call)
+    return DONE
+
+
+@kernel
+def leave(control: Address, base: Address, me: Int, progress: Words) -> None:
     """Publishes what was added since the last read, for the others' next round, before a worker leaves.
 
     Its leaving wakes the others, who look at it then.
     """
-    progress = words(MEMBERS)
-    progress[ROUND] = number
+    if progress[STAGED] == 0 or progress[OPEN] != 0:
+        return
+    progress[STAGED] = 0
+    number = progress[ROUND]
     store32(line_of(base, me) + at.SOURCES + 4 * (number & 1), WHOLE)
     store64(line_of(base, me) + at.STAGED, step_of(base, number, load64(base + at.CHUNKS) - 1))
     while True:
@@ -463,3 +484,9 @@ def committed_copy(base: Address, number: Int, out: Data) -> None:
 def committed_put(base: Address, number: Int, source: Data) -> None:
     values = array_at(base + buffer_of(base, number), source.size, source)
     copy_into(values, source)
+
+
+@kernel
+def committed_rows(base: Address, number: Int, ids: Words, out: Data) -> None:
+    values = array_at(base + buffer_of(base, number), load64(base + at.ELEMENTS), out)
+    _copy_rows(values, load64(base + at.COLUMNS), ids, out)

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 from multiverso import layout as at
-from multiverso.kernels.atomics import array_at, load64
+from multiverso.kernels.atomics import array_at, load64, store64
 from multiverso.kernels.codes import BAD_ROW, HELD
 from multiverso.kernels.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.dense import (
     add_into,
     copy_into,
     count,
-    note_read,
+    end_call,
+    end_read,
     update_with,
 )
 from multiverso.kernels.locking import lock_stripe, unlock_stripe
@@ -32,18 +33,20 @@ def get_rows(
     me: Int,
     ids: Words,
     out: Data,
-    progress: Int,
+    ticks: Int,
+    call: Address,
 ) -> Int:
     columns = load64(base + at.COLUMNS)
     elements = load64(base + at.ELEMENTS)
-    if progress == 0:
+    first = load64(call + at.CALL_DONE)
+    if first == 0:
         bad = first_bad_row(ids, elements // columns)
         if bad >= 0:
             return (bad << 16) | BAD_ROW
     values = array_at(base + load64(base + at.BUFFER_0), elements, out)
     rows_in_stripe = load64(base + at.STRIPE) // columns
     held = -1
-    for i in range(progress, ids.size):
+    for i in range(first, ids.size):
         row = ids[i]
         stripe = row // rows_in_stripe
         if stripe != held:
@@ -52,12 +55,14 @@ def get_rows(
             held = -1
             code = lock_stripe(control, base, me, stripe)
             if code != HELD:
-                return (i << 16) | code
+                store64(call + at.CALL_DONE, i)
+                return code
             held = stripe
         copy_into(out[i * columns : (i + 1) * columns], values[row * columns : (row + 1) * columns])
     if held >= 0:
         unlock_stripe(base, held)
-    note_read(base, count(base, me, at.GETS, out.size))
+    end_read(control, base, me, at.GETS, out.size, ticks)
+    end_call(call)
     return 0
 
 
@@ -69,18 +74,19 @@ def add_rows(
     me: Int,
     ids: Words,
     delta: Data,
-    progress: Int,
+    call: Address,
 ) -> Int:
     columns = load64(base + at.COLUMNS)
     elements = load64(base + at.ELEMENTS)
-    if progress == 0:
+    first = load64(call + at.CALL_DONE)
+    if first == 0:
         bad = first_bad_row(ids, elements // columns)
         if bad >= 0:
             return (bad << 16) | BAD_ROW
     values = array_at(base + load64(base + at.BUFFER_0), elements, delta)
     rows_in_stripe = load64(base + at.STRIPE) // columns
     held = -1
-    for i in range(progress, ids.size):
+    for i in range(first, ids.size):
         row = ids[i]
         stripe = row // rows_in_stripe
         if stripe != held:
@@ -89,7 +95,8 @@ def add_rows(
             held = -1
             code = lock_stripe(control, base, me, stripe)
             if code != HELD:
-                return (i << 16) | code
+                store64(call + at.CALL_DONE, i)
+                return code
             held = stripe
         lo = row * columns
         part = delta[i * columns : (i + 1) * columns]
@@ -100,4 +107,5 @@ def add_rows(
     if held >= 0:
         unlock_stripe(base, held)
     count(base, me, at.ADDS, delta.size)
+    end_call(call)
     return 0

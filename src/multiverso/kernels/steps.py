@@ -8,19 +8,20 @@ the cache, so that a step costs one pass over the memory.
 from __future__ import annotations
 
 from multiverso import layout as at
-from multiverso.kernels.atomics import array_at, call_pull, call_push, load64, scratch
+from multiverso.kernels.atomics import array_at, call_pull, call_push, load64, scratch, store64
 from multiverso.kernels.codes import HELD
 from multiverso.kernels.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.dense import (
     add_into,
     count,
-    note_read,
+    end_call,
+    end_read,
     own_stripe,
     update_with,
 )
-from multiverso.kernels.folding import buffer_of, slot_at
+from multiverso.kernels.folding import NOTHING, WHOLE, buffer_of, slot_at
 from multiverso.kernels.locking import lock_stripe, unlock_stripe
-from multiverso.kernels.rounds import ROUND, _finish
+from multiverso.kernels.rounds import OPEN, ROUND, STAGED, finish, go_through
 
 _PART = 4096
 
@@ -55,42 +56,35 @@ def step(
     hyper: Address,
     local: Data,
     reads: Int,
-    progress: Int,
+    ticks: Int,
+    call: Address,
 ) -> Int:
     """At once: stripe after stripe, each under its lock. ``push`` or ``pull`` may be 0."""
     values = array_at(base + load64(base + at.BUFFER_0), local.size, local)
     stripes, length = load64(base + at.STRIPES), load64(base + at.STRIPE)
     delta = scratch(_PART, local)
-    for done in range(progress, stripes):
+    for done in range(load64(call + at.CALL_DONE), stripes):
         stripe = own_stripe(base, me, done)
         code = lock_stripe(control, base, me, stripe)
         if code != HELD:
-            return (done << 16) | code
+            return code
         lo = stripe * length
         hi = min(local.size, lo + length)
         _step(base, update, push, pull, own, hyper, lo, values[lo:hi], local[lo:hi], delta)
         unlock_stripe(base, stripe)
+        store64(call + at.CALL_DONE, done + 1)
     if reads == 0:
         count(base, me, at.ADDS, local.size)
     elif push == 0:
-        note_read(base, count(base, me, at.GETS, local.size))
+        end_read(control, base, me, at.GETS, local.size, ticks)
     else:
-        note_read(base, count(base, me, at.EXCHANGES, 2 * local.size))
+        end_read(control, base, me, at.EXCHANGES, 2 * local.size, ticks)
+    end_call(call)
     return 0
 
 
-@kernel
-def stage_step(
-    base: Address,
-    push: Address,
-    me: Int,
-    own: Address,
-    hyper: Address,
-    progress: Words,
-    local: Data,
-    first: Int,
-    reads: Int,
-) -> None:
+@inner
+def _stage(base, push, me, own, hyper, progress, local):
     """A push in a round: its contribution goes into this worker's slot, as the first or added to the rest."""
     itemsize, stride = load64(base + at.ITEMSIZE), load64(base + at.ELEMENTS)
     centre = base + buffer_of(base, progress[ROUND] - 1)
@@ -99,34 +93,55 @@ def stage_step(
     for a in range(0, local.size, _PART):
         b = min(local.size, a + _PART)
         skip = a * itemsize
-        target = slot[a:b].ctypes.data if first else delta.ctypes.data
+        target = delta.ctypes.data if progress[STAGED] else slot[a:b].ctypes.data
         call_push(push, centre + skip, local[a:b].ctypes.data, own + skip, stride, hyper, target, b - a)
-        if not first:
+        if progress[STAGED]:
             add_into(slot[a:b], delta[: b - a])
-    if reads == 0:
-        count(base, me, at.ADDS, local.size)
+    progress[STAGED] = 1
+
+
+@inner
+def _pull(base, pull, own, hyper, progress, local):
+    """The end of a round: the pull from the new buffer."""
+    itemsize, stride = load64(base + at.ITEMSIZE), load64(base + at.ELEMENTS)
+    centre = base + buffer_of(base, progress[ROUND])
+    for a in range(0, local.size, _PART):
+        b = min(local.size, a + _PART)
+        skip = a * itemsize
+        call_pull(pull, centre + skip, local[a:b].ctypes.data, own + skip, stride, hyper, b - a)
 
 
 @kernel
-def finish_step(
+def round_step(
+    control: Address,
     base: Address,
+    update: Address,
+    push: Address,
     pull: Address,
     me: Int,
     own: Address,
     hyper: Address,
     progress: Words,
     local: Data,
-    pushed: Int,
-) -> None:
-    """The end of a round: the pull from the new buffer."""
-    itemsize, stride = load64(base + at.ITEMSIZE), load64(base + at.ELEMENTS)
-    centre = base + buffer_of(base, progress[ROUND])
+    reads: Int,
+    call: Address,
+) -> Int:
+    """In rounds: pushes into this worker's slot; if it ``reads``, goes through the round and pulls."""
+    if push != 0 and progress[OPEN] == 0:
+        _stage(base, push, me, own, hyper, progress, local)
+    if reads == 0:
+        count(base, me, at.ADDS, local.size)
+        end_call(call)
+        return 0
+    progress[OPEN] = 1  # the push is in: it is not done again when this call goes in again
+    source = WHOLE if progress[STAGED] else NOTHING
+    code = go_through(control, base, update, me, source, progress, local, local, local)
+    if code != 0:
+        return code
     if pull != 0:
-        for a in range(0, local.size, _PART):
-            b = min(local.size, a + _PART)
-            skip = a * itemsize
-            call_pull(pull, centre + skip, local[a:b].ctypes.data, own + skip, stride, hyper, b - a)
-    if pushed:
-        _finish(base, me, progress, at.EXCHANGES, 2 * local.size)
+        _pull(base, pull, own, hyper, progress, local)
+    if push != 0:
+        finish(base, me, progress, at.EXCHANGES, 2 * local.size, call)
     else:
-        _finish(base, me, progress, at.GETS, local.size)
+        finish(base, me, progress, at.GETS, local.size, call)
+    return 0

@@ -224,8 +224,8 @@ def wait_clock(control: Address, base: Address, me: Int, target: Int) -> Int:
             return code
 
 
-@kernel
-def tick(control: Address, base: Address, me: Int) -> None:
+@inner
+def tick(control, base, me):
     """One tick of this worker's clock of the table."""
     add64(line_of(base, me) + at.CLOCK, 1)  # a worker's threads may tick at once
     notify(control)

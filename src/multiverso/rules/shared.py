@@ -57,8 +57,10 @@ class Shared:
 
         Raises:
             ShapeMismatchError, DtypeMismatchError: ``local`` does not fit; nothing was changed.
-            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: the wait could not end well;
-                calling again takes an unfinished round up where it stopped.
+            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: the wait could not end well.
+
+        A call that raised has not returned: call it again with the same array, and it is finished; what it had done
+        is not done again.
         """
         if self.loops is None:
             self.table.exchange(local, self._own[0], timeout_seconds=timeout_seconds)
@@ -73,9 +75,11 @@ class Shared:
         """Like :meth:`exchange`, in the background. Leave ``local`` alone until ``wait()`` returns."""
         if self.loops is None:
             return self.table.exchange_async(local, self._own[0])
-        self._calls += 1
-        push, pull = self._calls % self.rule.push_every == 0, self._calls % self.rule.pull_every == 0
-        return self.ruled.step_async(self.loops, local, push, pull)
+        call = self._calls + 1
+        push, pull = call % self.rule.push_every == 0, call % self.rule.pull_every == 0
+        pending = self.ruled.step_async(self.loops, local, push, pull)
+        self._calls = call
+        return pending
 
     def restart(self, local: Any) -> None:
         """Makes ``local`` a copy of the centre and begins the rule anew, as after ``table.load(path)``."""

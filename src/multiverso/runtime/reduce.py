@@ -6,6 +6,7 @@ import ctypes
 import functools
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from multiverso import kernels
 from multiverso import layout as at
 from multiverso.deadline import Deadline
-from multiverso.errors import DtypeMismatchError, MultiversoError, ShapeMismatchError, WorkerLostError
+from multiverso.errors import DtypeMismatchError, InterruptedRoundError, ShapeMismatchError, WorkerLostError
 from multiverso.kernels import reduce
 from multiverso.memory.shared import SharedMemory
 from multiverso.memory.words import load64
@@ -29,7 +30,7 @@ SMALL_BYTES = 32 * 1024
 CHUNK_BYTES = 1024 * 1024
 _LINES_BYTES = reduce.LINES
 _OTHER_INTEGERS = ("bool", "int8", "uint8", "int16", "uint16", "uint32")
-_PHASE, _CHUNK, _STEP = range(3)
+_PHASE, _CHUNK, _STEP, _COMPLETE = range(4)
 
 
 @functools.cache
@@ -70,6 +71,25 @@ def _writable(array: Array) -> Array:
     return alias
 
 
+@dataclass(frozen=True)
+class _Call:
+    """A call of all_reduce that has not returned yet; it keeps its arrays until it has.
+
+    ``direct``: the result is where the caller wanted it; ``floors``: it is the sum of an average that is rounded down.
+    """
+
+    operation: str
+    given: np.dtype[Any]
+    shape: tuple[int, ...]
+    flat: Array
+    result: Array
+    direct: bool
+    floors: bool
+
+    def __str__(self) -> str:
+        return f"all_reduce({self.operation}) of {self.flat.size} {self.given}"
+
+
 class Reducer:
     """This worker's part in the reductions of workers 0 to ``size - 1`` of a session's job.
 
@@ -88,7 +108,8 @@ class Reducer:
         self.size = size
         self.rank = session.worker_id
         self._session = session
-        self._progress = np.zeros(3, np.int64)
+        self._progress = np.zeros(4, np.int64)
+        self._call: _Call | None = None
         self._broken: str | None = None
         self._lines = self._open("lines", _LINES_BYTES + 2 * size * SMALL_BYTES)
         self._chunks: SharedMemory | None = None
@@ -118,6 +139,10 @@ class Reducer:
             ShapeMismatchError: ``out`` does not fit, or the workers called with different things.
             WorkerLostError: a worker died; ``out`` is then undefined, and nothing more can be reduced.
             WaitTimeoutError: a worker did not come.
+            InterruptedRoundError: another call raised before it was done, and has to be finished first.
+
+        A call that raised (a deadline, Ctrl-C) has not returned: call it again with the same array and operation, and
+        it goes on where it stopped, or returns what it had reduced.
         """
         self._session.enter()
         deadline = None if timeout_seconds is None else self._session.deadline(timeout_seconds)
@@ -135,28 +160,43 @@ class Reducer:
             raise WorkerLostError(
                 f"nothing more can be reduced: {self._broken}; restart all workers of the group"
             )
-        flat = _writable(np.ascontiguousarray(source, dtype).reshape(-1))
-        direct = out.dtype == dtype and out.flags.c_contiguous
-        result = out.reshape(-1) if direct else np.empty(flat.size, dtype)
-        self._reduce(flat, operation, result, source.dtype, deadline)
-        if operation == "average":
-            divide = np.floor_divide if dtype.kind == "i" else np.divide
-            divide(result, dtype.type(self.size), out=result)
-        if not direct:
+        call = self._begun(operation, source)
+        fresh = call is None
+        if call is None:
+            flat = _writable(np.ascontiguousarray(source, dtype).reshape(-1))
+            floors = operation == "average" and dtype.kind == "i"
+            direct = out.dtype == dtype and out.flags.c_contiguous and not floors
+            result = out.reshape(-1) if direct else np.empty(flat.size, dtype)
+            call = _Call(operation, source.dtype, source.shape, flat, result, direct, floors)
+            self._call = call
+        self._reduce(call, deadline)
+        if not (fresh and call.direct):
+            result = call.result // self.size if call.floors else call.result
             out[...] = result.reshape(out.shape)
+        # returned: no exception can come between the two
+        self._progress[_COMPLETE] = 0
+        self._call = None
         return out
 
-    def _reduce(
-        self,
-        flat: Array,
-        operation: str,
-        result: Array,
-        given: np.dtype[Any],
-        deadline: Deadline | None,
-    ) -> None:
+    def _begun(self, operation: str, source: Array) -> _Call | None:
+        """Returns the call that raised and whose repetition this is, or None.
+
+        Raises:
+            InterruptedRoundError: another one has to be finished first.
+        """
+        call = self._call
+        if call is None or not (self._progress[[_CHUNK, _STEP, _COMPLETE]]).any():
+            return None
+        if (operation, source.dtype, source.shape) != (call.operation, call.given, call.shape):
+            raise InterruptedRoundError(
+                f"{call} was interrupted; call all_reduce again with the same things to finish it first"
+            )
+        return call
+
+    def _reduce(self, call: _Call, deadline: Deadline | None) -> None:
         more: tuple[int, ...] = ()
-        control, lines, small = self._session.control.address, self._lines_at, flat.nbytes <= SMALL_BYTES
-        call = _kernels(flat.dtype)[0 if small else 1]
+        flat, lines, small = call.flat, self._lines_at, call.flat.nbytes <= SMALL_BYTES
+        kernel = _kernels(flat.dtype)[0 if small else 1]
         if small:
             slots, stride = lines + _LINES_BYTES, SMALL_BYTES
         else:
@@ -164,9 +204,9 @@ class Reducer:
                 self._chunks = self._open("chunks", 3 * self.size * CHUNK_BYTES)
             slots, stride = self._chunks.address, CHUNK_BYTES
             more = (CHUNK_BYTES // flat.itemsize,)
-        number, signature = OPERATIONS.index(operation), _signature(operation, given) ^ flat.size
+        number = reduce.SUM if call.floors else OPERATIONS.index(call.operation)
         arguments = (
-            control,
+            self._session.control.address,
             lines,
             self._lines.number,
             slots,
@@ -174,19 +214,15 @@ class Reducer:
             self.rank,
             self.size,
             number,
-            signature,
+            _signature(call.operation, call.given) ^ flat.size,
             flat,
-            result,
+            call.result,
+            self._progress,
+            *more,
         )
-
-        def go() -> int:
-            return int(call(*arguments, self._progress, *more))
-
-        self._broken = "an earlier all_reduce was interrupted"
-        code = go()
+        code = kernel(*arguments)
         if code:
-            self._finish(code, go, f"all_reduce({operation}) of {flat.size} {given}", deadline)
-        self._broken = None
+            self._finish(code, lambda: int(kernel(*arguments)), str(call), deadline)
 
     def _finish(self, code: int, go: Callable[[], int], what: str, deadline: Deadline | None) -> None:
         """Goes on with a call that had to wait for long, or has failed."""
@@ -200,7 +236,7 @@ class Reducer:
 
             try:
                 self._session.go_on(code, again, deadline, what)
-            except MultiversoError as error:
+            except WorkerLostError as error:
                 self._broken = f"in an earlier {what}: {error}"
                 raise
         if code == kernels.MISMATCH:

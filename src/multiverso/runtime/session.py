@@ -7,6 +7,7 @@ refuses to be used. Its public methods may be called from any thread.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -97,6 +98,7 @@ class Session:
         self._handlers: list[Handler] = []
         self.keyed_tables: dict[str, Any] = {}  # the first of each, by what the job calls it
         self._barriers = 0
+        self._interrupted_barrier = 0  # the number of one that raised: the next call is its repetition
         self.waits = kernels.load_waits()
         self._link = Link()
         self._holdings = Holdings(self, self._link)
@@ -154,24 +156,28 @@ class Session:
     def barrier(self, timeout_seconds: float | None = None) -> None:
         """Waits until every live worker has reached this barrier. Flushes this worker's pending operations first.
 
+        A call that raised has not returned: the next one is the same barrier, and returns at once where all have
+        reached it meanwhile.
+
         Raises:
             WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: see ``multiverso.errors``.
         """
         self.enter()
-        deadline = self.deadline(timeout_seconds)
-        self._flush(deadline)
-        with self._lock:
-            target = self._barriers + 1
-            address, me = self.control.address, self.worker_id
-            code = self.waits.barrier(address, me, target)
-            if code:
-                self.go_on(
-                    code,
-                    lambda: self.waits.barrier(address, me, target),
-                    deadline,
-                    f"barrier {target}",
-                )
-            self._barriers = target
+        deadline, target = self.deadline(timeout_seconds), 0
+        try:
+            self._flush(deadline)
+            with self._lock:
+                target = self._interrupted_barrier or self._barriers + 1
+                arguments = (self.control.address, self.worker_id, target)
+                code = self.waits.barrier(*arguments)
+                if code:
+                    go = functools.partial(self.waits.barrier, *arguments)
+                    self.go_on(code, go, deadline, f"barrier {target}")
+                self._barriers = max(self._barriers, target)
+        except BaseException:
+            self._interrupted_barrier = target or self._interrupted_barrier
+            raise
+        self._interrupted_barrier = 0
 
     @property
     def barriers(self) -> int:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from multiverso import layout as at
+from multiverso.consistency.asynchronous import Asynchronous
+from multiverso.consistency.bounded import Bounded
+from multiverso.consistency.port import Consistency, Port
+from multiverso.consistency.synchronous import Synchronous
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, ShapeMismatchError
 from multiverso.kernels.compiling import compile_update
@@ -17,9 +23,9 @@ from multiverso.runtime.session import Session
 from multiverso.shards.shard import Shard
 from multiverso.spec import INITIAL, TableSpec
 from multiverso.tables import saving
-from multiverso.tables.access import access_to
 from multiverso.tables.closed import Closed
 from multiverso.tables.convert import Array, as_data, as_numpy, check_size, readable, writable
+from multiverso.tables.operations import Operations
 from multiverso.tables.output import Output, fresh, into
 from multiverso.tables.pending import Pending, Queue
 from multiverso.updaters import Updater
@@ -33,6 +39,9 @@ class TableHandler:
 
     A table lasts until all workers have closed it (:meth:`close`, or the end of a ``with``) or have left: its
     memory is the job's, so a handler that is merely forgotten keeps it.
+
+    A call that raised has not returned (a deadline, Ctrl-C, an alarm's handler): call it again with the same arguments,
+    and it is finished; what it had done is not done again. See ``docs/decisions/0045-a-call-that-raised.md``.
 
     Owner: its session. After ``shutdown`` only ``view()``s taken before are still readable.
     """
@@ -59,9 +68,9 @@ class TableHandler:
         self._number, self._shard = session.open_table(spec, fill, master=master, keep=False)
         twin = next((h for h in session.handlers() if h.number == self._number), None)
         if twin is None:
-            self._access = access_to(session, self._shard, update, name)
+            self._operations = Operations(_consistency_of(session, self._shard, update, name), name)
         else:  # the same named table again: one slot, one round, one order of pending operations
-            self._access, self._queue = twin._access, twin._queue
+            self._operations, self._queue = twin._operations, twin._queue
         session.adopt(self, self._number, self._shard)
 
     def _initial(self, init_value: Any) -> Array | None:
@@ -109,7 +118,7 @@ class TableHandler:
     def version(self) -> int:
         """Adds and exchanges done by all workers so far; in synchronous mode, rounds finished."""
         self._session.check()
-        return self._access.version()
+        return self._how.version()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._spec}>"
@@ -139,14 +148,14 @@ class TableHandler:
         Raises:
             ShapeMismatchError, DtypeMismatchError: ``out`` does not fit.
             WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: the wait could not end well.
+            InterruptedRoundError: another read raised in the middle of a round, and has to be finished first.
         """
         deadline = self._ready(timeout_seconds)
         if self._is_plain(out):
-            self._access.get(out, deadline)
+            self._operations.get(out, deadline)
             return out
         output = self._output(out, dtype, self.shape)
-        self._access.get(output.flat, deadline)
-        return output.give()
+        return self._operations.get(output.flat, deadline, output.give)
 
     def add(self, data: Any, sync: bool = False) -> None:
         """Adds to the whole table, through its updater.
@@ -158,9 +167,11 @@ class TableHandler:
 
         Raises:
             ShapeMismatchError, DtypeMismatchError: the data do not fit; nothing was changed.
+            WaitTimeoutError: a stopped process holds a part of the table. With equal data the next ``add`` goes on
+                where this one stopped; any other call on the table does first what is left of it.
         """
         self._ready(None)
-        self._access.add(data if self._is_plain(data) else self._delta(data))
+        self._operations.add(data if self._is_plain(data) else self._delta(data))
 
     def exchange(self, local: Any, last: Any, *, timeout_seconds: float | None = None) -> None:
         """Pushes ``local - last`` and pulls the result into both, in one pass over the memory.
@@ -172,9 +183,14 @@ class TableHandler:
             local: ``size`` numbers of the table's dtype, C-contiguous and writable; overwritten.
             last: the same; overwritten.
             timeout_seconds: deadline of the wait, instead of the session's.
+
+        Raises:
+            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: the wait could not end well. Called
+                again with the same two arrays it goes on where it stopped.
         """
         deadline = self._ready(timeout_seconds)
-        self._access.exchange(*self._pair(local, last), deadline)
+        a, b = self._pair(local, last)
+        self._operations.exchange(a, b, deadline)
 
     def _pair(self, local: Any, last: Any) -> tuple[Array, Array]:
         a = local if self._is_plain(local) else writable(local, self._size, self._dtype, "local")
@@ -196,7 +212,7 @@ class TableHandler:
         """
         self._session.check()
         delta = np.array(self._delta(data))
-        return self._later(lambda: self._access.add(delta), "an add")
+        return self._later(lambda: self._operations.add(delta), "an add")
 
     def get_async(self, out: Any = None) -> Pending:
         """Like :meth:`get`, in the background; ``wait()`` returns the values."""
@@ -204,8 +220,7 @@ class TableHandler:
         output = self._output(out, None, self.shape)
 
         def get() -> Any:
-            self._access.get(output.flat, None)
-            return output.give()
+            return self._operations.get(output.flat, None, output.give)
 
         return self._later(get, "a get")
 
@@ -213,14 +228,19 @@ class TableHandler:
         """Like :meth:`exchange`, in the background. Leave both arrays alone until ``wait()`` returns."""
         self._session.check()
         a, b = self._pair(local, last)
-        return self._later(lambda: self._access.exchange(a, b, None), "an exchange")
+        return self._later(lambda: self._operations.exchange(a, b, None), "an exchange")
 
     def _later(self, operation: Any, what: str) -> Pending:
         def run() -> Any:
             self._session.check()
             return operation()
 
-        return self._queue.put(Pending(run, f"{what} of {self!r}"), self._session.deadline())
+        pending = Pending(run, f"{what} of {self!r}")
+        try:
+            return self._queue.put(pending, self._session.deadline())
+        except BaseException:
+            self._queue.withdraw(pending)
+            raise
 
     # -- outside the clocks ----------------------------------------------------------------------------------
 
@@ -255,7 +275,8 @@ class TableHandler:
         """
         self._ready(None)
         output = self._output(out, None, self.shape)
-        self._access.snapshot(output.flat)
+        self._operations.settle(None)
+        self._how.snapshot(output.flat)
         return output.give()
 
     def set(self, values: Any) -> None:
@@ -271,7 +292,9 @@ class TableHandler:
             ShapeMismatchError, DtypeMismatchError: the values do not fit; nothing was changed.
         """
         self._ready(None)
-        self._access.put(self._delta(values, "values"))
+        new = self._delta(values, "values")
+        self._operations.settle(None)
+        self._how.put(new)
 
     def wait_version(self, version: int, *, timeout_seconds: float | None = None) -> int:
         """Waits until all workers together have done so many adds and exchanges; returns how many they are.
@@ -290,7 +313,7 @@ class TableHandler:
         if isinstance(version, bool) or not isinstance(version, int) or version < 0:
             raise ValueError(f"version is a number of operations, 0 or more; got {version!r}")
         self._ready(timeout_seconds)
-        reached = self._access.version
+        reached = self._how.version
         wait_until(
             self._session, lambda: reached() >= version, f"version {version} of {self._name}", timeout_seconds
         )
@@ -322,11 +345,17 @@ class TableHandler:
     def _replace(self, values: Array, states: list[Array]) -> None:
         """Overwrites values and updater state (flat, of the table's dtype and size)."""
         self._ready(None)
-        self._access.put(values)
+        self._operations.settle(None)
+        self._how.put(values)
         for state, saved in zip(self._shard.states(), states, strict=True):
             state[:] = saved
 
     # -- inside ----------------------------------------------------------------------------------------------
+
+    @property
+    def _how(self) -> Consistency:
+        """What reads and adds of this table mean."""
+        return self._operations.how
 
     def _ready(self, timeout_seconds: float | None) -> Deadline | None:
         """Before every operation: the session is open and nothing is pending; returns the operation's deadline.
@@ -349,6 +378,7 @@ class TableHandler:
     def _flush_until(self, deadline: Deadline) -> None:
         """Like :meth:`flush`, for who has a deadline already."""
         self._queue.flush(deadline)
+        self._operations.settle(deadline)
 
     def close(self) -> None:
         """Ends this worker's part in the table; waits for nobody but this worker's own pending operations.
@@ -370,10 +400,11 @@ class TableHandler:
             self._ready(None)
             number, twins = self._number, self._session.handlers()
             if not any(h is not self and h.number == number for h in twins):
-                self._access.refuse_unfinished()
+                self._operations.settle(None)
+                self._how.refuse_unfinished()
                 self._queue.close()
             gone: Any = Closed(f"{self!r} was closed: close() was called on it")
-            self._access = self._shard = gone
+            self._operations = self._shard = gone
             self._closed = True
         self._session.dismiss(self)
 
@@ -387,7 +418,7 @@ class TableHandler:
         """Ends this worker's part in the table, at the session's end (which calls it)."""
         self._queue.close()
         if not self._closed:
-            self._access.leave()
+            self._how.leave()
 
     def _is_plain(self, array: Any) -> bool:
         """Whether a kernel can take an array of the table's size as it is: most calls, so it is quick."""
@@ -408,6 +439,31 @@ class TableHandler:
         if out is None:
             return fresh(shape, self._dtype, dtype)
         return into(out, shape, self._dtype, self._spec.kind == "array")
+
+
+def _consistency_of(session: Session, shard: Shard, update: int, name: str) -> Consistency:
+    """Returns what the session's consistency is for this table."""
+    port = Port(
+        control=session.control.address,
+        base=shard.base,
+        worker_id=session.worker_id,
+        update=update,
+        spec=shard.spec,
+        name=name,
+        staleness=session.consistency.staleness,
+        first_round=shard.first_round(session.worker_id),
+        slot=lambda: shard.slot(session.worker_id),
+        enter=session.enter,
+        resume=session.go_on,
+    )
+    return _CONSISTENCIES[shard.mode](port)
+
+
+_CONSISTENCIES: dict[int, Callable[[Port], Consistency]] = {
+    at.ASYNCHRONOUS: Asynchronous,
+    at.BOUNDED: Bounded,
+    at.SYNCHRONOUS: Synchronous,
+}
 
 
 def _fill(shard: Shard, initial: str, value: Array | None, last: bool, number: int) -> None:

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from multiverso.deadline import Deadline
+from multiverso.consistency.port import RowIds, bad_row
 from multiverso.errors import ShapeMismatchError
 from multiverso.runtime.current import current
 from multiverso.runtime.session import Session
 from multiverso.spec import Initial, TableSpec, checked_count, checked_dtype
-from multiverso.tables.access import RowIds, bad_row
 from multiverso.tables.convert import Array, as_data, as_numpy, as_row_ids, check_size, writable
 from multiverso.tables.handler import TableHandler
 from multiverso.tables.pending import Pending
@@ -98,8 +97,7 @@ class MatrixTableHandler(TableHandler):
         ids = as_row_ids(row_ids, self._spec.rows)
         shape = (ids.size, self._spec.columns)
         output = self._output(out, dtype, shape)
-        self._access.get_rows(ids, output.flat, deadline)
-        return output.give()
+        return self._operations.get_rows(ids, output.flat, deadline, output.give)
 
     def add(self, data: Any = None, row_ids: Any = None, sync: bool = False) -> None:  # type: ignore[override]
         """Adds to the whole matrix, or to some of its rows, through the table's updater.
@@ -120,7 +118,8 @@ class MatrixTableHandler(TableHandler):
             super().add(data, sync)
             return
         self._ready(None)
-        self._access.add_rows(*self._rows(data, row_ids))
+        ids, delta = self._rows(data, row_ids)
+        self._operations.add_rows(ids, delta)
 
     def exchange(
         self, local: Any, last: Any, row_ids: Any = None, *, timeout_seconds: float | None = None
@@ -144,7 +143,7 @@ class MatrixTableHandler(TableHandler):
             return
         deadline = self._ready(timeout_seconds)
         ids, a, b = self._pair_of_rows(local, last, row_ids)
-        self._exchange_rows(ids, a, b, deadline)
+        self._operations.exchange_rows(ids, a, b, deadline)
 
     def add_async(self, data: Any, row_ids: Any = None) -> Pending:
         """Like :meth:`add`, in the background; see :meth:`TableHandler.add_async`."""
@@ -153,7 +152,7 @@ class MatrixTableHandler(TableHandler):
         self._session.check()
         ids, delta = (np.array(part) for part in self._rows(data, row_ids))
         self._refuse_bad(ids)
-        return self._later(lambda: self._access.add_rows(ids, delta), "an add of rows")
+        return self._later(lambda: self._operations.add_rows(ids, delta), "an add of rows")
 
     def get_async(self, row_ids: Any = None, out: Any = None) -> Pending:  # type: ignore[override]
         """Like :meth:`get`, in the background; ``wait()`` returns the values."""
@@ -165,8 +164,7 @@ class MatrixTableHandler(TableHandler):
         output = self._output(out, None, (ids.size, self._spec.columns))
 
         def get() -> Any:
-            self._access.get_rows(ids, output.flat, None)
-            return output.give()
+            return self._operations.get_rows(ids, output.flat, None, output.give)
 
         return self._later(get, "a get of rows")
 
@@ -178,13 +176,13 @@ class MatrixTableHandler(TableHandler):
         ids, a, b = self._pair_of_rows(local, last, row_ids)
         ids = np.array(ids)
         self._refuse_bad(ids)
-        return self._later(lambda: self._exchange_rows(ids, a, b, None), "an exchange of rows")
+        return self._later(lambda: self._operations.exchange_rows(ids, a, b, None), "an exchange of rows")
 
     def _refuse_bad(self, ids: RowIds) -> None:
         """Before an operation goes into the queue, where nobody may wait for it."""
         outside = (ids < 0) | (ids >= self._spec.rows)
         if outside.any():
-            raise bad_row(ids, int(np.argmax(outside)), self._shard)
+            raise bad_row(ids, int(np.argmax(outside)), self._spec)
 
     def _pair_of_rows(self, local: Any, last: Any, row_ids: Any) -> tuple[RowIds, Array, Array]:
         ids = as_row_ids(row_ids, self._spec.rows)
@@ -196,12 +194,6 @@ class MatrixTableHandler(TableHandler):
                 "local and last share memory; they must be two arrays (last = local.copy())"
             )
         return ids, a, b
-
-    def _exchange_rows(self, ids: RowIds, local: Array, last: Array, deadline: Deadline | None) -> None:
-        self._access.add_rows(ids, local - last)
-        last[:] = local  # so that a second try, after a wait that could not end well, adds nothing twice
-        self._access.get_rows(ids, local, deadline)
-        last[:] = local
 
     def _rows(self, data: Any, row_ids: Any) -> tuple[RowIds, Array]:
         ids = as_row_ids(row_ids, self._spec.rows)

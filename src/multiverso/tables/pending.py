@@ -100,6 +100,13 @@ class Queue:
             self._changed.notify_all()
         return pending
 
+    def withdraw(self, pending: Pending) -> None:
+        """Takes back an operation that has not begun: its caller has not heard that it was accepted."""
+        with self._changed:
+            if pending in self._waiting:
+                self._waiting.remove(pending)
+                self._changed.notify_all()
+
     def flush(self, deadline: Deadline) -> None:
         """Waits until nothing is pending; raises what an operation that nobody waited for raised."""
         if threading.current_thread() is self._thread:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from multiverso.consistency.port import CompiledRule
 from multiverso.kernels.compiling import compile_pull, compile_push, load_steps
-from multiverso.tables.access import Loops
 from multiverso.tables.convert import Array, writable
 from multiverso.tables.handler import TableHandler
 from multiverso.tables.pending import Pending
@@ -35,11 +35,11 @@ class Ruled:
 
     def compile(
         self, push: Callable[..., None], pull: Callable[..., None] | None, hyper: tuple[float, ...]
-    ) -> Loops:
+    ) -> CompiledRule:
         """Returns a rule's two loops, compiled for this table; see :class:`multiverso.rules.Rule`."""
         dtype = self._table.spec.dtype
         load_steps(dtype)  # now, and not at the first step, which may be in a thread beside the training
-        return Loops(
+        return CompiledRule(
             compile_push(push, dtype),
             compile_pull(pull, dtype) if pull else 0,
             self._table._shard.own_address(self._session.worker_id),
@@ -47,18 +47,18 @@ class Ruled:
         )
 
     def step(
-        self, loops: Loops, local: Any, push: bool, pull: bool, *, timeout_seconds: float | None = None
+        self, loops: CompiledRule, local: Any, push: bool, pull: bool, *, timeout_seconds: float | None = None
     ) -> None:
         """Runs push, pull or both, in place; see :class:`multiverso.rules.Shared`."""
         deadline = self._table._ready(timeout_seconds)
-        self._table._access.step(loops, self._local(local), push, pull, deadline)
+        self._table._operations.step(loops, self._local(local), push, pull, deadline)
 
-    def step_async(self, loops: Loops, local: Any, push: bool, pull: bool) -> Pending:
+    def step_async(self, loops: CompiledRule, local: Any, push: bool, pull: bool) -> Pending:
         """Like :meth:`step`, in the background. Leave ``local`` alone until ``wait()`` returns."""
         self._session.check()
         array = self._local(local)
-        access = self._table._access
-        return self._table._later(lambda: access.step(loops, array, push, pull, None), "a step")
+        operations = self._table._operations
+        return self._table._later(lambda: operations.step(loops, array, push, pull, None), "a step")
 
     def staged(self) -> Array | None:
         """Returns a copy of what this worker has added since its last read in a synchronous job, or None.
@@ -67,12 +67,13 @@ class Ruled:
             InterruptedRoundError: a read was interrupted and has to be finished first.
         """
         self._table._ready(None)
-        return self._table._access.staged()
+        return self._table._how.staged()
 
     def restage(self, delta: Array | None) -> None:
         """Puts back what :meth:`staged` returned, in the place of what was added since."""
         self._table._ready(None)
-        self._table._access.restage(delta)
+        self._table._operations.settle(None)
+        self._table._how.restage(delta)
 
     def _local(self, local: Any) -> Array:
         table = self._table

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from interleavings.source import Source
-from interleavings.world import DRAWN, RETRY, How, World, schedule_of
+from interleavings.world import DRAWN, How, World, schedule_of
 
 _STRIPE = 16
 
@@ -38,25 +38,16 @@ def locks(source: Source, seed: int, how: How = DRAWN) -> int:
         [random.choice(("add", "add", "exchange", "get")) for _ in range(number)] for _ in range(workers)
     ]
 
-    def until_done(call: Callable[[int], int]) -> None:
-        code = call(0)
-        while code:
-            assert code & 0xFFFF in RETRY, f"code {code & 0xFFFF}"
-            code = call(code >> 16)
-
     def work(me: int) -> None:
         one = 1 << (8 * me)
         local, last, out, delta = (np.zeros(elements, np.int64) for _ in range(4))
         delta += one
 
-        def add(done: int) -> int:
-            return int(dense.add(control, base, 0, me, delta, done))
+        call = world.call()
 
-        def get(done: int) -> int:
-            return int(dense.get(control, base, me, out, done))
-
-        def exchange(done: int) -> int:
-            return int(dense.exchange(control, base, 0, me, local, last, done))
+        def until_done(kernel: Callable[..., int], *arguments: Any) -> None:
+            code = world.until_done(kernel, control, base, *arguments, call)
+            assert code == 0, f"code {code}"
 
         def mine(values: Any) -> None:
             assert ((values >> (8 * me)) & 0xFF == asked[me]).all(), f"worker {me} does not read its own adds"
@@ -64,14 +55,14 @@ def locks(source: Source, seed: int, how: How = DRAWN) -> int:
         for plan in plans[me]:
             if plan == "add":
                 asked[me] += 1
-                until_done(add)
+                until_done(dense.add, 0, me, delta)
             elif plan == "get":
-                until_done(get)
+                until_done(dense.get, me, out, 0)
                 mine(out)
             else:
                 asked[me] += 1
                 local[:] += one
-                until_done(exchange)
+                until_done(dense.exchange, 0, me, local, last, 0)
                 mine(local)
                 assert np.array_equal(local, last), f"worker {me}: an exchange left its two arrays unequal"
             given[me] = asked[me]

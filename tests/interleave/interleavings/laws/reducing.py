@@ -50,7 +50,7 @@ def _reduce(source: Source, seed: int, how: How, small: bool) -> int:
         return np.arange(elements, dtype=np.int64) + 1000 * worker + call
 
     def work(worker: int) -> None:
-        progress, code = np.zeros(3, np.int64), 0
+        progress, code = np.zeros(4, np.int64), 0
         for call in range(1, quota[worker] + 1):
             in_place = (worker + call) % 2
             values = given(worker, call)
@@ -82,6 +82,7 @@ def _reduce(source: Source, seed: int, how: How, small: bool) -> int:
                 break
             wanted = sum(given(other, call) for other in range(workers))
             assert np.array_equal(out, wanted), f"worker {worker}: call {call} gave {out}, not {wanted}"
+            progress[reduce.COMPLETE] = 0  # it has returned
             done[worker] = call
         if code or not stays:
             world.leave(worker)

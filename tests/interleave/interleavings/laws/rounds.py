@@ -238,7 +238,7 @@ def run(source: Source, plan: Plan, scheduler: Scheduler) -> int:
         progress = np.zeros(rounds.MEMBERS + chunks + 1, np.int64)
         progress[rounds.ROUND] = life.first = shard.first_round(me)
         local, last = np.zeros(elements, np.int64), np.zeros(elements, np.int64)
-        delta, nothing = np.full(elements, one, np.int64), np.zeros(0, np.int64)
+        delta, call = np.full(elements, one, np.int64), world.call()
 
         def finished() -> None:
             number = int(progress[rounds.ROUND]) - 1
@@ -247,37 +247,21 @@ def run(source: Source, plan: Plan, scheduler: Scheduler) -> int:
             life.counts[number], life.values[number] = life.given, local.copy()
 
         for operation in plan.operations[me]:
-            staged = 0
             if operation in ("add", "two", "joined"):
-                for first in (True, False)[: 2 if operation == "two" else 1]:
+                for _ in range(2 if operation == "two" else 1):
                     life.asked += 1
-                    rounds.stage(base, me, delta, first)
-                staged = 1
+                    rounds.stage(base, me, progress, delta, call)
             life.chunked = operation == "exchange"
             if operation in ("exchange", "joined"):
                 life.asked += 1
                 local += one
             known = not plan.continues and not world.replaced and world.quietly(lost_here)
-            if operation == "exchange":
-                code = world.until_done(
-                    rounds.commit_exchange,
-                    control,
-                    base,
-                    update,
-                    me,
-                    progress,
-                    local,
-                    last,
-                )
+            if operation in ("exchange", "joined"):
+                exchange = (control, base, update, me, progress, local, last, call)
+                code = world.until_done(rounds.exchange, *exchange)
             else:
-                if operation == "joined":
-                    rounds.stage_difference(base, me, local, last, False)
-                code = world.until_done(rounds.commit, control, base, update, me, staged, progress, nothing)
-                if code == 0 and operation == "joined":
-                    rounds.take_both(base, me, progress, local, last)
-                elif code == 0:
-                    rounds.take(base, me, progress, local)
-                    last[:] = local
+                code = world.until_done(rounds.read, control, base, update, me, progress, local, call)
+                last[:] = local
             assert code or not known, f"worker {me} finished a round that began after another was lost"
             if code:
                 assert code == LOST, f"worker {me}: code {code}"
@@ -291,8 +275,8 @@ def run(source: Source, plan: Plan, scheduler: Scheduler) -> int:
         life.chunked = False
         if plan.leaves_an_add[me]:
             life.asked += 1
-            rounds.stage(base, me, delta, True)
-            rounds.leave(control, base, me, int(progress[rounds.ROUND]))
+            rounds.stage(base, me, progress, delta, call)
+            rounds.leave(control, base, me, progress)
             life.latest = world.quietly(lambda: shard.committed) + 2
         life.end = "left"
         life.given = life.asked

@@ -1,0 +1,141 @@
+"""Asynchronous: every operation takes effect at once, stripe by stripe, and waits for nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from multiverso import kernels
+from multiverso.consistency.port import Array, Call, CompiledRule, Port, RowIds, bad_row
+from multiverso.deadline import Deadline
+
+NO_TICK, TICK = 0, 1
+
+
+class Asynchronous:
+    """The default consistency. Its methods are those of :class:`~multiverso.consistency.port.Consistency`."""
+
+    ticks = NO_TICK  # of this worker's clock, at each read
+    open_round: str | None = None
+
+    def __init__(self, port: Port) -> None:
+        self.port = port
+        self._control, self._base, self._me = port.control, port.base, port.worker_id
+        self._update = port.update
+        self._waits = kernels.load_waits()
+        loaded = kernels.load(port.spec.dtype)
+        dense = loaded.dense
+        self._add, self._get, self._put, self._exchange = dense.add, dense.get, dense.put, dense.exchange
+        if port.spec.kind == "matrix":
+            self._add_rows, self._get_rows = loaded.rows.add_rows, loaded.rows.get_rows
+
+    def add(self, delta: Array, call: Call, deadline: Deadline | None = None) -> None:
+        arguments = (self._control, self._base, self._update, self._me, delta, call.address)
+        code = self._add(*arguments)
+        if code:
+            self._resume(code, lambda: self._add(*arguments), deadline)
+
+    def get(self, out: Array, call: Call, deadline: Deadline | None) -> None:
+        arguments = (self._control, self._base, self._me, out, self.ticks, call.address)
+        code = self._get(*arguments)
+        if code:
+            self._resume(code, lambda: self._get(*arguments), deadline)
+
+    def get_again(self, out: Array) -> None:
+        self.snapshot(out)
+
+    def exchange(self, local: Array, last: Array, call: Call, deadline: Deadline | None) -> None:
+        arguments = (
+            self._control,
+            self._base,
+            self._update,
+            self._me,
+            local,
+            last,
+            self.ticks,
+            call.address,
+        )
+        code = self._exchange(*arguments)
+        if code:
+            self._resume(code, lambda: self._exchange(*arguments), deadline)
+
+    def step(
+        self, rule: CompiledRule, local: Array, push: bool, pull: bool, call: Call, deadline: Deadline | None
+    ) -> None:
+        kernel = kernels.load_steps(self.port.spec.dtype).step
+        arguments = (
+            self._control,
+            self._base,
+            self._update,
+            rule.push if push else 0,
+            rule.pull if pull else 0,
+            self._me,
+            rule.local_state,
+            rule.hyper_address,
+            local,
+            int(pull),
+            self.ticks if pull else NO_TICK,
+            call.address,
+        )
+        code = kernel(*arguments)
+        if code:
+            self._resume(code, lambda: kernel(*arguments), deadline)
+
+    def add_rows(self, ids: RowIds, delta: Array, call: Call, deadline: Deadline | None = None) -> None:
+        arguments = (self._control, self._base, self._update, self._me, ids, delta, call.address)
+        code = self._add_rows(*arguments)
+        if code:
+            self._resume_rows(code, ids, lambda: self._add_rows(*arguments), deadline)
+
+    def get_rows(self, ids: RowIds, out: Array, call: Call, deadline: Deadline | None) -> None:
+        arguments = (self._control, self._base, self._me, ids, out, self.ticks, call.address)
+        code = self._get_rows(*arguments)
+        if code:
+            self._resume_rows(code, ids, lambda: self._get_rows(*arguments), deadline)
+
+    def get_rows_again(self, ids: RowIds, out: Array) -> None:
+        call = Call()
+        arguments = (self._control, self._base, self._me, ids, out, NO_TICK, call.address)
+        code = self._get_rows(*arguments)
+        if code:
+            self._resume_rows(code, ids, lambda: self._get_rows(*arguments), None)
+
+    def snapshot(self, out: Array) -> None:
+        call = Call()
+        arguments = (self._control, self._base, self._me, out, NO_TICK, call.address)
+        code = self._get(*arguments)
+        if code:
+            self._resume(code, lambda: self._get(*arguments), None)
+
+    def put(self, values: Array) -> None:
+        call = Call()
+        arguments = (self._control, self._base, self._me, values, call.address)
+        code = self._put(*arguments)
+        if code:
+            self._resume(code, lambda: self._put(*arguments), None)
+
+    def version(self) -> int:
+        return int(self._waits.version(self._base))
+
+    def staged(self) -> Array | None:
+        return None
+
+    def restage(self, delta: Array | None) -> None:
+        if delta is not None:  # saved in a synchronous job
+            self.add(delta, Call())
+
+    def refuse_unfinished(self) -> None:
+        pass
+
+    def leave(self) -> None:
+        pass
+
+    def _resume(self, code: int, again: Callable[[], int], deadline: Deadline | None) -> None:
+        """Goes on where a kernel stopped at a lock that it did not get in half a second."""
+        self.port.resume(code, again, deadline, f"a lock of {self.port.name}")
+
+    def _resume_rows(
+        self, code: int, ids: RowIds, again: Callable[[], int], deadline: Deadline | None
+    ) -> None:
+        if code & 0xFFFF == kernels.BAD_ROW:
+            raise bad_row(ids, code >> 16, self.port.spec)
+        self._resume(code, again, deadline)

@@ -1,0 +1,50 @@
+"""Bounded staleness: as asynchronous, but a read waits until the slowest worker is at most ``staleness`` ticks behind.
+
+Each read, exchange, or step that pulls is a tick of this worker's clock of the table (stale synchronous parallel:
+Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server"). The tick is done
+by the kernel that reads, in one step with it.
+"""
+
+from __future__ import annotations
+
+from multiverso import layout as at
+from multiverso.consistency.asynchronous import TICK, Asynchronous
+from multiverso.consistency.port import Array, Call, CompiledRule, RowIds
+from multiverso.deadline import Deadline
+from multiverso.memory.words import load64
+
+
+class Bounded(Asynchronous):
+    """Its methods are those of :class:`~multiverso.consistency.port.Consistency`."""
+
+    ticks = TICK
+
+    def get(self, out: Array, call: Call, deadline: Deadline | None) -> None:
+        self._wait(deadline)
+        super().get(out, call, deadline)
+
+    def exchange(self, local: Array, last: Array, call: Call, deadline: Deadline | None) -> None:
+        self._wait(deadline)
+        super().exchange(local, last, call, deadline)
+
+    def step(
+        self, rule: CompiledRule, local: Array, push: bool, pull: bool, call: Call, deadline: Deadline | None
+    ) -> None:
+        if pull:
+            self._wait(deadline)
+        super().step(rule, local, push, pull, call, deadline)
+
+    def get_rows(self, ids: RowIds, out: Array, call: Call, deadline: Deadline | None) -> None:
+        self._wait(deadline)
+        super().get_rows(ids, out, call, deadline)
+
+    def _wait(self, deadline: Deadline | None) -> None:
+        """May this read go ahead? Waits until it may."""
+        port = self.port
+        port.enter()
+        target = load64(port.line + at.CLOCK) - port.staleness
+        arguments = (self._control, self._base, self._me, target)
+        code = self._waits.wait_clock(*arguments)
+        if code:
+            what = f"clock {target} of {port.name}"
+            port.resume(code, lambda: self._waits.wait_clock(*arguments), deadline, what)

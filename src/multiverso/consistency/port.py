@@ -1,0 +1,180 @@
+"""What a consistency knows of one table: its memory, its kernels, and how to wait.
+
+A consistency (``asynchronous``, ``bounded``, ``synchronous``) is what reads and adds mean. It gets flat arrays that
+have been checked, works on the table's memory through kernels, and knows no session, node or process: what it needs
+of them is a :class:`Port`. A new one is a file beside those three, with the methods of :class:`Consistency`, and a
+line in ``tables/handler.py``.
+
+**What a call that raised has done is in memory.** An exception (Ctrl-C, an alarm's handler, a deadline) may come
+between any two steps of Python, also after a kernel is done and before anybody knows it. So every kernel writes how
+far it is into the :class:`Call` that it gets, and what a round needs into the round's own words, in the same step as
+its effects. A call that goes in again with the same ``Call`` does what is left to do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from multiverso import layout as at
+from multiverso.deadline import Deadline
+from multiverso.errors import RowIdError
+from multiverso.memory.words import load64
+from multiverso.spec import TableSpec
+
+Array = npt.NDArray[Any]
+RowIds = npt.NDArray[np.int64]
+
+
+class Call:
+    """How far one call is. The kernels write it, the caller looks at it when an exception came.
+
+    Attributes:
+        address: where the kernels find it.
+        done: stripes or rows that are done, of a call that is not complete.
+        complete: 1 once everything is done; who returns to the user sets it to 0 again.
+    """
+
+    __slots__ = ("_words", "address", "complete", "done")
+
+    def __init__(self) -> None:
+        self._words = (ctypes.c_int64 * 2)()
+        self.address = ctypes.addressof(self._words)
+        self.done = ctypes.c_int64.from_buffer(self._words, at.CALL_DONE)
+        self.complete = ctypes.c_int64.from_buffer(self._words, at.CALL_COMPLETE)
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has changed anything."""
+        return bool(self.done.value or self.complete.value)
+
+
+@dataclass(frozen=True)
+class CompiledRule:
+    """A rule's two loops, compiled: what a kernel needs to call them.
+
+    Attributes:
+        push, pull: addresses of the code; ``pull`` may be 0.
+        local_state: address of this worker's own arrays.
+        hyper: the hyperparameters, in the table's dtype.
+    """
+
+    push: int
+    pull: int
+    local_state: int
+    hyper: Array
+
+    @cached_property
+    def hyper_address(self) -> int:
+        """Where the hyperparameters are; asking NumPy takes a third of a small step's time."""
+        return int(self.hyper.ctypes.data)
+
+
+@dataclass(frozen=True)
+class Port:
+    """One worker's way to the memory of one table.
+
+    Attributes:
+        control: address of the job's control segment.
+        base: address of the table's first byte.
+        worker_id: this worker's number.
+        update: address of the updater's compiled loop; 0 for plain adding.
+        spec: the table.
+        name: what error messages call it.
+        staleness: the bound, in ticks, where there is one.
+        first_round: the first synchronous round that this worker takes part in.
+        slot: gives the memory in which this worker adds up what it contributes to a round.
+        enter: to be called before anything that may wait for other workers; raises where that makes no sense.
+        resume: ``resume(code, again, deadline, what)`` calls ``again`` until it returns 0; raises when the wait
+            cannot end well.
+    """
+
+    control: int
+    base: int
+    worker_id: int
+    update: int
+    spec: TableSpec
+    name: str
+    staleness: int
+    first_round: int
+    slot: Callable[[], Array]
+    enter: Callable[[], None]
+    resume: Callable[[int, Callable[[], int], Deadline | None, str], int]
+
+    @property
+    def line(self) -> int:
+        """Address of this worker's line of the table."""
+        return self.base + load64(self.base + at.LINES) + at.LINE_STRIDE * self.worker_id
+
+
+def bad_row(ids: RowIds, position: int, spec: TableSpec) -> RowIdError:
+    """Returns the error for a row id that is out of range."""
+    return RowIdError(
+        f"row id {ids[position]} (at position {position}) is not in 0 .. {spec.rows - 1}; nothing was changed"
+    )
+
+
+class Consistency(Protocol):
+    """What reads and adds of one table mean.
+
+    Each method goes on where ``call`` says that an earlier one stopped, and may raise what a wait may raise:
+    WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError. ``deadline`` None is the session's own time
+    from when it first has to wait.
+    """
+
+    def add(self, delta: Array, call: Call, deadline: Deadline | None = None) -> None:
+        """Adds to the whole table."""
+
+    def get(self, out: Array, call: Call, deadline: Deadline | None) -> None:
+        """Reads the whole table into ``out``."""
+
+    def get_again(self, out: Array) -> None:
+        """Reads once more what a ``get`` that is complete has read, as its repetition: no tick, no round."""
+
+    def exchange(self, local: Array, last: Array, call: Call, deadline: Deadline | None) -> None:
+        """Pushes ``local - last`` and pulls the result into both."""
+
+    def step(
+        self, rule: CompiledRule, local: Array, push: bool, pull: bool, call: Call, deadline: Deadline | None
+    ) -> None:
+        """Runs a rule's push, pull or both."""
+
+    def add_rows(self, ids: RowIds, delta: Array, call: Call, deadline: Deadline | None = None) -> None:
+        """Adds to some rows; RowIdError before anything is changed."""
+
+    def get_rows(self, ids: RowIds, out: Array, call: Call, deadline: Deadline | None) -> None:
+        """Reads some rows."""
+
+    def get_rows_again(self, ids: RowIds, out: Array) -> None:
+        """As ``get_again``."""
+
+    def snapshot(self, out: Array) -> None:
+        """Reads the whole table outside the rounds and clocks."""
+
+    def put(self, values: Array) -> None:
+        """Overwrites the whole table."""
+
+    def version(self) -> int:
+        """How often it has changed."""
+
+    def staged(self) -> Array | None:
+        """Returns a copy of what this worker has added since its last read and nobody has seen, or None."""
+
+    def restage(self, delta: Array | None) -> None:
+        """Puts back what ``staged`` returned, in the place of what was added since."""
+
+    def refuse_unfinished(self) -> None:
+        """Before the table is closed: raises InterruptedRoundError where something would be lost."""
+
+    def leave(self) -> None:
+        """Ends this worker's part in the table."""
+
+    @property
+    def open_round(self) -> str | None:
+        """What an interrupted call was that has begun a round which is not finished, in words; or None."""

@@ -1,0 +1,179 @@
+"""Synchronous: adds go to this worker's slot; a read is the end of a round, the same bits in every worker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from multiverso import kernels
+from multiverso import layout as at
+from multiverso.consistency.port import Array, Call, CompiledRule, Port, RowIds, bad_row
+from multiverso.deadline import Deadline
+from multiverso.errors import InterruptedRoundError, WaitTimeoutError
+from multiverso.memory.words import load64
+
+_SNAPSHOT_TRIES = 1000
+
+
+class Synchronous:
+    """Its methods are those of :class:`~multiverso.consistency.port.Consistency`. One thread at a time gets in.
+
+    Everything about the unfinished round is in ``_progress``, which only kernels write (``kernels.rounds``): an
+    exception may come between any two steps here.
+    """
+
+    def __init__(self, port: Port) -> None:
+        self.port = port
+        self._control, self._base, self._me = port.control, port.base, port.worker_id
+        self._update = port.update
+        self._rounds = kernels.load(port.spec.dtype).rounds
+        self._waits = kernels.load_waits()
+        self._lock = threading.Lock()
+        self._progress = np.zeros(at.ROUND_MEMBERS + load64(port.base + at.CHUNKS), np.int64)
+        self._progress[at.ROUND_NUMBER] = port.first_round
+        self._reading: str | None = None  # what the open round's read is
+
+    @property
+    def open_round(self) -> str | None:
+        return self._reading if self._progress[at.ROUND_OPEN] else None
+
+    def add(self, delta: Array, call: Call, deadline: Deadline | None = None) -> None:
+        with self._lock:
+            self._refuse_in_round()
+            self._rounds.stage(self._base, self._me, self._progress, delta, call.address)
+
+    def add_rows(self, ids: RowIds, delta: Array, call: Call, deadline: Deadline | None = None) -> None:
+        with self._lock:
+            self._refuse_in_round()
+            bad = self._rounds.stage_rows(self._base, self._me, self._progress, ids, delta, call.address)
+            if bad >= 0:
+                raise bad_row(ids, bad, self.port.spec)
+
+    def get(self, out: Array, call: Call, deadline: Deadline | None) -> None:
+        arguments = (self._control, self._base, self._update, self._me, self._progress, out, call.address)
+        self._read("get", lambda: self._rounds.read(*arguments), deadline)
+
+    def get_again(self, out: Array) -> None:
+        # the last round's buffer is written to again in the next but one, which needs this worker
+        self._rounds.committed_copy(self._base, int(self._progress[at.ROUND_NUMBER]) - 1, out)
+
+    def get_rows(self, ids: RowIds, out: Array, call: Call, deadline: Deadline | None) -> None:
+        self._check_rows(ids)
+        arguments = (
+            self._control,
+            self._base,
+            self._update,
+            self._me,
+            self._progress,
+            ids,
+            out,
+            call.address,
+        )
+        self._read("get", lambda: self._rounds.read_rows(*arguments), deadline)
+
+    def get_rows_again(self, ids: RowIds, out: Array) -> None:
+        self._check_rows(ids)
+        self._rounds.committed_rows(self._base, int(self._progress[at.ROUND_NUMBER]) - 1, ids, out)
+
+    def exchange(self, local: Array, last: Array, call: Call, deadline: Deadline | None) -> None:
+        arguments = (
+            self._control,
+            self._base,
+            self._update,
+            self._me,
+            self._progress,
+            local,
+            last,
+            call.address,
+        )
+        self._read("exchange", lambda: self._rounds.exchange(*arguments), deadline)
+
+    def step(
+        self, rule: CompiledRule, local: Array, push: bool, pull: bool, call: Call, deadline: Deadline | None
+    ) -> None:
+        kernel = kernels.load_steps(self.port.spec.dtype).round_step
+        arguments = (
+            self._control,
+            self._base,
+            self._update,
+            rule.push if push else 0,
+            rule.pull,
+            self._me,
+            rule.local_state,
+            rule.hyper_address,
+            self._progress,
+            local,
+            int(pull),
+            call.address,
+        )
+        self._read("step", lambda: kernel(*arguments), deadline)
+
+    def snapshot(self, out: Array) -> None:
+        for _ in range(_SNAPSHOT_TRIES):
+            number = self.version()
+            self._rounds.committed_copy(self._base, number, out)
+            # a buffer is written to again only after the next round is finished
+            if self.version() == number:
+                return
+        raise WaitTimeoutError(
+            f"no consistent copy of {self.port.name} in {_SNAPSHOT_TRIES} tries: its rounds are too quick"
+        )
+
+    def put(self, values: Array) -> None:
+        with self._lock:
+            self._refuse_in_round()
+            self._rounds.committed_put(self._base, self.version(), values)
+
+    def version(self) -> int:
+        return load64(self._base + at.COMMITTED)
+
+    def staged(self) -> Array | None:
+        with self._lock:
+            self._refuse_in_round()
+            return self.port.slot().copy() if self._progress[at.ROUND_STAGED] else None
+
+    def restage(self, delta: Array | None) -> None:
+        with self._lock:
+            self._refuse_in_round()
+            self._progress[at.ROUND_STAGED] = 0
+        if delta is not None:
+            self.add(delta, Call())
+
+    def leave(self) -> None:
+        """What was added since the last read goes into the others' next round."""
+        self._waits.leave(self._control, self._base, self._me, self._progress)
+
+    def refuse_unfinished(self) -> None:
+        with self._lock:
+            self._refuse_in_round()
+            if self._progress[at.ROUND_STAGED]:
+                raise InterruptedRoundError(
+                    f"this worker has added to {self.port.name} since its last read, which no round has taken up; "
+                    "get() first, in every worker, or shutdown()"
+                )
+
+    def _check_rows(self, ids: RowIds) -> None:
+        if ids.size and (ids.min() < 0 or ids.max() >= self.port.spec.rows):
+            outside = (ids < 0) | (ids >= self.port.spec.rows)
+            raise bad_row(ids, int(np.argmax(outside)), self.port.spec)
+
+    def _refuse_in_round(self) -> None:
+        if self._progress[at.ROUND_OPEN]:
+            raise InterruptedRoundError(
+                f"a {self._reading} of {self.port.name} was interrupted in round "
+                f"{self._progress[at.ROUND_NUMBER]}; call {self._reading} again to finish it first"
+            )
+
+    def _read(self, reading: str, go: Callable[[], int], deadline: Deadline | None) -> None:
+        """Goes through a round, or through what is left of it."""
+        with self._lock:
+            if self._reading != reading:
+                self._refuse_in_round()
+                self._reading = reading
+            self.port.enter()
+            code = go()
+            if code:
+                what = f"round {self._progress[at.ROUND_NUMBER]} of {self.port.name}"
+                self.port.resume(code, go, deadline, what)

@@ -1,0 +1,271 @@
+"""What a call that raised has left undone, and that the same call again does that, and nothing twice.
+
+An exception may come at any moment: Ctrl-C, an alarm's handler, a deadline while a lock is held by a process that is
+stopped. The rule that a user can rely on:
+
+    **A call that raised has not returned: call it again, with the same arguments, and it is finished.** What it had
+    done is not done again, also where it had done everything.
+
+Kernels write how far a call is into its ``Call`` in one step with their effects (``consistency/port.py``), and
+:class:`Operations` keeps that when an exception passes, together with what makes the next call the same one:
+
+- ``add``, ``add_rows``: equal numbers. Another call on the table, or a flush, first finishes one of which a part is
+  done, from a copy: what was begun is never left half.
+- ``exchange``, ``step``: the same arrays in memory. What is done of one is not lost when other arrays come: each
+  element that has been exchanged has its last value.
+- ``get``, ``get_rows``: any.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from multiverso.consistency.port import Array, Call, CompiledRule, Consistency, RowIds
+from multiverso.deadline import Deadline
+from multiverso.errors import InterruptedRoundError
+
+_MOST_KEPT = 16
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """A call that raised, and how far it was.
+
+    Attributes:
+        kind: which operation.
+        arguments: copies of the numbers of an add, the arrays themselves of an exchange.
+        call: what the kernels wrote.
+        finish: does what is left, where that must not be left half.
+    """
+
+    kind: str
+    arguments: tuple[Any, ...]
+    call: Call
+    finish: Callable[[Deadline | None], None] | None = None
+
+    def is_same(self, kind: str, arguments: tuple[Any, ...]) -> bool:
+        """Whether a call is the repetition of this one."""
+        if kind != self.kind or len(arguments) != len(self.arguments):
+            return False
+        same = _equal if self.finish is not None else _one_memory
+        return all(same(mine, other) for mine, other in zip(self.arguments, arguments, strict=True))
+
+
+def _equal(one: Array, other: Array) -> bool:
+    """Bit by bit: NaN is NaN."""
+    return one.size == other.size and bool(np.array_equal(one.view(np.uint8), other.view(np.uint8)))
+
+
+def _one_memory(one: Any, other: Any) -> bool:
+    if not isinstance(one, np.ndarray):
+        return bool(one == other)
+    place = one.__array_interface__["data"][0]
+    return bool(place == other.__array_interface__["data"][0]) and one.size == other.size
+
+
+class _Mine(threading.local):
+    """Each thread's own call."""
+
+    def __init__(self) -> None:
+        self.call = Call()
+
+
+class Operations:
+    """A table's operations, each done exactly once. Any thread.
+
+    Args:
+        how: what they mean.
+        name: the table, in words.
+    """
+
+    def __init__(self, how: Consistency, name: str) -> None:
+        self.how = how
+        self._name = name
+        self._mine = _Mine()
+        self._interrupted: list[Interrupted] = []
+
+    def add(self, delta: Array, deadline: Deadline | None = None) -> None:
+        """Adds to the whole table. ``delta`` is not kept unless an exception comes."""
+        call = self._mine.call
+        try:
+            if not self._interrupted:
+                self.how.add(delta, call, deadline)
+            else:
+                call = self._before("add", (delta,), call, deadline)
+                if not call.complete.value:
+                    self.how.add(delta, call, deadline)
+                self._forget(call)
+        except BaseException:
+            self._keep_add("add", (delta,), call, self.how.add)
+            raise
+        call.complete.value = 0
+
+    def add_rows(self, ids: RowIds, delta: Array, deadline: Deadline | None = None) -> None:
+        """Adds to some rows."""
+        call = self._mine.call
+        try:
+            if not self._interrupted:
+                self.how.add_rows(ids, delta, call, deadline)
+            else:
+                call = self._before("add_rows", (ids, delta), call, deadline)
+                if not call.complete.value:
+                    self.how.add_rows(ids, delta, call, deadline)
+                self._forget(call)
+        except BaseException:
+            self._keep_add("add_rows", (ids, delta), call, self.how.add_rows)
+            raise
+        call.complete.value = 0
+
+    def get(self, out: Array, deadline: Deadline | None, give: Callable[[], Any] | None = None) -> Any:
+        """Reads the whole table into ``out``; returns what ``give`` makes of it, as part of the call."""
+        if self._interrupted:
+            return self._read(
+                "get",
+                lambda call: self.how.get(out, call, deadline),
+                lambda: self.how.get_again(out),
+                deadline,
+                give,
+            )
+        call, result = self._mine.call, None
+        try:
+            self.how.get(out, call, deadline)
+            if give is not None:
+                result = give()
+        except BaseException:
+            self._keep_read("get", call)
+            raise
+        call.complete.value = 0
+        return result
+
+    def get_rows(self, ids: RowIds, out: Array, deadline: Deadline | None, give: Callable[[], Any]) -> Any:
+        """Reads some rows."""
+        return self._read(
+            "get_rows",
+            lambda call: self.how.get_rows(ids, out, call, deadline),
+            lambda: self.how.get_rows_again(ids, out),
+            deadline,
+            give,
+        )
+
+    def exchange_rows(self, ids: RowIds, local: Array, last: Array, deadline: Deadline | None) -> None:
+        """Pushes ``local - last`` of some rows and pulls them into both: an add and a read."""
+        if not any(kept.kind == "get_rows" for kept in self._interrupted):  # else it has been added
+            self.add_rows(ids, local - last, deadline)
+            last[:] = local  # so that a second try adds nothing twice
+        self.get_rows(ids, local, deadline, lambda: np.copyto(last, local))
+
+    def _read(
+        self,
+        kind: str,
+        read: Callable[[Call], None],
+        again: Callable[[], None],
+        deadline: Deadline | None,
+        give: Callable[[], Any] | None,
+    ) -> Any:
+        call, result = self._mine.call, None
+        try:
+            if self._interrupted:
+                call = self._before(kind, (), call, deadline)
+            if call.complete.value:
+                again()
+            else:
+                read(call)
+            if give is not None:
+                result = give()
+            self._forget(call)
+        except BaseException:
+            self._keep_read(kind, call)
+            raise
+        call.complete.value = 0
+        return result
+
+    def exchange(self, local: Array, last: Array, deadline: Deadline | None) -> None:
+        """Pushes ``local - last`` and pulls the result into both."""
+        call = self._mine.call
+        try:
+            if not self._interrupted:
+                self.how.exchange(local, last, call, deadline)
+            else:
+                call = self._before("exchange", (local, last), call, deadline)
+                if not call.complete.value:
+                    self.how.exchange(local, last, call, deadline)
+                self._forget(call)
+        except BaseException:
+            self._keep(Interrupted("exchange", (local, last), call))
+            raise
+        call.complete.value = 0
+
+    def step(
+        self, rule: CompiledRule, local: Array, push: bool, pull: bool, deadline: Deadline | None
+    ) -> None:
+        """Runs a rule's push, pull or both."""
+        call, arguments = self._mine.call, (local, push, pull, rule.push, rule.local_state)
+        try:
+            if not self._interrupted:
+                self.how.step(rule, local, push, pull, call, deadline)
+            else:
+                call = self._before("step", arguments, call, deadline)
+                if not call.complete.value:
+                    self.how.step(rule, local, push, pull, call, deadline)
+                self._forget(call)
+        except BaseException:
+            self._keep(Interrupted("step", arguments, call))
+            raise
+        call.complete.value = 0
+
+    def settle(self, deadline: Deadline | None) -> None:
+        """Finishes what must not be left half: before a flush ends, a barrier, and the session."""
+        for interrupted in list(self._interrupted):
+            if interrupted.finish is not None:
+                if not interrupted.call.complete.value:
+                    interrupted.finish(deadline)
+                self._forget(interrupted.call)
+
+    # -- what an exception has left ----------------------------------------------------------------------------
+
+    def _before(self, kind: str, arguments: tuple[Any, ...], call: Call, deadline: Deadline | None) -> Call:
+        """Returns the call to go on with: an interrupted one's, if this is its repetition."""
+        for interrupted in list(self._interrupted):
+            if interrupted.is_same(kind, arguments):
+                return interrupted.call
+        for interrupted in list(self._interrupted):
+            if interrupted.kind == kind and self.how.open_round == kind:
+                raise InterruptedRoundError(
+                    f"a {kind} of {self._name} was interrupted in the middle of a round; call {kind} again with "
+                    "the same arrays to finish it first"
+                )
+            if interrupted.call.complete.value and interrupted.finish is None:
+                self._forget(interrupted.call)  # its user has gone on without repeating it
+        self.settle(deadline)
+        return call
+
+    def _forget(self, call: Call) -> None:
+        self._interrupted = [kept for kept in self._interrupted if kept.call is not call]
+
+    def _keep_add(
+        self, kind: str, arguments: tuple[Array, ...], call: Call, again: Callable[..., None]
+    ) -> None:
+        if not call.begun or any(kept.call is call for kept in self._interrupted):
+            return
+        copies = tuple(argument.copy() for argument in arguments)
+        self._keep(Interrupted(kind, copies, call, lambda until: again(*copies, call, until)))
+
+    def _keep_read(self, kind: str, call: Call) -> None:
+        call.done.value = 0  # the next one reads everything, perhaps into another array
+        self._keep(Interrupted(kind, (), call))
+
+    def _keep(self, interrupted: Interrupted) -> None:
+        kind, call = interrupted.kind, interrupted.call
+        if any(kept.call is call for kept in self._interrupted):
+            return
+        if not call.begun:
+            known = any(kept.kind == kind for kept in self._interrupted)
+            if known or self.how.open_round != kind.removesuffix("_rows"):
+                return  # it had not changed anything
+        self._interrupted = [*self._interrupted, interrupted][-_MOST_KEPT:]
+        self._mine.call = Call()

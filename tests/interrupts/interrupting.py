@@ -1,0 +1,112 @@
+"""Raises an exception in the middle of a call: at its k-th point at which that can happen, or whenever a signal comes.
+
+CPython runs the handlers of signals at certain points only: at the beginning of a function, after a call of a function
+that is not written in Python, and at a jump backwards. ``At`` goes through all of them, one by one, in the functions of
+the package; ``Storm`` sends real signals at random moments.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import random
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import multiverso
+
+PACKAGE = str(Path(multiverso.__file__).parent)
+
+
+class Interruption(BaseException):
+    """What a handler raises, as KeyboardInterrupt is."""
+
+
+@functools.cache
+def _names(code: CodeType) -> dict[int, str]:
+    return {instruction.offset: instruction.opname for instruction in dis.get_instructions(code)}
+
+
+class At:
+    """Interrupts a call at its k-th point. ``happened``: whether it had so many."""
+
+    def __init__(self, number: int) -> None:
+        self.happened = False
+        self._left = number
+        self._last: dict[FrameType, int] = {}
+
+    def __call__(self, call: Callable[[], Any]) -> Any:
+        before = sys.gettrace()
+        sys.settrace(self._enter)
+        try:
+            return call()
+        finally:
+            sys.settrace(before)
+            self._last.clear()
+
+    def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
+        caller = frame.f_back
+        if caller is not None:
+            self._last.pop(
+                caller, None
+            )  # after this call, which is one of Python's own, nothing is looked at
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        frame.f_trace_opcodes = True
+        self._point()
+        return self._look
+
+    def _look(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "opcode":
+            names, now = _names(frame.f_code), frame.f_lasti
+            last = self._last.get(frame)
+            if last is not None and (now < last or names.get(last, "").startswith("CALL")):
+                self._point()
+            self._last[frame] = now
+        return self._look
+
+    def _point(self) -> None:
+        if self.happened:
+            return
+        self._left -= 1
+        if self._left < 0:
+            self.happened = True
+            raise Interruption
+
+
+class Storm:
+    """Interrupts calls by SIGALRM at random moments. A context; ``number``: how often it did."""
+
+    def __init__(self, seed: int) -> None:
+        self.number = 0
+        self._random = random.Random(seed)
+        self._armed = False
+
+    def __enter__(self) -> Storm:
+        self._before = signal.signal(signal.SIGALRM, self._handle)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self._before)
+
+    def __call__(self, call: Callable[[], Any]) -> Any:
+        seconds = self._random.choice((2e-6, 1e-5, 5e-5, 2e-4)) * self._random.random()
+        self._armed = True
+        try:
+            signal.setitimer(signal.ITIMER_REAL, seconds + 1e-6)
+            return call()
+        finally:
+            self._armed = False
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        inside = frame if self._armed else None  # a late one hits whatever comes after the call
+        while inside is not None:
+            if inside.f_code.co_filename.startswith(PACKAGE):
+                self.number += 1
+                raise Interruption
+            inside = inside.f_back

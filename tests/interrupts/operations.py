@@ -1,0 +1,224 @@
+"""Every operation, rule and mode, done to two twins: one is interrupted, the other is not, and they stay equal."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from interrupting import Interruption
+
+import multiverso as mv
+from multiverso.runtime import Node, Session
+from multiverso.runtime.reduce import Reducer
+
+SIZE = 50
+MODES: dict[str, dict[str, Any]] = {"async": {}, "bounded": {"staleness": 1}, "sync": {"sync": True}}
+Interrupter = Callable[[Callable[[], Any]], Any]
+_STEPS = 1 << 20
+
+
+def numbers(worker: int, step: int, size: int = SIZE) -> Any:
+    return np.random.default_rng([worker, step]).integers(-8, 9, size).astype("f4")
+
+
+class Twin:
+    """One worker's part in one of the two: ``steps()`` yields the calls of a step; ``seen()`` what it has read."""
+
+    def __init__(self, session: Session, name: str) -> None:
+        self.session, self.number = session, 0
+        self.said: list[Any] = []
+        self.make(name)
+
+    def make(self, name: str) -> None: ...
+    def calls(self) -> list[Callable[[], Any]]:
+        raise NotImplementedError
+
+    def seen(self) -> Any:
+        return [np.array(said).tolist() for said in self.said]
+
+    def mine(self, step: int | None = None) -> Any:
+        return numbers(self.session.worker_id, self.number if step is None else step)
+
+
+class Adding(Twin):
+    updater = "add"
+
+    def make(self, name: str) -> None:
+        self.table = mv.MatrixTableHandler(SIZE, 1, session=self.session, updater=self.updater)
+
+    def calls(self) -> list[Callable[[], Any]]:
+        values, one = self.mine(), np.ones((2, 1), "f4")
+        return [
+            lambda: self.table.add(values),
+            lambda: self.table.add(one, row_ids=[3, 5]),
+            lambda: self.table.get(),
+            lambda: self.table.add(values * 2),
+            lambda: self.table.get([4, 3], out=np.empty((2, 1), "f2")),
+        ]
+
+    def seen(self) -> Any:
+        statistics = self.table._shard.statistics(self.session.worker_id)
+        counted = [statistics[what] for what in ("adds", "exchanges", "clock")]
+        return super().seen(), counted, self.table.version, self.table.snapshot().tolist()
+
+
+class Exchanging(Twin):
+    updater: Any = "add"
+
+    def make(self, name: str) -> None:
+        self.table = mv.ArrayTableHandler(SIZE, session=self.session, updater=self.updater)
+        self.local, self.last = np.zeros(SIZE, "f4"), np.zeros(SIZE, "f4")
+        self.more = self.mine(7)
+
+    def calls(self) -> list[Callable[[], Any]]:
+        self.local += self.mine()
+        exchange = lambda: self.table.exchange(self.local, self.last)  # noqa: E731
+        return [exchange, exchange, lambda: self.table.add(self.more), exchange]
+
+    def seen(self) -> Any:
+        statistics = self.table._shard.statistics(self.session.worker_id)
+        counted = [statistics[what] for what in ("adds", "exchanges", "clock")]
+        return self.local.tolist(), self.last.tolist(), counted, self.table.snapshot().tolist()
+
+
+class WithState(Exchanging):
+    updater = mv.updaters.nesterov(0.5, 0.5)
+
+
+class Ruled(Twin):
+    rule: Any = None
+
+    def make(self, name: str) -> None:
+        self.local = self.mine(3)
+        self.shared = mv.rules.share(self.local, self.rule, session=self.session)
+
+    def calls(self) -> list[Callable[[], Any]]:
+        self.local += self.mine()
+        exchange = lambda: self.shared.exchange(self.local)  # noqa: E731
+        return [exchange, exchange, exchange]
+
+    def seen(self) -> Any:
+        statistics = self.shared.table._shard.statistics(self.session.worker_id)
+        counted = [statistics[what] for what in ("adds", "exchanges", "clock")]
+        own = [array.tolist() for array in self.shared._own]
+        return self.local.tolist(), own, self.shared._calls, counted, self.shared.table.snapshot().tolist()
+
+
+class Meeting(Twin):
+    """Barriers and reductions, of which a session has one kind only: the twins take turns."""
+
+    def make(self, name: str) -> None:
+        # one for both: its memory is the job's
+        self.reducer = vars(self.session).setdefault("reducer", None) or Reducer(self.session, 2)
+        vars(self.session)["reducer"] = self.reducer
+
+    def calls(self) -> list[Callable[[], Any]]:
+        values, large = self.mine(), np.resize(self.mine(), 20_000)
+        return [
+            self.session.barrier,
+            lambda: self.reducer.all_reduce(values),
+            lambda: self.reducer.all_reduce(values.astype("i4"), "average"),
+            lambda: self.reducer.all_reduce(values.astype("f2"), "max"),
+            lambda: self.reducer.all_reduce(large, "average", large)[:SIZE],
+            self.session.barrier,
+        ]
+
+
+def ruled(rule: Any) -> type[Twin]:
+    return type("Ruled", (Ruled,), {"rule": rule})
+
+
+KINDS: dict[str, type[Twin]] = {
+    "add": Adding,
+    "sgd": type("Sgd", (Adding,), {"updater": "sgd"}),
+    "exchange": Exchanging,
+    "nesterov": WithState,
+    "asgd": ruled(mv.rules.asgd()),
+    "easgd": ruled(mv.rules.easgd(0.25)),
+    "downpour": ruled(mv.rules.downpour(fetch=3, push=2)),
+    "averaging": ruled(mv.rules.model_averaging()),
+    "local sgd": ruled(mv.rules.local_sgd()),
+    "meeting": Meeting,
+}
+ONLY = {"averaging": ("sync",), "local sgd": ("sync",), "meeting": ("async",)}
+CASES = [(kind, mode) for kind in KINDS for mode in ONLY.get(kind, tuple(MODES))]
+
+
+@dataclass
+class Pair:
+    """This worker's twins, and the other worker, in a thread, where there are rounds.
+
+    The other one does each step once when it is told; so a round too many waits in vain.
+    """
+
+    twins: tuple[Twin, Twin]
+    go: list[queue.Queue[bool]]
+
+    def step(self, interrupt: Interrupter) -> bool:
+        """Does one step with both; the first is interrupted, and each call repeated until it returns.
+
+        Returns:
+            Whether any call was interrupted.
+        """
+        for go in self.go:
+            go.put(True)
+        interrupted = False
+        for number, twin in enumerate(self.twins):
+            for call in twin.calls():
+                while True:
+                    try:
+                        said = call() if number else interrupt(call)
+                    except Interruption:
+                        interrupted = True
+                        continue
+                    break
+                if isinstance(said, np.ndarray):
+                    twin.said = [*twin.said[-4:], said.astype("f8")]
+            twin.number += 1
+        one, other = (twin.seen() for twin in self.twins)
+        assert one == other, f"step {self.twins[0].number}: {one} was interrupted, {other} was not"
+        return interrupted
+
+
+@contextmanager
+def pair(kind: str, mode: str) -> Iterator[Pair]:
+    """Makes the twins, in a job of one worker, or of two where they meet."""
+    make, workers = KINDS[kind], 2 if mode == "sync" or kind == "meeting" else 1
+    errors: list[BaseException] = []
+
+    def twins_of(session: Session) -> tuple[Twin, Twin]:
+        return make(session, "one"), make(session, "other")
+
+    def other(address: str, go: queue.Queue[bool]) -> None:
+        try:
+            with Session(address, 1, timeout_seconds=60, **MODES[mode]) as session:
+                twins = twins_of(session)
+                while go.get():
+                    for twin in twins:
+                        for call in twin.calls():
+                            call()
+                        twin.number += 1
+        except BaseException as error:
+            errors.append(error)
+
+    with ExitStack() as stack:
+        node = stack.enter_context(Node(workers))
+        go: list[queue.Queue[bool]] = [queue.Queue() for _ in range(workers - 1)]
+        threads = [threading.Thread(target=other, args=(node.address, one)) for one in go]
+        for thread in threads:
+            thread.start()
+        try:
+            with Session(node.address, 0, timeout_seconds=20, **MODES[mode]) as session:
+                yield Pair(twins_of(session), go)
+        finally:
+            for one in go:
+                one.put(False)
+            for thread in threads:
+                thread.join(60)
+    if errors:
+        raise errors[0]
