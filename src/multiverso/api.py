@@ -209,10 +209,10 @@ def stats() -> dict[str, Any]:
     """Returns what this worker has done so far.
 
     Returns:
-        ``worker_id``, ``workers_num``, ``waited_seconds`` and, in ``tables``, for each table by name or
-        number: ``adds``, ``gets``, ``exchanges``, ``bytes``, ``wait_seconds``, ``locks_recovered`` (taken over
-        from a dead worker), ``clock``, and the staleness of reads (``staleness_last``, ``_max``, ``_mean``): how
-        many pushes of other workers came since this worker's read before.
+        ``worker_id``, ``workers_num``, ``waited_seconds`` and, in ``tables``, for each table by its name (a text)
+        or its number (an int): ``adds``, ``gets``, ``exchanges``, ``bytes``, ``wait_seconds``, ``locks_recovered``
+        (taken over from a dead worker), ``clock``, and the staleness of reads (``staleness_last``, ``_max``,
+        ``_mean``): how many pushes of other workers came since this worker's read before.
     """
     return current().statistics()
 

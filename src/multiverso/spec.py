@@ -18,6 +18,7 @@ INITIAL: tuple[Initial, ...] = get_args(Initial)
 _LONGEST_TEXT = 2000
 _MOST_ELEMENTS = 2**48
 _MOST_ARRAYS = 64
+_MOST_TICKS = 2**60
 _MOST_HYPER = 16
 MODES = {"async": at.ASYNCHRONOUS, "sync": at.SYNCHRONOUS, "bounded": at.BOUNDED}
 
@@ -40,6 +41,10 @@ class Consistency:
             raise StartupError("sync=True and staleness= exclude each other: choose one")
         if isinstance(staleness, bool) or not isinstance(staleness, int) or staleness < 0:
             raise StartupError(f"staleness is a number of ticks, 0 or more; got {staleness!r}")
+        if staleness >= _MOST_TICKS:
+            raise StartupError(
+                f"staleness is a number of ticks below 2**60; for no bound leave it out; got {staleness}"
+            )
         return cls("bounded", staleness)
 
 

@@ -11,7 +11,13 @@ import pytest
 from core_support import MODES, bits
 
 import multiverso as mv
-from multiverso.errors import DtypeMismatchError, MultiversoError, RowIdError, ShapeMismatchError
+from multiverso.errors import (
+    DtypeMismatchError,
+    MultiversoError,
+    RowIdError,
+    ShapeMismatchError,
+    StartupError,
+)
 from multiverso.runtime import Node, Session
 
 
@@ -208,3 +214,33 @@ def test_an_updater_whose_factors_an_integer_table_cannot_hold_is_refused(tables
         DtypeMismatchError, match=r"nesterov computes with \(0.7, 0.9\), which int64 cannot hold"
     ):
         mv.ArrayTableHandler(4, dtype="int64", updater="nesterov", session=tables.array._session)
+
+
+def test_what_numpy_also_calls_an_array(alone: Session) -> None:
+    """A masked element is no number, and a np.matrix is its array."""
+    table = mv.ArrayTableHandler(4, session=alone)
+    with pytest.raises(DtypeMismatchError, match=r"data has masked elements.*filled\(0\)"):
+        table.add(np.ma.array([1, 2, 3, 4], mask=[0, 1, 0, 0]))
+    table.add(np.ma.array([1, 2, 3, 4]))
+    table.add(np.array([[1, 2], [3, 4]], "f4").view(np.matrix))
+    assert table.get().tolist() == [2, 4, 6, 8]
+
+
+@pytest.mark.parametrize("updater", [[], {}, None, 3, "nothing"])
+def test_no_updater(alone: Session, updater: Any) -> None:
+    with pytest.raises(ValueError, match="no updater is called"):
+        mv.ArrayTableHandler(4, updater=updater, session=alone)
+
+
+def test_a_bound_that_no_clock_can_hold() -> None:
+    from multiverso.spec import Consistency
+
+    with pytest.raises(StartupError, match=r"below 2.*for no bound leave it out"):
+        Consistency.of(False, 10**30)
+
+
+def test_statistics_tell_an_unnamed_table_from_one_named_like_its_number(alone: Session) -> None:
+    mv.ArrayTableHandler(2, session=alone).add([1, 1])
+    mv.ArrayTableHandler(2, name="1", session=alone)
+    tables = alone.statistics()["tables"]
+    assert (tables[1]["adds"], tables["1"]["adds"]) == (1, 0)

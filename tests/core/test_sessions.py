@@ -415,7 +415,7 @@ def test_stats_count_what_was_done() -> None:
     for i, (stats, version) in enumerate(together(work, 2)):
         assert (stats["worker_id"], stats["workers_num"]) == (i, 2)
         assert stats["waited_seconds"] >= 0
-        one, two = stats["tables"]["1"], stats["tables"]["two"]
+        one, two = stats["tables"][1], stats["tables"]["two"]
         assert (one["adds"], one["gets"], one["exchanges"]) == (3, 1, 1)
         assert one["bytes"] == 40 * 3 + 40 + 80
         assert one["staleness_max"] >= 3

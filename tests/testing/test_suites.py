@@ -173,7 +173,7 @@ def killed_with_lock() -> Any:
         faults.die_with_lock(table)
     mv.barrier()
     table.add(np.ones(4))
-    return table.get()[0], mv.stats()["tables"]["1"]["locks_recovered"]
+    return table.get()[0], mv.stats()["tables"][1]["locks_recovered"]
 
 
 def test_a_lock_whose_holder_was_killed_is_taken_over() -> None:

@@ -139,9 +139,11 @@ class Catalogue:
             raise
 
     def unlist(self, piece: Piece) -> None:
-        """Forgets a piece that was never ready: its name or place in the order is free again."""
+        """Forgets a piece that was never ready: its name or place in the order is free again, as is the last number."""
         if piece.key[0] == "order":
             self.ordered -= 1
+        if piece.number == self._tables:
+            self._tables -= 1
         self._remove(piece)
 
     def release(self, piece: Piece) -> None:

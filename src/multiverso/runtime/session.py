@@ -455,7 +455,7 @@ class Session:
             "workers_num": self.workers_num,
             "waited_seconds": self.control.waited_seconds(self.worker_id),
             "tables": {
-                shard.spec.name or str(number): shard.statistics(self.worker_id)
+                shard.spec.name or number: shard.statistics(self.worker_id)
                 for number, shard in self.tables().items()
             },
         }

@@ -29,8 +29,12 @@ def as_numpy(value: Any, what: str) -> Array:
         ShapeMismatchError: a ragged sequence.
         DtypeMismatchError: no numbers.
     """
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise DtypeMismatchError(
+            f"{what} has masked elements, which no table can hold: give {what}.filled(0), or another value for them"
+        )
     if isinstance(value, np.ndarray):
-        array = value
+        array = np.asarray(value)  # of a np.matrix, whose shapes are always two-dimensional, the array itself
     elif is_tensor(value):
         tensor = value.detach().cpu()
         array = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()

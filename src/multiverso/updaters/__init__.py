@@ -41,7 +41,7 @@ def resolve(updater: str | Updater) -> Updater:
         if len(updater.hyper) > _MOST_HYPER:
             raise ValueError(f"an updater has at most {_MOST_HYPER} hyperparameters; {updater.name} has more")
         return updater
-    if updater not in BY_NAME:
+    if not isinstance(updater, str) or updater not in BY_NAME:
         raise ValueError(f"no updater is called {updater!r}; there are {', '.join(sorted(BY_NAME))}")
     return BY_NAME[updater]()
 
