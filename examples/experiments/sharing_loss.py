@@ -182,7 +182,7 @@ def together(settings: Settings, mode: str, runs: list[Run]) -> list[tuple[float
         if count % every:
             shared.exchange(local)  # what was changed since the last one
         mv.barrier()
-        seen = mv.stats()["tables"][str(shared.table.number)]["staleness_max"]
+        seen = mv.stats()["tables"][shared.table.number]["staleness_max"]
         results.append((accuracy(shared.table.snapshot(), test_images, test_labels), seen))
         mv.barrier()
         if mv.is_master_worker() and (number + 1) % 50 == 0:
