@@ -54,3 +54,5 @@ def test_tracebacks_of_an_interruption_are_left_out_and_others_are_not() -> None
     assert machine.without(TRACEBACK) == []
     assert machine.rest() == TRACEBACK
     assert machine.without([*TRACEBACK, *TRACEBACK, b"KeyboardInterrupt"]) == TRACEBACK
+    # as Python shows an interrupt at the begin of a function
+    assert machine.without([*TRACEBACK, b"    def f(self):", b"", b"KeyboardInterrupt", b"e"]) == [b"e"]

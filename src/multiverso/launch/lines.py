@@ -53,7 +53,8 @@ class Interruptions:
                 shown.append(line)
             else:
                 self._held.append(line)
-                if not line.startswith((b" ", b"\t")):
+                # an interrupt at the begin of a function has a blank line in its traceback
+                if line and not line.startswith((b" ", b"\t")):
                     text = self.rest()
                     shown += [] if line.startswith(b"KeyboardInterrupt") else text
         return shown
