@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,7 +25,7 @@ SIZE = 3 * STRIPE
 
 @contextmanager
 def last_stripe_held(table: Any) -> Iterator[None]:
-    """Another thread has the lock of the last stripe, as a process would that is stopped."""
+    """Another thread has the lock of the last stripe, as a process would that is stopped; nobody waits long for it."""
     lock = table._shard.base + table._shard.places.locks + 2 * at.MUTEX_BYTES
     held, done = threading.Event(), threading.Event()
 
@@ -37,9 +38,12 @@ def last_stripe_held(table: Any) -> Iterator[None]:
     thread = threading.Thread(target=hold)
     thread.start()
     assert held.wait(30)
+    session, patience = table._session, table._session.timeout_seconds
+    session.timeout_seconds = 0.01
     try:
         yield
     finally:
+        session.timeout_seconds = patience
         done.set()
         thread.join(30)
 
@@ -57,9 +61,11 @@ def rows(table: Any, value: float) -> None:
 
 @pytest.fixture
 def stuck() -> Iterator[Any]:
-    """A table of three stripes whose session does not wait for long."""
-    with Node(1) as node, Session(node.address, timeout_seconds=0.01) as session:
-        yield mv.MatrixTableHandler(ROWS, COLUMNS, session=session)
+    """A table of three stripes."""
+    with Node(1) as node, Session(node.address, timeout_seconds=30) as session:
+        table = mv.MatrixTableHandler(ROWS, COLUMNS, session=session)
+        # pytest keeps what it has given to a test; this lets the memory go all the same
+        yield weakref.proxy(table)
 
 
 @pytest.mark.parametrize("add", [whole, rows])
