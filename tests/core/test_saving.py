@@ -414,16 +414,18 @@ def test_a_save_is_not_left_out_because_of_an_older_one(alone: Session, tmp_path
     assert len(os.listdir(tmp_path)) == 3
 
 
-def test_who_waits_for_another_saver_has_a_deadline(tmp_path: Path) -> None:
-    with Node(1) as node, Session(node.address, timeout_seconds=0.05) as session:
-        mv.ArrayTableHandler(3, session=session)
-        with (
-            files.locked(tmp_path / ".lock", 1),
-            pytest.raises(WaitTimeoutError, match=f"saves to {tmp_path}"),
-        ):
-            save_all(session, tmp_path)
-        assert os.listdir(tmp_path) == []
-        save_all(session, tmp_path)
+def test_who_waits_for_another_saver_has_a_deadline(alone: Session, tmp_path: Path) -> None:
+    mv.ArrayTableHandler(3, session=alone)
+    patience = alone.timeout_seconds
+    with (
+        files.locked(tmp_path / ".lock", 1),
+        pytest.raises(WaitTimeoutError, match=f"saves to {tmp_path}"),
+    ):
+        alone.timeout_seconds = 0.05
+        save_all(alone, tmp_path)
+    assert os.listdir(tmp_path) == []
+    alone.timeout_seconds = patience
+    save_all(alone, tmp_path)
 
 
 def test_a_lock_that_a_killed_saver_left_stops_nobody(alone: Session, tmp_path: Path) -> None:
