@@ -15,7 +15,7 @@ from multiverso.kernels.storing import cache_directory
 from multiverso.spec import DTYPES
 
 OF_A_DTYPE = ("dense", "rows", "rounds", "steps", "reduce")
-OF_NONE = ("waits", "dense", "rounds")
+OF_NONE = ("waits", "dense", "rounds", "keyed")
 _RULES_DTYPES = ("float32", "float64")
 
 
