@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import gc
 import random
 import signal
 import sys
@@ -87,12 +88,14 @@ class Storm:
         self._armed = False
 
     def __enter__(self) -> Storm:
+        gc.disable()  # an exception in somebody's callback of a collection is printed and lost, not raised
         self._before = signal.signal(signal.SIGALRM, self._handle)
         return self
 
     def __exit__(self, *error: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, self._before)
+        gc.enable()
 
     def __call__(self, call: Callable[[], Any]) -> Any:
         seconds = self._random.choice((2e-6, 1e-5, 5e-5, 2e-4)) * self._random.random()

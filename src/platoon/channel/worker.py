@@ -70,6 +70,7 @@ class Worker(metaclass=_OnePerProcess):
         self._shared: SharedParameters | None = None
         self._collective: Collective | None = None
         self._batches: BatchClient | None = None
+        self._opened_by_arguments = False
         self._attaching = threading.Lock()
         self._context = zmq.Context()
         port, rank = _place(control_port)
@@ -82,6 +83,9 @@ class Worker(metaclass=_OnePerProcess):
             self._info = self._requests.say_hello(rank)
             if data_port:
                 self.init_mb_sock(data_port, data_hwm)
+                self._opened_by_arguments = (
+                    "PLATOON_DATA_PORT" in os.environ
+                )  # the launcher's, not the program's
         except BaseException:
             self._requests.close()
             self._context.term()
@@ -130,14 +134,20 @@ class Worker(metaclass=_OnePerProcess):
     # -- minibatches ---------------------------------------------------------------------------------------
 
     def init_mb_sock(self, port: int | None = None, data_hwm: int = 10) -> None:
-        """Opens the channel for minibatches.
+        """Opens the channel for minibatches, unless the launcher's arguments have opened it already.
 
         Args:
             port: where they come from; None asks the controller.
             data_hwm: how many may be on their way to this worker.
+
+        Raises:
+            PlatoonError: it was called before.
         """
         self._check()
         if self._batches is not None:
+            if port is None and self._opened_by_arguments:
+                self._opened_by_arguments = False  # the program's own call, of which the launcher was ahead
+                return
             raise PlatoonError("minibatches can be received already: init_mb_sock() was called before")
         if port is None:
             answer = self._requests.ask("platoon-data", None)
