@@ -16,6 +16,7 @@ import numpy as np
 import multiverso as mv
 from multiverso import kernels
 from multiverso import layout as at
+from multiverso.kernels import rounds
 from multiverso.memory import mutex
 from multiverso.memory.words import load32, load64, store64
 from multiverso.runtime import Node, Session
@@ -61,13 +62,20 @@ def while_attaching(address: str, worker_id: int, end: str, pipe: Connection) ->
     Session(address, worker_id)
 
 
+def _publish(session: Session, base: int) -> None:
+    """Says that what was added is ready for the first round, as a worker that leaves does."""
+    progress = np.zeros(rounds.MEMBERS, np.int64)
+    progress[rounds.STAGED] = progress[rounds.ROUND] = 1
+    session.waits.leave(session.control.address, base, session.worker_id, progress)
+
+
 def alone_in_a_round(address: str, end: str, pipe: Connection) -> None:
     """The only one in a round, which is decided; dies before or while it folds when it is told to."""
     session = Session(address, sync=True, start_timeout_seconds=60)
     table = mv.ArrayTableHandler(SIZE, 1.0, name="t", session=session)
     base, line = table._shard.base, table._shard.line(0)
     table.add(np.full(SIZE, 10.0))
-    session._waits.leave(session.control.address, base, 0, 1)
+    _publish(session, base)
     store64(line + at.PROPOSALS + 8, 1)
     store64(base + at.DECISIONS + 8, 1 << 16 | 1)
     pipe.send("decided")
@@ -112,7 +120,7 @@ def before_its_slot_is_ready(session: Session, table: Any) -> None:
 def staged(session: Session, table: Any) -> None:
     """Its slot is ready, and it dies before anything is decided or after, as it happens."""
     table.add(np.full(SIZE, 10.0))
-    session._waits.leave(session.control.address, table._shard.base, session.worker_id, 1)
+    _publish(session, table._shard.base)
     die()
 
 
@@ -120,7 +128,7 @@ def _decided(session: Session, table: Any) -> int:
     """Takes part in the first step up to its decision, and returns its members."""
     table.add(np.full(SIZE, 10.0))
     shard = table._shard
-    session._waits.leave(session.control.address, shard.base, session.worker_id, 1)
+    _publish(session, shard.base)
     while (seen := load64(shard.base + at.DECISIONS + 8)) >> 16 < 1:
         time.sleep(0.001)
     return load64(shard.line((seen & 0xFF) - 1) + at.PROPOSALS + 8)
