@@ -297,7 +297,10 @@ def test_version_and_unknown_commands(tmp_path: Path) -> None:
         [sys.executable, "-m", "multiverso", "run", "-h"], capture_output=True, text=True, timeout=SECONDS
     )
     assert "--on-failure" in package.stdout
-    assert "_MULTIVERSO_COMPLETE" in multiverso("--show-completion", "bash").stdout
+    # a shell as its parent: completion asks which one it is
+    shell = ["bash", "-c", f"{sys.executable} -m multiverso --show-completion; exit $?"]
+    shown = subprocess.run(shell, capture_output=True, text=True, timeout=SECONDS)
+    assert "_MULTIVERSO_COMPLETE" in shown.stdout
     forgot = multiverso(script(tmp_path, ""), "-n", "4", COLUMNS="300")
     assert forgot.returncode == 2
     assert f"multiverso run -n 4 {tmp_path}/job.py" in forgot.stderr
