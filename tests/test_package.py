@@ -173,12 +173,17 @@ def test_the_net_catches_whatever_a_test_leaves_behind(tmp_path: Path) -> None:
 
 
 SIGNALS = """
+import signal
 import subprocess
+
+# Those below SIGRTMIN are the C library's own: nothing here can ignore, block or restore them.
+OUT_OF_REACH = sum(1 << number - 1 for number in range(32, signal.SIGRTMIN))
+
 
 def test_a_program_begins_with_every_signals_default():
     status = subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True, check=True).stdout
     signals = dict(line.split(":\\t") for line in status.splitlines() if line.startswith("Sig"))
-    assert (signals["SigIgn"], signals["SigBlk"]) == ("0" * 16, "0" * 16)
+    assert [int(signals[kind], 16) & ~OUT_OF_REACH for kind in ("SigIgn", "SigBlk")] == [0, 0]
 """
 
 
