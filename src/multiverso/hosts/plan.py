@@ -1,0 +1,104 @@
+"""Which hosts a job has, and which worker is on which: plain data, the same on every host."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from multiverso.errors import StartupError
+
+PLAN_VARIABLE = "MULTIVERSO_HOST_PLAN"
+
+
+def spread(workers: int, hosts: int) -> tuple[int, ...]:
+    """Returns how many workers each host gets: as evenly as can be, the first hosts one more.
+
+    Raises:
+        StartupError: a host would have none.
+    """
+    if hosts < 1 or workers < hosts:
+        raise StartupError(
+            f"{workers} worker(s) cannot be spread over {hosts} hosts: each needs one; give -n {hosts} or more"
+        )
+    each, more = divmod(workers, hosts)
+    return tuple(each + (host < more) for host in range(hosts))
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """What a host has to know before its node begins.
+
+    Attributes:
+        host: this host's number, from 0; host 0 is the coordinator.
+        names: the hosts' names, in their order: what errors call them.
+        workers: how many workers each has; they are numbered in host order.
+        coordinator: where the coordinator listens: address and port.
+        credentials: the job's certificate and key, as text; None where nothing is encrypted.
+        bind: the address at which this host's node listens for other hosts' data.
+    """
+
+    host: int
+    names: tuple[str, ...]
+    workers: tuple[int, ...]
+    coordinator: tuple[str, int]
+    credentials: str | None = field(default=None, repr=False)
+    bind: str = "127.0.0.1"
+
+    def __post_init__(self) -> None:
+        if not (len(self.names) == len(self.workers) and 0 <= self.host < len(self.names)):
+            raise StartupError(f"this is no plan of hosts: {self}")
+        if any(count < 1 for count in self.workers):
+            raise StartupError(f"each host of a job has a worker or more; got {self.workers}")
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts there are."""
+        return len(self.names)
+
+    @property
+    def workers_num(self) -> int:
+        """How many workers the job has, on all hosts together."""
+        return sum(self.workers)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this host's node is the coordinator."""
+        return self.host == 0
+
+    @property
+    def local(self) -> range:
+        """The numbers of this host's workers."""
+        return self.workers_of(self.host)
+
+    def workers_of(self, host: int) -> range:
+        """Returns the numbers of a host's workers."""
+        first = sum(self.workers[:host])
+        return range(first, first + self.workers[host])
+
+    def host_of(self, worker_id: int) -> int:
+        """Returns the number of a worker's host."""
+        return next(host for host in range(self.hosts) if worker_id in self.workers_of(host))
+
+    def places(self) -> tuple[str, ...]:
+        """Returns the name of each worker's host, by the worker's number."""
+        return tuple(name for name, count in zip(self.names, self.workers, strict=True) for _ in range(count))
+
+    def as_text(self) -> str:
+        """Returns it as one line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> HostPlan:
+        """The inverse of :meth:`as_text`.
+
+        Raises:
+            StartupError: it is no plan.
+        """
+        try:
+            found: dict[str, Any] = json.loads(text)
+            address, port = found["coordinator"]
+            lists = {"names": tuple(map(str, found["names"])), "workers": tuple(map(int, found["workers"]))}
+            return cls(**{**found, **lists, "coordinator": (str(address), int(port))})
+        except (KeyError, TypeError, ValueError) as error:
+            raise StartupError(f"{PLAN_VARIABLE} is no plan of hosts ({error!r})") from error
