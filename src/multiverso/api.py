@@ -182,7 +182,7 @@ def batches(
         [0, 1, 2, 3, 4]
         >>> mv.shutdown()
     """
-    from multiverso.tables.dealing import deal
+    from multiverso.tables.batches import deal
 
     return deal(current(), n, size, seed, epoch, timeout_seconds=timeout_seconds)
 

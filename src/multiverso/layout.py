@@ -8,7 +8,7 @@ nothing half-updated. Words of different writers lie on different cache lines (`
     +--------------------------------+              +---------------------------------------------+
     | CONTROL: event, waiters, ...   |  4096 bytes  | TABLE: sizes, places, decisions, hyper      |  512 bytes
     +--------------------------------+              +---------------------------------------------+
-    | WORKER 0: life, fate, waits    |  512 bytes   | a mutex for each stripe                     |  LOCKS
+    | WORKER 0: life, liveness, ...  |  512 bytes   | a mutex for each stripe                     |  LOCKS
     +--------------------------------+              +---------------------------------------------+
     | WORKER 1                       |              | LINE of worker 0, 1, ...: rounds, statistics|  LINES
     +--------------------------------+              +---------------------------------------------+
@@ -18,7 +18,7 @@ nothing half-updated. Words of different writers lie on different cache lines (`
                                                     +---------------------------------------------+
                                                     | in rounds: a slot for each worker           |  SLOTS
                                                     +---------------------------------------------+
-                                                    | arrays that each worker has for itself      |  (Places.own)
+                                                    | each worker's local state (of a rule)        |
                                                     +---------------------------------------------+
 
 A table's parts begin where ``multiverso.spec.Places`` puts them; its header says where that is.
@@ -49,14 +49,14 @@ WORKERS = CONTROL.size  # the first worker's block
 WORKER_STRIDE = 512
 WORKER = Record(WORKER_STRIDE)
 LIFE = WORKER.mutex("life")  # held by a thread of the worker for as long as the session lives
-FATE = WORKER.int32("fate", apart=True)  # the node's word: FREE, ALIVE, LOST, GONE
+LIVENESS = WORKER.int32("liveness", apart=True)  # the node's word: FREE, ALIVE, LOST, GONE
 PID = WORKER.int32("pid")  # the node's word
-STATE = WORKER.int32("state", apart=True)  # the worker's word: NEVER, ACTIVE, LEFT
+PARTICIPATION = WORKER.int32("participation", apart=True)  # the worker's word: NEVER, ACTIVE, LEFT
 # 1 once several threads used the session: one's waiting is not the worker's
 THREADED = WORKER.int32("threaded")
 BARRIER = WORKER.int64("barrier")  # barriers reached
 CREATED = WORKER.int64("created")  # tables asked for by order
-# what this worker waits for, one of the FOR_ below, or NOTHING
+# what this worker waits for, one of the FOR_ below, or NOT_WAITING
 WAIT_KIND = WORKER.int32("wait_kind", apart=True)
 # bumped before and after the words below change, so that it is odd meanwhile
 WAIT_SEQ = WORKER.int32("wait_seq")
@@ -70,12 +70,12 @@ WAITED_NS = WORKER.int64("waited_ns")  # time spent in finished waits
 # CLOCK_MONOTONIC nanoseconds of its last DeadlockError, for the others in it
 GAVE_UP = WORKER.int64("gave_up")
 
-# FATE
+# LIVENESS
 FREE, ALIVE, LOST, GONE = 0, 1, 2, 3
-# STATE
+# PARTICIPATION
 NEVER, ACTIVE, LEFT = 0, 1, 2
 # WAIT_KIND
-NOTHING, FOR_BARRIER, FOR_ROUND, FOR_CLOCK, FOR_TABLE, FOR_LOCK, FOR_REDUCTION, FOR_BATCHES = range(8)
+NOT_WAITING, FOR_BARRIER, FOR_ROUND, FOR_CLOCK, FOR_TABLE, FOR_LOCK, FOR_REDUCTION, FOR_BATCHES = range(8)
 
 # -- a table -----------------------------------------------------------------------------------------------
 TABLE_HEADER = 512
@@ -83,8 +83,8 @@ TABLE = Record(TABLE_HEADER)
 # written once, before anyone else sees the table
 MAGIC = TABLE.int64("magic")
 ELEMENTS = TABLE.int64("elements")
-STRIPE = TABLE.int64("stripe")  # elements of a stripe
-STRIPES = TABLE.int64("stripes")  # how many there are
+STRIPE_SIZE = TABLE.int64("stripe_size")  # elements of a stripe
+STRIPE_COUNT = TABLE.int64("stripe_count")
 ITEMSIZE = TABLE.int64("itemsize")
 COLUMNS = TABLE.int64("columns")
 TABLE_WORKERS = TABLE.int64("table_workers")
@@ -98,10 +98,10 @@ STATE_1 = TABLE.int64("state_1")
 SLOTS = TABLE.int64("slots")
 SLOT_STRIDE = TABLE.int64("slot_stride")
 SMALL_SLOTS = TABLE.int64("small_slots")  # where a slot's small ones begin
-STATES = TABLE.int64("states")  # arrays that the updater keeps
+STATE_COUNT = TABLE.int64("state_count")  # arrays that the updater keeps
 TABLE_ID = TABLE.int64("table_id")
-CHUNK = TABLE.int64("chunk")  # elements of a chunk
-CHUNKS = TABLE.int64("chunks")  # chunks of a round
+CHUNK_SIZE = TABLE.int64("chunk_size")  # elements of a chunk
+CHUNK_COUNT = TABLE.int64("chunk_count")  # chunks of a round
 MEAN = TABLE.int64("mean")  # 1 when the updater gets the mean of a round's contributions instead of their sum
 HYPER = TABLE.int64("hyper", 8)  # up to 8 hyperparameters in the table's dtype
 # written while it is used

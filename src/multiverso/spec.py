@@ -62,7 +62,7 @@ class TableSpec:
         initial: whose initial value counts: ``"master"``, ``"mean"`` or ``"sum"``.
         name: for tables that are created or attached to by name.
         mean: the updater gets the mean of a round's contributions instead of their sum.
-        per_worker: arrays of the table's size that each worker has for itself (a rule's own arrays).
+        per_worker: arrays of the table's size that each worker has for itself (a rule's local state).
         rule: the rule by which workers and table move each other, in words; empty for a plain table.
     """
 
@@ -236,8 +236,8 @@ def checked_dtype(value: Any) -> str:
 class Partition:
     """How a table is cut into stripes, each under one lock. A row is never cut."""
 
-    stripe: int
-    stripes: int
+    stripe_size: int
+    stripe_count: int
 
     @classmethod
     def of(cls, spec: TableSpec) -> Partition:
@@ -263,14 +263,14 @@ class Places:
     slots: int
     slot_stride: int
     small_slots: int
-    own: int
-    own_stride: int
+    local_state: int
+    local_state_stride: int
     head: int
     size: int
 
     @classmethod
     def of(cls, spec: TableSpec, workers: int, synchronous: bool) -> Places:
-        """Lays a table out: header, locks, workers' lines, values (twice in sync mode), state, slots, own arrays."""
+        """Lays a table out: header, locks, workers' lines, values (twice in sync mode), state, slots, local state."""
         end = at.TABLE_HEADER
 
         def take(size: int, align: int = at.PAGE) -> int:
@@ -280,7 +280,7 @@ class Places:
             return start
 
         whole = spec.elements * spec.itemsize
-        locks = take(Partition.of(spec).stripes * at.MUTEX_BYTES, at.CACHE_LINE)
+        locks = take(Partition.of(spec).stripe_count * at.MUTEX_BYTES, at.CACHE_LINE)
         lines = take(workers * at.LINE_STRIDE, at.CACHE_LINE)
         head = end
         align = at.PAGE if whole >= at.PAGE else at.CACHE_LINE
@@ -295,7 +295,7 @@ class Places:
             chunk = at.round_up(chunk_of(spec) * spec.itemsize, at.CACHE_LINE)
             stride = at.round_up(small + 2 * chunk, align)
             slots = take(stride * workers, align)
-        own_stride = at.round_up(whole * spec.per_worker, align)
-        own = take(own_stride * workers, align)
+        local_stride = at.round_up(whole * spec.per_worker, align)
+        local = take(local_stride * workers, align)
         size = at.round_up(end, at.CACHE_LINE)
-        return cls(locks, lines, buffers, states, slots, stride, small, own, own_stride, head, size)
+        return cls(locks, lines, buffers, states, slots, stride, small, local, local_stride, head, size)

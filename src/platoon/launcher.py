@@ -100,8 +100,8 @@ def _launch(args: argparse.Namespace) -> int:
     }
     marker = f"PLATOON_LAUNCH={uuid.uuid4().hex}"
 
-    told = Told(args.json)
-    told.say(
+    report = ControllerReport(args.json)
+    report.say(
         f"{name}: {counted(len(devices), 'worker')} on {' '.join(devices)}; logs in {logs}",
         "launched",
         logs=str(logs),
@@ -122,19 +122,19 @@ def _launch(args: argparse.Namespace) -> int:
             marker=marker,
             grace_seconds=2 * GRACE_SECONDS + 1,  # it gives its workers their own
             on_start=lambda number, pid: os.close(writable),
-            on_look=told.status,
+            on_look=report.status,
         )
-        job.watch(readable, lambda: told.read(readable))
+        job.watch(readable, lambda: report.read(readable))
         result = job.run(forward_signals=threading.current_thread() is threading.main_thread())
-        while told.read(readable):
+        while report.read(readable):
             pass
     finally:
         os.close(readable)
     if not job.signals_before:
-        return _outcome(controller, result, told, len(devices))
+        return _outcome(controller, result, report, len(devices))
     let_signals_end_us()  # nothing is left but to write, to somebody who may never read it
     try:
-        return _outcome(controller, result, told, len(devices))
+        return _outcome(controller, result, report, len(devices))
     finally:
         put_back(job.signals_before)
 
@@ -163,8 +163,8 @@ def _log_directory(name: str) -> Path:
     raise PlatoonError(f"cannot make a directory for the logs: {stem}_N are all there")
 
 
-class Told:
-    """What the controller has told so far, shown to people as it comes."""
+class ControllerReport:
+    """What the controller has told us so far, shown to people as it comes."""
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
@@ -225,24 +225,24 @@ class Told:
             self.say("", kind, **event)
 
 
-def _outcome(controller: Program, result: JobResult, told: Told, workers: int) -> int:
+def _outcome(controller: Program, result: JobResult, report: ControllerReport, workers: int) -> int:
     (end,) = result.exits
     if result.reason == "finished" and end.code == 0:
-        told.say(
-            f"success: {counted(workers, 'worker')}, {counted(told.requests, 'request')}, {result.seconds:.1f} s",
+        report.say(
+            f"success: {counted(workers, 'worker')}, {counted(report.requests, 'request')}, {result.seconds:.1f} s",
             "success",
             seconds=result.seconds,
         )
         return SUCCESS
     if result.reason == "signal":
         text, code = "interrupted", result.exit_code
-    elif told.failure is not None:
-        text, code = told.failure, FAILURE
+    elif report.failure is not None:
+        text, code = report.failure, FAILURE
     else:
         text = controller.failure_text("the controller", end)
         code = end.code if end.code in (WRONG_ARGUMENTS, SYSTEM_ERROR, OTHER_ERROR) else FAILURE
-    if told.as_json:
-        told.say("", "failure", reason=text, code=code)
+    if report.as_json:
+        report.say("", "failure", reason=text, code=code)
     return _fail(text, code)
 
 

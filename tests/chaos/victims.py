@@ -95,7 +95,7 @@ def node(workers: int, pipe: Connection) -> None:
 def holding_a_lock(session: Session, table: Any) -> None:
     """In the middle of an add: two stripes done, the third one half written under its lock."""
     shard = table._shard
-    stripe = load64(shard.base + at.STRIPE)
+    stripe = load64(shard.base + at.STRIPE_SIZE)
     for number in range(3):
         lock = shard.base + shard.places.locks + number * at.MUTEX_BYTES
         assert mutex.lock(lock, 5.0) == 0

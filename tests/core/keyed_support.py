@@ -69,7 +69,7 @@ class Bench:
         assert self.kernels["enter"](self.control, self.base, worker) == 0
 
     def set_alive(self, worker: int, alive: bool) -> None:
-        word = layout.WORKERS + layout.WORKER_STRIDE * worker + layout.FATE
+        word = layout.WORKERS + layout.WORKER_STRIDE * worker + layout.LIVENESS
         ctypes.c_int32.from_address(self.control + word).value = layout.ALIVE if alive else layout.LOST
 
     def add(self, worker: int, keys: Any, delta: Any) -> None:

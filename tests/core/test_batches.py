@@ -25,8 +25,8 @@ from multiverso.errors import (
 )
 from multiverso.memory import mutex
 from multiverso.runtime import Node, Session
-from multiverso.tables import dealing
-from multiverso.tables.dealing import MOST_AHEAD, deal
+from multiverso.tables import batches
+from multiverso.tables.batches import MOST_AHEAD, deal
 
 
 def samples(parts: list[list[np.ndarray]]) -> list[int]:
@@ -215,13 +215,13 @@ def test_a_death_between_two_stores_loses_and_doubles_nothing(kept: str) -> None
             loops.append(deal(session, 12, 2))
             next(loops[-1])
             session.barrier()
-            dealer = dealing._dealers[session]
-            taken = dealer._line(session.worker_id)[dealing._TAKEN]
+            dealer = batches._dealers[session]
+            taken = dealer._line(session.worker_id)[batches._TAKEN]
             if session.worker_id == 1:
                 if kept == "note":  # of the batch that comes next, which it has not yet taken
-                    taken[0] = dealer._words[dealing._NEXT] + 1
+                    taken[0] = dealer._words[batches._NEXT] + 1
                 else:  # taken from worker 0, which still has its note
-                    taken[1] = dealer._line(0)[dealing._TAKEN][0]
+                    taken[1] = dealer._line(0)[batches._TAKEN][0]
             session.barrier()
             killed(session)
             return []

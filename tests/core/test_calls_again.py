@@ -19,7 +19,7 @@ from multiverso.memory import mutex
 from multiverso.runtime import Node, Session
 from multiverso.spec import Partition, TableSpec
 
-STRIPE = Partition.of(TableSpec("array", 1, 10**6)).stripe
+STRIPE = Partition.of(TableSpec("array", 1, 10**6)).stripe_size
 SIZE = 3 * STRIPE
 
 

@@ -89,7 +89,7 @@ def test_every_call_of_a_closed_handle_raises_and_its_twin_goes_on(alone: Sessio
         lambda: table.exchange(local, last),
         lambda: table.view(),
         lambda: table.snapshot(),
-        lambda: Ruled(table).own(),
+        lambda: Ruled(table).local_state(),
         lambda: table.save("/nowhere"),
         lambda: table.version,
     ):
@@ -108,7 +108,7 @@ def test_views_outlive_it_frozen_while_the_memory_is_another_table(alone: Sessio
     table = ArrayTableHandler(5000, np.arange(5000), session=alone)
     view, part = table.view(), table.view()[10:13]
     shared = mv.rules.share(np.ones(5000, "f4"), mv.rules.asgd(), session=alone)
-    own = shared.ruled.own()[0]
+    own = shared.ruled.local_state()[0]
     table.close()
     shared.table.close()
     with ArrayTableHandler(5000, 7 * np.ones(5000), session=alone) as other:

@@ -19,8 +19,8 @@ import small_kernels
 from multiverso import kernels, updaters
 from multiverso.cli import warmup
 from multiverso.kernels import compiling, storing
-from multiverso.kernels.code import Code
 from multiverso.kernels.declaring import Kernel, kernels_of, rebound
+from multiverso.kernels.object_code import Code
 
 NAME = "small_kernels"
 

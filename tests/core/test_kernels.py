@@ -22,7 +22,7 @@ from multiverso.updaters import Updater
 
 pytestmark = pytest.mark.usefixtures("fresh")
 WORKERS = 3
-one_stripe = Partition.of(TableSpec("array", 1, 10**6)).stripe
+one_stripe = Partition.of(TableSpec("array", 1, 10**6)).stripe_size
 SIZES = (1, 2, 15, 1000, one_stripe - 1, one_stripe, one_stripe + 1, 3 * one_stripe + 7)
 _segments: list[int] = []
 _control = np.zeros(at.control_bytes(WORKERS) // 8, np.int64)
@@ -173,7 +173,7 @@ def test_special_values_are_kept(special: float) -> None:
 def test_an_add_that_was_stopped_goes_on_where_it_was(size: int, start: int, me: int) -> None:
     """Each stripe is taken once, whatever stripe the worker begins with."""
     shard = table(TableSpec("array", 1, size))
-    stripes = Partition.of(shard.spec).stripes
+    stripes = Partition.of(shard.spec).stripe_count
     done = min(start, stripes)
     kernels.load("float32").dense.add(CONTROL, shard.base, 0, me, np.ones(size, "f4"), new(done))
     touched = {int(i) // one_stripe for i in np.flatnonzero(shard.values())}

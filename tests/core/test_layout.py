@@ -38,7 +38,7 @@ def test_words_of_different_writers_lie_on_different_cache_lines() -> None:
     numbers = [{offset // CACHE_LINE for offset in line} for line in lines]
     assert all(len(found) == 1 for found in numbers)
     assert len(set.union(*numbers)) == len(lines)
-    assert at.FATE // CACHE_LINE == at.PID // CACHE_LINE != at.STATE // CACHE_LINE
+    assert at.LIVENESS // CACHE_LINE == at.PID // CACHE_LINE != at.PARTICIPATION // CACHE_LINE
     assert at.HYPER + 8 * 8 <= at.COMMITTED
     assert at.COMMITTED // CACHE_LINE != at.DECISIONS // CACHE_LINE
 
@@ -46,9 +46,9 @@ def test_words_of_different_writers_lie_on_different_cache_lines() -> None:
 def test_a_record_is_the_memory_itself() -> None:
     memory = np.zeros(at.TABLE.size // 8, np.int64)
     header = at.TABLE.at(memory.ctypes.data)
-    header["stripes"] = 7
+    header["stripe_count"] = 7
     header["decisions"][1] = 9
-    assert memory[at.STRIPES // 8] == 7
+    assert memory[at.STRIPE_COUNT // 8] == 7
     memory[at.LINES // 8] = 8
     assert (header["lines"], header["decisions"].tolist()) == (8, [0, 9])
 

@@ -33,8 +33,8 @@ specs = st.one_of(arrays, matrices)
 @given(specs)
 def test_stripes_cover_every_element_once(spec: TableSpec) -> None:
     part = Partition.of(spec)
-    assert part.stripe >= 1
-    assert (part.stripes - 1) * part.stripe < spec.elements <= part.stripes * part.stripe
+    assert part.stripe_size >= 1
+    assert (part.stripe_count - 1) * part.stripe_size < spec.elements <= part.stripe_count * part.stripe_size
 
 
 @settings(deadline=None)
@@ -42,10 +42,10 @@ def test_stripes_cover_every_element_once(spec: TableSpec) -> None:
 def test_a_row_is_never_cut_and_a_stripe_is_about_128_kib(spec: TableSpec) -> None:
     part = Partition.of(spec)
     unit = spec.columns if spec.kind == "matrix" else 1
-    assert part.stripe % unit == 0
-    assert part.stripe * spec.itemsize <= max(at.STRIPE_BYTES, unit * spec.itemsize)
-    if part.stripes > 1:
-        assert (part.stripe + unit) * spec.itemsize > at.STRIPE_BYTES
+    assert part.stripe_size % unit == 0
+    assert part.stripe_size * spec.itemsize <= max(at.STRIPE_BYTES, unit * spec.itemsize)
+    if part.stripe_count > 1:
+        assert (part.stripe_size + unit) * spec.itemsize > at.STRIPE_BYTES
 
 
 @settings(deadline=None)
@@ -53,7 +53,7 @@ def test_a_row_is_never_cut_and_a_stripe_is_about_128_kib(spec: TableSpec) -> No
 def test_the_parts_of_a_table_do_not_overlap(spec: TableSpec, workers: int, synchronous: bool) -> None:
     places = Places.of(spec, workers, synchronous)
     whole = spec.elements * spec.itemsize
-    parts = [(0, at.TABLE_HEADER), (places.locks, Partition.of(spec).stripes * at.MUTEX_BYTES)]
+    parts = [(0, at.TABLE_HEADER), (places.locks, Partition.of(spec).stripe_count * at.MUTEX_BYTES)]
     parts.append((places.lines, workers * at.LINE_STRIDE))
     parts += [(buffer, whole) for buffer in sorted(set(places.buffers))]
     if spec.state_names:

@@ -54,9 +54,9 @@ def test_a_wait_is_seen_and_named_and_says_whom_it_needs(case: str) -> None:
             wait_for(lambda: (wait := control.worker(0).wait) is not None and wait.kind == kind)
             if kind == at.FOR_REDUCTION:
                 Reducer(session, 2)  # who has not mapped the memory cannot tell
-            picture = session.picture()
-            wait = picture.workers[0].wait
-            seen = picture.name_of(wait), picture.missing(wait), picture.describe(time.monotonic_ns())[0]
+            graph = session.wait_graph()
+            wait = graph.workers[0].wait
+            seen = graph.name_of(wait), graph.missing(wait), graph.describe(time.monotonic_ns())[0]
             call(session, table)
             return seen
         call(session, table)
@@ -124,7 +124,7 @@ def test_a_worker_that_waits_for_a_lock_shows_so(operation: str) -> None:
             waiting = threading.Thread(target=calls[operation])
             waiting.start()
             wait_for(lambda: session.control.worker(0).wait)
-            said = session.picture().describe(time.monotonic_ns())
+            said = session.wait_graph().describe(time.monotonic_ns())
             (shown,) = observe(node.address)["workers"]
         finally:
             mutex.unlock(lock)

@@ -140,10 +140,10 @@ def test_a_version_that_does_not_come(alone: Session) -> None:
 
 
 INTERNAL = (
-    "own",
+    "local_state",
     "compile_rule",
-    "step",
-    "step_async",
+    "apply",
+    "apply_async",
     "staged",
     "restage",
     "leave",

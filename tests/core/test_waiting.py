@@ -19,7 +19,6 @@ from core_support import MODES, Worker, in_threads, outcome, together, wait_for
 
 import multiverso as mv
 from multiverso import layout as at
-from multiverso.consistency.waiting import Member, Membership, Picture, Wait, WorkerState
 from multiverso.errors import (
     ClosedError,
     DeadlockError,
@@ -30,13 +29,15 @@ from multiverso.errors import (
 from multiverso.memory import mutex
 from multiverso.runtime import Node, Session
 from multiverso.runtime.patience import Patience
+from multiverso.runtime.wait_graph import Wait, WaitGraph, WorkerState
+from multiverso.shards.progress import TableProgress, WorkerProgress
 
 
 def state(worker_id: int, wait: Wait | None = None, **changes: Any) -> WorkerState:
     values: dict[str, Any] = {
         "pid": 100 + worker_id,
-        "fate": at.ALIVE,
-        "state": at.ACTIVE,
+        "liveness": at.ALIVE,
+        "participation": at.ACTIVE,
         "barrier": 0,
         "created": 0,
         "threaded": False,
@@ -51,54 +52,56 @@ def wait(kind: int, target: int, table: int = 0, stage: int = 0) -> Wait:
 
 def test_who_is_missing() -> None:
     workers = {i: state(i, barrier=i, created=3 - i) for i in range(4)}
-    workers[3] = state(3, barrier=0, fate=at.LOST)
-    table = Membership("w", 1, {0: Member(1, 0, 1, 5), 1: Member(1, 1, 1, 7), 3: Member(0, 0, 1, 0)})
-    picture = Picture(workers, {9: table})
-    assert picture.missing(wait(at.FOR_BARRIER, 2)) == [0, 1]
-    assert picture.missing(wait(at.FOR_TABLE, 3)) == [1, 2]
-    assert picture.missing(wait(at.FOR_CLOCK, 6, table=9)) == [0]
-    assert picture.missing(wait(at.FOR_ROUND, 2, table=9)) == [0, 1]
-    assert picture.missing(wait(at.FOR_ROUND, 1, table=9, stage=1)) == [0]
-    assert picture.missing(wait(at.FOR_ROUND, 1, table=8)) == []
-    assert picture.missing(wait(at.FOR_LOCK, 1)) == []
-    assert picture.missing(replace(wait(at.FOR_LOCK, 1), holder=102)) == [2]
-    assert picture.missing(replace(wait(at.FOR_LOCK, 1), holder=103)) == []  # its death frees the lock
-    assert picture.missing(replace(wait(at.FOR_REDUCTION, 5, stage=3), phases=(5, 4, 6))) == [1]
+    workers[3] = state(3, barrier=0, liveness=at.LOST)
+    table = TableProgress(
+        "w", 1, {0: WorkerProgress(1, 0, 1, 5), 1: WorkerProgress(1, 1, 1, 7), 3: WorkerProgress(0, 0, 1, 0)}
+    )
+    graph = WaitGraph(workers, {9: table})
+    assert graph.missing(wait(at.FOR_BARRIER, 2)) == [0, 1]
+    assert graph.missing(wait(at.FOR_TABLE, 3)) == [1, 2]
+    assert graph.missing(wait(at.FOR_CLOCK, 6, table=9)) == [0]
+    assert graph.missing(wait(at.FOR_ROUND, 2, table=9)) == [0, 1]
+    assert graph.missing(wait(at.FOR_ROUND, 1, table=9, stage=1)) == [0]
+    assert graph.missing(wait(at.FOR_ROUND, 1, table=8)) == []
+    assert graph.missing(wait(at.FOR_LOCK, 1)) == []
+    assert graph.missing(replace(wait(at.FOR_LOCK, 1), holder=102)) == [2]
+    assert graph.missing(replace(wait(at.FOR_LOCK, 1), holder=103)) == []  # its death frees the lock
+    assert graph.missing(replace(wait(at.FOR_REDUCTION, 5, stage=3), phases=(5, 4, 6))) == [1]
 
 
 def test_a_deadlock_needs_everybody_to_wait_for_somebody() -> None:
     barrier, clock = wait(at.FOR_BARRIER, 1), wait(at.FOR_CLOCK, 1, table=1)
-    table = Membership("w", 1, {i: Member(0, 0, 1, 0) for i in range(2)})
+    table = TableProgress("w", 1, {i: WorkerProgress(0, 0, 1, 0) for i in range(2)})
 
     def stuck(*workers: WorkerState) -> bool:
-        return Picture({w.worker_id: w for w in workers}, {1: table}).deadlocked()
+        return WaitGraph({w.worker_id: w for w in workers}, {1: table}).deadlocked()
 
     assert stuck(state(0, barrier), state(1, clock))
     assert not stuck(state(0, barrier), state(1))
     assert not stuck(state(0, barrier, barrier=1), state(1, barrier, barrier=1))  # they only have to wake up
     assert not stuck(state(0, barrier), state(1, clock, threaded=True))
-    assert stuck(state(0, barrier), state(1, fate=at.LOST), state(2, state=at.LEFT)) is True
-    assert not stuck(state(1, fate=at.LOST))
+    assert stuck(state(0, barrier), state(1, liveness=at.LOST), state(2, participation=at.LEFT)) is True
+    assert not stuck(state(1, liveness=at.LOST))
     assert not stuck()
 
 
 def test_a_deadlock_that_another_has_ended_is_one_for_those_who_still_wait() -> None:
     waiting = Wait(at.FOR_BARRIER, 1, 0, 0, 1, since_ns=50)
     for gave_up, expected in ((0, False), (49, False), (51, True)):
-        picture = Picture({0: state(0, waiting), 1: state(1, gave_up_ns=gave_up)}, {})
-        assert picture.given_up(0) is expected
-    assert not Picture({0: state(0, None), 1: state(1, gave_up_ns=51)}, {}).given_up(0)
+        graph = WaitGraph({0: state(0, waiting), 1: state(1, gave_up_ns=gave_up)}, {})
+        assert graph.given_up(0) is expected
+    assert not WaitGraph({0: state(0, None), 1: state(1, gave_up_ns=51)}, {}).given_up(0)
 
 
 def test_waits_in_words() -> None:
     workers = {
         0: state(0, Wait(at.FOR_ROUND, 1, 1, 0, 5, since_ns=0)),
         1: state(1),
-        2: state(2, fate=at.LOST),
-        3: state(3, state=at.LEFT),
+        2: state(2, liveness=at.LOST),
+        3: state(3, participation=at.LEFT),
     }
-    table = Membership("table 'w'", 4, {0: Member(5, 4, 1, 0), 1: Member(4, 4, 1, 0)})
-    assert Picture(workers, {1: table}).describe(2_500_000_000) == [
+    table = TableProgress("table 'w'", 4, {0: WorkerProgress(5, 4, 1, 0), 1: WorkerProgress(4, 4, 1, 0)})
+    assert WaitGraph(workers, {1: table}).describe(2_500_000_000) == [
         "worker 0 (pid 100) has waited 2.5 s for round 2 of table 'w', which needs worker 1",
         "worker 1 (pid 101) is not waiting",
         "worker 2 (pid 102) is lost",
@@ -199,13 +202,13 @@ def test_after_10_seconds_one_warning_names_whom_we_wait_for(
 ) -> None:
     monkeypatch.setattr("multiverso.runtime.patience._WARN_SECONDS", 0.2)
     looks: list[None] = []
-    look = Patience.look
+    look = Patience.raise_if_over
 
     def counted(patience: Patience) -> None:
         look(patience)
         looks.append(None)
 
-    monkeypatch.setattr(Patience, "look", counted)
+    monkeypatch.setattr(Patience, "raise_if_over", counted)
 
     def work(session: Session) -> None:
         if session.worker_id == 1:

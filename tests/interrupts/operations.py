@@ -105,7 +105,7 @@ class Ruled(Twin):
     def seen(self) -> Any:
         statistics = self.shared.table._shard.statistics(self.session.worker_id)
         counted = [statistics[what] for what in ("adds", "exchanges", "clock")]
-        own = [array.tolist() for array in self.shared._own]
+        own = [array.tolist() for array in self.shared._local_state]
         return self.local.tolist(), own, self.shared._calls, counted, self.shared.table.snapshot().tolist()
 
 

@@ -249,14 +249,14 @@ def test_rounds_in_which_nobody_pushes_change_nothing() -> None:
 # -- around the rules ----------------------------------------------------------------------------------------
 
 
-def clipped_push(centre, local, own, stride, hyper, delta, count):  # type: ignore[no-untyped-def]
+def clipped_push(centre, local, state, stride, hyper, delta, count):  # type: ignore[no-untyped-def]
     for i in range(count):
-        delta[i] = min(max(local[i] - own[i], -hyper[0]), hyper[0])
+        delta[i] = min(max(local[i] - state[i], -hyper[0]), hyper[0])
 
 
-def clipped_pull(centre, local, own, stride, hyper, count):  # type: ignore[no-untyped-def]
+def clipped_pull(centre, local, state, stride, hyper, count):  # type: ignore[no-untyped-def]
     for i in range(count):
-        local[i] = own[i] = centre[i]
+        local[i] = state[i] = centre[i]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -276,7 +276,7 @@ def test_a_rule_of_ones_own(mode: str) -> None:
 
 
 PROMPT = """
-def push(centre, local, own, stride, hyper, delta, count):
+def push(centre, local, state, stride, hyper, delta, count):
     for i in range(count):
         delta[i] = 1
 """
@@ -285,7 +285,7 @@ def push(centre, local, own, stride, hyper, delta, count):
 def test_a_rule_typed_into_a_prompt_is_compiled_too() -> None:
     namespace: dict[str, Any] = {}
     exec(
-        "def push(centre, local, own, stride, hyper, delta, count):\n    for i in range(count):\n        delta[i] = 1",
+        "def push(centre, local, state, stride, hyper, delta, count):\n  for i in range(count):\n    delta[i] = 1",
         namespace,
     )
     with _SESSION() as session:

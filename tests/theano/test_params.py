@@ -90,7 +90,7 @@ def test_a_stragglers_old_variance_does_not_make_the_shared_one_negative(
             quick.exchange()
         move(*arguments)
 
-    for owner, name in ((shared.table, "exchange"), (shared.ruled, "step")):
+    for owner, name in ((shared.table, "exchange"), (shared.ruled, "apply")):
         monkeypatch.setattr(owner, name, partial(late, getattr(owner, name)))
     slow.statistics[0][:] *= 0.5  # from the 1 that it has seen: a sum of halved changes gives -0.24
     slow.exchange()

@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from multiverso import rules, updaters
 from multiverso.kernels import compiling
-from multiverso.kernels.code import is_loop
+from multiverso.kernels.object_code import is_loop
 from multiverso.kernels.storing import cache_directory
 from multiverso.spec import DTYPES
 
-OF_A_DTYPE = ("dense", "rows", "rounds", "steps", "reduce")
+OF_A_DTYPE = ("dense", "rows", "rounds", "rules", "reduce")
 OF_NONE = ("waits", "dense", "rounds", "keyed")
 _RULES_DTYPES = ("float32", "float64")
 

@@ -58,10 +58,10 @@ class Asynchronous:
         if code:
             self._resume(code, lambda: self._exchange(*arguments), deadline)
 
-    def step(
+    def apply_rule(
         self, rule: CompiledRule, local: Array, push: bool, pull: bool, call: Call, deadline: Deadline | None
     ) -> None:
-        kernel = kernels.load_steps(self.port.spec.dtype).step
+        kernel = kernels.load_rules(self.port.spec.dtype).apply_rule
         arguments = (
             self._control,
             self._base,

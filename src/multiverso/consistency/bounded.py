@@ -27,12 +27,12 @@ class Bounded(Asynchronous):
         self._wait(deadline)
         super().exchange(local, last, call, deadline)
 
-    def step(
+    def apply_rule(
         self, rule: CompiledRule, local: Array, push: bool, pull: bool, call: Call, deadline: Deadline | None
     ) -> None:
         if pull:
             self._wait(deadline)
-        super().step(rule, local, push, pull, call, deadline)
+        super().apply_rule(rule, local, push, pull, call, deadline)
 
     def get_rows(self, ids: RowIds, out: Array, call: Call, deadline: Deadline | None) -> None:
         self._wait(deadline)

@@ -140,7 +140,7 @@ class Consistency(Protocol):
     def exchange(self, local: Array, last: Array, call: Call, deadline: Deadline | None) -> None:
         """Pushes ``local - last`` and pulls the result into both."""
 
-    def step(
+    def apply_rule(
         self, rule: CompiledRule, local: Array, push: bool, pull: bool, call: Call, deadline: Deadline | None
     ) -> None:
         """Runs a rule's push, pull or both."""

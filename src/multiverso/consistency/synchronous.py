@@ -31,7 +31,7 @@ class Synchronous:
         self._rounds = kernels.load(port.spec.dtype).rounds
         self._waits = kernels.load_waits()
         self._lock = threading.Lock()
-        self._progress = np.zeros(at.ROUND_MEMBERS + load64(port.base + at.CHUNKS), np.int64)
+        self._progress = np.zeros(at.ROUND_MEMBERS + load64(port.base + at.CHUNK_COUNT), np.int64)
         self._progress[at.ROUND_NUMBER] = port.first_round
         self._reading: str | None = None  # what the open round's read is
 
@@ -90,10 +90,10 @@ class Synchronous:
         )
         self._read("exchange", lambda: self._rounds.exchange(*arguments), deadline)
 
-    def step(
+    def apply_rule(
         self, rule: CompiledRule, local: Array, push: bool, pull: bool, call: Call, deadline: Deadline | None
     ) -> None:
-        kernel = kernels.load_steps(self.port.spec.dtype).round_step
+        kernel = kernels.load_rules(self.port.spec.dtype).apply_rule_in_round
         arguments = (
             self._control,
             self._base,

@@ -18,7 +18,7 @@ from multiverso.kernels.codes import (
     OWNER_DEAD,
     TIMED_OUT,
 )
-from multiverso.kernels.compiling import Kernels, Update, load, load_steps, load_waits
+from multiverso.kernels.compiling import Kernels, Update, load, load_rules, load_waits
 
 __all__ = [
     "BAD_ROW",
@@ -32,6 +32,6 @@ __all__ = [
     "Kernels",
     "Update",
     "load",
-    "load_steps",
+    "load_rules",
     "load_waits",
 ]

@@ -147,15 +147,17 @@ def call_update(
 
 
 def call_push(
-    function: int, centre: int, local: int, own: int, stride: int, hyper: int, delta: int, count: int
+    function: int, centre: int, local: int, state: int, stride: int, hyper: int, delta: int, count: int
 ) -> None:
     """Calls a rule's compiled push by its address."""
-    _call(function, "pppnppn", centre, local, own, stride, hyper, delta, count)
+    _call(function, "pppnppn", centre, local, state, stride, hyper, delta, count)
 
 
-def call_pull(function: int, centre: int, local: int, own: int, stride: int, hyper: int, count: int) -> None:
+def call_pull(
+    function: int, centre: int, local: int, state: int, stride: int, hyper: int, count: int
+) -> None:
     """Calls a rule's compiled pull by its address."""
-    _call(function, "pppnpn", centre, local, own, stride, hyper, count)
+    _call(function, "pppnpn", centre, local, state, stride, hyper, count)
 
 
 def _call(function: int, kinds: str, *arguments: int) -> None:

@@ -21,8 +21,8 @@ from llvmlite import ir
 from numba import carray, cfunc, from_dtype, int32, int64, njit, types, uintp
 
 from multiverso.kernels import native
-from multiverso.kernels.code import HEAD, LIBC, LOOPS, NDARRAY, PYTHON, Code, is_loop
 from multiverso.kernels.declaring import ATOMICS, Kernel, kernels_of, rebound
+from multiverso.kernels.object_code import HEAD, LIBC, LOOPS, NDARRAY, PYTHON, Code, is_loop
 
 _I1, _I8, _I32, _I64 = (ir.IntType(bits) for bits in (1, 8, 32, 64))
 _C_CONTIGUOUS_AND_ALIGNED = 0x101

@@ -26,7 +26,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from multiverso.kernels import storing
-from multiverso.kernels.code import HEAD, Code
+from multiverso.kernels.object_code import HEAD, Code
 from multiverso.kernels.sources import digest_of, sources_of
 
 _HERE = Path(__file__).parent
@@ -266,9 +266,9 @@ def load(dtype: str) -> Kernels:
 
 
 @functools.cache
-def load_steps(dtype: str) -> Any:
+def load_rules(dtype: str) -> Any:
     """Returns the kernels that run rules on tables of ``dtype``."""
-    return load(dtype).steps
+    return load(dtype).rules
 
 
 @functools.cache

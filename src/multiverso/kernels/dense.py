@@ -78,7 +78,7 @@ def version_of(base):
 
 
 @inner
-def note_read(base, line):
+def record_staleness(base, line):
     """Records how many pushes of others came since this worker's last read."""
     now = version_of(base) - load64(line + at.ADDS) - load64(line + at.EXCHANGES)
     stale = now - load64(line + at.SEEN)
@@ -91,7 +91,7 @@ def note_read(base, line):
 
 
 @inner
-def count(base, me, what, size):
+def record_operation(base, me, what, size):
     line = line_of(base, me)
     add64(line + what, 1)
     add64(line + at.BYTES, size * load64(base + at.ITEMSIZE))
@@ -100,7 +100,7 @@ def count(base, me, what, size):
 
 @inner
 def end_read(control, base, me, what, size, ticks):
-    note_read(base, count(base, me, what, size))
+    record_staleness(base, record_operation(base, me, what, size))
     if ticks:
         tick(control, base, me)
 
@@ -113,8 +113,8 @@ def end_call(call):
 
 
 @inner
-def own_stripe(base, me, done):
-    stripes = load64(base + at.STRIPES)
+def next_stripe(base, me, done):
+    stripes = load64(base + at.STRIPE_COUNT)
     return (me * stripes // max(load64(base + at.TABLE_WORKERS), me + 1) + done) % stripes
 
 
@@ -128,9 +128,9 @@ def add(
     call: Address,
 ) -> Int:
     values = array_at(base + load64(base + at.BUFFER_0), delta.size, delta)
-    stripes, length = load64(base + at.STRIPES), load64(base + at.STRIPE)
+    stripes, length = load64(base + at.STRIPE_COUNT), load64(base + at.STRIPE_SIZE)
     for done in range(load64(call + at.CALL_DONE), stripes):
-        stripe = own_stripe(base, me, done)
+        stripe = next_stripe(base, me, done)
         code = lock_stripe(control, base, me, stripe)
         if code != HELD:
             return code
@@ -142,7 +142,7 @@ def add(
             update_with(base, update, lo, values[lo:hi], delta[lo:hi], load64(base + at.STATE_0))
         unlock_stripe(base, stripe)
         store64(call + at.CALL_DONE, done + 1)
-    count(base, me, at.ADDS, delta.size)
+    record_operation(base, me, at.ADDS, delta.size)
     end_call(call)
     return 0
 
@@ -157,9 +157,9 @@ def get(
     call: Address,
 ) -> Int:
     values = array_at(base + load64(base + at.BUFFER_0), out.size, out)
-    stripes, length = load64(base + at.STRIPES), load64(base + at.STRIPE)
+    stripes, length = load64(base + at.STRIPE_COUNT), load64(base + at.STRIPE_SIZE)
     for done in range(load64(call + at.CALL_DONE), stripes):
-        stripe = own_stripe(base, me, done)
+        stripe = next_stripe(base, me, done)
         code = lock_stripe(control, base, me, stripe)
         if code != HELD:
             return code
@@ -183,7 +183,7 @@ def put(
 ) -> Int:
     """Overwrites the table: initial values and loading."""
     values = array_at(base + load64(base + at.BUFFER_0), source.size, source)
-    stripes, length = load64(base + at.STRIPES), load64(base + at.STRIPE)
+    stripes, length = load64(base + at.STRIPE_COUNT), load64(base + at.STRIPE_SIZE)
     for stripe in range(load64(call + at.CALL_DONE), stripes):
         code = lock_stripe(control, base, me, stripe)
         if code != HELD:
@@ -209,10 +209,10 @@ def exchange(
     call: Address,
 ) -> Int:
     values = array_at(base + load64(base + at.BUFFER_0), local.size, local)
-    stripes, length = load64(base + at.STRIPES), load64(base + at.STRIPE)
+    stripes, length = load64(base + at.STRIPE_COUNT), load64(base + at.STRIPE_SIZE)
     delta = scratch(_CHUNK, local)
     for done in range(load64(call + at.CALL_DONE), stripes):
-        stripe = own_stripe(base, me, done)
+        stripe = next_stripe(base, me, done)
         code = lock_stripe(control, base, me, stripe)
         if code != HELD:
             return code

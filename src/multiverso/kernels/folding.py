@@ -17,12 +17,12 @@ NOTHING, WHOLE, CHUNKED = 0, 1, 2
 
 @inner
 def step_of(base, number, chunk):
-    return (number - 1) * load64(base + at.CHUNKS) + chunk + 1
+    return (number - 1) * load64(base + at.CHUNK_COUNT) + chunk + 1
 
 
 @inner
 def bounds(base, chunk):
-    length = load64(base + at.CHUNK)
+    length = load64(base + at.CHUNK_SIZE)
     return chunk * length, min(load64(base + at.ELEMENTS), (chunk + 1) * length)
 
 
@@ -39,7 +39,7 @@ def slot_at(base, worker, like):
 @inner
 def small_slot_at(base, worker, chunk, like):
     """One of a worker's two small slots: a chunk's is written again two steps later, when all have folded it."""
-    length = load64(base + at.CHUNK)
+    length = load64(base + at.CHUNK_SIZE)
     size = (length * load64(base + at.ITEMSIZE) + at.CACHE_LINE - 1) // at.CACHE_LINE * at.CACHE_LINE
     address = slot_address(base, worker) + load64(base + at.SMALL_SLOTS) + (chunk & 1) * size
     return array_at(address, length, like)
@@ -147,7 +147,7 @@ def _fold_update(base, update, number, chunk, ids, lo, new, old, like):
     for a in range(0, new.size, _PART):
         b = min(new.size, a + _PART)
         copy_into(new[a:b], old[a:b])
-        for s in range(load64(base + at.STATES)):
+        for s in range(load64(base + at.STATE_COUNT)):
             skip = (s * elements + lo + a) * itemsize
             target = array_at(base + state_of(base, number) + skip, b - a, like)
             copy_into(target, array_at(base + state_of(base, number - 1) + skip, b - a, like))

@@ -9,7 +9,7 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 
-from multiverso.kernels.code import NDARRAY
+from multiverso.kernels.object_code import NDARRAY
 
 _METH_FASTCALL = 0x80
 _kept: list[object] = []  # code and descriptions of functions live as long as the process

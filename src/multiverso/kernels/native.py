@@ -215,12 +215,12 @@ def call_update(typingctx, function, values, delta, state, stride, hyper, count)
 
 
 @intrinsic
-def call_push(typingctx, function, centre, local, own, stride, hyper, delta, count):
+def call_push(typingctx, function, centre, local, state, stride, hyper, delta, count):
     return _call("pppnppn")
 
 
 @intrinsic
-def call_pull(typingctx, function, centre, local, own, stride, hyper, count):
+def call_pull(typingctx, function, centre, local, state, stride, hyper, count):
     return _call("pppnpn")
 
 

@@ -17,7 +17,7 @@ from multiverso.kernels.atomics import array_at, load32, load64, store64, words
 from multiverso.kernels.codes import DONE, LOST_SOMEONE, MISMATCH
 from multiverso.kernels.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.dense import add_into, copy_into
-from multiverso.kernels.waits import WAIT, block_of, end_wait, is_lost, notify, pause
+from multiverso.kernels.waits import WAIT_WORDS, block_of, end_wait, is_lost, notify, pause
 
 SUM, PRODUCT, MAXIMUM, MINIMUM, AVERAGE = range(5)
 # progress words of one call, kept by the caller so that it can be taken up again
@@ -93,13 +93,13 @@ def _is_behind(base, worker, phase):
 
 @inner
 def _is_gone(control, worker):
-    return is_lost(control, worker) or load32(block_of(control, worker) + at.STATE) == at.LEFT
+    return is_lost(control, worker) or load32(block_of(control, worker) + at.PARTICIPATION) == at.LEFT
 
 
 @inner
 def _wait(control, base, memory, me, size, phase):
     """Waits until every worker has reached a phase: DONE, or LOST_SOMEONE, EINTR, TIMED_OUT."""
-    wait = words(WAIT)
+    wait = words(WAIT_WORDS)
     while True:
         event = load32(control + at.EVENT)
         ready = True
@@ -189,10 +189,10 @@ def reduce_small(
 @inner
 def _reduce_part(slots, buffer, stride, me, size, op, lo, hi, count, source, out):
     """Reduces elements [lo, hi) of a chunk into ``out`` and into this worker's slot."""
-    own = _slot(slots, buffer, size, me, stride, count, source)
+    mine = _slot(slots, buffer, size, me, stride, count, source)
     for a in range(lo, hi, _BLOCK):
         b = min(hi, a + _BLOCK)
-        result = own[a:b]
+        result = mine[a:b]
         first = source[a:b] if me == 0 else _slot(slots, buffer, size, 0, stride, count, source)[a:b]
         if size == 2 and op == SUM:
             second = source[a:b] if me == 1 else _slot(slots, buffer, size, 1, stride, count, source)[a:b]
@@ -235,9 +235,9 @@ def reduce_chunks(
         if progress[STEP] == 0:
             phase = progress[PHASE] + 1
             if t < chunks:
-                own = _slot(slots, phase % BUFFERS, size, me, stride, b - a, source)
-                copy_into(own[:lo], source[a : a + lo])
-                copy_into(own[hi:], source[a + hi : b])
+                mine = _slot(slots, phase % BUFFERS, size, me, stride, b - a, source)
+                copy_into(mine[:lo], source[a : a + lo])
+                copy_into(mine[hi:], source[a + hi : b])
             if t == 0:
                 _sign(base, me, phase, signature)
             progress[PHASE] = phase

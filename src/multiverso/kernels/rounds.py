@@ -24,8 +24,8 @@ from multiverso.kernels.declaring import Address, Data, Int, Words, inner, kerne
 from multiverso.kernels.dense import (
     add_into,
     copy_into,
-    count,
     end_call,
+    record_operation,
     store_both,
     subtract_into,
 )
@@ -45,9 +45,9 @@ from multiverso.kernels.folding import (
 from multiverso.kernels.waits import (
     NOT_READY,
     READY,
-    WAIT,
-    counts,
+    WAIT_WORDS,
     end_table_wait,
+    is_live,
     is_lost,
     line_of,
     notify,
@@ -70,7 +70,7 @@ OPEN, CHUNK, ROUND, STAGE, STAGED, MEMBERS = (
 def takes_part(control, base, worker, step):
     line = line_of(base, worker)
     return (
-        load32(line + at.ENROLLED) == 1 and load64(line + at.FIRST_STEP) <= step and counts(control, worker)
+        load32(line + at.ENROLLED) == 1 and load64(line + at.FIRST_STEP) <= step and is_live(control, worker)
     )
 
 
@@ -82,14 +82,14 @@ def _collect(control, base, step, among):
     two steps later. After a round's first step it is among the members of the step before: a latecomer that the
     first went ahead without may have its slot ready for all of them, and is in the next round instead.
     """
-    go_on = load32(control + at.CONTINUE_WITHOUT_LOST)
+    continues = load32(control + at.CONTINUE_WITHOUT_LOST)
     members = np.int64(0)
     state = READY
     for worker in range(load64(base + at.TABLE_WORKERS)):
         line = line_of(base, worker)
         if load32(line + at.ENROLLED) != 1:
             continue
-        if is_lost(control, worker) and go_on == 0:
+        if is_lost(control, worker) and continues == 0:
             return LOST_SOMEONE, members
         if not (among >> worker) & 1:
             continue
@@ -133,7 +133,7 @@ def _move_to_next_round(base, me, progress):
     source = load32(line + at.SOURCES + 4 * ((number - 1) & 1))
     store32(line + at.SOURCES + 4 * (number & 1), source)
     first = step_of(base, number, 0)
-    staged = load64(line + at.STAGED) + load64(base + at.CHUNKS)
+    staged = load64(line + at.STAGED) + load64(base + at.CHUNK_COUNT)
     store64(line + at.FIRST_STEP, first)
     store64(line + at.FOLDED, first - 1)
     store64(line + at.STAGED, staged)
@@ -166,7 +166,7 @@ def _last_round_is_over(control, base, me, number, like):
         array_at(base + buffer_of(base, number - 1), size, like),
         array_at(base + buffer_of(base, number - 2), size, like),
     )
-    size *= load64(base + at.STATES)
+    size *= load64(base + at.STATE_COUNT)
     copy_into(
         array_at(base + state_of(base, number - 1), size, like),
         array_at(base + state_of(base, number - 2), size, like),
@@ -214,7 +214,7 @@ def _gather(control, base, update, me, number, chunk, members, wait, like):
     """Waits until every part of a chunk is folded; folds the parts of members that are gone."""
     step = step_of(base, number, chunk)
     lo, hi = bounds(base, chunk)
-    go_on = load32(control + at.CONTINUE_WITHOUT_LOST)
+    continues = load32(control + at.CONTINUE_WITHOUT_LOST)
     while True:
         event = load32(control + at.EVENT)
         ready, gone = True, False
@@ -222,14 +222,14 @@ def _gather(control, base, update, me, number, chunk, members, wait, like):
         for worker in range(load64(base + at.TABLE_WORKERS)):
             if not (members >> worker) & 1:
                 continue
-            here = counts(control, worker)
+            here = is_live(control, worker)
             if here and lowest < 0:
                 lowest = worker
             if load64(line_of(base, worker) + at.FOLDED) < step:
                 ready = False
                 if not here:
                     gone = True
-                    if is_lost(control, worker) and go_on == 0:
+                    if is_lost(control, worker) and continues == 0:
                         return LOST_SOMEONE
         if ready:
             return DONE
@@ -237,7 +237,7 @@ def _gather(control, base, update, me, number, chunk, members, wait, like):
             for worker in range(load64(base + at.TABLE_WORKERS)):
                 # gone first, then not folded: the other way round it may fold, go on and leave between the two, and
                 # its slot would be read when it holds the next round's
-                gone = (members >> worker) & 1 and not counts(control, worker)
+                gone = (members >> worker) & 1 and not is_live(control, worker)
                 if gone and load64(line_of(base, worker) + at.FOLDED) < step:
                     a, b = part_of(members, worker, lo, hi)
                     fold(base, update, number, chunk, members, a, b, like)
@@ -254,8 +254,8 @@ def go_through(control, base, update, me, source, progress, local, last, like):
 
     The stages of a chunk: 0 stage it, 1 gather the chunk before, 2 decide, 3 fold.
     """
-    wait = words(WAIT)
-    chunks = load64(base + at.CHUNKS)
+    wait = words(WAIT_WORDS)
+    chunks = load64(base + at.CHUNK_COUNT)
     while True:
         chunk, number = progress[CHUNK], progress[ROUND]
         if progress[STAGE] == 0:
@@ -324,7 +324,7 @@ def stage(base: Address, me: Int, progress: Words, delta: Data, call: Address) -
     else:
         copy_into(slot, delta)
     progress[STAGED] = 1
-    count(base, me, at.ADDS, delta.size)
+    record_operation(base, me, at.ADDS, delta.size)
     end_call(call)
 
 
@@ -358,7 +358,7 @@ def stage_rows(
         lo = ids[i] * columns
         add_into(slot[lo : lo + columns], delta[i * columns : (i + 1) * columns])
     progress[STAGED] = 1
-    count(base, me, at.ADDS, delta.size)
+    record_operation(base, me, at.ADDS, delta.size)
     end_call(call)
     return -1
 
@@ -457,7 +457,7 @@ def leave(control: Address, base: Address, me: Int, progress: Words) -> None:
     progress[STAGED] = 0
     number = progress[ROUND]
     store32(line_of(base, me) + at.SOURCES + 4 * (number & 1), WHOLE)
-    store64(line_of(base, me) + at.STAGED, step_of(base, number, load64(base + at.CHUNKS) - 1))
+    store64(line_of(base, me) + at.STAGED, step_of(base, number, load64(base + at.CHUNK_COUNT) - 1))
     while True:
         first = step_of(base, progress[ROUND], 0)
         decision = base + at.DECISIONS + 8 * (first & 1)

@@ -68,7 +68,7 @@ def is_dead(control, base, owner):
     if load_acquire64(keyed_line(base, owner) + at.INCARNATION) != (owner >> 12) & 255:
         return True
     block = control + layout.WORKERS + layout.WORKER_STRIDE * worker
-    return load32(block + layout.FATE) != layout.ALIVE
+    return load32(block + layout.LIVENESS) != layout.ALIVE
 
 
 @inner

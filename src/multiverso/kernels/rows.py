@@ -10,9 +10,9 @@ from multiverso.kernels.declaring import Address, Data, Int, Words, inner, kerne
 from multiverso.kernels.dense import (
     add_into,
     copy_into,
-    count,
     end_call,
     end_read,
+    record_operation,
     update_with,
 )
 from multiverso.kernels.locking import lock_stripe, unlock_stripe
@@ -44,7 +44,7 @@ def get_rows(
         if bad >= 0:
             return (bad << 16) | BAD_ROW
     values = array_at(base + load64(base + at.BUFFER_0), elements, out)
-    rows_in_stripe = load64(base + at.STRIPE) // columns
+    rows_in_stripe = load64(base + at.STRIPE_SIZE) // columns
     held = -1
     for i in range(first, ids.size):
         row = ids[i]
@@ -84,7 +84,7 @@ def add_rows(
         if bad >= 0:
             return (bad << 16) | BAD_ROW
     values = array_at(base + load64(base + at.BUFFER_0), elements, delta)
-    rows_in_stripe = load64(base + at.STRIPE) // columns
+    rows_in_stripe = load64(base + at.STRIPE_SIZE) // columns
     held = -1
     for i in range(first, ids.size):
         row = ids[i]
@@ -106,6 +106,6 @@ def add_rows(
             update_with(base, update, lo, values[lo : lo + columns], part, load64(base + at.STATE_0))
     if held >= 0:
         unlock_stripe(base, held)
-    count(base, me, at.ADDS, delta.size)
+    record_operation(base, me, at.ADDS, delta.size)
     end_call(call)
     return 0

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from multiverso import files
-from multiverso.kernels.code import Code
+from multiverso.kernels.object_code import Code
 
 _LOCK_SECONDS = 300.0
 _KEPT_SECONDS = 90 * 86400.0

@@ -3,7 +3,7 @@
 Whoever makes a condition true bumps the event word and wakes the sleepers; a waiter reads the event word
 *before* it checks, so no wake is lost. Every wait is a loop of the same form::
 
-    wait = words(WAIT)
+    wait = words(WAIT_WORDS)
     while True:
         event = load32(control + at.EVENT)
         if <the condition holds>:
@@ -45,9 +45,9 @@ _YIELDS = (
     200  # measured: rounds of 1e7 floats, 2 workers: 13.2 ms with 50, 11.4 with 200 to 2000; 4 workers alike
 )
 SLICE_NANOSECONDS = 500_000_000
-# the words of a wait: when its first sleep began, how often it has looked; WAIT is their number
+# the words of a wait: when its first sleep began, how often it has looked; WAIT_WORDS is their number
 _BEGAN, _LOOKS = 0, 1
-WAIT = 2
+WAIT_WORDS = 2
 
 
 @inner
@@ -97,11 +97,11 @@ def publish_wait(control, me, kind, table, stage, target):
 def end_wait(control, me):
     """Says that this worker waits no more; returns how long it did, in nanoseconds."""
     block = block_of(control, me)
-    if load32(block + at.WAIT_KIND) == at.NOTHING:
+    if load32(block + at.WAIT_KIND) == at.NOT_WAITING:
         return 0
     waited = monotonic_ns() - load64(block + at.WAIT_SINCE)
     store64(block + at.WAITED_NS, load64(block + at.WAITED_NS) + waited)
-    store32(block + at.WAIT_KIND, at.NOTHING)
+    store32(block + at.WAIT_KIND, at.NOT_WAITING)
     return waited
 
 
@@ -133,29 +133,29 @@ def pause(control, me, wait, event, kind, table, stage, target):
 
 
 @inner
-def counts(control, worker):
+def is_live(control, worker):
     """Whether a worker is alive and has not left."""
     block = block_of(control, worker)
-    return load32(block + at.FATE) == at.ALIVE and load32(block + at.STATE) == at.ACTIVE
+    return load32(block + at.LIVENESS) == at.ALIVE and load32(block + at.PARTICIPATION) == at.ACTIVE
 
 
 @inner
 def is_lost(control, worker):
-    return load32(block_of(control, worker) + at.FATE) == at.LOST
+    return load32(block_of(control, worker) + at.LIVENESS) == at.LOST
 
 
 @inner
 def _barrier_state(control, target):
-    go_on = load32(control + at.CONTINUE_WITHOUT_LOST)
+    continues = load32(control + at.CONTINUE_WITHOUT_LOST)
     state = READY
     for worker in range(load32(control + at.CAPACITY)):
         reached = block_of(control, worker) + at.BARRIER
         if load64(reached) >= target:
             continue
-        if counts(control, worker):
+        if is_live(control, worker):
             state = max(state, NOT_READY)
         # looked at again once it is lost: between the two it may have come, and died after that
-        if go_on == 0 and is_lost(control, worker) and load64(reached) < target:
+        if continues == 0 and is_lost(control, worker) and load64(reached) < target:
             return LOST_SOMEONE
     return state
 
@@ -169,7 +169,7 @@ def barrier(control: Address, me: Int, target: Int) -> Int:
         if _barrier_state(control, target) == READY:
             notify(control)
             return DONE
-    wait = words(WAIT)
+    wait = words(WAIT_WORDS)
     while True:
         event = load32(control + at.EVENT)
         state = _barrier_state(control, target)
@@ -196,15 +196,15 @@ def end_table_wait(control, base, me):
 
 @inner
 def _clock_state(control, base, target):
-    go_on = load32(control + at.CONTINUE_WITHOUT_LOST)
+    continues = load32(control + at.CONTINUE_WITHOUT_LOST)
     state = READY
     for worker in range(load32(control + at.CAPACITY)):
         line = line_of(base, worker)
         if load32(line + at.ENROLLED) == 0 or load64(line + at.CLOCK) >= target:
             continue
-        if counts(control, worker):
+        if is_live(control, worker):
             state = max(state, NOT_READY)
-        if go_on == 0 and is_lost(control, worker) and load64(line + at.CLOCK) < target:
+        if continues == 0 and is_lost(control, worker) and load64(line + at.CLOCK) < target:
             return LOST_SOMEONE  # looked at again, as above
     return state
 
@@ -212,7 +212,7 @@ def _clock_state(control, base, target):
 @kernel
 def wait_clock(control: Address, base: Address, me: Int, target: Int) -> Int:
     """Waits until every live worker of the table has done ``target`` ticks."""
-    wait = words(WAIT)
+    wait = words(WAIT_WORDS)
     while True:
         event = load32(control + at.EVENT)
         state = _clock_state(control, base, target)

@@ -45,7 +45,7 @@ class Every:
         self.restart()
         self._count = count
 
-    def hasten(self) -> None:
+    def make_due(self) -> None:
         """Makes the next step due."""
         self._count, self._since = self._steps, -math.inf
 

@@ -63,10 +63,10 @@ class Averaged(Flat):
         # An unchanged one only reads, so that workers agree after a barrier and an exchange. Bytes: NaN included,
         # and many times quicker than array_equal.
         changed = self.local.tobytes() != self.last.tobytes()
-        loops = self.shared.loops
-        assert loops is not None  # that of _AVERAGE
-        loops.hyper[0] = 1 / workers
-        self.shared.ruled.step(loops, self.local, changed, True)
+        compiled = self.shared.compiled
+        assert compiled is not None  # that of _AVERAGE
+        compiled.hyper[0] = 1 / workers
+        self.shared.ruled.apply(compiled, self.local, changed, True)
         np.copyto(self.last, self.local)
 
     def state(self) -> dict[str, Any]:

@@ -192,9 +192,9 @@ class SharedParams:
         self._due.restart()
         return self._exchange
 
-    def hasten(self) -> None:
+    def make_due(self) -> None:
         """Makes an exchange due at the next step: one that was begun has failed."""
-        self._due.hasten()
+        self._due.make_due()
 
     def _exchange(self) -> None:
         self._session.check()

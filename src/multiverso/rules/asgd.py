@@ -10,16 +10,16 @@ from __future__ import annotations
 from multiverso.rules.rule import Rule
 
 
-def _push(centre, local, own, stride, hyper, delta, count):
+def _push(centre, local, state, stride, hyper, delta, count):
     for i in range(count):
-        delta[i] = local[i] - own[i]
+        delta[i] = local[i] - state[i]
 
 
-def _pull(centre, local, own, stride, hyper, count):
+def _pull(centre, local, state, stride, hyper, count):
     for i in range(count):
         value = centre[i]
         local[i] = value
-        own[i] = value
+        state[i] = value
 
 
 def asgd() -> Rule:

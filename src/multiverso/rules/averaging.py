@@ -7,17 +7,17 @@ from multiverso.rules.rule import Rule
 from multiverso.updaters.mean import mean
 
 
-def difference_to_centre(centre, local, own, stride, hyper, delta, count):
+def difference_to_centre(centre, local, state, stride, hyper, delta, count):
     for i in range(count):
         delta[i] = local[i] - centre[i]
 
 
-def share_of_difference(centre, local, own, stride, hyper, delta, count):
+def share_of_difference(centre, local, state, stride, hyper, delta, count):
     for i in range(count):
         delta[i] = hyper[0] * (local[i] - centre[i])
 
 
-def take_centre(centre, local, own, stride, hyper, count):
+def take_centre(centre, local, state, stride, hyper, count):
     for i in range(count):
         local[i] = centre[i]
 

@@ -9,21 +9,21 @@ from __future__ import annotations
 from multiverso.rules.rule import Rule
 
 
-# own: what local was at the last push or fetch, and what was changed before the last fetch and not yet pushed
-def _push(centre, local, own, stride, hyper, delta, count):
+# state: what local was at the last push or fetch, and what was changed before the last fetch and not yet pushed
+def _push(centre, local, state, stride, hyper, delta, count):
     for i in range(count):
         value = local[i]
-        delta[i] = own[stride + i] + (value - own[i])
-        own[stride + i] = 0
-        own[i] = value
+        delta[i] = state[stride + i] + (value - state[i])
+        state[stride + i] = 0
+        state[i] = value
 
 
-def _pull(centre, local, own, stride, hyper, count):
+def _pull(centre, local, state, stride, hyper, count):
     for i in range(count):
         value = centre[i]
-        own[stride + i] += local[i] - own[i]
+        state[stride + i] += local[i] - state[i]
         local[i] = value
-        own[i] = value
+        state[i] = value
 
 
 def downpour(*, fetch: int = 1, push: int = 1) -> Rule:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from multiverso.rules.rule import Rule
 
 
-def _push(centre, local, own, stride, hyper, delta, count):
+def _push(centre, local, state, stride, hyper, delta, count):
     alpha = hyper[0]
     for i in range(count):
         # one difference for both sides: their sum stays, to the last rounding

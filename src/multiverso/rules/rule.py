@@ -19,7 +19,7 @@ class Rule:
 
     Both loops are compiled by Numba and get pointers of the table's dtype; they run over one part of the
     parameters after another, ``count`` elements each, so element i depends on the elements i alone. Element i
-    of the worker's k-th own array is ``own[k * stride + i]``, hyperparameter j is ``hyper[j]``.
+    of the k-th array of the worker's local state is ``state[k * stride + i]``, hyperparameter j is ``hyper[j]``.
 
     Asynchronously and with bounded staleness, push, updater and pull of one part are one pass under its lock.
     In synchronous mode the pushes of all workers read the centre of the last round, their deltas are folded
@@ -27,11 +27,11 @@ class Rule:
 
     Attributes:
         name: its name in error messages and tables of results.
-        push: ``push(centre, local, own, stride, hyper, delta, count)`` reads the centre and writes what this
-            worker contributes to ``delta``; it may change ``local`` and ``own``.
-        pull: ``pull(centre, local, own, stride, hyper, count)`` reads the centre after the contribution; it
-            may change ``local`` and ``own``. None for a rule whose push has said all.
-        per_worker: what each of the worker's own arrays of the table's size holds at first: ``"centre"`` (a
+        push: ``push(centre, local, state, stride, hyper, delta, count)`` reads the centre and writes what this
+            worker contributes to ``delta``; it may change ``local`` and ``state``.
+        pull: ``pull(centre, local, state, stride, hyper, count)`` reads the centre after the contribution; it
+            may change ``local`` and ``state``. None for a rule whose push has said all.
+        per_worker: what each array of the worker's local state, of the table's size, holds at first: ``"centre"`` (a
             copy of the parameters) or ``"zeros"``. They live in the shared segment.
         updater: how deltas reach the centre. The arrays that are shared beside it are this updater's, since
             only it changes what is shared.
@@ -56,7 +56,7 @@ class Rule:
             raise ValueError(f"the modes of rule {self.name} must be some of {MODES}; got {self.modes!r}")
         if any(start not in STARTS for start in self.per_worker):
             raise ValueError(
-                f"the own arrays of rule {self.name} begin as one of {STARTS}; got {self.per_worker!r}"
+                f"the local state of rule {self.name} begins as one of {STARTS}; got {self.per_worker!r}"
             )
         if len(self.hyper) > _MOST_HYPER:
             raise ValueError(

@@ -31,7 +31,7 @@ class Shared:
     Attributes:
         rule: the rule.
         ruled: the table as a rule moves it.
-        loops: the rule, compiled for the table; None for ASGD, which has a kernel of its own.
+        compiled: the rule, compiled for the table; None for ASGD, which has a kernel of its own.
         table: the centre: ``table.snapshot()`` is what to validate, ``table.save(path)`` what to keep.
     """
 
@@ -39,9 +39,9 @@ class Shared:
         self.rule = rule
         self.table = table
         self.ruled = Ruled(table, self)
-        self._own = self.ruled.own()
+        self._local_state = self.ruled.local_state()
         # ASGD has a kernel of its own, which is quicker
-        self.loops = None if rule == asgd() else self.ruled.compile(rule.push, rule.pull, rule.hyper)
+        self.compiled = None if rule == asgd() else self.ruled.compile(rule.push, rule.pull, rule.hyper)
         self._calls = 0
 
     def exchange(self, local: Any, *, timeout_seconds: float | None = None) -> None:
@@ -62,22 +62,22 @@ class Shared:
         A call that raised has not returned: call it again with the same array, and it is finished; what it had done
         is not done again.
         """
-        if self.loops is None:
-            self.table.exchange(local, self._own[0], timeout_seconds=timeout_seconds)
+        if self.compiled is None:
+            self.table.exchange(local, self._local_state[0], timeout_seconds=timeout_seconds)
             return
         call = self._calls + 1
         push, pull = call % self.rule.push_every == 0, call % self.rule.pull_every == 0
         if push or pull:
-            self.ruled.step(self.loops, local, push, pull, timeout_seconds=timeout_seconds)
+            self.ruled.apply(self.compiled, local, push, pull, timeout_seconds=timeout_seconds)
         self._calls = call
 
     def exchange_async(self, local: Any) -> Pending:
         """Like :meth:`exchange`, in the background. Leave ``local`` alone until ``wait()`` returns."""
-        if self.loops is None:
-            return self.table.exchange_async(local, self._own[0])
+        if self.compiled is None:
+            return self.table.exchange_async(local, self._local_state[0])
         call = self._calls + 1
         push, pull = call % self.rule.push_every == 0, call % self.rule.pull_every == 0
-        pending = self.ruled.step_async(self.loops, local, push, pull)
+        pending = self.ruled.apply_async(self.compiled, local, push, pull)
         self._calls = call
         return pending
 
@@ -85,7 +85,7 @@ class Shared:
         """Makes ``local`` a copy of the centre and begins the rule anew, as after ``table.load(path)``."""
         flat = writable(local, self.table.size, self.table.dtype, "local")
         self.table.snapshot(out=flat)
-        for array, start in zip(self._own, self.rule.per_worker, strict=True):
+        for array, start in zip(self._local_state, self.rule.per_worker, strict=True):
             array[:] = flat if start == "centre" else 0
         self._calls = 0
 
@@ -100,13 +100,13 @@ class Shared:
         return {
             "rule": self.rule.name,
             "calls": self._calls,
-            "arrays": list(self._own),
+            "arrays": list(self._local_state),
             "staged": self.ruled.staged(),
         }
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Raises SnapshotError where `state` was returned by another rule or for another size."""
-        if state["rule"] != self.rule.name or len(state["arrays"]) != len(self._own):
+        if state["rule"] != self.rule.name or len(state["arrays"]) != len(self._local_state):
             raise SnapshotError(
                 f"this was saved by the rule {state['rule']!r} and is loaded into the rule {self.rule.name!r}; "
                 "nothing was changed"
@@ -121,7 +121,7 @@ class Shared:
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes on with the rule from what `state` returned, once the table has its values."""
-        for array, saved in zip(self._own, state["arrays"], strict=True):
+        for array, saved in zip(self._local_state, state["arrays"], strict=True):
             array[:] = saved
         self._calls = state["calls"]
         self.ruled.restage(state["staged"])

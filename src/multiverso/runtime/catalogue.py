@@ -8,11 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso import layout as at
-from multiverso.consistency.waiting import Picture
 from multiverso.memory.heap import Heap
 from multiverso.memory.segment import Segment
 from multiverso.runtime.control import Control
-from multiverso.runtime.waiting import read_picture
+from multiverso.runtime.wait_graph import WaitGraph, read_wait_graph
 from multiverso.shards.shard import Shard, initialise
 from multiverso.spec import MODES, MemorySpec, Places, TableSpec
 from multiverso.states import states_of
@@ -59,7 +58,7 @@ class Piece:
 
 
 class Catalogue:
-    """Owner: the node's thread; `picture` and `shards` may be asked for by any.
+    """Owner: the node's thread; `wait_graph` and `shards` may be asked for by any.
 
     Args:
         control: the job's control segment.
@@ -80,11 +79,11 @@ class Catalogue:
         """The tables by number."""
         return {number: p.shard for number, p in list(self._pieces.items()) if p.shard is not None}
 
-    def picture(self) -> Picture:
+    def wait_graph(self) -> WaitGraph:
         """Who is there, and how far in which table."""
         pieces = [piece for piece in list(self._pieces.values()) if piece.shard is None]
         memories = {p.number: range(p.head.address, p.head.address + p.head.size) for p in pieces}
-        return read_picture(self._control, self.shards, memories)
+        return read_wait_graph(self._control, self.shards, memories)
 
     def find(self, key: Key) -> Piece | None:
         """Returns what is known by a name or place in the order."""

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from multiverso import layout as at
-from multiverso.consistency.waiting import Wait, WorkerState
 from multiverso.memory import mutex
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import bump_and_wake, load32, load64, store32, store64
+from multiverso.runtime.wait_graph import Wait, WorkerState
 
 _READS = 10
 
 
 @dataclass(frozen=True)
 class Control:
-    """A mapped control segment. The node writes fates, each worker the rest of its block.
+    """A mapped control segment. The node writes who is alive, each worker the rest of its block.
 
     Attributes:
         segment: the memory.
@@ -58,17 +58,17 @@ class Control:
         """Gives a block to a new worker (the node)."""
         self.lost_in_order.pop(worker_id, None)
         block = self.block(worker_id)
-        for offset in range(at.FATE, at.WORKER_STRIDE, 8):
+        for offset in range(at.LIVENESS, at.WORKER_STRIDE, 8):
             store64(block + offset, 0)
         mutex.initialise(block + at.LIFE)
         store32(block + at.PID, pid)
-        store32(block + at.FATE, at.ALIVE)
+        store32(block + at.LIVENESS, at.ALIVE)
 
-    def settle(self, worker_id: int, fate: int) -> None:
+    def settle(self, worker_id: int, liveness: int) -> None:
         """Says that a worker is lost or gone, and wakes whoever waits (the node)."""
-        if fate == at.LOST:
+        if liveness == at.LOST:
             self.lost_in_order.setdefault(worker_id)  # before it is seen, and others end in consequence
-        store32(self.block(worker_id) + at.FATE, fate)
+        store32(self.block(worker_id) + at.LIVENESS, liveness)
         self.notify()
 
     def activate(self, worker_id: int, joins_late: bool) -> None:
@@ -78,9 +78,9 @@ class Control:
         active no barrier completes without it, so the number is read again until it no longer moves.
         """
         block = self.block(worker_id)
-        store32(block + at.STATE, at.ACTIVE)
+        store32(block + at.PARTICIPATION, at.ACTIVE)
         while joins_late:
-            reached = max(w.barrier for w in self.workers() if w.counts)
+            reached = max(w.barrier for w in self.workers() if w.is_live)
             if load64(block + at.BARRIER) >= reached:
                 break
             store64(block + at.BARRIER, reached)
@@ -88,7 +88,7 @@ class Control:
 
     def leave(self, worker_id: int) -> None:
         """Says that this worker takes no more part (the worker)."""
-        store32(self.block(worker_id) + at.STATE, at.LEFT)
+        store32(self.block(worker_id) + at.PARTICIPATION, at.LEFT)
         self.notify()
 
     def notify(self) -> None:
@@ -100,13 +100,13 @@ class Control:
         store64(self.block(worker_id) + at.GAVE_UP, now_ns)
         self.notify()
 
-    def fate(self, worker_id: int) -> int:
+    def liveness(self, worker_id: int) -> int:
         """What the node says of a worker."""
-        return load32(self.block(worker_id) + at.FATE)
+        return load32(self.block(worker_id) + at.LIVENESS)
 
-    def state(self, worker_id: int) -> int:
+    def participation(self, worker_id: int) -> int:
         """What a worker says of itself."""
-        return load32(self.block(worker_id) + at.STATE)
+        return load32(self.block(worker_id) + at.PARTICIPATION)
 
     def worker(self, worker_id: int) -> WorkerState:
         """Everything in a worker's block."""
@@ -114,8 +114,8 @@ class Control:
         return WorkerState(
             worker_id=worker_id,
             pid=load32(block + at.PID),
-            fate=load32(block + at.FATE),
-            state=load32(block + at.STATE),
+            liveness=load32(block + at.LIVENESS),
+            participation=load32(block + at.PARTICIPATION),
             barrier=load64(block + at.BARRIER),
             created=load64(block + at.CREATED),
             threaded=load32(block + at.THREADED) == 1,
@@ -125,7 +125,7 @@ class Control:
 
     def workers(self) -> list[WorkerState]:
         """Every worker that has ever been admitted and whose number is not free again."""
-        return [w for w in map(self.worker, range(self.capacity)) if w.fate != at.FREE]
+        return [w for w in map(self.worker, range(self.capacity)) if w.liveness != at.FREE]
 
     def waited_seconds(self, worker_id: int) -> float:
         """Time that a worker has spent in finished waits of every kind."""
@@ -137,7 +137,7 @@ def _wait_in(block: int) -> Wait | None:
     for _ in range(_READS):
         sequence = load32(block + at.WAIT_SEQ)
         kind = load32(block + at.WAIT_KIND)
-        if kind == at.NOTHING:
+        if kind == at.NOT_WAITING:
             return None
         wait = Wait(
             kind,

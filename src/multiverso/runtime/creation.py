@@ -14,11 +14,11 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from multiverso import layout as at
-from multiverso.consistency.waiting import names
 from multiverso.errors import MultiversoError, OutOfMemoryError, TableMismatchError, WorkerLostError
 from multiverso.runtime.catalogue import Catalogue, Key, Piece, Spec, words
 from multiverso.runtime.connection import Connection
 from multiverso.runtime.control import Control
+from multiverso.runtime.wait_graph import names
 from multiverso.spec import TableSpec
 from multiverso.wire.messages import Message
 
@@ -158,7 +158,7 @@ class Creations:
         if lost and self._fixed and not self._control.continues:
             self._refuse(creation, self.lost_error(lost, f"before {words(creation.key)} was created"))
             return False
-        concerned = [w.worker_id for w in self._control.workers() if w.counts]
+        concerned = [w.worker_id for w in self._control.workers() if w.is_live]
         if not creation.waiting or any(i not in creation.waiting for i in concerned):
             return False
         if len({asked.spec for asked in creation.waiting.values()}) > 1:
@@ -295,7 +295,7 @@ class Creations:
             self._catalogue.release(piece)
 
     def _lost(self) -> list[int]:
-        return [w.worker_id for w in self._control.workers() if w.fate == at.LOST]
+        return [w.worker_id for w in self._control.workers() if w.liveness == at.LOST]
 
     @staticmethod
     def lost_error(lost: list[int], when: str) -> WorkerLostError:

@@ -150,11 +150,11 @@ class Holdings:
         number = 0
         session.waits.begin_wait(session.control.address, session.worker_id, at.FOR_TABLE, 0, target)
         try:
-            answer, _ = self._link.ask(request, patience.deadline.at, what, patience.look)
+            answer, _ = self._link.ask(request, patience.deadline.at, what, patience.raise_if_over)
             number = int(answer["number"])
             place(self.map(int(answer["offset"]), int(answer["size"]), sparse), answer)
             while True:
-                answer, _ = self._link.more(patience.deadline.at, what, patience.look)
+                answer, _ = self._link.more(patience.deadline.at, what, patience.raise_if_over)
                 if not answer["turn"]:
                     return number
                 write(bool(answer["clear"]), bool(answer["last"]), int(answer["of"]))

@@ -139,7 +139,7 @@ class JobLock:
                     code = mutex.lock(address, patience.deadline.left())
                     if code in (0, mutex.OWNER_DEAD):
                         break
-                    patience.judge(code)
+                    patience.raise_if_hopeless(code)
         if code == mutex.OWNER_DEAD:
             mutex.recover(address)
         elif code != 0:

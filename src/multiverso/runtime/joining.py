@@ -215,7 +215,7 @@ def _explain(number: int, frame: object) -> None:
         return  # the last signal is still being answered
     try:
         for session in [s for s in list(_explained) if s.closed is None]:
-            for line in session.picture().describe(time.monotonic_ns()):
+            for line in session.wait_graph().describe(time.monotonic_ns()):
                 # not print: what the signal interrupted may be one, which refuses another within it
                 os.write(sys.__stderr__.fileno(), f"multiverso: {line}\n".encode())
     except (OSError, ValueError):

@@ -107,7 +107,7 @@ class Membership:
 
     def lost(self) -> list[int]:
         """Returns the workers that died, or exited without ``shutdown()``, the first one first."""
-        lost = {w.worker_id for w in self.control.workers() if w.fate == at.LOST}
+        lost = {w.worker_id for w in self.control.workers() if w.liveness == at.LOST}
         return [i for i in tuple(self.control.lost_in_order) if i in lost]
 
     @property
@@ -168,23 +168,28 @@ class Membership:
         ids = range(self.control.capacity) if wish is None else [wish]
         # its own word counts before the watcher has noticed: `init` may follow `shutdown` at once
         return any(
-            self.control.fate(i) in (at.GONE, at.LOST) or self.control.state(i) == at.LEFT for i in ids
+            self.control.liveness(i) in (at.GONE, at.LOST) or self.control.participation(i) == at.LEFT
+            for i in ids
         )
 
     def _free_id(self, wish: int | None) -> int | None:
         ids = range(self.control.capacity) if wish is None else [wish]
         for worker_id in ids:
-            fate = self.control.fate(worker_id)
-            if fate == at.FREE or (self.workers_num is None and self._released(worker_id, fate)):
+            liveness = self.control.liveness(worker_id)
+            if liveness == at.FREE or (self.workers_num is None and self._released(worker_id, liveness)):
                 return worker_id
         return None
 
-    def _released(self, worker_id: int, fate: int) -> bool:
+    def _released(self, worker_id: int, liveness: int) -> bool:
         """A number is given out again only when its last owner's process has left it or really is gone, the node
         has done what its end asks for, and no round still needs what it staged."""
-        if fate not in (at.GONE, at.LOST) or worker_id in self.attached or self.catalogue.needs(worker_id):
+        if (
+            liveness not in (at.GONE, at.LOST)
+            or worker_id in self.attached
+            or self.catalogue.needs(worker_id)
+        ):
             return False
-        if fate == at.GONE:
+        if liveness == at.GONE:
             return True
         try:
             os.kill(self.control.worker(worker_id).pid, 0)
@@ -229,7 +234,7 @@ class Membership:
         ready = {i for i, worker in self.attached.items() if worker.ready}
         gone = (at.GONE, at.LOST) if self.control.continues else (at.GONE,)
         return [
-            i for i in range(self.workers_num or 0) if i not in ready and self.control.fate(i) not in gone
+            i for i in range(self.workers_num or 0) if i not in ready and self.control.liveness(i) not in gone
         ]
 
     # -- going -----------------------------------------------------------------------------------------------
@@ -241,7 +246,7 @@ class Membership:
 
     def absent(self, worker_id: int) -> None:
         """A worker's process has ended; if it never attached, the others need not wait for it."""
-        if self.control.fate(worker_id) == at.FREE:
+        if self.control.liveness(worker_id) == at.FREE:
             self.control.settle(worker_id, at.LOST)
             self._drop(worker_id)
             self._answer_ready()
@@ -250,13 +255,13 @@ class Membership:
         self.creations.dropped(worker_id)
         self.catalogue.dropped(worker_id)
 
-    def settle(self, worker_id: int, fate: int) -> None:
+    def settle(self, worker_id: int, liveness: int) -> None:
         """A worker has left or is lost: tells everyone who waits for it, and lets in who waits for its place."""
         worker = self.attached.pop(worker_id, None)
         if worker is None:
             return
         worker.connection.worker_id = worker.connection.life = None
-        self.control.settle(worker_id, fate)
+        self.control.settle(worker_id, liveness)
         self._drop(worker_id)
         self._answer_ready()
         if self._waiting_attach and not self.attached:

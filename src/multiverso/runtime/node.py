@@ -322,7 +322,7 @@ class Node:
         connection.socket.close()
         self._members.forget(connection)
         if connection.worker_id is not None and connection.life is None:
-            left = self._members.control.state(connection.worker_id) == at.LEFT
+            left = self._members.control.participation(connection.worker_id) == at.LEFT
             self._settle(connection.worker_id, at.GONE if left else at.LOST)
 
     # -- watching workers ------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ class Node:
         if code == mutex.OWNER_DEAD:
             mutex.recover(address)
         if code in (0, mutex.OWNER_DEAD):
-            left = control.state(worker_id) == at.LEFT
+            left = control.participation(worker_id) == at.LEFT
             mutex.unlock(address)
         else:
             left = False
@@ -371,8 +371,8 @@ class Node:
             elif worker is not None and worker.connection.life == life:
                 self._settle(worker_id, at.GONE if what == "left" else at.LOST)
 
-    def _settle(self, worker_id: int, fate: int) -> None:
-        self._members.settle(worker_id, fate)
+    def _settle(self, worker_id: int, liveness: int) -> None:
+        self._members.settle(worker_id, liveness)
         if not self._members.attached:
             with self._emptied:
                 self._emptied.notify_all()

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from multiverso import kernels
 from multiverso import layout as at
-from multiverso.consistency.waiting import COLLECTIVE, names
 from multiverso.deadline import Deadline
 from multiverso.errors import ClosedError, DeadlockError, MultiversoError, WaitTimeoutError, WorkerLostError
+from multiverso.runtime.wait_graph import COLLECTIVE, names
 
 if TYPE_CHECKING:
     from multiverso.runtime.session import Session
@@ -26,7 +26,7 @@ class Patience:
     """One wait of one session. Owner: the waiting thread.
 
     Attributes:
-        deadline: from then on `look` raises.
+        deadline: from then on `raise_if_over` raises.
     """
 
     def __init__(self, session: Session, deadline: Deadline, what: str) -> None:
@@ -38,7 +38,7 @@ class Patience:
         self._still: tuple[tuple[int, int], ...] = ()
         self._still_since = self._began
 
-    def judge(self, code: int) -> None:
+    def raise_if_hopeless(self, code: int) -> None:
         """Returns when the wait may go on after a kernel has stopped with ``code``; raises when it may not."""
         if code == kernels.NOT_RECOVERABLE:
             raise MultiversoError(
@@ -49,9 +49,9 @@ class Patience:
             raise self._lost()
         if code not in (kernels.EINTR, kernels.TIMED_OUT):
             raise MultiversoError(f"{self._what}: unexpected code {code} from the operating system")
-        self.look()
+        self.raise_if_over()
 
-    def look(self) -> None:
+    def raise_if_over(self) -> None:
         """Raises when the wait has no more point: closed, node lost, deadline, deadlock. Warns once."""
         session = self._session
         if session.closed is not None:
@@ -78,25 +78,25 @@ class Patience:
         self._look_for_deadlock()
 
     def _whom(self) -> str:
-        picture = self._session.picture()
-        me = picture.workers.get(self._session.worker_id)
+        graph = self._session.wait_graph()
+        me = graph.workers.get(self._session.worker_id)
         wait = me.wait if me is not None else None
         if wait is not None and wait.kind == at.FOR_LOCK:
             if not wait.holder:
                 return "the lock was free a moment ago"
             return f"process {wait.holder} holds the lock (stopped, or being debugged?)"
-        missing = picture.missing(wait) if wait is not None else []
+        missing = graph.missing(wait) if wait is not None else []
         return f"missing {names(missing)}" if missing else "it is not known who is missing"
 
     def _everyone(self) -> str:
-        return "; ".join(self._session.picture().describe(time.monotonic_ns()))
+        return "; ".join(self._session.wait_graph().describe(time.monotonic_ns()))
 
     def _lost(self) -> WorkerLostError:
         control = self._session.control
-        workers = [w for w in control.workers() if w.fate == at.LOST]
+        workers = [w for w in control.workers() if w.liveness == at.LOST]
         how = "died, or exited without shutdown(),"
         if not workers:  # a reduction needs everybody, whom the others have not lost
-            workers = [w for w in control.workers() if w.state == at.LEFT or w.fate == at.GONE]
+            workers = [w for w in control.workers() if w.participation == at.LEFT or w.liveness == at.GONE]
             how = "left in order"
         lost = [w.worker_id for w in workers]
         pids = ", ".join(str(control.worker(worker_id).pid) for worker_id in lost)
@@ -107,14 +107,14 @@ class Patience:
     def _look_for_deadlock(self) -> None:
         """Everybody waits for somebody who waits, and nothing has moved for a while."""
         me = self._session.worker_id
-        picture = self._session.picture()
-        if me in picture.workers and picture.given_up(me):
+        graph = self._session.wait_graph()
+        if me in graph.workers and graph.given_up(me):
             raise self._deadlock()
-        if not picture.deadlocked():
+        if not graph.deadlocked():
             self._still = ()
             return
         now = time.monotonic()
-        waits = tuple((w.worker_id, w.wait.sequence) for w in picture.workers.values() if w.wait is not None)
+        waits = tuple((w.worker_id, w.wait.sequence) for w in graph.workers.values() if w.wait is not None)
         if waits != self._still:
             self._still, self._still_since = waits, now
         elif now - self._still_since >= _STILL_SECONDS:
@@ -123,7 +123,7 @@ class Patience:
             raise error
 
     def _deadlock(self) -> DeadlockError:
-        waits = [worker.wait for worker in self._session.picture().workers.values()]
+        waits = [worker.wait for worker in self._session.wait_graph().workers.values()]
         making = any(wait is not None and wait.kind == at.FOR_TABLE for wait in waits)
         hint = f"{COLLECTIVE.capitalize()}. " if making else ""
         return DeadlockError(

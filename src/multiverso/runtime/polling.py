@@ -34,8 +34,8 @@ def wait_until(
     while not reached():
         if patience.deadline.passed or time.monotonic() - looked > SLICE_SECONDS:
             looked = time.monotonic()
-            lost = any(worker.fate == at.LOST for worker in session.control.workers())
-            patience.judge(
+            lost = any(worker.liveness == at.LOST for worker in session.control.workers())
+            patience.raise_if_hopeless(
                 kernels.LOST_SOMEONE if lost and not session.control.continues else kernels.TIMED_OUT
             )
         time.sleep(pause)

@@ -231,11 +231,11 @@ class Reducer:
             def again() -> int:
                 nonlocal code
                 code = go()
-                # `go_on` would take what it does not know for an error of the operating system
+                # `resume` would take what it does not know for an error of the operating system
                 return 0 if code == kernels.MISMATCH else code
 
             try:
-                self._session.go_on(code, again, deadline, what)
+                self._session.resume(code, again, deadline, what)
             except WorkerLostError as error:
                 self._broken = f"in an earlier {what}: {error}"
                 raise

@@ -16,7 +16,6 @@ from typing import Any, Protocol, Self
 
 from multiverso import kernels
 from multiverso import layout as at
-from multiverso.consistency.waiting import Picture
 from multiverso.deadline import Deadline, checked_seconds
 from multiverso.errors import ClosedError, NodeLostError
 from multiverso.memory.shared import SharedMemory
@@ -25,7 +24,7 @@ from multiverso.runtime.holdings import Holdings
 from multiverso.runtime.link import Link
 from multiverso.runtime.liveness import Liveness
 from multiverso.runtime.patience import Patience
-from multiverso.runtime.waiting import read_picture
+from multiverso.runtime.wait_graph import WaitGraph, read_wait_graph
 from multiverso.shards.shard import Shard
 from multiverso.spec import Consistency, MemorySpec, TableSpec, checked_count
 from multiverso.wire import messages
@@ -151,7 +150,7 @@ class Session:
 
     def live_workers(self) -> list[int]:
         """Returns the workers that take part now."""
-        return [w.worker_id for w in self.control.workers() if w.counts]
+        return [w.worker_id for w in self.control.workers() if w.is_live]
 
     def barrier(self, timeout_seconds: float | None = None) -> None:
         """Waits until every live worker has reached this barrier. Flushes this worker's pending operations first.
@@ -172,7 +171,7 @@ class Session:
                 code = self.waits.barrier(*arguments)
                 if code:
                     go = functools.partial(self.waits.barrier, *arguments)
-                    self.go_on(code, go, deadline, f"barrier {target}")
+                    self.resume(code, go, deadline, f"barrier {target}")
                 self._barriers = max(self._barriers, target)
         except BaseException:
             self._interrupted_barrier = target or self._interrupted_barrier
@@ -275,9 +274,9 @@ class Session:
         with self._lock:
             return self._holdings.share(spec, initialise, deadline)
 
-    def picture(self) -> Picture:
+    def wait_graph(self) -> WaitGraph:
         """Returns who is there, how far each is, and what each waits for."""
-        return read_picture(self.control, self.tables(), self._holdings.memories())
+        return read_wait_graph(self.control, self.tables(), self._holdings.memories())
 
     def tables(self) -> dict[int, Shard]:
         """Returns this worker's tables by number."""
@@ -306,7 +305,7 @@ class Session:
 
     # -- waiting ---------------------------------------------------------------------------------------------
 
-    def go_on(
+    def resume(
         self,
         code: int,
         again: Callable[[], int],
@@ -324,7 +323,7 @@ class Session:
         patience = Patience(self, self.deadline() if deadline is None else deadline, what)
         try:
             while code:
-                patience.judge(code & 0xFFFF)
+                patience.raise_if_hopeless(code & 0xFFFF)
                 code = again()
         finally:
             self.waits.finish_wait(self.control.address, self.worker_id)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from multiverso.runtime.catalogue import Catalogue
     from multiverso.runtime.control import Control
 
-_FATES = {at.ALIVE: "alive", at.LOST: "lost", at.GONE: "left"}
+_LIVENESS = {at.ALIVE: "alive", at.LOST: "lost", at.GONE: "left"}
 
 
 def status_of(
@@ -25,21 +25,23 @@ def status_of(
     began: float,
 ) -> dict[str, Any]:
     """Returns the job's workers, their waits and the tables with each worker's statistics."""
-    picture = catalogue.picture()
+    graph = catalogue.wait_graph()
     now = time.monotonic_ns()
     notes = catalogue.memory(MEMORY)
     workers = []
-    for worker in picture.workers.values():
+    for worker in graph.workers.values():
         wait = worker.wait
         workers.append(
             {
                 "id": worker.worker_id,
                 "pid": worker.pid,
                 "program": _program(worker.pid),
-                "state": "left" if worker.state == at.LEFT else _FATES.get(worker.fate, "free"),
-                "waiting_for": picture.name_of(wait) if wait else None,
+                "state": "left"
+                if worker.participation == at.LEFT
+                else _LIVENESS.get(worker.liveness, "free"),
+                "waiting_for": graph.name_of(wait) if wait else None,
                 "waiting_seconds": (now - wait.since_ns) / 1e9 if wait else 0.0,
-                "needs": picture.missing(wait) if wait else [],
+                "needs": graph.missing(wait) if wait else [],
                 "waited_seconds": control.waited_seconds(worker.worker_id),
                 "logged": None if notes is None else read(notes, worker.worker_id),
             }
@@ -53,7 +55,7 @@ def status_of(
             "dtype": shard.spec.dtype,
             "updater": shard.spec.updater,
             "rounds": shard.committed,
-            "workers": {i: shard.statistics(i) for i in sorted(picture.workers) if i < shard.workers},
+            "workers": {i: shard.statistics(i) for i in sorted(graph.workers) if i < shard.workers},
         }
         for table_id, shard in catalogue.shards.items()
     ]

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso import layout as at
-from multiverso.consistency.waiting import Member, Membership
 from multiverso.memory import mutex
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import load32, load64, store32, store64
+from multiverso.shards.progress import TableProgress, WorkerProgress
 from multiverso.spec import Partition, Places, TableSpec, chunk_of
 from multiverso.states import states_of
 
@@ -29,8 +29,8 @@ def initialise(address: int, spec: TableSpec, table_id: int, workers: int, mode:
     places = Places.of(spec, workers, mode == at.SYNCHRONOUS)
     words = {
         "elements": spec.elements,
-        "stripe": partition.stripe,
-        "stripes": partition.stripes,
+        "stripe_size": partition.stripe_size,
+        "stripe_count": partition.stripe_count,
         "itemsize": spec.itemsize,
         "columns": spec.columns,
         "table_workers": workers,
@@ -40,13 +40,13 @@ def initialise(address: int, spec: TableSpec, table_id: int, workers: int, mode:
         "buffer_1": places.buffers[1],
         "state_0": places.states[0],
         "state_1": places.states[1],
-        "states": len(spec.state_names),
+        "state_count": len(spec.state_names),
         "slots": places.slots,
         "slot_stride": places.slot_stride,
         "lines": places.lines,
         "table_id": table_id,
-        "chunk": chunk_of(spec),
-        "chunks": -(-spec.elements // chunk_of(spec)),
+        "chunk_size": chunk_of(spec),
+        "chunk_count": -(-spec.elements // chunk_of(spec)),
         "small_slots": places.small_slots,
         "mean": int(spec.mean),
     }
@@ -56,7 +56,7 @@ def initialise(address: int, spec: TableSpec, table_id: int, workers: int, mode:
     hyper = np.asarray(spec.hyper, dtype=spec.dtype).tobytes()
     ctypes.memmove(address + at.HYPER, hyper, len(hyper))
     _fill_states(address + places.states[0], spec)
-    mutex.initialise(address + places.locks, partition.stripes, at.MUTEX_BYTES)
+    mutex.initialise(address + places.locks, partition.stripe_count, at.MUTEX_BYTES)
     store64(address + at.MAGIC, at.TABLE_MAGIC)
 
 
@@ -95,7 +95,7 @@ class Shard:
 
     @functools.cached_property
     def header(self) -> Any:
-        """What was written once, when the table was made: ``header["chunks"]``."""
+        """What was written once, when the table was made: ``header["chunk_count"]``."""
         return at.TABLE.at(self.base)
 
     def line(self, worker_id: int) -> int:
@@ -130,9 +130,9 @@ class Shard:
         start = places.slots + places.slot_stride * worker_id
         return self.segment.array(start, self.spec.elements, self.spec.dtype)
 
-    def own(self, worker_id: int) -> list[npt.NDArray[Any]]:
+    def local_state(self, worker_id: int) -> list[npt.NDArray[Any]]:
         """The arrays that a worker has for itself, flat and writable; windows, which a closed table leaves behind."""
-        start = self.own_address(worker_id) - self.base
+        start = self.local_state_address(worker_id) - self.base
         whole = self.spec.elements * self.spec.itemsize
         count, dtype = self.spec.elements, self.spec.dtype
         return [
@@ -140,10 +140,10 @@ class Shard:
             for i in range(self.spec.per_worker)
         ]
 
-    def own_address(self, worker_id: int) -> int:
+    def local_state_address(self, worker_id: int) -> int:
         """Address of the first of them."""
         places = self.places
-        return self.base + places.own + places.own_stride * worker_id
+        return self.base + places.local_state + places.local_state_stride * worker_id
 
     def enrol(self, worker_id: int) -> None:
         """Makes a worker take part in the table's rounds and clocks (the node, or a late one itself).
@@ -158,7 +158,7 @@ class Shard:
                 store64(line + offset, 0)
         clocks = [load64(self.line(w) + at.CLOCK) for w in range(self.workers) if self.enrolled(w)]
         store64(line + at.CLOCK, max(clocks, default=0))
-        last = self.committed * int(self.header["chunks"])
+        last = self.committed * int(self.header["chunk_count"])
         store64(line + at.STAGED, last)
         store64(line + at.FOLDED, last)
         store64(line + at.FIRST_STEP, last + 1)
@@ -166,11 +166,11 @@ class Shard:
 
     def first_round(self, worker_id: int) -> int:
         """The round that a worker's first read ends, or one before it if that goes on without the worker."""
-        return load64(self.line(worker_id) + at.STAGED) // int(self.header["chunks"]) + 1
+        return load64(self.line(worker_id) + at.STAGED) // int(self.header["chunk_count"]) + 1
 
     def needs(self, worker_id: int) -> bool:
         """Whether an unfinished round may still ask for what a worker that is gone has staged."""
-        last = self.committed * int(self.header["chunks"])
+        last = self.committed * int(self.header["chunk_count"])
         return self.enrolled(worker_id) and load64(self.line(worker_id) + at.STAGED) > last
 
     def withdraw(self, worker_id: int) -> None:
@@ -181,13 +181,13 @@ class Shard:
         """Whether a worker takes part."""
         return load32(self.line(worker_id) + at.ENROLLED) == 1
 
-    def membership(self) -> Membership:
+    def progress(self) -> TableProgress:
         """Who takes part, and how far each is."""
-        return Membership(
+        return TableProgress(
             self.spec.name or f"table {self.header['table_id']}",
-            int(self.header["chunks"]),
+            int(self.header["chunk_count"]),
             {
-                worker: Member(*(load64(self.line(worker) + word) for word in _PROGRESS))
+                worker: WorkerProgress(*(load64(self.line(worker) + word) for word in _PROGRESS))
                 for worker in range(self.workers)
                 if self.enrolled(worker)
             },

@@ -5,8 +5,8 @@ from __future__ import annotations
 from operator import index
 
 from multiverso.runtime.current import current
-from multiverso.runtime.held import held, prepare
 from multiverso.runtime.session import Session
+from multiverso.runtime.shared_lock import held, prepare
 
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 

@@ -454,7 +454,7 @@ def _consistency_of(session: Session, shard: Shard, update: int, name: str) -> C
         first_round=shard.first_round(session.worker_id),
         slot=lambda: shard.slot(session.worker_id),
         enter=session.enter,
-        resume=session.go_on,
+        resume=session.resume,
     )
     return _CONSISTENCIES[shard.mode](port)
 

@@ -323,7 +323,7 @@ class KeyedTable:
                     raise self._full()
                 return int(code[0])
 
-            session.go_on(code[0], again, deadline, f"a row of {self!r}")
+            session.resume(code[0], again, deadline, f"a row of {self!r}")
 
     def _find(self, keys: Keys, timeout_seconds: float | None) -> Keys:
         rows = np.empty(keys.size, np.int64)
@@ -367,7 +367,7 @@ class KeyedTable:
             with self._lock:
                 code = compiled(*arguments)
                 if code:
-                    self._session.go_on(code, lambda: compiled(*arguments), None, f"a segment of {self!r}")
+                    self._session.resume(code, lambda: compiled(*arguments), None, f"a segment of {self!r}")
 
         waiting: list[tuple[Keys, Keys]] = []
         number = 0

@@ -123,7 +123,7 @@ class KeyedMemory:
         enter = kernels.enter.compiled()
         code = enter(*arguments)
         if code:
-            session.go_on(code, lambda: enter(*arguments), None, f"a row of the {spec}")
+            session.resume(code, lambda: enter(*arguments), None, f"a row of the {spec}")
         return memory
 
     def check_equal(self, spec: KeyedSpec) -> None:

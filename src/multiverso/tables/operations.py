@@ -200,18 +200,18 @@ class Operations:
             raise
         call.complete.value = 0
 
-    def step(
+    def apply_rule(
         self, rule: CompiledRule, local: Array, push: bool, pull: bool, deadline: Deadline | None
     ) -> None:
         """Runs a rule's push, pull or both."""
         call, arguments = self._mine.call, (local, push, pull, rule.push, rule.local_state)
         try:
             if not self._interrupted:
-                self.how.step(rule, local, push, pull, call, deadline)
+                self.how.apply_rule(rule, local, push, pull, call, deadline)
             else:
                 call = self._before("step", arguments, call, deadline)
                 if not call.complete.value:
-                    self.how.step(rule, local, push, pull, call, deadline)
+                    self.how.apply_rule(rule, local, push, pull, call, deadline)
                 self._forget(call)
         except BaseException:
             self._keep(Interrupted("step", arguments, call))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from multiverso.consistency.port import CompiledRule
-from multiverso.kernels.compiling import compile_pull, compile_push, load_steps
+from multiverso.kernels.compiling import compile_pull, compile_push, load_rules
 from multiverso.tables.convert import Array, writable
 from multiverso.tables.handler import TableHandler
 from multiverso.tables.pending import Pending
@@ -28,37 +28,37 @@ class Ruled:
         if user is not None:
             table._users.add(user)
 
-    def own(self) -> list[Array]:
+    def local_state(self) -> list[Array]:
         """Returns this worker's own arrays, in the shared segment: flat, writable."""
         self._session.check()
-        return self._table._shard.own(self._session.worker_id)
+        return self._table._shard.local_state(self._session.worker_id)
 
     def compile(
         self, push: Callable[..., None], pull: Callable[..., None] | None, hyper: tuple[float, ...]
     ) -> CompiledRule:
         """Returns a rule's two loops, compiled for this table; see :class:`multiverso.rules.Rule`."""
         dtype = self._table.spec.dtype
-        load_steps(dtype)  # now, and not at the first step, which may be in a thread beside the training
+        load_rules(dtype)  # now, and not at the first step, which may be in a thread beside the training
         return CompiledRule(
             compile_push(push, dtype),
             compile_pull(pull, dtype) if pull else 0,
-            self._table._shard.own_address(self._session.worker_id),
+            self._table._shard.local_state_address(self._session.worker_id),
             np.array(hyper or (0.0,), self._table.dtype),
         )
 
-    def step(
-        self, loops: CompiledRule, local: Any, push: bool, pull: bool, *, timeout_seconds: float | None = None
+    def apply(
+        self, rule: CompiledRule, local: Any, push: bool, pull: bool, *, timeout_seconds: float | None = None
     ) -> None:
         """Runs push, pull or both, in place; see :class:`multiverso.rules.Shared`."""
         deadline = self._table._ready(timeout_seconds)
-        self._table._operations.step(loops, self._local(local), push, pull, deadline)
+        self._table._operations.apply_rule(rule, self._local(local), push, pull, deadline)
 
-    def step_async(self, loops: CompiledRule, local: Any, push: bool, pull: bool) -> Pending:
-        """Like :meth:`step`, in the background. Leave ``local`` alone until ``wait()`` returns."""
+    def apply_async(self, rule: CompiledRule, local: Any, push: bool, pull: bool) -> Pending:
+        """Like :meth:`apply`, in the background. Leave ``local`` alone until ``wait()`` returns."""
         self._session.check()
         array = self._local(local)
         operations = self._table._operations
-        return self._table._later(lambda: operations.step(loops, array, push, pull, None), "a step")
+        return self._table._later(lambda: operations.apply_rule(rule, array, push, pull, None), "a step")
 
     def staged(self) -> Array | None:
         """Returns a copy of what this worker has added since its last read in a synchronous job, or None.

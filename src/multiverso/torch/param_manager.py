@@ -200,7 +200,7 @@ class ParamManager(Resumable):
             try:
                 flight.land()
             except BaseException:
-                self._shared.hasten()
+                self._shared.make_due()
                 raise
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sized
 from torch.utils.data import Sampler
 
 from multiverso.runtime.current import current
-from multiverso.tables.dealing import deal
+from multiverso.tables.batches import deal
 
 
 class BatchSampler(Sampler[list[int]]):  # type: ignore[misc]

@@ -398,7 +398,7 @@ class Controller:
         req, worker_id, info = query.req, query.worker_id, query.info
         if req == "platoon-hello":
             most = len(self._devices) or None
-            member = self._members.come(worker_id, query.field("local_rank", int, type(None)), most)
+            member = self._members.admit(worker_id, query.field("local_rank", int, type(None)), most)
             self._reporter.event("came", rank=member.rank, pid=member.pid)
             assert self._node is not None
             return {

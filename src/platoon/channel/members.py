@@ -136,7 +136,7 @@ class Members:
             who = f"worker {member.rank} (process {member.pid})"
             self._reporter.say("lost", f"{who} ended without Worker.close(): it died, or was killed")
 
-    def come(self, pid: int, rank: int | None, most: int | None) -> Member:
+    def admit(self, pid: int, rank: int | None, most: int | None) -> Member:
         """Enters a worker that says hello.
 
         Args:

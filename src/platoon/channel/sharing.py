@@ -134,7 +134,7 @@ class SharedParameters:
             if alpha != rule.get_alpha():  # it may be changed at any time
                 alpha = rule.get_alpha()
                 compiled[:] = [table.compile(_PULL_TOGETHER, None, (alpha,)) for table in ruled]
-            self._each(lambda i, local: ruled[i].step(compiled[i], local, True, False))
+            self._each(lambda i, local: ruled[i].apply(compiled[i], local, True, False))
 
         return meet
 

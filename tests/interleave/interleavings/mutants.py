@@ -36,7 +36,7 @@ LAWS_OF = {
 # Words that only tell people and the search for deadlocks something: no wait and no value depends on them.
 TOLD = {
     "ADDS", "BYTES", "EXCHANGES", "GETS", "RECOVERED", "WAITED", "WAITED_NS", "WAIT_KIND", "WAIT_SEQ", "WAIT_SINCE",
-    "WAIT_STAGE", "WAIT_TABLE", "WAIT_TARGET", "NOTHING",
+    "WAIT_STAGE", "WAIT_TABLE", "WAIT_TARGET", "NOT_WAITING",
 }  # fmt: skip
 TELLING = {
     "describe_wait",
@@ -172,11 +172,11 @@ WRITTEN = (
     (
         "the part of one that folded and left is folded again",
         "rounds",
-        """                gone = (members >> worker) & 1 and not counts(control, worker)
+        """                gone = (members >> worker) & 1 and not is_live(control, worker)
                 if gone and load64(line_of(base, worker) + at.FOLDED) < step:
 """,
         """                late = (members >> worker) & 1 and load64(line_of(base, worker) + at.FOLDED) < step
-                if late and not counts(control, worker):
+                if late and not is_live(control, worker):
 """,
     ),
     (

@@ -15,7 +15,7 @@ _LATER = "a later decision has not this worker among its members either: it had 
 _ITS_OWN = "its own part is in its slot, too"
 
 _TAKES_PART = (
-    "load32(line + at.ENROLLED) == 1 and load64(line + at.FIRST_STEP) <= step and counts(control, worker)"
+    "load32(line + at.ENROLLED) == 1 and load64(line + at.FIRST_STEP) <= step and is_live(control, worker)"
 )
 
 TOLERATED: dict[str, str] = {
@@ -23,7 +23,7 @@ TOLERATED: dict[str, str] = {
     "rounds._members_in: never _step_in(decision) != step": _LATER,
     "rounds._publish_folded: never members >> other & 1 and load64(line_of(base, other) + at.FOLDED) < step": _WAKES,
     "rounds._last_round_is_over: always lowest < 0": _HIGHEST,
-    "rounds._gather: never is_lost(control, worker) and go_on == 0": _ENDS_LATER,
+    "rounds._gather: never is_lost(control, worker) and continues == 0": _ENDS_LATER,
     "rounds._round: always progress[STAGE] == 0": _AGAIN,
     "rounds._round: always progress[STAGE] == 1": _AGAIN,
     "rounds._round: always progress[STAGE] == 2": _AGAIN,

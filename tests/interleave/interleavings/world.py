@@ -173,14 +173,14 @@ class World:
         """A latecomer asks for a number: a free one, or one whose owner is gone. False: not yet to be had."""
 
         def admit() -> bool:
-            fate = self.control.fate(worker)
-            if fate == self.at.ALIVE:
+            liveness = self.control.liveness(worker)
+            if liveness == self.at.ALIVE:
                 return False
-            if fate != self.at.FREE and any(shard.needs(worker) for shard in self.shards):
+            if liveness != self.at.FREE and any(shard.needs(worker) for shard in self.shards):
                 return False
             for shard in self.shards:
                 shard.withdraw(worker)
-            if fate != self.at.FREE:
+            if liveness != self.at.FREE:
                 self.replaced.append(worker)
             self.control.admit(worker, 2000 + worker)
             return True

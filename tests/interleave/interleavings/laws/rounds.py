@@ -229,7 +229,7 @@ def run(source: Source, plan: Plan, scheduler: Scheduler) -> int:
     def lost_here() -> bool:
         """Whether one that takes part in the table is known to be lost (or its number was given away since)."""
         return bool(world.replaced) or any(
-            world.control.fate(worker) == at.LOST and shard.enrolled(worker)
+            world.control.liveness(worker) == at.LOST and shard.enrolled(worker)
             for worker in range(len(plan.operations))
         )
 

@@ -120,8 +120,10 @@ def _known_lost(world: World, target: int, reached: Callable[[int], int]) -> lis
     """Those that the node has called lost before they came so far, where nobody goes on without the lost."""
     if world.continues or world.replaced:
         return []
-    fates = {worker: world.quietly(lambda w=worker: world.control.fate(w)) for worker in world.dead}
-    return [worker for worker, fate in fates.items() if fate == world.at.LOST and reached(worker) < target]
+    fates = {worker: world.quietly(lambda w=worker: world.control.liveness(w)) for worker in world.dead}
+    return [
+        worker for worker, liveness in fates.items() if liveness == world.at.LOST and reached(worker) < target
+    ]
 
 
 def _still_there(world: World, before: dict[int, int], there: dict[int, int]) -> list[int]:
@@ -130,7 +132,7 @@ def _still_there(world: World, before: dict[int, int], there: dict[int, int]) ->
     return [
         worker
         for worker, life in before.items()
-        if there.get(worker) == life and world.quietly(lambda w=worker: control.worker(w).counts)
+        if there.get(worker) == life and world.quietly(lambda w=worker: control.worker(w).is_live)
     ]
 
 

@@ -26,13 +26,13 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso import layout as at
-from multiverso.consistency.waiting import names
 from multiverso.deadline import Deadline
 from multiverso.errors import StartupError, TableMismatchError, WorkerLostError
 from multiverso.memory.words import load32, wait_for_change
-from multiverso.runtime.held import held, prepare
 from multiverso.runtime.patience import Patience
 from multiverso.runtime.session import Session
+from multiverso.runtime.shared_lock import held, prepare
+from multiverso.runtime.wait_graph import names
 
 Words = npt.NDArray[np.int64]
 
@@ -218,7 +218,7 @@ class Dealer:
 
     def _members(self) -> list[int]:
         """Returns the live workers that have ever begun a deal."""
-        workers = (worker for worker in self._session.control.workers() if worker.counts)
+        workers = (worker for worker in self._session.control.workers() if worker.is_live)
         return [
             worker.worker_id for worker in workers if self._line(worker.worker_id)[_PROCESS] == worker.pid
         ]
@@ -236,11 +236,11 @@ class Dealer:
                 continue
             if worker_id != _NOBODY:
                 worker = control.worker(worker_id)
-                if worker.counts and worker.pid == line[_PROCESS]:
+                if worker.is_live and worker.pid == line[_PROCESS]:
                     continue
-                if line[_DONE] >= number and worker.fate != at.LOST:
+                if line[_DONE] >= number and worker.liveness != at.LOST:
                     continue  # what it had taken ahead it has worked on before it left
-                if worker.fate == at.LOST and not control.continues:
+                if worker.liveness == at.LOST and not control.continues:
                     raise WorkerLostError(
                         f"{names([worker_id])} (pid {worker.pid}) died, or exited without shutdown(), in the middle "
                         "of a batch. To have it dealt again: init(on_lost='continue'), or "
@@ -280,7 +280,7 @@ class Dealer:
                     signed = mask - (1 << 64) if mask >> 63 else mask
                     wait.enter_context(session.waiting(at.FOR_BATCHES, 0, signed))
                 patience = patience or Patience(session, deadline, what)
-                patience.look()
+                patience.raise_if_over()
                 wait_for_change(control.address + at.EVENT, seen, deadline.left())
 
     def _leave(self, unfinished: bool) -> None:

@@ -44,7 +44,7 @@ def held(session: Session, memory: SharedMemory, deadline: Deadline, what: str) 
             patience = Patience(session, deadline, what)
             with session.waiting(at.FOR_LOCK, memory.number, 0):
                 while (code := mutex.lock(address, _SLICE_SECONDS)) == mutex.TIMED_OUT:
-                    patience.look()
+                    patience.raise_if_over()
         if code == mutex.OWNER_DEAD:
             mutex.recover(address)
         elif code != 0:

@@ -1,4 +1,4 @@
-"""Rules: a worker's own parameters and the table move each other, by loops that are called by address.
+"""Rules: a worker's local_state parameters and the table move each other, by loops that are called by address.
 
 One cached kernel serves every rule. The parts are small enough that push, updater and pull of one find it in
 the cache, so that a step costs one pass over the memory.
@@ -13,10 +13,10 @@ from multiverso.kernels.codes import HELD
 from multiverso.kernels.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.dense import (
     add_into,
-    count,
     end_call,
     end_read,
-    own_stripe,
+    next_stripe,
+    record_operation,
     update_with,
 )
 from multiverso.kernels.folding import NOTHING, WHOLE, buffer_of, slot_at
@@ -27,13 +27,13 @@ _PART = 4096
 
 
 @inner
-def _step(base, update, push, pull, own, hyper, lo, values, local, delta):
+def _apply_to_part(base, update, push, pull, local_state, hyper, lo, values, local, delta):
     """One part of the table, which begins ``lo`` elements in, and which nobody else touches meanwhile."""
     itemsize, stride = load64(base + at.ITEMSIZE), load64(base + at.ELEMENTS)
     for a in range(0, values.size, _PART):
         b = min(values.size, a + _PART)
         centre, mine = values[a:b].ctypes.data, local[a:b].ctypes.data
-        arrays = own + (lo + a) * itemsize
+        arrays = local_state + (lo + a) * itemsize
         if push != 0:
             call_push(push, centre, mine, arrays, stride, hyper, delta.ctypes.data, b - a)
             if update == 0:
@@ -45,14 +45,14 @@ def _step(base, update, push, pull, own, hyper, lo, values, local, delta):
 
 
 @kernel
-def step(
+def apply_rule(
     control: Address,
     base: Address,
     update: Address,
     push: Address,
     pull: Address,
     me: Int,
-    own: Address,
+    local_state: Address,
     hyper: Address,
     local: Data,
     reads: Int,
@@ -61,20 +61,20 @@ def step(
 ) -> Int:
     """At once: stripe after stripe, each under its lock. ``push`` or ``pull`` may be 0."""
     values = array_at(base + load64(base + at.BUFFER_0), local.size, local)
-    stripes, length = load64(base + at.STRIPES), load64(base + at.STRIPE)
+    stripes, length = load64(base + at.STRIPE_COUNT), load64(base + at.STRIPE_SIZE)
     delta = scratch(_PART, local)
     for done in range(load64(call + at.CALL_DONE), stripes):
-        stripe = own_stripe(base, me, done)
+        stripe = next_stripe(base, me, done)
         code = lock_stripe(control, base, me, stripe)
         if code != HELD:
             return code
         lo = stripe * length
         hi = min(local.size, lo + length)
-        _step(base, update, push, pull, own, hyper, lo, values[lo:hi], local[lo:hi], delta)
+        _apply_to_part(base, update, push, pull, local_state, hyper, lo, values[lo:hi], local[lo:hi], delta)
         unlock_stripe(base, stripe)
         store64(call + at.CALL_DONE, done + 1)
     if reads == 0:
-        count(base, me, at.ADDS, local.size)
+        record_operation(base, me, at.ADDS, local.size)
     elif push == 0:
         end_read(control, base, me, at.GETS, local.size, ticks)
     else:
@@ -84,7 +84,7 @@ def step(
 
 
 @inner
-def _stage(base, push, me, own, hyper, progress, local):
+def _stage(base, push, me, local_state, hyper, progress, local):
     """A push in a round: its contribution goes into this worker's slot, as the first or added to the rest."""
     itemsize, stride = load64(base + at.ITEMSIZE), load64(base + at.ELEMENTS)
     centre = base + buffer_of(base, progress[ROUND] - 1)
@@ -94,32 +94,34 @@ def _stage(base, push, me, own, hyper, progress, local):
         b = min(local.size, a + _PART)
         skip = a * itemsize
         target = delta.ctypes.data if progress[STAGED] else slot[a:b].ctypes.data
-        call_push(push, centre + skip, local[a:b].ctypes.data, own + skip, stride, hyper, target, b - a)
+        call_push(
+            push, centre + skip, local[a:b].ctypes.data, local_state + skip, stride, hyper, target, b - a
+        )
         if progress[STAGED]:
             add_into(slot[a:b], delta[: b - a])
     progress[STAGED] = 1
 
 
 @inner
-def _pull(base, pull, own, hyper, progress, local):
+def _pull(base, pull, local_state, hyper, progress, local):
     """The end of a round: the pull from the new buffer."""
     itemsize, stride = load64(base + at.ITEMSIZE), load64(base + at.ELEMENTS)
     centre = base + buffer_of(base, progress[ROUND])
     for a in range(0, local.size, _PART):
         b = min(local.size, a + _PART)
         skip = a * itemsize
-        call_pull(pull, centre + skip, local[a:b].ctypes.data, own + skip, stride, hyper, b - a)
+        call_pull(pull, centre + skip, local[a:b].ctypes.data, local_state + skip, stride, hyper, b - a)
 
 
 @kernel
-def round_step(
+def apply_rule_in_round(
     control: Address,
     base: Address,
     update: Address,
     push: Address,
     pull: Address,
     me: Int,
-    own: Address,
+    local_state: Address,
     hyper: Address,
     progress: Words,
     local: Data,
@@ -128,9 +130,9 @@ def round_step(
 ) -> Int:
     """In rounds: pushes into this worker's slot; if it ``reads``, goes through the round and pulls."""
     if push != 0 and progress[OPEN] == 0:
-        _stage(base, push, me, own, hyper, progress, local)
+        _stage(base, push, me, local_state, hyper, progress, local)
     if reads == 0:
-        count(base, me, at.ADDS, local.size)
+        record_operation(base, me, at.ADDS, local.size)
         end_call(call)
         return 0
     progress[OPEN] = 1  # the push is in: it is not done again when this call goes in again
@@ -139,7 +141,7 @@ def round_step(
     if code != 0:
         return code
     if pull != 0:
-        _pull(base, pull, own, hyper, progress, local)
+        _pull(base, pull, local_state, hyper, progress, local)
     if push != 0:
         finish(base, me, progress, at.EXCHANGES, 2 * local.size, call)
     else:

@@ -1,4 +1,4 @@
-"""Who waits for whom: pure functions over what the workers publish.
+"""Who waits for whom: read from shared memory, then pure functions over it.
 
 From the same facts come the error after a deadline, the warning after ten seconds, the answer to SIGUSR1 and
 `multiverso top`, and the discovery that nobody can go on.
@@ -7,36 +7,19 @@ From the same facts come the error after a deadline, the warning after ten secon
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from multiverso import layout as at
+from multiverso.memory.mutex import owner_pid
+from multiverso.memory.words import load64
+from multiverso.shards.progress import TableProgress
+
+if TYPE_CHECKING:
+    from multiverso.runtime.control import Control
+    from multiverso.shards.shard import Shard
 
 COLLECTIVE = "a table without a name is made by all workers together; with name= each may come when it likes"
-
-
-@dataclass(frozen=True)
-class Member:
-    """How far one worker is in one table: in steps of rounds, and in ticks."""
-
-    staged: int
-    folded: int
-    first_step: int
-    clock: int
-
-    def is_behind(self, step: int, stage: int) -> bool:
-        """Whether a step waits for it: for its slot (stage 0), or for its part of the folding (stage 1)."""
-        if step < self.first_step:
-            return False
-        return self.folded < step if stage else self.staged < step or self.folded < step - 1
-
-
-@dataclass(frozen=True)
-class Membership:
-    """A table's workers."""
-
-    name: str
-    chunks: int
-    members: Mapping[int, Member]
 
 
 @dataclass(frozen=True)
@@ -67,8 +50,8 @@ class WorkerState:
 
     worker_id: int
     pid: int
-    fate: int
-    state: int
+    liveness: int
+    participation: int
     barrier: int
     created: int
     threaded: bool
@@ -76,21 +59,21 @@ class WorkerState:
     wait: Wait | None
 
     @property
-    def counts(self) -> bool:
+    def is_live(self) -> bool:
         """Alive and not left: others wait for it."""
-        return self.fate == at.ALIVE and self.state == at.ACTIVE
+        return self.liveness == at.ALIVE and self.participation == at.ACTIVE
 
 
 @dataclass(frozen=True)
-class Picture:
+class WaitGraph:
     """Everything that is needed to say who waits for whom."""
 
     workers: Mapping[int, WorkerState]
-    tables: Mapping[int, Membership]
+    tables: Mapping[int, TableProgress]
 
     def missing(self, wait: Wait) -> list[int]:
         """Returns the live workers that a wait is for; empty when it can go ahead or cannot be told."""
-        live = [worker for worker in self.workers.values() if worker.counts]
+        live = [worker for worker in self.workers.values() if worker.is_live]
         if wait.kind == at.FOR_BARRIER:
             return [worker.worker_id for worker in live if worker.barrier < wait.target]
         if wait.kind == at.FOR_TABLE:
@@ -133,7 +116,7 @@ class Picture:
         Only workers can make each other go on. A wait whose condition holds (its worker only has to wake up)
         and a worker that is used by several threads both mean: no.
         """
-        live = [worker for worker in self.workers.values() if worker.counts]
+        live = [worker for worker in self.workers.values() if worker.is_live]
         return len(live) > 0 and all(
             worker.wait is not None and not worker.threaded and self.missing(worker.wait) for worker in live
         )
@@ -150,9 +133,9 @@ class Picture:
         lines = []
         for worker in self.workers.values():
             who = f"worker {worker.worker_id} (pid {worker.pid})"
-            if worker.fate == at.LOST:
+            if worker.liveness == at.LOST:
                 lines.append(f"{who} is lost")
-            elif worker.state == at.LEFT or worker.fate == at.GONE:
+            elif worker.participation == at.LEFT or worker.liveness == at.GONE:
                 lines.append(f"{who} has left")
             elif worker.wait is None:
                 lines.append(f"{who} is not waiting")
@@ -167,3 +150,37 @@ class Picture:
 def names(worker_ids: list[int]) -> str:
     """Returns "worker 3", or "workers 1, 2"."""
     return f"worker{'s' if len(worker_ids) > 1 else ''} {', '.join(map(str, worker_ids))}"
+
+
+def read_wait_graph(
+    control: Control, shards: Mapping[int, Shard], memories: Mapping[int, range]
+) -> WaitGraph:
+    """Returns who is there, how far each is, and what each waits for.
+
+    Args:
+        control: the job's control segment.
+        shards: the tables that this process has mapped, by number.
+        memories: the addresses of the shared memories that it has mapped, by number (below 0).
+    """
+    shards = dict(shards)
+    mapped = {**memories, **{number: shard.addresses for number, shard in shards.items()}}
+    workers = {worker.worker_id: _resolved(worker, mapped) for worker in control.workers()}
+    return WaitGraph(workers, {number: shard.progress() for number, shard in shards.items()})
+
+
+def _resolved(worker: WorkerState, mapped: Mapping[int, range]) -> WorkerState:
+    """Adds what a wait points to: who holds the lock, how far the others are."""
+    wait = worker.wait
+    memory = mapped.get(wait.table) if wait is not None else None
+    if wait is None or memory is None:
+        return worker
+    return replace(worker, wait=_look_at(wait, memory))
+
+
+def _look_at(wait: Wait, memory: range) -> Wait:
+    if wait.kind == at.FOR_LOCK and 0 <= wait.target < len(memory):
+        return replace(wait, holder=owner_pid(memory.start + wait.target) or 0)
+    if wait.kind == at.FOR_REDUCTION and 0 < wait.stage * at.REDUCTION_STRIDE <= len(memory):
+        lines = (memory.start + at.REDUCTION_STRIDE * worker for worker in range(wait.stage))
+        return replace(wait, phases=tuple(load64(line + at.PHASE) for line in lines))
+    return wait
