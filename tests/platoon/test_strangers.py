@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from platoon.channel import Controller, Worker
 from platoon.channel.data import MOST_ROOM, BatchClient
 from platoon.channel.door import Door, knock
-from platoon.channel.secret import Secret, SecretFile, directory_of_secrets, find_secret
+from platoon.channel.secret import PROOF_BYTES, Secret, SecretFile, directory_of_secrets, find_secret
 from platoon.channel.wire import dumps, loads, unpack_arrays
 from platoon.util import PlatoonError
 
@@ -141,8 +141,9 @@ def test_requests_that_make_no_sense_are_answered_and_counted(serving: Echo, dea
         odd.send_multipart([b"%d" % number, bad])
         assert odd.poll(20_000)
         assert odd.recv() == b"%d" % number
-        assert odd.recv() == serving._secret.proof(b"%d" % number)
-        assert "error" in loads(odd.recv())
+        proven = odd.recv()
+        assert proven[:PROOF_BYTES] == serving._secret.proof(b"%d" % number)
+        assert "error" in loads(proven[PROOF_BYTES:])
     odd.send(b"one part")
     odd.send_multipart([b"1", b"2", b"3", b"4"])
     with Worker(control_port=serving.control_port) as worker:
@@ -157,7 +158,7 @@ def test_a_place_that_there_is_not_is_refused(serving: Echo, dealer: Any) -> Non
             [b"1", dumps({"req": "platoon-hello", "worker_id": 1, "req_info": {"local_rank": rank}})]
         )
         assert odd.poll(20_000)
-        assert "no place" in loads(odd.recv_multipart()[2])["error"]
+        assert "no place" in loads(odd.recv_multipart()[1][PROOF_BYTES:])["error"]
 
 
 # -- arrays ------------------------------------------------------------------------------------------------
@@ -230,7 +231,7 @@ def test_a_program_that_has_the_port_is_not_taken_for_the_controller(monkeypatch
     def answer() -> None:
         who, number, _ = door.socket.recv_multipart()
         told = {"node": "its node", "controller": os.getpid()}
-        door.socket.send_multipart([who, number, Secret(bytes(32)).proof(number), dumps({"ok": told})])
+        door.socket.send_multipart([who, number, Secret(bytes(32)).proof(number) + dumps({"ok": told})])
 
     thread = threading.Thread(target=answer)
     thread.start()

