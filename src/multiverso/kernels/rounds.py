@@ -198,11 +198,10 @@ def _decide(control, base, me, progress, wait, like):
         if progress[CHUNK] == 0 and not _last_round_is_over(control, base, me, progress[ROUND], like):
             state = NOT_READY
         if state == READY:
-            again, same = _collect(control, base, step, among)
-            if again == READY and same == members:
-                store64(line_of(base, me) + at.PROPOSALS + 8 * (step & 1), members)
-                compare_swap64(decision, seen, (step << 16) | (me + 1))
-                notify(control)
+            # who leaves an add makes a decision fail that was collected before its slot was ready
+            store64(line_of(base, me) + at.PROPOSALS + 8 * (step & 1), members)
+            compare_swap64(decision, seen, (step << 16) | (me + 1))
+            notify(control)
             continue
         code = pause(control, me, wait, event, at.FOR_ROUND, load64(base + at.TABLE_ID), 0, step)
         if code != DONE:

@@ -134,11 +134,15 @@ def compiled(module: str) -> Any:
 
 
 def data_loops(memory: Memory) -> dict[str, Any]:
-    """Returns the loops over data: they read, take a step, and write."""
+    """Returns the loops over data: they read, take a step, and write; copies take one before they read, too."""
 
     def put(out: Any, values: Any) -> None:
         memory.scheduler.step("data", 0)
         out[:] = values
+
+    def copy_into(out: Any, table: Any) -> None:
+        memory.scheduler.step("data", 0)
+        put(out, table.copy())
 
     def push_pull(table: Any, local: Any, last: Any) -> None:
         value = table + (local - last)
@@ -151,7 +155,7 @@ def data_loops(memory: Memory) -> dict[str, Any]:
 
     return {
         "add_into": lambda table, delta: put(table, table + delta),
-        "copy_into": lambda out, table: put(out, table.copy()),
+        "copy_into": copy_into,
         "subtract_into": lambda out, a, b: put(out, a - b),
         "push_pull": push_pull,
         "store_both": store_both,

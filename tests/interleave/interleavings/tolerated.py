@@ -14,6 +14,8 @@ _MOVED = "who has moved to a later round has its slot and its parts of this one 
 _LATER = "a later decision has not this worker among its members either: it had nothing ready for it"
 _ITS_OWN = "its own part is in its slot, too"
 
+_CALLED = "tells the caller that its call is over, if an exception hides the answer; see tests/core/test_calls_again.py"
+
 _TAKES_PART = (
     "load32(line + at.ENROLLED) == 1 and load64(line + at.FIRST_STEP) <= step and is_live(control, worker)"
 )
@@ -24,14 +26,20 @@ TOLERATED: dict[str, str] = {
     "rounds._publish_folded: never members >> other & 1 and load64(line_of(base, other) + at.FOLDED) < step": _WAKES,
     "rounds._last_round_is_over: always lowest < 0": _HIGHEST,
     "rounds._gather: never is_lost(control, worker) and continues == 0": _ENDS_LATER,
-    "rounds._round: always progress[STAGE] == 0": _AGAIN,
-    "rounds._round: always progress[STAGE] == 1": _AGAIN,
-    "rounds._round: always progress[STAGE] == 2": _AGAIN,
-    "rounds._round: always chunk == 0": _AGAIN,
-    "rounds._round: always chunk == 0 (2)": _AGAIN,
-    "rounds._round: always source == CHUNKED": "who does not exchange hands in an array of no elements",
-    "rounds._round: without restart(wait)": _SLICE,
-    "rounds._finish: without store64(line + what, load64(line + what) + 1)": _TOLD,
+    "rounds.go_through: always progress[STAGE] == 0": _AGAIN,
+    "rounds.go_through: always progress[STAGE] == 1": _AGAIN,
+    "rounds.go_through: always progress[STAGE] == 2": _AGAIN,
+    "rounds.go_through: always chunk == 0": _AGAIN,
+    "rounds.go_through: always chunk == 0 (2)": _AGAIN,
+    "rounds.go_through: always source == CHUNKED": "who does not exchange hands in an array of no elements",
+    "rounds.go_through: without restart(wait)": _SLICE,
+    "rounds.finish: without store64(line + what, load64(line + what) + 1)": _TOLD,
+    "rounds.finish: without end_call(call)": _CALLED,
+    "rounds.exchange: always staged": _AGAIN,
+    "reduce.reduce_small: without _end(op, size, out, progress)": _CALLED,
+    "reduce.reduce_chunks: without _end(op, size, out, progress)": _CALLED,
+    "reduce.reduce_small: never progress[COMPLETE]": _CALLED,
+    "reduce.reduce_chunks: never progress[COMPLETE]": _CALLED,
     "waits.notify: always load32(control + at.WAITERS) > 0": _WAKES,
     "waits.pause: never wait[_LOOKS] <= _YIELDS": _SLICE,
     "waits.pause: always wait[_LOOKS] <= _YIELDS": _SLICE,
@@ -44,6 +52,7 @@ TOLERATED: dict[str, str] = {
     "waits.barrier: always load64(block + at.BARRIER) < target": _AGAIN,
     "reduce._publish: never load64(_line(base, worker) + at.PHASE) < phase": _WAKES,
     "reduce.reduce_chunks: always worker != me": _ITS_OWN,
+    "reduce.reduce_chunks: always t == 0": "signs every chunk as it has signed the first",
     "locking._wait_for_lock: never code == HELD or code == OWNER_DEAD": _TOLD,
     "locking._wait_for_lock: always code == HELD or code == OWNER_DEAD": _TOLD,
 }

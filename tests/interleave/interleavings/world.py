@@ -37,12 +37,19 @@ class How:
 DRAWN = How()
 
 
-def schedule_of(random: Random, seed: int, reach: int, how: How) -> Scheduler:
-    """Returns a scheduler whose way to decide is drawn."""
+def schedule_of(random: Random, seed: int, reach: int, how: How, workers: int = 0) -> Scheduler:
+    """Returns a scheduler whose way to decide is drawn; with ``workers``, sometimes stops and deaths of these."""
     way = random.choice(("walk", "walk", "bounded", "priorities", "priorities"))
     gap, changes = random.choice((1.0, 2.0, 5.0, 15.0)), random.randint(0, 5)
     if how.script is not None:
         return Scheduler(seed, "script", script=how.script, trace=how.trace)
+    if workers and random.random() < 0.25:
+        script: list[tuple[str, int | str]] = []
+        for name in (f"worker {random.randrange(workers)}" for _ in range(random.choice((2, 3, 4)))):
+            script.append((name, random.choice((random.randrange(1, 60), "on"))))
+            if random.random() < 0.3:
+                script.append((name, "kill"))
+        return Scheduler(seed, "script", script=script, trace=how.trace)
     return Scheduler(seed, way, gap=gap, changes=changes, reach=reach, trace=how.trace)
 
 

@@ -29,7 +29,7 @@ def _reduce(source: Source, seed: int, how: How, small: bool) -> int:
     chunk = 16 * workers
     elements = 5 if small else 2 * chunk + random.choice((-3, 0, 5))
     reach = 150 * workers * calls if small else 300 * workers * calls
-    world = World(source, schedule_of(random, seed, reach, how), workers, random.random() < 0.5)
+    world = World(source, schedule_of(random, seed, reach, how, workers), workers, random.random() < 0.5)
     reduce, memory, scheduler = source["reduce"], source.memory, world.scheduler
     for worker in range(workers):
         world.begin(worker)

@@ -7,44 +7,18 @@ operation that it did not finish: an ``add`` as a whole, an ``exchange`` with it
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
 import numpy as np
 
+from interleavings.laws.judging import Life, judge, judge_seen
 from interleavings.scheduler import Scheduler
 from interleavings.source import Source
 from interleavings.world import DRAWN, LOST, How, World, schedule_of
 
 _LIVES = 7  # of eight bits each in an int64
-
-
-@dataclass
-class Life:
-    """One worker from its beginning to its end.
-
-    Attributes:
-        counts: its contributions up to and in each round that it finished.
-        values: what it read in each.
-        given: its contributions so far; ``asked``: with the operation that it is at.
-        chunked: whether that one is an exchange.
-        latest: of one that left an add, the round in flight then and one more.
-        end: "" while it runs, then "left" or "lost"; of one that was killed, "".
-    """
-
-    number: int
-    worker: int
-    late: bool
-    counts: dict[int, int] = field(default_factory=dict)
-    values: dict[int, Any] = field(default_factory=dict)
-    given: int = 0
-    asked: int = 0
-    chunked: bool = False
-    first: int = 0
-    latest: int = 0
-    end: str = ""
-
 
 OPERATIONS = ("exchange", "exchange", "add", "two", "joined", "read")
 
@@ -142,36 +116,56 @@ def stopped(source: Source, seed: int, how: How = DRAWN) -> int:
 
 
 def corners(source: Source, seed: int, how: How = DRAWN) -> int:
-    """The smallest worlds, for what takes one step out of a hundred: one works, and somebody comes meanwhile.
+    """The smallest worlds, for what takes one step out of a hundred.
 
-    The latecomer leaves an add and goes at once; or it works, too; or two come, and the first dies in a round. They
-    are stopped at some step, one after the other, and then each goes as far as it can.
+    One works, and a latecomer leaves an add and goes at once, or works, too; or two come, and the first dies in a
+    round; or one or two of those that were there leave an add. They are stopped at some step, one after the other, and
+    then each goes as far as it can.
     """
     random = Random(seed)
-    kind = random.choice(("leaves", "works", "dies"))
-    late = 2 if kind == "dies" or random.random() < 0.2 else 1
-    latecomers = ((1, 1), (random.choice((1, 30)), 2))[:late]
-    names = [f"worker {number}" for number in range(1 + late)]
-    script: list[tuple[str, int | str]] = [(name, random.randrange(1, 110)) for name in names]
+    kind = random.choice(("leaves", "works", "dies", "left", "left"))
+    late = 0 if kind == "left" else 2 if kind == "dies" or random.random() < 0.2 else 1
+    workers = random.choice((2, 3)) if kind == "left" else 1
+    names = [f"worker {number}" for number in range(workers + late)]
+    script: list[tuple[str, int | str]] = [
+        # a latecomer is through with coming after some thirty steps, and stages and decides in the next
+        (name, random.choice((random.randrange(1, 130), random.randrange(25, 65))))
+        for name in names
+    ]
+    works = (random.choice(OPERATIONS),) * random.choice((1, 1, 2))
+    if kind == "left":
+        operations = (works, *((), works[:1])[: workers - 1])
+        others = [(name, random.choice(("on", random.randrange(1, 130)))) for name in names[1:]]
+        script = [
+            ("worker 0", random.randrange(1, random.choice((45, 160)))),
+            *random.sample(others, len(others)),
+        ]
+        if random.random() < 0.5:
+            script.insert(0, (names[1], "on"))
+    else:
+        operations = (works, *(() if kind == "leaves" else works[:1] for _ in range(late)))
     if kind == "dies":
         script.insert(1, ("worker 0", "kill"))
-    elif random.random() < 0.5:
-        script.append(("worker 0", random.randrange(1, 60)))
-    works = random.choice(("exchange", "add", "two"))
+        if (
+            random.random() < 0.6
+        ):  # the second closes the round while the first is about to, and somebody looks
+            script[2:] = [("worker 1", random.randrange(50, 110)), ("worker 2", "on")]
+            script += [("worker 1", random.randrange(1, random.choice((9, 90)))), ("worker 3", "on")]
+    elif kind != "left":
+        script.insert(
+            2, ("worker 1", "kill") if random.random() < 0.4 else ("worker 0", random.randrange(1, 60))
+        )
     plan = Plan(
-        operations=(
-            (random.choice(OPERATIONS),) * random.choice((1, 2)),
-            *(() if kind == "leaves" else (works,) for _ in latecomers),
-        ),
-        leaves_an_add=(False, *(kind == "leaves" for _ in latecomers)),
-        workers=1,
+        operations=operations,
+        leaves_an_add=tuple(kind in ("leaves", "left") and name != "worker 0" for name in names),
+        workers=workers,
         chunks=random.choice((1, 2)),
         length=random.choice((16, 32)),
-        latecomers=latecomers,
+        latecomers=((1, 1), (random.choice((1, 30)), 2))[:late],
         bystander="looks" if kind == "dies" else "",
         keeps_state=random.random() < 0.3,
     )
-    script += [(name, "on") for name in random.sample([*names, f"worker {1 + late}"], 2 + late)] * 2
+    script += [(name, "on") for name in random.sample(names, len(names))] * 2
     return run(source, plan, schedule_of(random, seed, 1, How(script=script, trace=how.trace)))
 
 
@@ -269,6 +263,7 @@ def run(source: Source, plan: Plan, scheduler: Scheduler) -> int:
                     f"worker {me} was told of a loss, and all of the table are there"
                 )
                 life.end = "lost"
+                rounds.leave(control, base, me, progress)  # what it added is in the round that is open
                 world.leave(me)
                 return
             finished()
@@ -276,7 +271,9 @@ def run(source: Source, plan: Plan, scheduler: Scheduler) -> int:
         if plan.leaves_an_add[me]:
             life.asked += 1
             rounds.stage(base, me, progress, delta, call)
-            rounds.leave(control, base, me, progress)
+            life.latest = -1
+        rounds.leave(control, base, me, progress)  # where nothing was added it does nothing
+        if life.latest:
             life.latest = world.quietly(lambda: shard.committed) + 2
         life.end = "left"
         life.given = life.asked
@@ -320,99 +317,9 @@ def run(source: Source, plan: Plan, scheduler: Scheduler) -> int:
     for step, number in plan.latecomers:
         world.join_at(step, number, join)
     world.scheduler.run()
-    _judge(world, shard, lives)
-    _judge_seen(lives, seen)
+    judge(world, shard, lives)
+    judge_seen(lives, seen)
     if plan.keeps_state:
         state, values = world.quietly(lambda: (shard.states()[0], shard.values()))
         assert np.array_equal(state, values), "the updater's state is not that of the last finished round"
     return world.scheduler.steps
-
-
-def _judge(world: World, shard: Any, lives: list[Life]) -> None:
-    finished = sorted({number for life in lives for number in life.values})
-    for number in finished:
-        readers = [life for life in lives if number in life.values]
-        value = readers[0].values[number]
-        for other in readers[1:]:
-            assert np.array_equal(value, other.values[number]), (
-                f"round {number}: {readers[0].worker} and {other.worker} read different values"
-            )
-        for life in lives:
-            _judge_counts(
-                life,
-                number,
-                (value >> (8 * life.number)) & 0xFF,
-                finished,
-                bool(world.dead),
-            )
-    for life in lives:
-        rounds = sorted(life.values)
-        assert rounds == list(range(rounds[0], rounds[0] + len(rounds))) if rounds else True, (
-            f"{life} left out a round"
-        )
-        ended = life.end or world.actors[life.worker].dead or life.worker in world.dead
-        assert ended, f"worker {life.worker} neither finished nor died"
-        if life.end == "lost":
-            assert world.dead, f"worker {life.worker} was told that one is lost, and nobody died"
-            assert not world.continues, f"worker {life.worker} did not go on without the lost"
-    if finished:
-        committed = shard.committed
-        assert committed >= finished[-1], (
-            f"round {finished[-1]} was finished, and {committed} is the last committed"
-        )
-
-
-def _judge_seen(lives: list[Life], seen: list[tuple[int, Any]]) -> None:
-    """A snapshot is the values of its round, or of the one before where that was finished by nobody."""
-    values = {number: life.values[number] for life in lives for number in life.values}
-    for number, copy in seen:
-        for life in lives:
-            if life.values and 0 <= number < min(life.values):
-                assert not ((copy >> (8 * life.number)) & 0xFF).any(), (
-                    f"a snapshot of round {number} has what worker {life.worker} gave in a later one"
-                )
-        before = [known for known in values if known <= number]
-        if number == 0 or number in values:
-            wanted = values.get(number, np.zeros_like(copy))
-            assert np.array_equal(copy, wanted), f"a snapshot of round {number} is not its values"
-        elif number > 0 and before:
-            assert (copy >= values[max(before)]).all(), f"a snapshot of round {number} is older than it"
-
-
-def _judge_counts(life: Life, number: int, found: Any, finished: list[int], died: bool) -> None:
-    earlier = [r for r in life.values if r <= number]
-    least = life.counts[max(earlier)] if earlier else 0
-    if number in life.values:
-        assert (found == least).all(), (
-            f"round {number}: {life.worker} gave {least}, and {np.unique(found)} is in it"
-        )
-        return
-    later = [life.counts[r] for r in life.values if r > number]
-    if later:
-        assert (found == least).all(), (
-            f"round {number}: {life.worker}, not in it, gave {least}: {np.unique(found)}"
-        )
-        return
-    if life.end == "left":
-        # what it added last is in the next round; of a latecomer perhaps in the one after that was in flight
-        due = max(life.values) + 1 if life.values else life.first
-        surely = max(due + 1, life.latest) if life.late else due
-        if number < due:
-            possible = {least}
-        elif number < surely or (died and any(r not in finished for r in range(due, surely + 1))):
-            # (a round that only workers took part in who died is made one in which nothing was added)
-            possible = {least, life.given}
-        else:
-            possible = {life.given}
-        assert (found == found[0]).all(), f"round {number}: a part of an add of {life.worker}: {found}"
-        assert int(found[0]) in possible, (
-            f"round {number}: {life.worker} left after {life.given}, and {found[0]} is in it"
-        )
-        return
-    assert ((found >= least) & (found <= life.asked)).all(), (
-        f"round {number}: {life.worker} had given {least} to {life.asked}, and {np.unique(found)} is in it"
-    )
-    if not life.chunked:
-        assert (found == found[0]).all(), f"round {number}: a part of an add of {life.worker}: {found}"
-    else:
-        assert (np.diff(found) <= 0).all(), f"round {number}: not the first chunks of {life.worker}: {found}"

@@ -30,7 +30,9 @@ def barriers(source: Source, seed: int, how: How = DRAWN) -> int:
         first, code = reached(worker), 0
         for target in range(first + 1, first + quota[worker] + 1):
             before = dict(there)
+            known = _known_lost(world, target, reached)
             code = world.until_done(waits.barrier, world.control.address, worker, target)
+            assert code or not known, f"worker {worker} passed barrier {target} without {known}"
             if code:
                 assert code == LOST, f"worker {worker}: code {code}"
                 lost[worker] = target
@@ -107,7 +109,7 @@ def _world(
 ) -> World:
     world = World(
         source,
-        schedule_of(random, seed, reach, how),
+        schedule_of(random, seed, reach, how, workers),
         workers + late,
         random.random() < 0.6,
     )

@@ -1,0 +1,37 @@
+"""Every store, wake, swap and check of rounds, waits, reductions and locks is needed: spoilt, some schedule notices.
+
+The schedule that does stands in ``mutants.json``. After a change of a kernel it may be another, so others are tried
+when it does not; ``make mutants`` looks for longer, and writes the table anew.
+"""
+
+from __future__ import annotations
+
+import pytest
+from interleavings.mutants import LAWS_OF, Mutant, kept, mutants, search
+from interleavings.tolerated import TOLERATED
+
+MORE = 100  # schedules of each law that are tried beside the one in the table
+ALL = {mutant.name: mutant for mutant in mutants()}
+
+
+@pytest.mark.parametrize("module", LAWS_OF)
+def test_each_spoilt_line_is_noticed(module: str) -> None:
+    table = kept()
+    missed = [
+        mutant.name
+        for mutant in spoilt(module)
+        if mutant.name not in TOLERATED and not search(mutant, table.get(mutant.name), range(MORE))
+    ]
+    assert not missed, (
+        "no schedule notices these, so that nothing tests these lines, or they are not needed; look for longer with "
+        f"make mutants ARGS='--only NAME', or take the line out: {missed}"
+    )
+
+
+def test_the_tolerated_are_still_there() -> None:
+    assert set(TOLERATED) <= set(ALL), f"no line makes these any more: {set(TOLERATED) - set(ALL)}"
+
+
+def spoilt(module: str) -> list[Mutant]:
+    """The mutants of one module."""
+    return [mutant for mutant in ALL.values() if mutant.module.endswith(f".{module}")]
