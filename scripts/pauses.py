@@ -1,4 +1,4 @@
-"""Runs a command while its processes are stopped at random for up to two seconds, as a busy machine may do.
+"""Runs a command while its processes are stopped at random for up to a second, as a busy machine may do.
 
     python scripts/pauses.py SEED COMMAND...
 
@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-SECONDS = (0.05, 0.2, 0.5, 1.0, 2.0)
+SECONDS = (0.05, 0.2, 0.5, 0.8)  # a node that is stopped for a whole second while a worker comes is given up
 AT_ONCE = 4
 
 

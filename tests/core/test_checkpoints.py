@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from core_support import Worker, bits, outcome, together, wait_for
 
 import multiverso as mv
-from multiverso.checkpoints import worker_folder
+from multiverso.checkpoints import random_state, set_random_state, worker_folder
 from multiverso.checkpoints.trees import as_bytes, read_tree
 from multiverso.errors import SnapshotError
 from multiverso.params import Model, SharedParams
@@ -197,14 +199,108 @@ def test_another_model_is_refused_and_nothing_changes(tmp_path: Path, make: Any,
                 other.save(tmp_path)
 
 
-def test_another_number_of_workers_is_refused(tmp_path: Path) -> None:
-    def save(session: Session) -> Any:
-        _make(session).save(tmp_path)
+RULES = {
+    "asgd": mv.rules.asgd(),
+    "easgd": mv.rules.easgd(0.2),
+    "downpour": mv.rules.downpour(push=1, fetch=3),
+    "model averaging": mv.rules.model_averaging(),
+    "local sgd": mv.rules.local_sgd(),
+}
 
-    together(save, 2)
-    words = r"by 2 workers \(0, 1\) and this job has 1 worker \(0\)"
-    with Node(1) as node, Session(node.address) as session, pytest.raises(SnapshotError, match=words):
-        _make(session).load(tmp_path)
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.parametrize("rule", RULES)
+def test_more_or_fewer_workers_go_on(
+    tmp_path: Path, rule: str, workers: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def save(session: Session) -> Any:
+        shared = _make(session, RULES[rule])
+        _train(shared, session, 7)  # three exchanges, and a step that is not exchanged
+        shared.save(tmp_path, {"me": session.worker_id})
+        return shared.arrays + shared.statistics, shared.centre()
+
+    def load(session: Session) -> Any:
+        shared = _make(session, RULES[rule])
+        own = shared.load(tmp_path)
+        found = [array.copy() for array in shared.arrays + shared.statistics], shared.centre()
+        due = shared.step()
+        _train(shared, session, 12)  # they are in step: no round is waited for in vain
+        return own, shared.newcomer, found, due, [bits(array) for array in shared.centre()]
+
+    saved = together(save, 3, sync=True)
+    loaded = together(load, workers, sync=True)
+    for me, (own, newcomer, (local, centre), due, _) in enumerate(loaded):
+        assert [bits(array) for array in centre] == [bits(array) for array in saved[0][1]]
+        assert newcomer == (me >= 3)
+        assert own == {"me": me % 3}
+        assert list(map(bits, local)) == list(map(bits, centre if newcomer else saved[me][0]))
+        assert due, "seven steps were done, and every second exchanges"
+    assert len({str(end) for *_, end in loaded}) == 1
+    said = [line for line in capfd.readouterr().err.splitlines() if "was saved by" in line]
+    by = f"multiverso: {tmp_path} was saved by 3 workers (0, 1, 2), "
+    if workers == 5:
+        begins = "it begins from the shared values, and gets as own what worker {} had handed over"
+        assert sorted(said) == [
+            f"{by}so worker {me} has nothing of its own there: {begins.format(me - 3)}" for me in (3, 4)
+        ]
+    else:
+        left = {
+            1: "1 worker (0) went on: what was worker 1, 2's",
+            2: "2 workers (0, 1) went on: what was worker 2's",
+        }
+        assert said == [f"{by}and {left[workers]} own is left out"]
+
+
+def test_what_was_contributed_to_a_round_counts_with_fewer_workers(tmp_path: Path) -> None:
+    def work(session: Session, load: bool) -> Any:
+        shared = _make(session, mv.rules.downpour(push=1, fetch=3))
+        if load:
+            shared.load(tmp_path)
+        else:
+            _train(shared, session, 2)  # one exchange: it is pushed, and the round is open
+            shared.save(tmp_path)
+        for _ in range(4):  # nothing new; the second exchange from here fetches
+            shared.step()
+        return _all(shared)[-3:]
+
+    went_on = together(lambda session: work(session, False), 3, sync=True)
+    for workers in (1, 2):
+        assert together(lambda session: work(session, True), workers, sync=True) == went_on[:workers]
+
+
+def test_a_mean_of_a_half_done_round_is_not_taken_of_fewer_workers(tmp_path: Path) -> None:
+    seldom = replace(mv.rules.local_sgd(), name="seldom", pull_every=2)
+
+    def save(session: Session) -> None:
+        shared = _make(session, seldom)
+        _train(shared, session, 2)
+        shared.save(tmp_path)
+
+    def load(session: Session) -> Any:
+        shared = _make(session, seldom)
+        before = _all(shared)
+        error = outcome(lambda: shared.load(tmp_path))
+        return error, before == _all(shared)
+
+    together(save, 2, sync=True)
+    [(error, unchanged)] = together(load, 1, sync=True)
+    assert isinstance(error, SnapshotError)
+    assert "the rule 'seldom' takes the mean of what workers contribute to a round" in str(error)
+    assert unchanged
+    together(lambda session: _make(session, seldom).load(tmp_path), 3, sync=True)
+
+
+def test_random_numbers_of_a_newcomer_are_its_own() -> None:
+    kept = random_state()
+    drawn = []
+    try:
+        for apart in (None, 4, 5, 4):
+            set_random_state(kept, apart)
+            drawn.append((random.random(), np.random.random()))
+    finally:
+        set_random_state(kept)
+    assert drawn[1] == drawn[3]
+    assert len({number for pair in drawn for number in pair}) == 6
 
 
 @pytest.mark.parametrize("bad", [0, 1])

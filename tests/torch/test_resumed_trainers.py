@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import multiverso as mv
-from multiverso.testing.laws import in_each
+from multiverso.testing.laws import Job, Raised, run_jobs
 
 EPOCHS, SAVED = 4, 2
 RULE = mv.rules.easgd(0.3)
@@ -88,6 +88,7 @@ def with_transformers(place: str, epochs: int) -> list[Any]:
     return [p.detach().numpy() for p in model.parameters()] + list(callback.manager.state_dict().values())
 
 
+PLACES = {"whole": "-whole", "alone": "-grown", "joined": "-grown"}
 TRAINERS = {"lightning": with_lightning, "transformers": with_transformers}
 
 
@@ -98,8 +99,8 @@ def run(folder: str, trainer: str, part: str) -> Any:
     torch.set_num_threads(1)
     mv.init(sync=True)
     torch.manual_seed(mv.worker_id() if part != "resumed" else 9)
-    place = Path(folder, trainer + ("-whole" if part == "whole" else ""))
-    values = TRAINERS[trainer](str(place), SAVED if part == "begun" else EPOCHS)
+    place = Path(folder, trainer + PLACES.get(part, ""))
+    values = TRAINERS[trainer](str(place), SAVED if part in ("begun", "alone") else EPOCHS)
     mv.shutdown()
     return [np.asarray(value) for value in values]
 
@@ -107,10 +108,17 @@ def run(folder: str, trainer: str, part: str) -> Any:
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = str(tmp_path_factory.mktemp("saved"))
-    results = in_each(
-        [(2, folder, trainer, part) for trainer in TRAINERS for part in ("whole", "begun", "resumed")], run
-    )
-    return lambda trainer, part: results(2, folder, trainer, part)
+    parts = {"whole": (0, 1), "begun": (0, 1), "resumed": (0, 1), "alone": (0,), "joined": (0, 1)}
+    runs = [(trainer, part) for trainer in TRAINERS for part in parts]
+    jobs = [Job(parts[part], (folder, trainer, part)) for trainer, part in runs]
+    results = dict(zip(runs, run_jobs(jobs, run), strict=True))
+
+    def of(trainer: str, part: str) -> list[Any]:
+        for result in results[trainer, part]:
+            assert not isinstance(result, Raised), result.text
+        return results[trainer, part]
+
+    return of
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
@@ -120,6 +128,16 @@ def test_a_resumed_run_ends_as_one_that_went_on(ended: Any, trainer: str) -> Non
         for one, other in zip(whole[me], resumed[me], strict=True):
             np.testing.assert_array_equal(one, other)
         assert any((one != other).any() for one, other in zip(whole[me], begun[me], strict=True))
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_second_worker_joins_what_one_has_saved(ended: Any, trainer: str) -> None:
+    alone, joined = (ended(trainer, part) for part in ("alone", "joined"))
+    centre = len(alone[0]) // 2  # the module's own come first, and then the shared ones
+    for one, other in zip(joined[0][centre:], joined[1][centre:], strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert any((one != other).any() for one, other in zip(joined[0], alone[0], strict=True))
+    assert any((one != other).any() for one, other in zip(joined[0][:centre], joined[1], strict=False))
 
 
 def test_without_a_directory_there_is_nothing_to_resume_from() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import multiverso as mv
-from multiverso.testing.laws import in_each
+from multiverso.testing.laws import Job, Raised, in_each, run_jobs
 from multiverso.torch import ParamManager
 
 STEPS, SAVED = 9, 4
@@ -140,6 +140,47 @@ def test_a_resumed_run_ends_with_the_bits_of_one_that_went_on(ended: Any, case: 
         assert len(saved[me][case]) > 30
         assert resumed[me][case] == saved[me][case]
     assert workers == 1 or saved[0][case] != saved[1][case], "workers have something of their own"
+
+
+def test_another_number_goes_on(tmp_path: Path) -> None:
+    """One worker has saved, two go on; two have saved, and one goes on."""
+    folder = str(tmp_path)
+    numbers = ((0,), (0, 1), (0, 1), (0,))
+    jobs = [Job(workers, (folder, "saved" if i % 2 == 0 else "other")) for i, workers in enumerate(numbers)]
+    results = run_jobs(jobs, go_on_as_others)
+    for ended in results:
+        for result in ended:
+            assert not isinstance(result, Raised), result.text
+    _, more, _, fewer = results
+    assert [newcomer for newcomer, _ in more] == [False, True]
+    assert fewer[0][0] is False
+
+
+def go_on_as_others(folder: str, what: str) -> Any:
+    torch.set_num_threads(1)
+    mv.init(sync=True)
+    ends = []
+    for case in CASES:
+        run = Run(case, seed=mv.worker_id())
+        place = Path(folder, case, what)
+        if what == "saved":
+            run.train(SAVED)
+            run.manager.save(place, run.own())
+            continue
+        place = Path(folder, case, "saved")
+        own = run.manager.load(place)
+        assert own is not None
+        run.resume(own)
+        if run.manager.newcomer:
+            centre = run.manager.state_dict()
+            for name, parameter in run.model.named_parameters():
+                assert torch.equal(parameter.detach(), centre[name].to(parameter.dtype)), (case, name)
+        run.train(STEPS)
+        run.manager.flush()
+        ends.append(b"".join(t.float().numpy().tobytes() for t in run.manager.state_dict().values()))
+        newcomer = run.manager.newcomer
+    mv.shutdown()
+    return (newcomer, ends) if ends else None
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from multiverso.checkpoints.generations import Parts, load, save, worker_folder
+from multiverso.checkpoints.generations import Parts, is_newcomer, load, save, worker_folder
 from multiverso.checkpoints.randomness import random_state, set_random_state
 from multiverso.checkpoints.trees import read_tree, write_tree
 
 __all__ = [
     "Parts",
+    "is_newcomer",
     "load",
     "random_state",
     "read_tree",

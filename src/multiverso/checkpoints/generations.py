@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,10 +44,14 @@ class Parts:
         own: this worker's alone.
         common: likely the same in several workers (frozen parameters): written once for each different content,
             and not at all where the generation before has it.
+        newcomer: when loaded: this worker has nothing of its own there, and this is what another one goes on with.
+        left: when loaded: ``own`` of workers that nobody goes on as; between them the workers get each once.
     """
 
     own: Tree
     common: Tree = None
+    newcomer: bool = False
+    left: tuple[Tree, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,21 @@ class _Manifest:
     @property
     def workers(self) -> list[int]:
         return sorted(self.common)
+
+
+@dataclass(frozen=True)
+class _Role:
+    """As whom a worker goes on: by its place among the live ones, as one may have been lost.
+
+    Attributes:
+        saved_as: whose part it takes.
+        newcomer: that worker's place has been taken already: there are more workers than were saved.
+        left: whose part nobody takes, as there are fewer; each is in one worker's role.
+    """
+
+    saved_as: int
+    newcomer: bool
+    left: list[int]
 
 
 def save(
@@ -178,30 +198,36 @@ def load(
         missing_ok: return None where nothing has been saved.
 
     Raises:
-        SnapshotError: nothing is there; it is damaged; or it was saved by other workers or another model.
+        SnapshotError: nothing is there; it is damaged; or it was saved of another model.
     """
     place = Path(directory)
     task = Together(session, lambda why: SnapshotError(f"{place} was not loaded: {why}"))
     found: list[tuple[_Manifest, Parts]] = []
+    live: list[int] = []
 
     def read() -> str:
         manifest = _read_manifest(place, missing_ok)
         if manifest is None:
             return ""
-        me = _saved_as(place, manifest, session)
+        live.extend(session.live_workers())
+        role = _role(manifest, live, session.worker_id)
         _check_fits(place, manifest, tables)
         folder = place / manifest.folder
-        common = manifest.common[me]
-        own = read_tree(folder / f"worker-{me}.safetensors")
-        parts = Parts(own, read_tree(folder / common) if common else None)
+        common = manifest.common[role.saved_as]
+        parts = Parts(
+            read_tree(folder / f"worker-{role.saved_as}.safetensors"),
+            read_tree(folder / common) if common else None,
+            role.newcomer,
+            tuple(read_tree(folder / f"worker-{other}.safetensors") for other in role.left),
+        )
         check(parts)
         found.append((manifest, parts))
-        return manifest.folder
+        return f"{manifest.folder} for {_count(live)}"
 
     seen = set(task.step(read).values())
     if len(seen) > 1:
         raise SnapshotError(
-            f"the workers see different generations in {place}: {sorted(seen)}; nothing was loaded"
+            f"the workers see different generations in {place}, or one was lost: {sorted(seen)}; nothing was loaded"
         )
     if not found:
         return None
@@ -221,20 +247,24 @@ def load(
 
     task.step(put)
     task.step(lambda: apply(parts))
+    _tell(place, manifest, session, live, task.leads)
     return parts
 
 
 def worker_folder(session: Session, directory: PathLike) -> Path | None:
     """Returns where this worker's own files of the last whole generation are, or None if nothing was saved.
 
+    A worker that has none, since fewer workers saved, gets those of one that has; see `is_newcomer`.
+
     Raises:
-        SnapshotError: they were saved by other workers, or are not there.
+        SnapshotError: there are none.
     """
     place = Path(directory)
     manifest = _read_manifest(place, missing_ok=True)
     if manifest is None:
         return None
-    folder = place / manifest.folder / f"worker-{_saved_as(place, manifest, session)}"
+    role = _role(manifest, session.live_workers(), session.worker_id)
+    folder = place / manifest.folder / f"worker-{role.saved_as}"
     if not folder.is_dir():
         raise SnapshotError(f"{folder} is not there: it was saved without files of its own for each worker")
     return folder
@@ -248,15 +278,33 @@ def _check_fits(place: Path, manifest: _Manifest, tables: Mapping[str, TableHand
         )
 
 
-def _saved_as(place: Path, manifest: _Manifest, session: Session) -> int:
-    """Returns which worker this one goes on as: by its place among the live ones, as one may have been lost."""
-    live = session.live_workers()
-    if len(manifest.workers) != len(live):
-        raise SnapshotError(
-            f"{place} was saved by {_count(manifest.workers)} and this job has {_count(live)}: each worker goes on "
-            "with what was its own, so start as many again. Nothing was changed"
+def is_newcomer(session: Session, directory: PathLike) -> bool:
+    """Whether a run is saved in ``directory``, by so few workers that this one has nothing of its own there."""
+    manifest = _read_manifest(Path(directory), missing_ok=True)
+    return manifest is not None and _role(manifest, session.live_workers(), session.worker_id).newcomer
+
+
+def _role(manifest: _Manifest, live: list[int], me: int) -> _Role:
+    saved, place = manifest.workers, live.index(me)
+    left = [worker for i, worker in enumerate(saved) if i >= len(live) and i % len(live) == place]
+    return _Role(saved[place % len(saved)], place >= len(saved), left)
+
+
+def _tell(place: Path, manifest: _Manifest, session: Session, live: list[int], leads: bool) -> None:
+    """Says what has become of whom, where as many go on it is nothing."""
+    role = _role(manifest, live, session.worker_id)
+    by = f"{place} was saved by {_count(manifest.workers)}"
+    line = ""
+    if role.newcomer:
+        line = (
+            f"{by}, so worker {session.worker_id} has nothing of its own there: it begins from the shared values, "
+            f"and gets as own what worker {role.saved_as} had handed over"
         )
-    return manifest.workers[live.index(session.worker_id)]
+    elif leads and len(live) < len(manifest.workers):
+        gone = ", ".join(map(str, manifest.workers[len(live) :]))
+        line = f"{by}, and {_count(live)} went on: what was worker {gone}'s own is left out"
+    if line:
+        print(f"multiverso: {line}", file=sys.stderr, flush=True)
 
 
 def _count(workers: list[int]) -> str:

@@ -22,8 +22,14 @@ def random_state() -> dict[str, Any]:
     return state
 
 
-def set_random_state(state: dict[str, Any]) -> None:
-    """Puts the generators back to where :func:`random_state` found them."""
+def set_random_state(state: dict[str, Any], apart: int | None = None) -> None:
+    """Puts the generators back to where :func:`random_state` found them.
+
+    Args:
+        state: what :func:`random_state` returned.
+        apart: a number to go on apart from another worker that goes on from the same state; the same number and
+            state always give the same random numbers.
+    """
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     if "torch" in state:
@@ -32,3 +38,9 @@ def set_random_state(state: dict[str, Any]) -> None:
         torch.set_rng_state(state["torch"])
         if len(state["cuda"]) == torch.cuda.device_count():
             torch.cuda.set_rng_state_all(state["cuda"])
+    if apart is not None:
+        words = np.random.SeedSequence([random.getrandbits(64), apart]).generate_state(6)
+        random.seed(int(words[0]) << 32 | int(words[1]))
+        np.random.seed(words[2:4])
+        if "torch" in state:
+            torch.manual_seed(int(words[4]) << 32 | int(words[5]))

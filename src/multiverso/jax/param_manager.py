@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -101,21 +102,33 @@ class ParamManager:
 
         Afterwards ``self.params`` and ``self.statistics`` are this worker's of its last exchange before the save.
 
+        There may be more or fewer workers than saved: with fewer, what those without a place had of their own is left
+        out; with more, the others begin from the shared values (see `newcomer`). A line on standard error says so.
+
         Args:
             directory: as for `save`.
-            like: a pytree as was saved: what is loaded gets its structure, kinds and devices.
+            like: a pytree as was saved: what is loaded gets its structure, kinds and devices. Where it holds the
+                arrays of ``self.params`` themselves, a newcomer gets the shared values in their places.
             missing_ok: return None where nothing has been saved yet, as at a job's first start.
 
         Returns:
-            What this worker handed over as ``own``.
+            What this worker handed over as ``own``, or a newcomer what another worker did, with the shared parameters.
 
         Raises:
-            SnapshotError: nothing is there, it is damaged, or it was saved of other parameters, of another ``own``,
-                by another rule or by another number of workers.
+            SnapshotError: nothing is there, it is damaged, or it was saved of other parameters, of another ``own`` or
+                by another rule; or a newcomer's ``like`` may hold the parameters, and not the arrays of
+                ``self.params``: nothing says which they are.
         """
         leaves, structure = jax.tree.flatten(like)
+        shared = {id(leaf): i for i, leaf in enumerate(self._floating_leaves())}
 
-        def check(own: dict[str, Any]) -> None:
+        def check(own: dict[str, Any], newcomer: bool) -> None:
+            if newcomer and not shared.keys() <= set(map(id, leaves)) and self._may_be_in(leaves):
+                raise SnapshotError(
+                    "fewer workers have saved this, so that this one has no parameters of its own there: build like= "
+                    "with the very arrays of manager.params (and statistics), to have the shared values in their "
+                    "places. Nothing was changed"
+                )
             if own["structure"] != str(structure):
                 raise SnapshotError(
                     f"own was saved as {own['structure']}, and like= is {structure}; nothing was changed"
@@ -126,7 +139,29 @@ class ParamManager:
             return None
         self.params, self.statistics = _rebuilt(self._shared.values(), self.params, self.statistics)
         found = [_loaded(value, leaf) for value, leaf in zip(own["leaves"], leaves, strict=True)]
+        if self.newcomer:
+            now = self._floating_leaves()
+            found = [
+                now[shared[id(leaf)]] if id(leaf) in shared else value
+                for value, leaf in zip(found, leaves, strict=True)
+            ]
         return jax.tree.unflatten(structure, found)
+
+    @property
+    def newcomer(self) -> bool:
+        """Whether this worker had nothing of its own in what `load` loaded last, as fewer workers had saved it.
+
+        What `load` returned was another worker's then, keys included: ``jax.random.fold_in(key, mv.worker_id())``.
+        """
+        return self._shared.newcomer
+
+    def _floating_leaves(self) -> list[Any]:
+        return _floating(self.params) + _floating(self.statistics)
+
+    def _may_be_in(self, leaves: list[Any]) -> bool:
+        """Whether there is a leaf of each shared array's shape and dtype."""
+        kinds = Counter((leaf.shape, leaf.dtype) for leaf in leaves if _is_floating(leaf))
+        return not Counter((leaf.shape, leaf.dtype) for leaf in self._floating_leaves()) - kinds
 
     def sync_all_param(self, params: Any, statistics: Any = None) -> Any:
         """Adds what this worker changed since the last call, and returns the values of all.

@@ -12,6 +12,7 @@ from multiverso.checkpoints import random_state, set_random_state
 from multiverso.keras.param_manager import ParamManager
 from multiverso.rules import Rule, RuleName
 from multiverso.runtime import Session
+from multiverso.runtime.current import current
 
 
 class MVCallback(Callback):  # type: ignore[misc]  # Keras is seen as untyped
@@ -54,8 +55,10 @@ class MVCallback(Callback):  # type: ignore[misc]  # Keras is seen as untyped
         if self.freq < 1:
             raise ValueError(f"freq={freq}: expected at least 1 minibatch between two exchanges")
         self.kpm = ParamManager(model, rule=rule, session=session)
+        self._session = session
         self._directory = directory
         self._random: dict[str, Any] | None = None  # to go on with, after a resume
+        self._apart: int | None = None  # a number of its own for a worker that goes on from another one's
         self._fitting = False
         self._pending = 0
         self._seen = -1
@@ -68,7 +71,7 @@ class MVCallback(Callback):  # type: ignore[misc]  # Keras is seen as untyped
         """Minibatches are numbered anew."""
         self._seen = -1
         if self._random is not None:  # only now: the start of `fit` has drawn from them
-            set_random_state(self._random)
+            set_random_state(self._random, self._apart)
             self._random = None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -116,6 +119,7 @@ class MVCallback(Callback):  # type: ignore[misc]  # Keras is seen as untyped
         for variable, value in zip(optimizer.variables, own["optimizer"], strict=True):
             variable.assign(value)
         self._random = own["random"]
+        self._apart = (self._session or current()).worker_id if self.kpm.newcomer else None
         return int(own["epoch"])
 
     def _optimizer(self) -> Any:

@@ -120,6 +120,8 @@ class ParamManager(Resumable):
     def _resume(self, values: list[Any], parts: Parts) -> None:
         settle(self.model)
         self._assign(values)
+        if parts.newcomer:
+            return  # seeds of another worker are no use here
         for weight, value in zip(self._rest(), parts.own, strict=True):
             weight.assign(value)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,8 +33,8 @@ class Flat:
         """Returns what is this worker's own: the arrays themselves, not copies."""
         return {"local": self.local, "rule": self.shared.state()}
 
-    def check(self, state: dict[str, Any]) -> None:
-        """Raises SnapshotError unless `restore` can take the state."""
+    def check(self, state: dict[str, Any], left: Sequence[dict[str, Any]] = ()) -> None:
+        """Raises SnapshotError unless `restore` can take the states."""
         self.shared.state()  # raises where an exchange has to be finished first
         saved = state["local"]
         if saved.shape != self.local.shape or saved.dtype != self.local.dtype:
@@ -41,12 +42,16 @@ class Flat:
                 f"{saved.size} numbers of {saved.dtype} were saved where this model has {self.local.size} of "
                 f"{self.local.dtype}: make it as it was made before the save. Nothing was changed"
             )
-        self.shared.check_state(state["rule"])
+        self.shared.check_state(state["rule"], [each["rule"] for each in left])
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Goes on from what `state` returned, once the table has its values."""
+    def restore(self, state: dict[str, Any], left: Sequence[dict[str, Any]] = ()) -> None:
+        """Goes on from what `state` returned, once the table has its values; ``left``: of those who do not go on."""
         np.copyto(self.local, state["local"])
-        self.shared.set_state(state["rule"])
+        self.shared.set_state(state["rule"], [each["rule"] for each in left])
+
+    def join(self, state: dict[str, Any]) -> None:
+        """Begins from the table's values, in step with a worker that goes on from ``state``."""
+        self.shared.join(self.local, state["rule"])
 
 
 @dataclass(frozen=True)
@@ -72,9 +77,13 @@ class Averaged(Flat):
     def state(self) -> dict[str, Any]:
         return super().state() | {"last": self.last}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        super().restore(state)
+    def restore(self, state: dict[str, Any], left: Sequence[dict[str, Any]] = ()) -> None:
+        super().restore(state, left)
         np.copyto(self.last, state["last"])
+
+    def join(self, state: dict[str, Any]) -> None:
+        super().join(state)
+        np.copyto(self.last, self.local)
 
 
 _AVERAGE = Rule("average of statistics", share_of_difference, take_centre, hyper=(1.0,))

@@ -29,7 +29,7 @@ class Model:
             arrays themselves.
         read: returns what else this worker's model consists of, its own and what is common to all.
         check: raises SnapshotError where that, as it was saved, does not fit; changes nothing.
-        write: gives the model its values and the rest back.
+        write: gives the model its values and the rest back; the rest is another worker's where it says ``newcomer``.
     """
 
     values: Callable[[], Sequence[Any]] | None = None
@@ -97,16 +97,20 @@ class Resumable:
 
         Make the same model, its manager and its optimizer first.
 
+        There may be more or fewer workers than saved: with fewer, what those without a place had of their own is left
+        out; with more, the others begin from the shared values (see `newcomer`). A line on standard error says so.
+
         Args:
             directory: as for `save`.
             missing_ok: return None where nothing has been saved yet, as at a job's first start.
 
         Returns:
-            What this worker handed over as ``own``; tensors on the CPU, JAX's arrays as NumPy's.
+            What this worker handed over as ``own``, or a newcomer what another worker did; tensors on the CPU, JAX's
+            arrays as NumPy's.
 
         Raises:
-            SnapshotError: nothing is there, it is damaged, or it was saved of another model, by another rule or by
-                another number of workers.
+            SnapshotError: nothing is there, it is damaged, or it was saved of another model or by another rule; or
+                fewer workers go on than saved, in the middle of a round whose rule takes the mean of them.
 
         Example:
             >>> own = manager.load("saved", missing_ok=True)  # doctest: +SKIP
@@ -114,3 +118,12 @@ class Resumable:
             ...     optimizer.load_state_dict(own["optimizer"])
         """
         return self._shared.load(directory, model=self._model, missing_ok=missing_ok)
+
+    @property
+    def newcomer(self) -> bool:
+        """Whether this worker had nothing of its own in what `load` loaded last, as fewer workers had saved it.
+
+        What `load` returned was another worker's then: a warm start for an optimizer, but random numbers that two
+        workers would draw alike (``set_random_state(state, apart=mv.worker_id())``).
+        """
+        return self._shared.newcomer

@@ -60,6 +60,7 @@ class SharedParams:
         arrays: one writable view for each given array, of its shape, in float32 or float64 (`shared_dtype`).
             Train on these views themselves, or copy into them before an exchange and out of them after it.
         statistics: the same for the given statistics.
+        newcomer: whether this worker had nothing of its own in what `load` loaded last.
 
     Not thread-safe: one thread at a time.
 
@@ -111,6 +112,7 @@ class SharedParams:
         rule = rule_of(rule, session.workers_num)
         check_mode(rule, session.consistency.mode)  # before any table is made
         self._session = session
+        self.newcomer = False
         self._due = Every(every)
         if self._due.by_time and session.consistency.mode == "sync":
             raise ValueError(
@@ -270,39 +272,48 @@ class SharedParams:
         *,
         model: Model = Model(),  # noqa: B008
         missing_ok: bool = False,
-        check: Callable[[dict[str, Any]], None] = lambda _: None,
+        check: Callable[[dict[str, Any], bool], None] = lambda *_: None,
     ) -> dict[str, Any] | None:
         """Goes back to what `save` wrote: collective; all of it fits in all workers, or nothing is changed.
+
+        There may be more or fewer workers than saved. The shared values and their updater's state are for all of
+        them. With fewer, what those without a place had of their own is left out, except what they have contributed to
+        a synchronous round already. With more, those who have nothing of their own (`newcomer`) begin from the shared
+        values, and get as ``own`` what another worker had handed over. A line on standard error says which.
 
         Args:
             directory: as for `save`.
             model: as for `save`.
             missing_ok: return None where nothing has been saved yet.
-            check: raises where ``own`` does not fit; nothing has been changed then.
+            check: raises where ``own`` does not fit; nothing has been changed then. Its other argument says whether
+                that is another worker's.
 
         Returns:
             What this worker has handed over as ``own``; tensors on the CPU, JAX's arrays as NumPy's.
 
         Raises:
-            SnapshotError: nothing is there, it is damaged, or it is the state of another model, of another rule or
-                of another number of workers.
+            SnapshotError: nothing is there, it is damaged, or it is the state of another model or of another rule; or
+                fewer workers go on than saved, in the middle of a round whose rule takes the mean of them.
         """
 
         def check_all(parts: Parts) -> None:
-            for flat, state in zip(
-                self._flats, parts.own["flats"], strict=True
-            ):  # as many as there are tables
-                flat.check(state)
-            model.check(Parts(parts.own["model"], parts.common))
-            check(parts.own["own"])
+            for index, flat in enumerate(self._flats):  # as many as there are tables
+                flat.check(parts.own["flats"][index], [left["flats"][index] for left in parts.left])
+            model.check(Parts(parts.own["model"], parts.common, parts.newcomer))
+            check(parts.own["own"], parts.newcomer)
 
         def apply(parts: Parts) -> None:
             self._due.resume(parts.own["steps"])
             self._at = 0
-            for flat, state in zip(self._flats, parts.own["flats"], strict=True):
-                flat.restore(state)
-            values = placed(self.values(), parts.own["narrow"]) if model.values else []
-            model.write(values, Parts(parts.own["model"], parts.common))
+            self.newcomer = parts.newcomer
+            for index, flat in enumerate(self._flats):
+                if parts.newcomer:
+                    flat.join(parts.own["flats"][index])
+                else:
+                    flat.restore(parts.own["flats"][index], [left["flats"][index] for left in parts.left])
+            narrow = {} if parts.newcomer else parts.own["narrow"]
+            values = placed(self.values(), narrow) if model.values else []
+            model.write(values, Parts(parts.own["model"], parts.common, parts.newcomer))
 
         found = checkpoints.load(self._session, directory, self._tables(), check_all, apply, missing_ok)
         own: dict[str, Any] | None = found.own["own"] if found else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -104,14 +105,31 @@ class Shared:
             "staged": self.ruled.staged(),
         }
 
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Raises SnapshotError where `state` was returned by another rule or for another size."""
+    def join(self, local: Any, state: dict[str, Any]) -> None:
+        """Begins like `restart`, in step with a worker that goes on from ``state``: its next pushes and pulls come
+        when that one's do."""
+        self.restart(local)
+        self.ruled.restage(None)
+        self._calls = state["calls"]
+
+    def check_state(self, state: dict[str, Any], left: Sequence[dict[str, Any]] = ()) -> None:
+        """Raises SnapshotError where `state` was returned by another rule or for another size.
+
+        Args:
+            state: what `state` returned.
+            left: the same of workers that nobody goes on as.
+        """
         if state["rule"] != self.rule.name or len(state["arrays"]) != len(self._local_state):
             raise SnapshotError(
                 f"this was saved by the rule {state['rule']!r} and is loaded into the rule {self.rule.name!r}; "
                 "nothing was changed"
             )
-        staged = [] if state["staged"] is None else [state["staged"]]
+        staged = [each["staged"] for each in (state, *left) if each["staged"] is not None]
+        if self.table.spec.mean and any(each["staged"] is not None for each in left):
+            raise SnapshotError(
+                f"the rule {self.rule.name!r} takes the mean of what workers contribute to a round, and this was saved "
+                "in the middle of one, by more workers than go on: start as many again. Nothing was changed"
+            )
         for array in (*state["arrays"], *staged):
             if array.shape != (self.table.size,) or array.dtype != self.table.dtype:
                 raise SnapshotError(
@@ -119,12 +137,15 @@ class Shared:
                     f"it has ({self.table.size},) and {self.table.dtype} here. Nothing was changed"
                 )
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on with the rule from what `state` returned, once the table has its values."""
+    def set_state(self, state: dict[str, Any], left: Sequence[dict[str, Any]] = ()) -> None:
+        """Goes on with the rule from what `state` returned, once the table has its values.
+
+        What the workers in ``left`` have contributed to an unfinished round, this one contributes.
+        """
         for array, saved in zip(self._local_state, state["arrays"], strict=True):
             array[:] = saved
         self._calls = state["calls"]
-        self.ruled.restage(state["staged"])
+        self.ruled.restage(_sum_of([each["staged"] for each in (state, *left)]))
 
     def __repr__(self) -> str:
         return f"<Shared by {self.rule}: {self.table!r}>"
@@ -191,6 +212,11 @@ def share(
     if name is None:
         session.barrier()  # nobody trains before all have read the initial value
     return shared
+
+
+def _sum_of(contributions: Sequence[Array | None]) -> Array | None:
+    there = [each for each in contributions if each is not None]
+    return np.sum(there, axis=0, dtype=there[0].dtype) if there else None
 
 
 def check_mode(rule: Rule, mode: str) -> None:

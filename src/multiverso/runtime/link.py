@@ -11,6 +11,7 @@ from collections.abc import Callable
 from multiverso import errors
 from multiverso.errors import MultiversoError, NodeLostError, StartupError, WaitTimeoutError, WorkerLostError
 from multiverso.runtime import trust
+from multiverso.runtime.holders import Silence
 from multiverso.wire import messages
 from multiverso.wire.messages import Message
 
@@ -52,7 +53,7 @@ class Link:
             secret: the job's, for where users cannot be told apart; this user's own by default.
 
         Raises:
-            StartupError: nobody listens there, or another user does.
+            StartupError: nobody listens there, or another user does, or who does so sleeps instead of answering.
             WaitTimeoutError: so many others wait there that we did not get in.
         """
         try:
@@ -68,13 +69,22 @@ class Link:
                 "is in another container; start it with `multiverso run`, mpirun, torchrun or srun"
             ) from error
         trust.check_user(self._connection, address)
-        if trust.proof_needed():
-            self._prove(address, deadline, secret or trust.user_secret())
+        silence = Silence(address)
 
-    def _prove(self, address: str, deadline: float, secret: str) -> None:
+        def look() -> None:
+            silence.look()
+            if time.monotonic() >= deadline:
+                raise WaitTimeoutError("the job's node has not answered in time, although it is not idle")
+
+        if trust.proof_needed():
+            self._prove(address, deadline, secret or trust.user_secret(), look)
+        else:
+            self.ask({"do": "hello"}, deadline, "the node's first answer", look)
+
+    def _prove(self, address: str, deadline: float, secret: str, look: Callable[[], None]) -> None:
         nonce = trust.new_secret()
         answer, _ = self.ask(
-            {"do": "challenge", "nonce": nonce}, deadline, "the node's proof of the job's secret"
+            {"do": "challenge", "nonce": nonce}, deadline, "the node's proof of the job's secret", look
         )
         nonces, pids = (nonce, str(answer.get("nonce"))), (os.getpid(), messages.peer(self.connection)[0])
         if not trust.is_proof(answer.get("proof"), trust.proof(secret, "node", address, nonces, pids)):

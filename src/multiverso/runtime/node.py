@@ -296,6 +296,7 @@ class Node:
                 )
             check(request)
             handler = {
+                "hello": self._hello,
                 "challenge": self._challenge,
                 "prove": self._prove,
                 "attach": self._members.attach,
@@ -395,6 +396,9 @@ class Node:
 
     def _close_table(self, connection: Connection, request: Message) -> None:
         self._members.catalogue.close(int(request["number"]), connection.attached_id)
+
+    def _hello(self, connection: Connection, request: Message) -> None:
+        connection.reply(request, {})
 
     def _challenge(self, connection: Connection, request: Message) -> None:
         """A worker that cannot tell users apart asks whether this is its node."""

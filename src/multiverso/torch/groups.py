@@ -70,7 +70,7 @@ class InPlace:
         self.collect()
         return {}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, Any] | None) -> None:
         """Takes the values that are in the flat memory now."""
         for tensor, view in zip(self.tensors, self._staging, strict=True):
             if tensor.data_ptr() != view.data_ptr():
@@ -156,8 +156,9 @@ class Staged:
             "incoming": None if self._sent is None else self._incoming,
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Takes the values that are in the flat memory now, and the rest from what `state` returned."""
+    def restore(self, state: dict[str, Any] | None) -> None:
+        """Takes the values that are in the flat memory now, and the rest, if any, from what `state` returned."""
+        state = state or {"rounded": None, "sent": None, "incoming": None}
         self._join()
         self._master.copy_(self._host)
         rounded = state["rounded"]

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from multiverso.checkpoints import worker_folder
+from multiverso.checkpoints import is_newcomer, random_state, set_random_state, worker_folder
 from multiverso.runtime.current import current
 from multiverso.torch.param_manager import ParamManager
 
@@ -42,6 +42,7 @@ class MVCallback(TrainerCallback):  # type: ignore[misc]  # transformers is seen
     def __init__(self, *, directory: str | os.PathLike[str] | None = None, **options: Any) -> None:
         self._directory = directory
         self._resumes = False
+        self._apart: int | None = None  # a number of its own for a worker that goes on from another one's
         self._options = options
         self.manager: ParamManager | None = None
         self._pending = False
@@ -60,7 +61,9 @@ class MVCallback(TrainerCallback):  # type: ignore[misc]  # transformers is seen
         """
         if self._directory is None:
             raise ValueError("MVCallback was given no directory= to resume from")
-        folder = worker_folder(self._options.get("session") or current(), self._directory)
+        session = self._options.get("session") or current()
+        folder = worker_folder(session, self._directory)
+        self._apart = session.worker_id if is_newcomer(session, self._directory) else None
         self._resumes = folder is not None
         return None if folder is None else str(next(folder.glob("checkpoint-*")))
 
@@ -81,6 +84,12 @@ class MVCallback(TrainerCallback):  # type: ignore[misc]  # transformers is seen
             shutil.copytree(written, folder / written.name, copy_function=_link_or_copy)
 
         self.manager.save(self._directory, {"pending": self._pending}, files=take)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Draws apart from the worker whose random numbers the Trainer has restored, in a worker that had none."""
+        if self._apart is not None:
+            set_random_state(random_state(), self._apart)
+            self._apart = None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Exchanges when it is time."""

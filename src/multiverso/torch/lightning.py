@@ -8,7 +8,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from multiverso.checkpoints import random_state, read_tree, set_random_state, worker_folder, write_tree
+from multiverso.checkpoints import (
+    is_newcomer,
+    random_state,
+    read_tree,
+    set_random_state,
+    worker_folder,
+    write_tree,
+)
 from multiverso.runtime.current import current
 from multiverso.torch.param_manager import ParamManager
 
@@ -44,6 +51,7 @@ class MVCallback(_Callback):  # type: ignore[misc]  # Lightning is seen as untyp
         super().__init__()
         self._directory = directory
         self._folder: Path | None = None  # to go on from
+        self._apart: int | None = None  # a number of its own for a worker that goes on from another one's
         self._options = options
         self.manager: ParamManager | None = None
         self._steps = 0
@@ -64,13 +72,15 @@ class MVCallback(_Callback):  # type: ignore[misc]  # Lightning is seen as untyp
         """
         if self._directory is None:
             raise ValueError("MVCallback was given no directory= to resume from")
-        self._folder = worker_folder(self._options.get("session") or current(), self._directory)
+        session = self._options.get("session") or current()
+        self._folder = worker_folder(session, self._directory)
+        self._apart = session.worker_id if is_newcomer(session, self._directory) else None
         return None if self._folder is None else str(self._folder / _CHECKPOINT)
 
     def on_fit_start(self, *_: Any) -> None:
         """Puts the random numbers back: before the loader is asked for the next epoch."""
         if self._folder is not None:
-            set_random_state(read_tree(self._folder / _RANDOM))
+            set_random_state(read_tree(self._folder / _RANDOM), self._apart)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Shares the module, which is on its device and has its checkpoint by now."""

@@ -46,7 +46,7 @@ class ModuleState:
     def write(self, parts: Parts) -> None:
         """Gives the module its state back; the flat memory has its values already."""
         for group, state in zip(self._groups, parts.own["groups"], strict=True):
-            group.restore(state)
+            group.restore(None if parts.newcomer else state)
         self._module.load_state_dict({**parts.own["rest"], **(parts.common or {})}, strict=False)
 
     def _rest(self) -> dict[str, Any]:

@@ -25,6 +25,7 @@ _FIELDS: dict[str, dict[str, str]] = {
         "consistency": _OBJECT,
         "on_lost": _TEXT + _NOTHING,
     },
+    "hello": {},
     "challenge": {"nonce": _TEXT},
     "prove": {},  # whatever it gives is no proof, or it is
     "ready": {},

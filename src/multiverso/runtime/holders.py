@@ -1,0 +1,109 @@
+"""Is a node slow, or will it never answer? Asked while the first answer of all is waited for.
+
+A node answers its first question at once, as soon as it has the processor. So one whose processes have all been asleep
+or stopped for a second, with that question unread before them, does not answer at all: it is stopped, hangs, or is
+no node. One that is still being started, or waits for the processor or a disk, is waited for until the deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from multiverso.errors import StartupError
+
+_ASLEEP_SECONDS = 1.0
+_IDLE = "STtZX"  # as in proc(5)
+_STOPPED = "Tt"
+
+
+class Silence:
+    """What has been seen of the processes that hold a node's socket.
+
+    Args:
+        address: the node's.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._since: float | None = None
+        self._seen: dict[int, tuple[str, int]] = {}
+
+    def look(self) -> None:
+        """Looks at them once more.
+
+        Raises:
+            StartupError: they have not done anything for a second, while there was something for them to do.
+        """
+        seen = {pid: _activity(pid) for pid in holders(self._address)}
+        idle = bool(seen) and all(states and set(states) <= set(_IDLE) for states, _ in seen.values())
+        used = {pid: ticks for pid, (_, ticks) in seen.items()}
+        if not idle or used != {pid: ticks for pid, (_, ticks) in self._seen.items()}:
+            self._seen, self._since = (seen, time.monotonic()) if idle else ({}, None)
+        elif self._since is not None and time.monotonic() - self._since >= _ASLEEP_SECONDS:
+            raise StartupError(self._verdict(seen))
+
+    def _verdict(self, seen: dict[int, tuple[str, int]]) -> str:
+        stopped = [pid for pid, (states, _) in seen.items() if states and set(states) <= set(_STOPPED)]
+        if stopped:
+            pid = stopped[0]
+            return (
+                f"the job's node is stopped: process {pid} ({_command(pid)}); `kill -CONT {pid}` lets it go on, "
+                f"`kill -KILL {pid}` ends the job"
+            )
+        who = ", ".join(f"process {pid} ({_command(pid)})" for pid in seen)
+        return (
+            f"who listens at {self._address!r} does not answer: {who} of this user has been asleep since we asked. "
+            "It is no node, or it hangs: end it, and start the job anew"
+        )
+
+
+def holders(address: str) -> list[int]:
+    """Returns the processes, of those that we may look at, that hold a listening socket of this abstract name."""
+    try:
+        rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    except OSError:
+        return []  # no /proc: nobody can be asked
+    sockets = {f"socket:[{row[6]}]" for row in rows if row[7:] == ["@" + address] and row[3] == "00010000"}
+    return [pid for pid in _processes() if sockets & _targets(pid)] if sockets else []
+
+
+def _processes() -> list[int]:
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+
+
+def _targets(pid: int) -> set[str]:
+    found = set()
+    try:
+        with os.scandir(f"/proc/{pid}/fd") as entries:
+            for entry in entries:
+                try:
+                    found.add(os.readlink(entry.path))
+                except OSError:  # closed meanwhile
+                    continue
+    except OSError:  # ended, or another user's
+        pass
+    return found
+
+
+def _activity(pid: int) -> tuple[str, int]:
+    """Returns the states of a process's threads, a letter each, and how much of the processor they have had."""
+    states, ticks = "", 0
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            fields = Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()
+            states += fields[0]
+            ticks += int(fields[11]) + int(fields[12])
+    except (OSError, IndexError, ValueError):  # it has just ended, or a thread of it: look again
+        return "", 0
+    return states, ticks
+
+
+def _command(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return "ended"
+    line = " ".join(" ".join(words).split())
+    return line if len(line) <= 60 else line[:60] + "..."
