@@ -106,6 +106,7 @@ MEAN = TABLE.int64("mean")  # 1 when the updater gets the mean of a round's cont
 HYPER = TABLE.int64("hyper", 8)  # up to 8 hyperparameters in the table's dtype
 # written while it is used
 COMMITTED = TABLE.int64("committed", apart=True)  # the last finished round; all members write the same value
+WRITTEN = TABLE.int64("written")  # all writers: times that the values were overwritten (atomically)
 # compare-and-swap, see rounds._step_in; for even and odd steps
 DECISIONS = TABLE.int64("decisions", 2, apart=True)
 

@@ -14,8 +14,8 @@ from multiverso.kernels.object_code import is_loop
 from multiverso.kernels.storing import cache_directory
 from multiverso.spec import DTYPES
 
-OF_A_DTYPE = ("dense", "rows", "rounds", "rules", "reduce")
-OF_NONE = ("waits", "dense", "rounds", "keyed")
+OF_A_DTYPE = ("dense", "rows", "rounds", "rules", "reduce", "agreeing")
+OF_NONE = ("waits", "dense", "rounds", "keyed", "agreeing")
 _RULES_DTYPES = ("float32", "float64")
 
 

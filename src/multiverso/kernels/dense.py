@@ -193,6 +193,7 @@ def put(
         copy_into(values[lo:hi], source[lo:hi])
         unlock_stripe(base, stripe)
         store64(call + at.CALL_DONE, stripe + 1)
+    add64(base + at.WRITTEN, 1)
     end_call(call)
     return 0
 

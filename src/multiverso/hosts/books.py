@@ -1,0 +1,137 @@
+"""What a link keeps in its books: tables, their chunks, frames under way. Plain records that ``link.py`` moves."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from multiverso.hosts.buffers import Array
+from multiverso.hosts.copies import Chunk, Copy
+from multiverso.hosts.frames import Header, Opened
+from multiverso.hosts.pace import Every
+
+NOTHING = memoryview(b"")
+
+
+@dataclass
+class Traffic:
+    """What a link has done since it was made."""
+
+    pushes: int = 0
+    answers: int = 0
+    empty: int = 0
+    repeated: int = 0
+    news: int = 0
+    passes: int = 0
+    connections: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+
+@dataclass(eq=False)
+class Outgoing:
+    """A frame to send."""
+
+    header: Header
+    body: memoryview = NOTHING
+    buffer: Array | None = None  # goes back when it is sent
+
+
+@dataclass(eq=False)
+class UnderWay:
+    """A push that is not answered yet."""
+
+    header: Header
+    body: memoryview
+    buffer: Array
+    some: bool
+    ticket: int
+
+
+@dataclass(eq=False, slots=True)
+class Away:
+    """A chunk whose home is the peer."""
+
+    chunk: Chunk
+    agreed: Array
+    number: int = 0
+    busy: bool = False
+    frame: UnderWay | None = None
+    goal: int = 0  # the last ticket that asks for it
+    done: int = 0
+    tries: int = 0
+    take: bool = False
+    urgent: bool = False  # it is in that queue
+    queued: bool = False  # it is in the queue of passes
+    passing: bool = False  # the pass under way waits for it
+
+
+@dataclass(eq=False, slots=True)
+class Here:
+    """A chunk whose home is this host, with one peer."""
+
+    chunk: Chunk
+    agreed: Array
+    applied: int = 0
+
+
+@dataclass(eq=False)
+class LinkTable:
+    """A table as one link has it."""
+
+    number: int
+    copy: Copy
+    wire: int
+    every: Every
+    opened: Opened
+    theirs: Opened | None = None
+    away: dict[int, Away] = field(default_factory=dict)
+    here: dict[int, Here] = field(default_factory=dict)
+    passing: int = 0  # chunks of the pass under way that are not answered yet
+    began: float = float("-inf")
+    first: bool = False
+    seen: int = 0
+    news: bool = False
+    again: set[int] = field(default_factory=set)
+    marked: int = 0  # home: changes when the peer's last pass began
+    told: bool = False
+    closed: bool = False  # by the peer
+
+    @property
+    def ready(self) -> bool:
+        """Whether both sides have it, and mean the same homes."""
+        return self.theirs is not None and self.theirs.epoch == self.opened.epoch
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A settle: over when nothing is left in it."""
+
+    number: int
+    left: set[int]
+    parts: dict[int, Away] = field(repr=False)
+
+    @property
+    def done(self) -> bool:
+        """Whether all of it was pushed (and taken) since."""
+        return not self.left
+
+
+class Changes:
+    """How often a table of this host has changed, and by whom: its workers, or a peer's pushes."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._by: dict[int, int] = {}
+        self._all = 0
+        self._lock = threading.Lock()
+
+    def arrived(self, peer: int) -> None:
+        """A peer has pushed something that is not zero."""
+        with self._lock:
+            self._by[peer] = self._by.get(peer, 0) + 1
+            self._all += 1
+
+    def for_peer(self, peer: int) -> int:
+        """Returns how often others than this peer have changed it."""
+        return self.version + self._all - self._by.get(peer, 0)

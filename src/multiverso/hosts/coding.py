@@ -1,0 +1,101 @@
+"""From values to frames and back: which kernel does what to a chunk, and how it is coded on the way.
+
+The chunk is the caller's alone meanwhile; nothing here is in anybody's books.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from multiverso.hosts import frames, wires
+from multiverso.hosts.books import Away, Here, LinkTable, UnderWay
+from multiverso.hosts.buffers import Array, Buffers, view
+from multiverso.hosts.copies import Chunk
+from multiverso.hosts.frames import Header, ProtocolError
+
+
+def numbers(table: LinkTable, chunk: Chunk, buffer: Array) -> Array:
+    """Returns a buffer as a chunk's numbers."""
+    frame: Array = buffer[: chunk.size * table.copy.dtype.itemsize].view(table.copy.dtype)
+    return frame
+
+
+def make_push(table: LinkTable, part: Away, header: Header, ticket: int, pool: Buffers) -> UnderWay:
+    """Takes what has changed in this host's copy of a chunk into S and a frame."""
+    buffer = pool.take(part.chunk.size * table.copy.dtype.itemsize)
+    frame = numbers(table, part.chunk, buffer)
+    if header.wire == wires.NATIVE:
+        some = table.copy.push(part.chunk, part.agreed, frame)
+        length = frame.nbytes if some else 0
+    else:
+        some = table.copy.differ(part.chunk, part.agreed, frame)
+        length, buffer = _coded(table, part, header.wire, buffer, frame, pool) if some else (0, buffer)
+    return UnderWay(replace(header, length=length), view(buffer, length), buffer, some, ticket)
+
+
+def take_push(
+    table: LinkTable, part: Here, header: Header, buffer: Array, pool: Buffers
+) -> tuple[int, int, int, Array]:
+    """Adds a push to the home's values; returns kind, wire format, length and memory of the answer.
+
+    Raises:
+        ProtocolError: it is no coded difference; nothing has changed.
+    """
+    copy, chunk = table.copy, part.chunk
+    buffer = _decoded(table, chunk, header, buffer, pool)
+    frame = numbers(table, chunk, buffer)
+    if header.flags & frames.FRESH:
+        copy.begin(chunk, part.agreed, frame)
+        return frames.VALUE, wires.NATIVE, frame.nbytes if frame.any() else 0, buffer
+    wire = wires.NATIVE if header.flags & frames.URGENT else table.wire
+    if wire == wires.NATIVE:
+        some = (
+            copy.serve(chunk, part.agreed, frame) if header.length else copy.push(chunk, part.agreed, frame)
+        )
+        return frames.ANSWER, wire, frame.nbytes if some else 0, buffer
+    if header.length:
+        copy.land(chunk, part.agreed, frame)
+    if not copy.differ(chunk, part.agreed, frame):
+        return frames.ANSWER, wire, 0, buffer
+    return frames.ANSWER, wire, *_coded(table, part, wire, buffer, frame, pool)
+
+
+def take_answer(table: LinkTable, part: Away, header: Header, buffer: Array, pool: Buffers) -> None:
+    """Adds the home's answer to this host's copy.
+
+    Raises:
+        ProtocolError: it is no coded difference; nothing has changed.
+    """
+    if header.kind == frames.ANSWER and not header.length:
+        pool.give(buffer)
+        return
+    buffer = _decoded(table, part.chunk, header, buffer, pool)
+    do = table.copy.catch_up if header.kind == frames.VALUE else table.copy.land
+    do(part.chunk, part.agreed, numbers(table, part.chunk, buffer))
+    pool.give(buffer)
+
+
+def _coded(
+    table: LinkTable, part: Away | Here, wire: int, buffer: Array, frame: Array, pool: Buffers
+) -> tuple[int, Array]:
+    """Codes a difference; S goes as far as the other side will read. Returns the bytes, and where they are."""
+    coded = pool.take(wires.longest(wire, frame.size, frame.itemsize))
+    length = wires.encode(wire, frame, coded)
+    table.copy.advance(part.agreed, frame)
+    pool.give(buffer)
+    return length, coded
+
+
+def _decoded(table: LinkTable, chunk: Chunk, header: Header, buffer: Array, pool: Buffers) -> Array:
+    if not header.length:
+        numbers(table, chunk, buffer)[:] = 0
+        return buffer
+    if header.wire == wires.NATIVE:
+        return buffer
+    plain = pool.take(chunk.size * table.copy.dtype.itemsize)
+    try:
+        wires.decode(header.wire, buffer[: header.length], numbers(table, chunk, plain))
+    except ValueError as error:
+        raise ProtocolError(f"a push or answer of chunk {chunk.number}: {error}") from error
+    pool.give(buffer)
+    return plain

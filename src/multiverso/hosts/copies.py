@@ -1,0 +1,152 @@
+"""A host's copy of a table as the fabric reaches it: chunks, and what is done to one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from multiverso.errors import ClosedError, MultiversoError
+from multiverso.kernels import agreeing
+from multiverso.kernels.codes import DONE, TIMED_OUT
+from multiverso.shards.shard import Shard
+
+CHUNK_BYTES = 1 << 20
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive elements of a table that travel in one frame.
+
+    Attributes:
+        number: from 0, in the order of the elements.
+        low: the first element.
+        high: the one after the last.
+    """
+
+    number: int
+    low: int
+    high: int
+
+    @property
+    def size(self) -> int:
+        """Elements in it."""
+        return self.high - self.low
+
+
+def chunks_of(elements: int, stripe: int, itemsize: int, chunk_bytes: int = CHUNK_BYTES) -> list[Chunk]:
+    """Cuts a table into chunks of whole stripes, or a stripe that is larger than a chunk into several."""
+    most = max(1, chunk_bytes // itemsize)
+    length = most // stripe * stripe if stripe <= most else most
+    return [Chunk(i, low, min(elements, low + length)) for i, low in enumerate(range(0, elements, length))]
+
+
+def homes_of(table_id: int, chunks: int, hosts: list[int]) -> list[int]:
+    """Returns each chunk's home: consecutive chunks together, small tables' spread by their numbers."""
+    count = len(hosts)
+    if chunks < count:
+        return [hosts[(table_id + i) % count] for i in range(chunks)]
+    return [hosts[i * count // chunks] for i in range(chunks)]
+
+
+class Copy:
+    """What the links do to this host's copy of a table. One thread at a time for each chunk and link.
+
+    Args:
+        shard: the table, all of it mapped.
+        chunk_bytes: the most that travels in one frame; the same on all hosts.
+    """
+
+    def __init__(self, shard: Shard, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self.shard = shard
+        self.dtype = np.dtype(shard.spec.dtype)
+        self.elements = shard.spec.elements
+        self.chunks = chunks_of(
+            self.elements, int(shard.header["stripe_size"]), self.dtype.itemsize, chunk_bytes
+        )
+        self._closed = threading.Event()
+        name = shard.spec.dtype
+        self._push = agreeing.push.compiled(name)
+        self._serve = agreeing.serve.compiled(name)
+        self._land = agreeing.land.compiled(name)
+        self._catch_up = agreeing.catch_up.compiled(name)
+        self._begin = agreeing.begin.compiled(name)
+        self._differ = agreeing.differ.compiled(name)
+        self._advance = agreeing.advance.compiled(name)
+
+    @property
+    def base(self) -> int:
+        """Address of the table."""
+        return self.shard.base
+
+    def close(self) -> None:
+        """Ends calls that wait for a lock, and refuses all that follow."""
+        self._closed.set()
+
+    def push(self, chunk: Chunk, agreed: Array, frame: Array) -> bool:
+        """Takes V - S into ``frame`` and S; returns whether any of it is not zero."""
+        return self._go(self._push, chunk, agreed, frame)
+
+    def serve(self, chunk: Chunk, agreed: Array, frame: Array) -> bool:
+        """Takes what a host has pushed and leaves T - S in its place; returns whether any of that is not zero."""
+        return self._go(self._serve, chunk, agreed, frame)
+
+    def land(self, chunk: Chunk, agreed: Array, frame: Array) -> None:
+        """Adds what came to the values and to S."""
+        self._go(self._land, chunk, agreed, frame)
+
+    def catch_up(self, chunk: Chunk, agreed: Array, frame: Array) -> None:
+        """Takes the home's S instead of an answer that was lost."""
+        self._go(self._catch_up, chunk, agreed, frame)
+
+    def begin(self, chunk: Chunk, agreed: Array, frame: Array) -> None:
+        """Takes a host's first push; S and the answer in ``frame`` are the values themselves."""
+        self._go(self._begin, chunk, agreed, frame)
+
+    def differ(self, chunk: Chunk, agreed: Array, frame: Array) -> bool:
+        """Writes this side's difference to S into ``frame``; returns whether any of it is not zero."""
+        return self._go(self._differ, chunk, agreed, frame)
+
+    def advance(self, agreed: Array, frame: Array) -> None:
+        """Adds what is sent to S."""
+        self._advance(agreed, frame)
+
+    def _go(self, kernel: Callable[..., int], chunk: Chunk, agreed: Array, frame: Array) -> bool:
+        record = np.zeros(2, np.int64)
+        address = int(record.ctypes.data)
+        while True:
+            if self._closed.is_set():
+                raise ClosedError(f"table {self.shard.header['table_id']} is closed")
+            code = kernel(self.shard.base, chunk.low, agreed, frame, address)
+            if code == DONE:
+                return bool(record[1])
+            if code != TIMED_OUT:  # a lock's owner is stopped: it is waited for, as workers do
+                raise MultiversoError(f"a lock of table {self.shard.header['table_id']} is broken ({code})")
+
+
+class Versions:
+    """How often the workers of this host have changed each table: asked for all at once."""
+
+    def __init__(self) -> None:
+        self._versions = agreeing.versions.compiled()
+        self._bases: Array = np.zeros(0, np.int64)
+        self._out: Array = np.zeros(0, np.int64)
+        self._numbers: list[int] = []
+
+    def watch(self, copies: dict[int, Copy]) -> None:
+        """Says which tables to look at from now on, by number."""
+        self._numbers = list(copies)
+        self._bases = np.array([copy.base for copy in copies.values()], np.int64)
+        self._out = np.zeros(len(self._numbers), np.int64)
+
+    def read(self) -> dict[int, int]:
+        """Returns the version of each table."""
+        if not self._numbers:
+            return {}
+        self._versions(self._bases, self._out)
+        return dict(zip(self._numbers, self._out.tolist(), strict=True))

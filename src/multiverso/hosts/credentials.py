@@ -1,0 +1,123 @@
+"""What the nodes of a job know and nobody else: a secret, and a certificate with its key. Made once, by the launcher.
+
+It travels by the launcher's own channel (an environment variable, ssh's standard input), never over the nodes'
+connections. The certificate names nobody: each side shows it and takes no other, so it is the job's, whatever a
+host is called.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import json
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from multiverso.errors import StartupError
+
+_SECRET_BYTES = 32
+_LONGEST_TEXT = 16_384
+_DAYS = 3650  # longer than any job: a host's clock may be wrong, and the key goes with the job
+MISSING = (
+    "connections between hosts are encrypted with pyOpenSSL, which is not installed here: "
+    'pip install "multiverso[hosts]" on every host, or start with --insecure-fabric on a network that you trust'
+)
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """A job's, the same on all of its hosts.
+
+    Attributes:
+        secret: what each side of a connection proves to know.
+        certificate: PEM; empty where nothing is encrypted.
+        key: PEM; empty where nothing is encrypted.
+    """
+
+    secret: bytes = field(repr=False)
+    certificate: bytes = field(default=b"", repr=False)
+    key: bytes = field(default=b"", repr=False)
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether connections are encrypted."""
+        return bool(self.key)
+
+    def to_text(self) -> str:
+        """Returns it as one line of text, as an environment variable carries it."""
+        parts = {name: base64.b64encode(getattr(self, name)).decode() for name in _FIELDS}
+        return base64.b64encode(json.dumps(parts).encode()).decode()
+
+    @classmethod
+    def from_text(cls, text: str) -> Credentials:
+        """The inverse of :meth:`to_text`.
+
+        Raises:
+            StartupError: it is damaged, or what it needs is not installed here.
+        """
+        try:
+            if len(text) > _LONGEST_TEXT:
+                raise ValueError("it is too long")
+            parts: Any = json.loads(base64.b64decode(text, validate=True))
+            made = cls(**{name: base64.b64decode(parts[name], validate=True) for name in _FIELDS})
+            if len(made.secret) < _SECRET_BYTES or bool(made.certificate) != bool(made.key):
+                raise ValueError("a part is missing")
+        except (ValueError, TypeError, KeyError) as error:
+            raise StartupError(
+                f"the job's credentials are damaged ({error}); they come from whoever started the job, unchanged"
+            ) from error
+        if made.encrypted:
+            check_installed()
+        return made
+
+
+_FIELDS = ("secret", "certificate", "key")
+
+
+def new_credentials(encrypted: bool = True) -> Credentials:
+    """Makes a job's credentials.
+
+    Args:
+        encrypted: False for a network that is trusted: connections still prove that they know the secret.
+
+    Raises:
+        StartupError: pyOpenSSL is not installed.
+    """
+    secret = os.urandom(_SECRET_BYTES)
+    if not encrypted:
+        return Credentials(secret)
+    check_installed()
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "multiverso job")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=_DAYS))
+        .not_valid_after(now + datetime.timedelta(days=_DAYS))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    return Credentials(
+        secret,
+        certificate.public_bytes(pem),
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
+    )
+
+
+def check_installed() -> None:
+    """Raises StartupError, with what to do, where pyOpenSSL is missing."""
+    try:
+        import OpenSSL.SSL  # noqa: F401
+    except ImportError as error:
+        raise StartupError(f"{MISSING} ({error})") from error

@@ -1,0 +1,323 @@
+"""The data plane of a node: links to all other hosts, over which the copies of the tables are kept near each other.
+
+Decisions are made in ``link.py``; here are the threads: one that accepts, one that looks whether the workers have
+changed anything, and two for each peer (``pair.py``).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from multiverso.deadline import Deadline
+from multiverso.errors import MultiversoError, WaitTimeoutError
+from multiverso.hosts import transport, wires
+from multiverso.hosts.books import Changes, Ticket
+from multiverso.hosts.channel import Channel
+from multiverso.hosts.copies import Copy, Versions, homes_of
+from multiverso.hosts.credentials import Credentials
+from multiverso.hosts.link import Link
+from multiverso.hosts.pace import SHARE, Every, Pace
+from multiverso.hosts.pair import Pair, _log
+from multiverso.hosts.transport import Hello
+from multiverso.shards.shard import Shard
+
+_SOON_SECONDS, _LATER_SECONDS = 0.002, 0.05
+_STRANGERS = 16  # connections that have not proven anything yet
+_fabrics: weakref.WeakSet[Fabric] = weakref.WeakSet()
+
+
+class Fabric:
+    """A node's links.
+
+    Args:
+        host: this host's number.
+        hosts: how many there are.
+        credentials: the job's.
+        bind: the address at which to listen.
+        share: of a core, that keeping the copies near may take from the workers; 0 for no limit.
+
+    Owner: the thread that made it calls ``close``; the other methods may be called by any.
+    """
+
+    def __init__(
+        self,
+        host: int,
+        hosts: int,
+        credentials: Credentials,
+        *,
+        bind: tuple[str, int] = ("127.0.0.1", 0),
+        share: float = SHARE,
+    ) -> None:
+        self.host, self.hosts = host, hosts
+        self._credentials = credentials
+        self._bind = bind
+        self._incarnation = int.from_bytes(os.urandom(8), "big")
+        self._pace = Pace(share)
+        self._copies: dict[int, Copy] = {}
+        self._changes: dict[int, Changes] = {}
+        self._versions = Versions()
+        self._lost: set[int] = set()
+        self._lock = threading.RLock()
+        self._settled = threading.Condition()
+        self._closing = threading.Event()
+        self._listener: transport.Listener | None = None
+        self._strangers = threading.BoundedSemaphore(_STRANGERS)
+        self._doors: set[threading.Thread] = set()
+        self._threads: list[threading.Thread] = []
+        self._pairs = {peer: self._new_pair(peer) for peer in range(hosts) if peer != host}
+        _fabrics.add(self)
+
+    def _new_pair(self, peer: int) -> Pair:
+        return Pair(Link(self.host, peer, self._pace, settled=self._tell_settled), self._pace, None)
+
+    def _start(self, name: str, target: Any, *args: Any) -> None:
+        thread = threading.Thread(target=target, args=args, name=f"multiverso-fabric-{name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    # -- connections -----------------------------------------------------------------------------------------
+
+    def listen(self) -> tuple[str, int]:
+        """Begins to take connections; returns where.
+
+        Raises:
+            StartupError: there can be none at that address.
+        """
+        self._listener = transport.Listener(self._bind)
+        self._start("accept", self._accept, self._listener)
+        self._start("watch", self._watch)
+        for peer, pair in self._pairs.items():
+            if peer > self.host:
+                pair.start()
+        return self._listener.address
+
+    def connect(self, peer: int, address: tuple[str, int]) -> None:
+        """Begins to connect to a peer of a lower number, and to do so again whenever that is cut. Does not wait."""
+        if not peer < self.host:
+            raise MultiversoError(
+                f"of each two hosts the higher connects: host {self.host} waits for host {peer}"
+            )
+
+        def dial(generation: int, deadline: Deadline) -> tuple[Channel, Hello]:
+            me = Hello(self.host, self.hosts, self._incarnation, generation)
+            channel, theirs = transport.connect(address, self._credentials, me, deadline)
+            if (theirs.host, theirs.hosts) != (peer, self.hosts):
+                channel.shutdown()
+                channel.close()
+                raise transport.RefusedError(
+                    f"host {theirs.host} of {theirs.hosts} listens where host {peer} should"
+                )
+            return channel, theirs
+
+        self._pairs[peer].dial_with(dial)
+        self._pairs[peer].start()
+
+    def _accept(self, listener: transport.Listener) -> None:
+        while not self._closing.is_set():
+            try:
+                connection = listener.accept()
+            except OSError:
+                if self._closing.wait(0.05):
+                    return
+                continue
+            if not self._strangers.acquire(blocking=False):
+                connection.close()
+                continue
+            door = threading.Thread(
+                target=self._let_in, args=(connection,), name="multiverso-fabric-door", daemon=True
+            )
+            self._doors = {thread for thread in self._doors if thread.is_alive()} | {door}
+            door.start()
+
+    def _let_in(self, connection: Any) -> None:
+        me = Hello(self.host, self.hosts, self._incarnation)
+        try:
+            deadline = Deadline.after(transport.HANDSHAKE_SECONDS)
+            channel, theirs = transport.accept(connection, self._credentials, me, deadline)
+        except transport.RefusedError as error:
+            _log(f"a connection was refused: {error}")
+            return
+        except (OSError, MultiversoError):
+            return
+        finally:
+            self._strangers.release()
+        pair = self._pairs.get(theirs.host)
+        if (
+            pair is None
+            or theirs.host < self.host
+            or theirs.hosts != self.hosts
+            or theirs.role != transport.DATA
+        ):
+            channel.shutdown()
+            channel.close()
+            return
+        pair.offer(channel, theirs)
+
+    # -- tables ----------------------------------------------------------------------------------------------
+
+    def attach(
+        self, table_id: int, shard: Shard, *, wire: str = "native", every: Every | None = None
+    ) -> None:
+        """Begins to keep a table near the other hosts' copies of it.
+
+        Args:
+            table_id: its number in the job, the same on all hosts.
+            shard: all of it mapped; its values are zero, or what they were when homes were last given out.
+            wire: how differences travel, see ``hosts/wires.py``.
+            every: how often a pass over it begins; by default whenever the budget allows.
+        """
+        copy, changes = Copy(shard), Changes()
+        number = wires.number_of(wire, copy.dtype)
+        homes = homes_of(table_id, len(copy.chunks), list(range(self.hosts)))
+        with self._lock:
+            for pair in self._pairs.values():
+                pair.link.attach(table_id, copy, changes, homes, number, every or Every())
+            self._copies[table_id], self._changes[table_id] = copy, changes
+            self._versions.watch(self._copies)
+        self._poke()
+
+    def detach(self, table_id: int) -> None:
+        """Lets go of a table: nothing more is sent, and what still comes for it is dropped."""
+        with self._lock:
+            for pair in self._pairs.values():
+                pair.link.detach(table_id)
+            copy = self._copies.pop(table_id)
+            del self._changes[table_id]
+            self._versions.watch(self._copies)
+        copy.close()
+        self._tell_settled()
+        self._poke()
+
+    def settle(self, deadline: Deadline, tables: Iterable[int] | None = None) -> None:
+        """Waits until all that this host's workers have added so far is at the chunks' homes.
+
+        Args:
+            deadline: for all of it.
+            tables: numbers of tables; all by default.
+
+        Raises:
+            WaitTimeoutError: it was not in time; says which hosts have not answered.
+            MultiversoError: a peer was lost.
+        """
+        self._settle(deadline, tables, take=False)
+
+    def take(self, deadline: Deadline, tables: Iterable[int] | None = None) -> None:
+        """Waits until all that the homes had when this was called is in this host's copies. Like :meth:`settle`."""
+        self._settle(deadline, tables, take=True)
+
+    def _settle(self, deadline: Deadline, tables: Iterable[int] | None, take: bool) -> None:
+        wanted = None if tables is None else set(tables)
+        with self._lock:
+            tickets = {peer: pair.link.settle(take, wanted) for peer, pair in self._pairs.items()}
+        self._poke()
+        with self._settled:
+            while True:
+                left = {peer: ticket for peer, ticket in tickets.items() if not ticket.done}
+                if not left:
+                    return
+                self._check(left)
+                if deadline.passed:
+                    what = "take the values of" if take else "give its changes to"
+                    peers = ", ".join(map(str, sorted(left)))
+                    raise WaitTimeoutError(
+                        f"host {self.host} could not {what} host(s) {peers} within {deadline}"
+                    )
+                self._settled.wait(deadline.left())
+
+    def _check(self, left: dict[int, Ticket]) -> None:
+        if self._closing.is_set():
+            raise MultiversoError(f"the fabric of host {self.host} is closed")
+        for peer in left:
+            if peer in self._lost:
+                raise MultiversoError(f"host {peer} is lost")
+            failed = self._pairs[peer].failed
+            if failed is not None:
+                raise MultiversoError(f"host {self.host} has no connection to host {peer}: {failed}")
+
+    def _tell_settled(self) -> None:
+        with self._settled:
+            self._settled.notify_all()
+
+    def lost(self, peer: int) -> None:
+        """A host is lost: whoever waits for it gets an error."""
+        self._lost.add(peer)
+        self._tell_settled()
+
+    # -- watching ----------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Looks whether workers have changed a table; often while they do, seldom while they do not."""
+        pause, used = _SOON_SECONDS, time.thread_time()
+        while not self._closing.wait(pause):
+            now, moved = time.monotonic(), False
+            with self._lock:
+                for number, version in self._versions.read().items():
+                    changes = self._changes[number]
+                    moved |= changes.version != version
+                    changes.version = version
+            for pair in self._pairs.values():
+                if pair.link.look(now):
+                    moved = True
+                    pair.poke()
+            pause = _SOON_SECONDS if moved else min(_LATER_SECONDS, pause * 1.2)
+            before, used = used, time.thread_time()
+            self._pace.spent(now, used - before)
+
+    def _poke(self) -> None:
+        for pair in self._pairs.values():
+            pair.poke()
+
+    # -- the rest ------------------------------------------------------------------------------------------------
+
+    def statistics(self) -> dict[str, Any]:
+        """Returns what ``multiverso top`` shows: bytes and frames for each peer, processor time, connections."""
+        peers = {
+            peer: {**asdict(pair.link.traffic), "connected": pair.link.connected, "failed": pair.failed}
+            for peer, pair in self._pairs.items()
+        }
+        return {"host": self.host, "cpu_seconds": self._pace.spent_seconds, "peers": peers}
+
+    def interrupt(self, peer: int) -> None:
+        """Cuts the connection to a peer, as a fault of the network would: for tests."""
+        self._pairs[peer].interrupt()
+
+    def close(self) -> None:
+        """Ends all threads and connections. May be called again."""
+        deadline = Deadline.after(1.0)
+        self._closing.set()
+        self._tell_settled()
+        if self._listener is not None:
+            self._listener.close()
+        for copy in list(self._copies.values()):
+            copy.close()
+        for pair in self._pairs.values():
+            pair.close(deadline)
+        for thread in [*self._threads, *self._doors]:
+            thread.join()
+
+    def __enter__(self) -> Fabric:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _after_fork(self) -> None:
+        if self._listener is not None:
+            self._listener.forget()
+        for pair in self._pairs.values():
+            pair.forget()
+
+
+def _after_fork_in_child() -> None:
+    """A forked child that kept the sockets would let this host look connected after its end."""
+    for fabric in list(_fabrics):
+        fabric._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

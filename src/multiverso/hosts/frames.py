@@ -1,0 +1,159 @@
+"""Frames between two nodes: a header of 24 bytes and what it announces. No length is believed before it is checked.
+
+``docs/protocol.md`` says what each kind means. The numbers are big-endian; the arrays in a body are little-endian, as
+they lie in memory on every machine that we run on.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from multiverso.errors import MultiversoError
+
+VERSION = 1  # of all that nodes say to each other; the handshake refuses any other
+
+# kinds
+OPEN = 1  # this side has the table: body says its size, so that both mean the same
+CLOSE = 2  # this side has it no more
+PUSH = 3  # host to home: a difference
+ANSWER = 4  # home to host: a difference
+VALUE = 5  # home to host: S itself, where the answer was lost, or to a first push
+NEWS = 6  # home to host: its values have changed since its last answers
+BYE = 7  # this side ends on purpose
+KINDS = frozenset((OPEN, CLOSE, PUSH, ANSWER, VALUE, NEWS, BYE))
+
+# flags
+FRESH = 1  # of PUSH: the first between the two since the table was opened
+FIRST = 2  # of PUSH: the first of a pass over the table
+URGENT = 4  # of PUSH: somebody waits for it
+
+_HEADER = struct.Struct("!BBHIIIQ")
+HEADER_BYTES = _HEADER.size
+LONGEST_BODY = 1 << 31
+_SKIP_BYTES = 1 << 16
+
+
+class ProtocolError(MultiversoError, ConnectionError):
+    """The other node sent what no node of this version sends: the connection is closed, nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What stands before a body.
+
+    Attributes:
+        kind: one of the kinds above.
+        wire: how the body is coded (``hosts/wires.py``).
+        flags: of the flags above, added.
+        table: number of the table in the job.
+        chunk: number of the chunk in the table.
+        length: bytes of the body.
+        number: of the push in this chunk, from 1; its answer has the same.
+    """
+
+    kind: int
+    wire: int = 0
+    flags: int = 0
+    table: int = 0
+    chunk: int = 0
+    length: int = 0
+    number: int = 0
+
+    def pack(self) -> bytes:
+        """Returns it as it travels."""
+        return _HEADER.pack(
+            self.kind, self.wire, self.flags, self.table, self.chunk, self.length, self.number
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray | memoryview) -> Header:
+        """The inverse of :meth:`pack`.
+
+        Raises:
+            ProtocolError: no such kind, or a body that nobody sends.
+        """
+        header = cls(*_HEADER.unpack(data))
+        if header.kind not in KINDS:
+            raise ProtocolError(f"no kind of frame has the number {header.kind}")
+        if header.length > LONGEST_BODY:
+            raise ProtocolError(
+                f"a frame of {header.length} bytes was announced; the longest has {LONGEST_BODY}"
+            )
+        return header
+
+
+class Reader:
+    """Puts a stream of bytes together to frames, in memory that the receiver of a frame provides.
+
+    Args:
+        accept: gets a header, checks it, and returns the memory for the body, of its length; or None to skip it.
+    """
+
+    def __init__(self, accept: Callable[[Header], memoryview | None]) -> None:
+        self._accept = accept
+        self._head = memoryview(bytearray(HEADER_BYTES))
+        self._header: Header | None = None
+        self._body: memoryview | None = None
+        self._got = 0
+        self._scratch = memoryview(b"")
+
+    def room(self) -> memoryview:
+        """Returns where the next bytes of the stream go: at least one."""
+        if self._header is None:
+            return self._head[self._got :]
+        if self._body is None:
+            if not self._scratch:
+                self._scratch = memoryview(bytearray(_SKIP_BYTES))
+            return self._scratch[: self._header.length - self._got]
+        return self._body[self._got :]
+
+    def filled(self, count: int) -> tuple[Header, memoryview | None] | None:
+        """Says how many bytes came; returns a frame once it is whole (None as its body if it was skipped).
+
+        Raises:
+            ProtocolError: the header is refused.
+        """
+        self._got += count
+        if self._header is None:
+            if self._got < HEADER_BYTES:
+                return None
+            header = Header.unpack(self._head)
+            self._body = self._accept(header)
+            self._header, self._got = header, 0
+        if self._got < self._header.length:
+            return None
+        whole = (self._header, self._body)
+        self._header, self._body, self._got = None, None, 0
+        return whole
+
+
+_OPENED = struct.Struct("!QIIQ")
+OPENED_BYTES = _OPENED.size
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The body of OPEN.
+
+    Attributes:
+        elements: of the table.
+        dtype: its number in ``spec.DTYPES``.
+        chunk: elements of a chunk.
+        epoch: how often homes were given out anew.
+    """
+
+    elements: int
+    dtype: int
+    chunk: int
+    epoch: int
+
+    def pack(self) -> bytes:
+        """Returns it as it travels."""
+        return _OPENED.pack(self.elements, self.dtype, self.chunk, self.epoch)
+
+    @classmethod
+    def unpack(cls, data: memoryview) -> Opened:
+        """The inverse of :meth:`pack`; the length was checked."""
+        return cls(*_OPENED.unpack(data))

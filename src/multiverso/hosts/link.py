@@ -1,0 +1,555 @@
+"""One pair of hosts, seen from one of them: what is pushed, answered, sent again. No sockets, no clock, no threads.
+
+Of a table's chunks some have their home here, some at the peer, the rest elsewhere. A link pushes what belongs to the
+peer and answers what the peer pushes; both go over one connection, and over the next after that is cut::
+
+    this host                          its peer, the chunk's home
+    PUSH n: V - S      ------------>   not seen yet: T and S take it
+                       <------------   ANSWER n: T - S
+    PUSH n again       ------------>   n is the last that was applied: the answer was lost
+                       <------------   VALUE n: S itself
+    PUSH 1 (FRESH)     ------------>   T takes it, S = T
+                       <------------   VALUE 1: S
+                       <------------   NEWS: T has changed since your last pass
+
+One frame of a chunk is under way at a time, and a window of chunks. What is under way is kept until it is answered,
+and sent again when a new connection has begun; it is applied exactly once, with nothing to remember but the number of
+the last push of each chunk. A pass over a table begins when this host's workers have changed it, when news came, or
+when the last one still found differences; a table at rest sends nothing.
+
+Two threads may call a link at once, one that sends (``next``) and one that receives (``accept``, ``arrived``): a
+chunk's memory belongs to whoever has its frame in hand, and the lock guards the books alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from multiverso.errors import ClosedError, MultiversoError
+from multiverso.hosts import frames, wires
+from multiverso.hosts.books import (
+    NOTHING,
+    Away,
+    Changes,
+    Here,
+    LinkTable,
+    Outgoing,
+    Ticket,
+    Traffic,
+    UnderWay,
+)
+from multiverso.hosts.buffers import Array, Buffers, owner, view
+from multiverso.hosts.coding import make_push, numbers, take_answer, take_push
+from multiverso.hosts.copies import Chunk, Copy
+from multiverso.hosts.frames import Header, Opened, ProtocolError
+from multiverso.hosts.pace import Every, Pace
+from multiverso.spec import DTYPES
+
+WINDOW = 8
+_MOST_ANSWERS = 64  # of a peer whose window we do not know; more is no node of ours
+_ENOUGH = 8  # frames of a chunk that a settle waits for while workers go on adding
+
+
+class Link:
+    """This host's end of a pair.
+
+    Args:
+        me: this host's number.
+        peer: the other's.
+        pace: the node's budget.
+        window: chunks that are under way at a time.
+        settled: called, with the books locked, when a settle is over.
+    """
+
+    def __init__(
+        self,
+        me: int,
+        peer: int,
+        pace: Pace,
+        window: int = WINDOW,
+        settled: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.me, self.peer = me, peer
+        self.traffic = Traffic()
+        self.connected = False
+        self.peer_left = False
+        self._pace = pace
+        self._window = window
+        self._settled = settled
+        self._incarnation: int | None = None
+        self._tables: dict[int, LinkTable] = {}
+        self._changes: dict[int, Changes] = {}
+        self._closed: set[int] = set()
+        self._words: deque[Outgoing] = deque()
+        self._answers: deque[Outgoing] = deque()
+        self._again: deque[UnderWay] = deque()
+        self._urgent: deque[tuple[LinkTable, Away]] = deque()
+        self._todo: deque[tuple[LinkTable, Away]] = deque()
+        self._under_way = 0
+        self._answering = 0
+        self._serving_urgent = False  # the peer waits for what it pushes
+        self._ticket = 0
+        self._tickets: list[Ticket] = []
+        self._pool = Buffers(2 * window)
+        self._lock = threading.RLock()
+
+    # -- tables ----------------------------------------------------------------------------------------------
+
+    def attach(
+        self, number: int, copy: Copy, changes: Changes, homes: list[int], wire: int, every: Every
+    ) -> None:
+        """Begins to keep a table near the peer's, once that has it too.
+
+        Args:
+            number: of the table in the job.
+            copy: of this host.
+            changes: counted by all links of this host together.
+            homes: of each chunk, the host where it lives.
+            wire: the format of what this side sends.
+            every: how often a pass begins.
+        """
+        opened = Opened(copy.elements, DTYPES.index(copy.dtype.name), copy.chunks[0].size, 0)
+        table = LinkTable(number, copy, wire, every, opened)
+        table.away = {c.number: Away(c, s) for c, s in _agreed(copy, homes, self.peer)}
+        table.here = {c.number: Here(c, s) for c, s in _agreed(copy, homes, self.me)}
+        with self._lock:
+            if number in self._tables:
+                raise MultiversoError(f"table {number} is attached already")
+            self._closed.discard(number)
+            self._tables[number], self._changes[number] = table, changes
+            self._say_open(table)
+
+    def detach(self, number: int) -> None:
+        """Lets go of a table: frames of it that are under way are forgotten, and those that still come dropped."""
+        with self._lock:
+            table = self._tables.pop(number)
+            del self._changes[number]
+            self._closed.add(number)
+            self._forget_frames(table)
+            if self.connected:
+                self._words.append(Outgoing(Header(frames.CLOSE, table=number)))
+            for ticket in self._tickets:
+                ticket.left -= {id(part) for part in table.away.values()}
+
+    def _forget_frames(self, table: LinkTable) -> None:
+        for queue in (self._urgent, self._todo):
+            kept = [entry for entry in queue if entry[0] is not table]
+            queue.clear()
+            queue.extend(kept)
+        mine = [part.frame for part in table.away.values() if part.frame is not None]
+        kept_again = [frame for frame in self._again if frame not in mine]
+        self._again.clear()
+        self._again.extend(kept_again)
+        for part in table.away.values():
+            if part.frame is not None:
+                self._pool.give(part.frame.buffer)
+                part.frame, part.busy = None, False
+                self._under_way -= 1
+            part.urgent = part.queued = part.passing = False
+        table.passing = 0
+
+    # -- the connection --------------------------------------------------------------------------------------
+
+    def connect(self, incarnation: int) -> None:
+        """A connection has begun, with a peer of this incarnation; nothing came over it yet.
+
+        Raises:
+            ProtocolError: the peer has begun anew, and what lived there is lost: homes have to be given out anew.
+        """
+        with self._lock:
+            if self._incarnation not in (None, incarnation):
+                if any(part.number for table in self._tables.values() for part in table.away.values()):
+                    raise ProtocolError(f"host {self.peer} has begun anew: what had its home there is lost")
+                for table in self._tables.values():
+                    for here in table.here.values():
+                        here.applied = 0
+            self._incarnation = incarnation
+            self._drop()
+            self.connected, self.peer_left = True, False
+            self.traffic.connections += 1
+            for table in self._tables.values():
+                self._say_open(table)
+
+    def cut(self) -> None:
+        """The connection has ended: what was under way is kept for the next."""
+        with self._lock:
+            self.connected = False
+            self._drop()
+            self._answering = 0  # a push that had come in part is no more
+
+    def _drop(self) -> None:
+        self._words.clear()
+        self._again.clear()
+        while self._answers:
+            self.sent(self._answers.popleft())
+        for table in self._tables.values():
+            table.theirs, table.told = None, False
+
+    def bye(self) -> None:
+        """Says that this side ends on purpose."""
+        with self._lock:
+            if self.connected:
+                self._words.append(Outgoing(Header(frames.BYE)))
+
+    def _say_open(self, table: LinkTable) -> None:
+        if self.connected:
+            body = memoryview(table.opened.pack())
+            self._words.append(Outgoing(Header(frames.OPEN, table=table.number, length=len(body)), body))
+
+    # -- what is to do ---------------------------------------------------------------------------------------
+
+    def look(self, now: float) -> bool:
+        """Begins the passes that are due and tells the peer news; returns whether there is something to send."""
+        with self._lock:
+            if not self.connected:
+                return False
+            for table in self._tables.values():
+                if table.ready:
+                    self._look_at(table, now)
+            return self._waiting(now) == 0.0
+
+    def _look_at(self, table: LinkTable, now: float) -> None:
+        changes = self._changes[table.number]
+        if table.here and not table.told and changes.for_peer(self.peer) != table.marked:
+            table.told = True
+            self.traffic.news += 1
+            self._words.append(Outgoing(Header(frames.NEWS, table=table.number)))
+        if table.passing or not table.away or now - table.began < table.every.seconds:
+            return
+        moved = changes.version - table.seen
+        if table.every.changes:
+            whole = moved >= table.every.changes
+        else:
+            whole = moved != 0 or table.news
+        if whole:
+            table.seen, table.news, table.first = changes.version, False, True
+            parts: Iterable[Away] = table.away.values()
+        elif table.again and not table.every.changes:
+            parts = [table.away[number] for number in sorted(table.again)]
+        else:
+            return
+        table.again = set()
+        table.began = now
+        self.traffic.passes += 1
+        for part in parts:
+            part.passing = part.queued = True
+            table.passing += 1
+            self._todo.append((table, part))
+
+    def settle(self, take: bool, tables: Iterable[int] | None = None) -> Ticket:
+        """Asks that all that is in V now gets to the peer, unquantised; with ``take``, all that is there comes here.
+
+        Returns:
+            what is left; it is done once each chunk's frame that began after this call was answered, and the last
+            had nothing in it.
+        """
+        with self._lock:
+            self._ticket += 1
+            parts: dict[int, Away] = {}
+            for table in self._tables.values():
+                if tables is not None and table.number not in tables:
+                    continue
+                for part in table.away.values():
+                    part.take = take or (part.take and part.goal > part.done)
+                    part.goal, part.tries = self._ticket, 0
+                    parts[id(part)] = part
+                    self._ask(table, part)
+            ticket = Ticket(self._ticket, set(parts), parts)
+            self._tickets = [t for t in self._tickets if t.left] + [ticket]
+            return ticket
+
+    def _ask(self, table: LinkTable, part: Away) -> None:
+        if not part.urgent and not part.busy:
+            part.urgent = True
+            self._urgent.append((table, part))
+
+    # -- sending ---------------------------------------------------------------------------------------------
+
+    def wait(self, now: float) -> float | None:
+        """Returns the seconds until ``next`` has something: 0 for at once, None when only an event can tell."""
+        with self._lock:
+            return self._waiting(now)
+
+    def _waiting(self, now: float) -> float | None:
+        if not self.connected:
+            return None
+        if self._words or self._answers or self._again:
+            return 0.0
+        if self._under_way >= self._window:
+            return None
+        if any(table.ready for table, _ in self._urgent):
+            return 0.0
+        return self._pace.wait(now) if self._todo else None
+
+    def pause(self, now: float) -> float:
+        """Returns the seconds that the peer's next frame should wait: 0 where somebody waits for it."""
+        with self._lock:
+            return 0.0 if self._urgent or self._serving_urgent else self._pace.wait(now)
+
+    @property
+    def has_words(self) -> bool:
+        """Whether something is to be sent that is no chunk."""
+        return bool(self._words)
+
+    def next(self, now: float) -> Outgoing | None:
+        """Returns the next frame to send, made at this moment. Call :meth:`sent` afterwards, whatever came of it."""
+        while True:
+            with self._lock:
+                if not self.connected:
+                    return None
+                for queue in (self._words, self._answers):
+                    if queue:
+                        return self._count(queue.popleft())
+                if self._again:
+                    kept = self._again.popleft()
+                    return self._count(Outgoing(kept.header, kept.body))
+                found = self._choose(now)
+                if found is None:
+                    return None
+                table, part = found
+                part.busy = True
+                self._under_way += 1
+                header = self._head(table, part)
+                ticket = self._ticket
+            frame: UnderWay | None
+            try:
+                frame = make_push(table, part, header, ticket, self._pool)
+            except ClosedError:
+                frame = None
+            with self._lock:
+                if frame is None or table.closed or self._tables.get(table.number) is not table:
+                    part.busy = False
+                    self._under_way -= 1
+                    continue
+                part.frame = frame
+                self.traffic.pushes += 1
+                self.traffic.empty += not frame.some
+                return self._count(Outgoing(frame.header, frame.body))
+
+    def sent(self, outgoing: Outgoing) -> None:
+        """The frame is sent, or will not be: its memory is free again."""
+        if outgoing.buffer is not None:
+            with self._lock:
+                self._answering -= 1
+                self._pool.give(outgoing.buffer)
+
+    def _choose(self, now: float) -> tuple[LinkTable, Away] | None:
+        if self._under_way >= self._window:
+            return None
+        for _ in range(len(self._urgent)):
+            table, part = self._urgent.popleft()
+            if table.ready:
+                part.urgent = False
+                if not part.busy:
+                    return table, part
+            else:
+                self._urgent.append((table, part))
+        while self._todo and self._pace.wait(now) == 0.0:
+            table, part = self._todo.popleft()
+            part.queued = False
+            if table.ready and not part.busy:
+                return table, part
+            self._passed(table, part, some=True)  # under way for a settle: the next pass has the rest
+        return None
+
+    def _head(self, table: LinkTable, part: Away) -> Header:
+        part.number += 1
+        urgent = part.goal > part.done
+        flags = (frames.FRESH if part.number == 1 else 0) | (frames.URGENT if urgent else 0)
+        if table.first:
+            flags |= frames.FIRST
+            table.first = False
+        wire = wires.NATIVE if urgent else table.wire
+        return Header(frames.PUSH, wire, flags, table.number, part.chunk.number, 0, part.number)
+
+    def _count(self, outgoing: Outgoing) -> Outgoing:
+        self.traffic.bytes_sent += frames.HEADER_BYTES + len(outgoing.body)
+        return outgoing
+
+    # -- receiving -------------------------------------------------------------------------------------------
+
+    def accept(self, header: Header) -> memoryview | None:
+        """Checks a header; returns memory for its body, or None for one that nobody wants any more.
+
+        Raises:
+            ProtocolError: no node sends this.
+        """
+        with self._lock:
+            table = self._tables.get(header.table)
+            self.traffic.bytes_received += frames.HEADER_BYTES + header.length
+            if header.kind == frames.OPEN:
+                if header.length != frames.OPENED_BYTES:
+                    raise ProtocolError(f"an OPEN has {frames.OPENED_BYTES} bytes, not {header.length}")
+                return memoryview(bytearray(header.length))
+            if header.kind in (frames.CLOSE, frames.NEWS, frames.BYE):
+                if header.length:
+                    raise ProtocolError(
+                        f"a frame of kind {header.kind} has no body, and this one has {header.length} bytes"
+                    )
+                return NOTHING
+            if table is None:
+                if header.table in self._closed:
+                    return None
+                raise ProtocolError(f"a frame of table {header.table}, which this side has not opened")
+            if not table.ready:
+                return None
+            part: Here | Away | None
+            if header.kind == frames.PUSH:
+                part = self._check_push(table, header)
+                self._answering += 1
+            else:
+                part = self._check_answer(table, header)
+            size, itemsize = part.chunk.size, table.copy.dtype.itemsize
+            if not wires.fits(header.wire, header.length, size, itemsize):
+                if header.kind == frames.PUSH:
+                    self._answering -= 1
+                raise ProtocolError(
+                    f"{header.length} bytes in wire format {header.wire} are no difference of {size} numbers"
+                )
+            return view(self._pool.take(max(size * itemsize, header.length)), header.length)
+
+    def _check_push(self, table: LinkTable, header: Header) -> Here:
+        part = table.here.get(header.chunk)
+        if part is None:
+            raise ProtocolError(f"chunk {header.chunk} of table {header.table} has its home elsewhere")
+        fresh = bool(header.flags & frames.FRESH)
+        if header.number not in (part.applied, part.applied + 1) or header.number == 0:
+            raise ProtocolError(f"push {header.number} of a chunk of which {part.applied} was the last")
+        if fresh != (header.number == 1):
+            raise ProtocolError("only the first push of a chunk is fresh")
+        if self._answering >= _MOST_ANSWERS:
+            raise ProtocolError(f"more than {_MOST_ANSWERS} pushes wait for an answer")
+        return part
+
+    def _check_answer(self, table: LinkTable, header: Header) -> Away:
+        part = table.away.get(header.chunk)
+        if part is None or part.frame is None or part.frame.header.number != header.number:
+            raise ProtocolError(
+                f"an answer to push {header.number} of chunk {header.chunk}, which is not under way"
+            )
+        if header.kind == frames.VALUE and header.wire != wires.NATIVE:
+            raise ProtocolError("the agreed value itself travels as it is")
+        return part
+
+    def arrived(self, header: Header, body: memoryview | None, now: float) -> None:
+        """A frame is whole.
+
+        Raises:
+            ProtocolError: its body is no coded difference, or it opens a table of another size.
+        """
+        if body is None:
+            return
+        if header.kind == frames.PUSH:
+            self._pushed(header, body)
+        elif header.kind in (frames.ANSWER, frames.VALUE):
+            self._answered(header, body)
+        else:
+            with self._lock:
+                self._told(header, body)
+
+    def _told(self, header: Header, body: memoryview) -> None:
+        table = self._tables.get(header.table)
+        if header.kind == frames.BYE:
+            self.peer_left = True
+        elif table is None:
+            return  # opened there before it is here: it is said again when it is
+        elif header.kind == frames.NEWS:
+            table.news = True
+        elif header.kind == frames.CLOSE:
+            table.theirs, table.closed = None, True
+            self._forget_frames(table)
+        else:
+            theirs, mine = Opened.unpack(body), table.opened
+            if (theirs.elements, theirs.dtype, theirs.chunk) != (mine.elements, mine.dtype, mine.chunk):
+                raise ProtocolError(f"table {header.table} is {theirs} on host {self.peer} and {mine} here")
+            if table.theirs is None:  # when we said that we have it, it may not have had it
+                self._say_open(table)
+            was_ready, table.theirs = table.ready, theirs
+            if table.ready and not was_ready:
+                self._again.extend(part.frame for part in table.away.values() if part.frame is not None)
+
+    def _pushed(self, header: Header, body: memoryview) -> None:
+        buffer = owner(body)
+        with self._lock:
+            table = self._tables.get(header.table)
+            if table is None or not table.ready:  # closed while the body came
+                self._answering -= 1
+                return
+            part, changes = table.here[header.chunk], self._changes[header.table]
+            self._serving_urgent = bool(header.flags & frames.URGENT)
+            if header.flags & frames.FIRST:
+                table.marked, table.told = changes.for_peer(self.peer), False
+        try:
+            if header.number == part.applied:
+                self.traffic.repeated += 1
+                frame = numbers(table, part.chunk, buffer)
+                frame[:] = part.agreed
+                kind, wire, length = frames.VALUE, wires.NATIVE, frame.nbytes
+            else:
+                kind, wire, length, buffer = take_push(table, part, header, buffer, self._pool)
+                part.applied = header.number
+                if header.length:
+                    changes.arrived(self.peer)
+        except ClosedError:
+            with self._lock:
+                self._answering -= 1
+            return
+        answer = Header(kind, wire, 0, header.table, header.chunk, length, header.number)
+        with self._lock:
+            self.traffic.answers += 1
+            self._answers.append(Outgoing(answer, view(buffer, length), buffer))
+
+    def _answered(self, header: Header, body: memoryview) -> None:
+        with self._lock:
+            table = self._tables.get(header.table)
+            part = table.away[header.chunk] if table is not None else None
+            if table is None or part is None or part.frame is None or not table.ready:
+                return
+        try:
+            take_answer(table, part, header, owner(body), self._pool)
+        except ClosedError:
+            return
+        with self._lock:
+            if part.frame is not None:
+                self._close_frame(table, part, part.frame, header)
+
+    def _close_frame(self, table: LinkTable, part: Away, pushed: UnderWay, header: Header) -> None:
+        part.frame, part.busy = None, False
+        self._under_way -= 1
+        self._pool.give(pushed.buffer)
+        some = pushed.some or header.length > 0
+        if part.goal > part.done:
+            if pushed.ticket >= part.goal:
+                part.tries += 1
+                left = some if part.take else pushed.some
+                if not left or part.tries >= _ENOUGH:
+                    part.done = part.goal
+                    for ticket in self._tickets:
+                        if ticket.number <= part.goal and ticket.left:
+                            ticket.left.discard(id(part))
+                            if ticket.done:
+                                self._settled()
+            if part.goal > part.done:
+                self._ask(table, part)
+        self._passed(table, part, some)
+
+    def _passed(self, table: LinkTable, part: Away, some: bool) -> None:
+        if some:
+            table.again.add(part.chunk.number)
+        if part.passing and not part.queued:
+            part.passing = False
+            table.passing -= 1
+
+
+def _agreed(copy: Copy, homes: list[int], home: int) -> Iterator[tuple[Chunk, Array]]:
+    """Gives each chunk that lives at a host, with memory for S, zeroed."""
+    chunks = [chunk for chunk in copy.chunks if homes[chunk.number] == home]
+    memory = np.zeros(sum(chunk.size for chunk in chunks), copy.dtype)
+    low = 0
+    for chunk in chunks:
+        yield chunk, memory[low : low + chunk.size]
+        low += chunk.size

@@ -1,0 +1,65 @@
+"""How much of a core a node may take from its workers, and how often a table is looked through."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from multiverso.errors import StartupError
+
+SHARE = 0.2
+_BURST_SECONDS = 0.02
+_DEEPEST_SECONDS = (
+    0.2  # what is owed after one large step; more is forgotten, or a stall would look like work
+)
+
+
+class Pace:
+    """A node's budget of processor time, for all its links together. Any thread may call it.
+
+    Args:
+        share: of one core, lately; 0 for no limit.
+    """
+
+    def __init__(self, share: float = SHARE) -> None:
+        if not (isinstance(share, (int, float)) and 0 <= share <= 64):
+            raise StartupError(f"share is a part of a core, 0 for no limit; got {share!r}")
+        self.share = float(share)
+        self.spent_seconds = 0.0
+        self._credit = _BURST_SECONDS
+        self._at: float | None = None
+        self._lock = threading.Lock()
+
+    def wait(self, now: float) -> float:
+        """Returns the seconds until the next frame may begin: 0 for at once."""
+        if not self.share:
+            return 0.0
+        with self._lock:
+            self._refill(now)
+            return 0.0 if self._credit > 0 else -self._credit / self.share + 1e-4
+
+    def spent(self, now: float, seconds: float) -> None:
+        """Says what was just used."""
+        with self._lock:
+            self.spent_seconds += seconds
+            if self.share:
+                self._refill(now)
+                self._credit = max(self._credit - seconds, -_DEEPEST_SECONDS)
+
+    def _refill(self, now: float) -> None:
+        if self._at is not None and now > self._at:
+            self._credit = min(_BURST_SECONDS, self._credit + (now - self._at) * self.share)
+        self._at = now if self._at is None else max(self._at, now)
+
+
+@dataclass(frozen=True)
+class Every:
+    """How often a pass over a table begins, beside the budget.
+
+    Attributes:
+        seconds: at least so long after the last one began.
+        changes: after so many adds and exchanges of this host's workers; 0: as soon as anything has changed anywhere.
+    """
+
+    seconds: float = 0.0
+    changes: int = 0

@@ -1,0 +1,211 @@
+"""The threads and the connection of one link: one thread receives (and connects anew), one sends."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from multiverso.deadline import Deadline
+from multiverso.errors import MultiversoError
+from multiverso.hosts.channel import Channel, RefusedError
+from multiverso.hosts.frames import ProtocolError, Reader
+from multiverso.hosts.link import Link
+from multiverso.hosts.pace import Pace
+from multiverso.hosts.transport import HANDSHAKE_SECONDS, Hello
+
+_SOONEST_SECONDS, _LATEST_SECONDS = 0.02, 1.0
+_MOST_PAUSE_SECONDS = 0.05
+Dial = Callable[[int, Deadline], tuple[Channel, Hello]]
+
+
+class Pair:
+    """What keeps a link connected.
+
+    Args:
+        link: the pair's books.
+        pace: the node's budget.
+        dial: connects with a generation; None where the peer does.
+    """
+
+    def __init__(self, link: Link, pace: Pace, dial: Dial | None) -> None:
+        self.link = link
+        self.failed: str | None = None
+        self._pace, self._dial = pace, dial
+        self._wake = threading.Condition()
+        self._poked = False
+        self._closing = threading.Event()
+        self._channel: Channel | None = None
+        self._offered: tuple[Channel, Hello] | None = None
+        self._last = (0, 0)
+        self._generation = 0
+        self._thread = threading.Thread(target=self._run, name=f"multiverso-in-{link.peer}", daemon=True)
+
+    def dial_with(self, dial: Dial) -> None:
+        """Says that this side connects (before it starts)."""
+        self._dial = dial
+
+    def forget(self) -> None:
+        """In a forked child: lets go of the connection."""
+        for channel in (self._channel, self._offered[0] if self._offered else None):
+            if channel is not None:
+                channel.close()
+
+    def start(self) -> None:
+        """Begins to connect."""
+        self._thread.start()
+
+    def poke(self) -> None:
+        """Says that there may be something to send."""
+        with self._wake:
+            self._poked = True
+            self._wake.notify_all()
+
+    def offer(self, channel: Channel, hello: Hello) -> None:
+        """The peer has connected. It takes the place of an older connection, whose threads end first."""
+        with self._wake:
+            newer = hello.incarnation != self._last[0] or hello.generation > self._last[1]
+            if self._dial is not None or not newer or self._closing.is_set():
+                refused, offered = channel, None
+            else:
+                refused, offered = None, self._offered
+                self._offered, self._last = (channel, hello), (hello.incarnation, hello.generation)
+                if self._channel is not None:
+                    self._channel.shutdown()
+            self._wake.notify_all()
+        for unwanted in (refused, offered[0] if offered else None):
+            if unwanted is not None:
+                unwanted.shutdown()
+                unwanted.close()
+
+    def interrupt(self) -> None:
+        """Ends the connection, as a fault of the network would; the next one begins at once."""
+        with self._wake:
+            if self._channel is not None:
+                self._channel.shutdown()
+
+    def close(self, deadline: Deadline) -> None:
+        """Says goodbye and ends the threads."""
+        self.link.bye()
+        self.poke()
+        with self._wake:
+            # what is said last is sent, if the peer takes it
+            self._wake.wait_for(lambda: not self.link.has_words, deadline.left(0.2))
+        self._closing.set()
+        with self._wake:
+            for channel in (self._channel, self._offered[0] if self._offered else None):
+                if channel is not None:
+                    channel.shutdown()
+            self._wake.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join()
+        if self._offered is not None:
+            self._offered[0].close()
+
+    # -- the receiving thread --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        pause = _SOONEST_SECONDS
+        while not self._closing.is_set():
+            began = time.monotonic()
+            try:
+                found = self._connection()
+                if found is not None:
+                    self._converse(*found)
+            except RefusedError as error:
+                self.failed = str(error)
+                _log(f"host {self.link.peer}: {error}")
+                return
+            except (OSError, MultiversoError) as error:
+                if isinstance(error, ProtocolError):
+                    _log(f"the connection to host {self.link.peer} was closed: {error}")
+            pause = _SOONEST_SECONDS if time.monotonic() - began > 1 else min(_LATEST_SECONDS, 2 * pause)
+            if self._dial is not None:
+                self._closing.wait(pause)
+
+    def _connection(self) -> tuple[Channel, Hello] | None:
+        if self._dial is not None:
+            self._generation += 1
+            return self._dial(self._generation, Deadline.after(HANDSHAKE_SECONDS))
+        with self._wake:
+            self._wake.wait_for(lambda: self._offered is not None or self._closing.is_set())
+            offered, self._offered = self._offered, None
+            if offered is not None and self._closing.is_set():
+                offered[0].close()
+                return None
+            return offered
+
+    def _converse(self, channel: Channel, hello: Hello) -> None:
+        ended = threading.Event()
+        sender = threading.Thread(
+            target=self._send, args=(channel, ended), name=f"multiverso-out-{self.link.peer}", daemon=True
+        )
+        try:
+            with self._wake:
+                self._channel = channel
+                if self._closing.is_set() or self._offered is not None:
+                    return
+            self.link.connect(hello.incarnation)
+            sender.start()
+            self._receive(channel)
+        finally:
+            ended.set()
+            channel.shutdown()
+            self.poke()
+            if sender.ident is not None:
+                sender.join()
+            with self._wake:
+                self._channel = None
+            self.link.cut()
+            channel.close()
+
+    def _receive(self, channel: Channel) -> None:
+        reader = Reader(self.link.accept)
+        used = time.thread_time()
+        while True:
+            count = channel.recv_into(reader.room())
+            if not count:
+                return
+            whole = reader.filled(count)
+            if whole is None:
+                continue
+            self.link.arrived(*whole, time.monotonic())
+            used = self._spend(used)
+            self.poke()
+            pause = self.link.pause(time.monotonic())
+            if pause:  # this node has done enough for others lately: what they push waits in the connection
+                self._closing.wait(min(pause, _MOST_PAUSE_SECONDS))
+
+    # -- the sending thread ----------------------------------------------------------------------------------
+
+    def _send(self, channel: Channel, ended: threading.Event) -> None:
+        used = time.thread_time()
+        with contextlib.suppress(OSError):
+            while True:
+                with self._wake:
+                    wait = self.link.wait(time.monotonic())
+                    if wait != 0.0 and not self._poked and not ended.is_set():
+                        self._wake.wait(wait)
+                    self._poked = False
+                if ended.is_set():
+                    return
+                outgoing = self.link.next(time.monotonic())
+                if outgoing is None:
+                    continue
+                try:
+                    channel.send(outgoing.header.pack(), outgoing.body)
+                finally:
+                    self.link.sent(outgoing)
+                used = self._spend(used)
+        channel.shutdown()  # the receiver goes on to the next connection
+
+    def _spend(self, before: float) -> float:
+        now = time.thread_time()
+        self._pace.spent(time.monotonic(), now - before)
+        return now
+
+
+def _log(line: str) -> None:
+    print(f"multiverso: node: {line}", file=sys.stderr, flush=True)

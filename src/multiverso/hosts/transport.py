@@ -1,0 +1,370 @@
+"""Connections between the nodes of a job: who is let in, and what both say first.
+
+Every connection begins alike, inside TLS where that is used::
+
+    who connects                                      who listens
+    "MVHS", version, role, host, hosts,
+    incarnation, generation, job, nonce     ------->  refuses a wrong version, role or job in words
+                                            <-------  the same of itself, and the proof of the secret
+    the proof of the secret                 ------->
+                                            <-------  "welcome", or why not
+
+A proof is an HMAC of the secret over both first messages: it is worth nothing on another connection. Nobody says
+anything about tables before both have been checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import math
+import os
+import socket
+import struct
+import threading
+from dataclasses import dataclass
+
+from multiverso.deadline import Deadline
+from multiverso.errors import StartupError
+from multiverso.hosts.channel import (
+    Channel,
+    Encrypted,
+    Plain,
+    RefusedError,
+    context_of,
+    encrypt,
+    receive_some,
+)
+from multiverso.hosts.credentials import Credentials
+from multiverso.hosts.frames import VERSION
+
+DATA, CONTROL = 1, 2  # roles
+ROLES = {DATA: "data", CONTROL: "control"}
+_MAGIC = b"MVHS"
+_NONCE = _PROOF = 32
+_HELLO = struct.Struct(f"!4sHHIIQQ16s{_NONCE}s")
+_LENGTH = struct.Struct("!I")
+_ANSWER = struct.Struct("!HH")  # code, bytes of text
+_LONGEST_TEXT = 1000
+_TLS_RECORD = 0x16
+_BACKLOG = 128
+# A silent peer: data that it does not acknowledge for so long ends the connection, as do that many seconds of
+# unanswered probes where nothing is under way. The link then goes on over the next connection.
+_SILENT_SECONDS = 5
+HANDSHAKE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a node says of itself.
+
+    Attributes:
+        host: its number.
+        hosts: how many there are.
+        incarnation: a random number that it has made when it began.
+        generation: how many connections of this role it has made to the same peer, from 1; a newer one replaces it.
+        role: DATA or CONTROL.
+    """
+
+    host: int
+    hosts: int
+    incarnation: int
+    generation: int = 1
+    role: int = DATA
+
+    def pack(self, job: bytes, nonce: bytes) -> bytes:
+        """Returns it as it travels."""
+        return _HELLO.pack(
+            _MAGIC,
+            VERSION,
+            self.role,
+            self.host,
+            self.hosts,
+            self.incarnation,
+            self.generation,
+            job,
+            nonce,
+        )
+
+
+def job_of(credentials: Credentials) -> bytes:
+    """Returns a number for a job that tells nothing of its secret."""
+    return hashlib.sha256(b"multiverso job\0" + credentials.secret).digest()[:16]
+
+
+class Listener:
+    """Where a node's peers connect.
+
+    Args:
+        address: host name or address, and port (0: any that is free).
+    """
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        family, kind, protocol, _, place = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+        self._socket = socket.socket(family, kind, protocol)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind(place)
+            self._socket.listen(_BACKLOG)
+        except OSError as error:
+            self._socket.close()
+            raise StartupError(
+                f"no connections can be taken at {address[0]}:{address[1]}: {error}"
+            ) from error
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens."""
+        name = self._socket.getsockname()
+        return name[0], name[1]
+
+    def accept(self) -> socket.socket:
+        """Waits for a connection, which nobody has checked yet.
+
+        Raises:
+            OSError: the listener is closed.
+        """
+        return self._socket.accept()[0]
+
+    def forget(self) -> None:
+        """In a forked child: lets go of the socket."""
+        self._socket.close()
+
+    def close(self) -> None:
+        """Ends it; whoever waits in accept gets an OSError."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+def connect(
+    address: tuple[str, int], credentials: Credentials, me: Hello, deadline: Deadline
+) -> tuple[Channel, Hello]:
+    """Connects to a peer's listener; returns the channel, and what the peer says of itself.
+
+    Raises:
+        RefusedError: it is of another version or another job, or does not take this host.
+        OSError: it is not there, or does not answer in time.
+    """
+    connection = socket.create_connection(address, max(1e-3, min(deadline.left(math.inf), 86_400)))
+    with contextlib.ExitStack() as undo:
+        undo.callback(connection.close)
+        _prepare(connection)
+        pipe = _Pipe(connection, credentials, False, deadline)
+        hello = me.pack(job_of(credentials), os.urandom(_NONCE))
+        pipe.send(hello)
+        theirs_raw = pipe.receive_or_refused(_HELLO.size)
+        theirs = _checked(theirs_raw, credentials, me.role)
+        if not hmac.compare_digest(pipe.receive(_PROOF), _proof(credentials, b"listens", hello, theirs_raw)):
+            raise RefusedError(f"{address[0]}:{address[1]} does not know this job's secret")
+        pipe.send(_proof(credentials, b"connects", hello, theirs_raw))
+        pipe.welcome()
+        connection.settimeout(None)
+        undo.pop_all()
+        return pipe.channel, theirs
+    raise AssertionError
+
+
+def accept(
+    connection: socket.socket, credentials: Credentials, me: Hello, deadline: Deadline
+) -> tuple[Channel, Hello]:
+    """Lets a new connection in, or refuses it in words; returns the channel, and what the peer says of itself.
+
+    The connection is closed when this raises.
+
+    Raises:
+        RefusedError: it is of another version or another job.
+        OSError: it ended, or did not answer in time.
+    """
+    with contextlib.ExitStack() as undo:
+        undo.callback(connection.close)
+        _prepare(connection)
+        pipe = _Pipe(connection, credentials, True, deadline)
+        hello = pipe.receive(_HELLO.size)
+        try:
+            theirs = _checked(hello, credentials, None)
+        except RefusedError as error:
+            pipe.refuse(str(error))
+            raise
+        mine = Hello(me.host, me.hosts, me.incarnation, theirs.generation, theirs.role).pack(
+            job_of(credentials), os.urandom(_NONCE)
+        )
+        pipe.send(mine + _proof(credentials, b"listens", hello, mine))
+        if not hmac.compare_digest(pipe.receive(_PROOF), _proof(credentials, b"connects", hello, mine)):
+            pipe.refuse("this host does not know the job's secret")
+            raise RefusedError("a host that connected does not know the job's secret")
+        pipe.send(_ANSWER.pack(0, 0))
+        connection.settimeout(None)
+        undo.pop_all()
+        return pipe.channel, theirs
+    raise AssertionError
+
+
+def _prepare(connection: socket.socket) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _SILENT_SECONDS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _SILENT_SECONDS)
+
+
+def _proof(credentials: Credentials, role: bytes, first: bytes, second: bytes) -> bytes:
+    return hmac.new(credentials.secret, role + b"\0" + first + second, "sha256").digest()
+
+
+def _checked(raw: bytes, credentials: Credentials, role: int | None) -> Hello:
+    magic, version, its_role, host, hosts, incarnation, generation, job, _ = _HELLO.unpack(raw)
+    if magic != _MAGIC:
+        raise RefusedError("what is at the other end of the connection is no node of multiverso")
+    if version != VERSION:
+        raise RefusedError(
+            f"the other node speaks version {version} of the protocol between hosts, this one {VERSION}: "
+            "install the same multiverso on all hosts"
+        )
+    if job != job_of(credentials):
+        raise RefusedError("the other node belongs to another job: it has another secret")
+    if its_role not in ROLES or (role is not None and its_role != role):
+        raise RefusedError(f"a connection has no role {its_role}")
+    if not host < hosts:
+        raise RefusedError(f"there is no host {host} of {hosts}")
+    return Hello(host, hosts, incarnation, generation, its_role)
+
+
+class _Pipe:
+    """A connection in its first exchange: whole messages, each in time."""
+
+    def __init__(
+        self, connection: socket.socket, credentials: Credentials, server: bool, deadline: Deadline
+    ) -> None:
+        self._socket, self._deadline = connection, deadline
+        self.channel: Channel = Plain(connection)
+        self._encrypted = credentials.encrypted
+        if server:
+            first = _peek(connection, deadline)
+            if self._encrypted and first == _MAGIC[0]:
+                self.refuse("this job is encrypted, and the other node was started with --insecure-fabric")
+                raise RefusedError(
+                    "a node that was started with --insecure-fabric connected to this encrypted job"
+                )
+            if not self._encrypted and first == _TLS_RECORD:
+                raise RefusedError("an encrypted node connected to this job, which has --insecure-fabric")
+        if self._encrypted:
+            context = context_of(credentials.certificate, credentials.key, server)
+            self.channel = encrypt(connection, context, server, deadline)
+
+    def send(self, data: bytes) -> None:
+        self._socket.settimeout(max(1e-3, min(self._deadline.left(math.inf), 86_400)))
+        self.channel.send(data)
+
+    def receive(self, count: int) -> bytes:
+        data = bytearray(count)
+        view = memoryview(data)
+        while view:
+            self._socket.settimeout(max(1e-3, min(self._deadline.left(math.inf), 86_400)))
+            got = self.channel.recv_into(view)
+            if not got:
+                raise ConnectionError("the other host ended the connection before both knew each other")
+            view = view[got:]
+        return bytes(data)
+
+    def receive_or_refused(self, count: int) -> bytes:
+        """Returns a message, or raises what is said instead of it."""
+        head = self.receive(_ANSWER.size)
+        if head == _MAGIC:
+            return head + self.receive(count - len(head))
+        self._said(head)
+        raise RefusedError("what is at the other end of the connection is no node of multiverso")
+
+    def welcome(self) -> None:
+        self._said(self.receive(_ANSWER.size))
+
+    def _said(self, head: bytes) -> None:
+        code, length = _ANSWER.unpack(head)
+        if code == 1 and length <= _LONGEST_TEXT:
+            raise RefusedError(f"refused by the other host: {self.receive(length).decode(errors='replace')}")
+        if code != 0 or length:
+            raise RefusedError("what is at the other end of the connection is no node of multiverso")
+
+    def refuse(self, why: str) -> None:
+        text = why.encode()[:_LONGEST_TEXT]
+        with contextlib.suppress(OSError):
+            self.send(_ANSWER.pack(1, len(text)) + text)
+            self._socket.shutdown(socket.SHUT_WR)
+            while receive_some(self._socket, 65536, Deadline.after(1)):
+                pass  # a reset would take the text away
+
+
+class Messages:
+    """Whole messages over a channel: for the control plane.
+
+    Args:
+        channel: that both have checked.
+        longest: bytes of a message; more ends the connection before anything is allocated.
+    """
+
+    def __init__(self, channel: Channel, longest: int = 64 << 20) -> None:
+        self._channel, self._longest = channel, longest
+        self._sending, self._receiving = threading.Lock(), threading.Lock()
+
+    def send(self, message: bytes) -> None:
+        """Sends a message; any thread may.
+
+        Raises:
+            OSError: the connection has ended.
+        """
+        with self._sending:
+            self._channel.send(_LENGTH.pack(len(message)) + message)
+
+    def receive(self) -> bytes | None:
+        """Waits for the next message; None at the end of the connection. One thread at a time."""
+        with self._receiving:
+            head = self._read(_LENGTH.size)
+            if head is None:
+                return None
+            (length,) = _LENGTH.unpack(head)
+            return self._read(length) if length <= self._longest else None
+
+    def _read(self, count: int) -> bytes | None:
+        data = bytearray(count)
+        view = memoryview(data)
+        while view:
+            try:
+                got = self._channel.recv_into(view)
+            except OSError:
+                return None
+            if not got:
+                return None
+            view = view[got:]
+        return bytes(data)
+
+    def close(self) -> None:
+        """Ends the connection and wakes whoever receives. May be called again, by any thread."""
+        self._channel.shutdown()
+        with self._sending, self._receiving:
+            self._channel.close()
+
+
+def _peek(connection: socket.socket, deadline: Deadline) -> int:
+    connection.settimeout(max(1e-3, min(deadline.left(math.inf), 86_400)))
+    first = connection.recv(1, socket.MSG_PEEK)
+    if not first:
+        raise ConnectionError("the other host ended the connection before it said anything")
+    return first[0]
+
+
+__all__ = [
+    "CONTROL",
+    "DATA",
+    "HANDSHAKE_SECONDS",
+    "Channel",
+    "Encrypted",
+    "Hello",
+    "Listener",
+    "Messages",
+    "RefusedError",
+    "accept",
+    "connect",
+    "job_of",
+]

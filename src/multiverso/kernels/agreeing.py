@@ -1,0 +1,227 @@
+"""What keeps a host's copy of a table and its home near each other: differences to the value on which both agree.
+
+For each chunk of a table, host and home keep the same array S (``agreed``). The host's copy is V, the home's T; both
+are the values of a table as every worker has them, and each stripe is read and written under its lock::
+
+    push    a = V - S    S += a on the host; S += a and T += a at the home      push, then serve
+    answer  b = T - S    S += b at the home; S += b and V += b on the host      serve, then land
+    again   V += S' - S, S = S'          the answer was lost, so the home's S itself came      catch_up
+    fresh   T += a, S = T                the first push between the two; the answer is T      begin
+
+Where a wire format leaves something out, the steps are ``differ`` (under the locks), the quantiser
+(``kernels/quantising.py``), and ``advance`` (S is nobody else's).
+
+Both sides do the same operations on the same numbers in the same order (``move``), so S has the same bits on both;
+what an operation rounds away stays in V - S or T - S, and goes with the next frame. A difference that is no finite
+number (NaN or an infinity came or goes, or two huge numbers lie apart) replaces the value instead of being added to
+it; nothing else would ever bring the two together again.
+
+A caller's record says how far a kernel is: elements done, and whether any difference was not zero. After TIMED_OUT the
+same call goes on from there. The node is no worker: these locks are waited for in no worker's name.
+"""
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
+
+from __future__ import annotations
+
+from multiverso import layout as at
+from multiverso.kernels.atomics import (
+    array_at,
+    load64,
+    monotonic_ns,
+    mutex_consistent,
+    mutex_timedlock,
+    mutex_trylock,
+    mutex_unlock,
+    store64,
+)
+from multiverso.kernels.codes import BUSY, DONE, HELD, OWNER_DEAD
+from multiverso.kernels.declaring import Address, Data, Int, Words, inner, kernel
+from multiverso.kernels.dense import version_of
+from multiverso.kernels.locking import stripe_mutex
+from multiverso.kernels.waits import SLICE_NANOSECONDS
+
+# a caller's record, in int64 words: elements done, and 1 once a difference was not zero
+AGREEING_DONE, AGREEING_SOME = 0, 8
+
+
+@inner
+def hold_block(base, block):
+    """Locks a stripe for the node: HELD, or why not after a slice of waiting."""
+    mutex = stripe_mutex(base, block)
+    code = mutex_trylock(mutex)
+    if code == BUSY:
+        code = mutex_timedlock(mutex, monotonic_ns() + SLICE_NANOSECONDS)
+    if code == OWNER_DEAD:
+        mutex_consistent(mutex)
+        code = HELD
+    return code
+
+
+@inner
+def release_block(base, block):
+    mutex_unlock(stripe_mutex(base, block))
+
+
+# -- one number ------------------------------------------------------------------------------------------------
+
+
+@inner
+def difference(value, agreed, one):
+    """What brings ``agreed`` to ``value`` by ``move``: at once, or in a few frames."""
+    x = value - agreed
+    if x - x != 0:  # never for integers
+        if value == agreed or (value != value and agreed != agreed):
+            x = one - one
+        elif value == 0:  # a zero would say that nothing has changed
+            x = one
+        else:
+            x = value
+    return x
+
+
+@inner
+def move(value, x):
+    """``value + x``; but what is no finite number is replaced by ``x``, unless that is zero."""
+    if value - value != 0 and x != 0:
+        return x
+    return value + x
+
+
+# -- one stripe's part of a chunk: returns whether any difference was not zero ---------------------------------
+
+
+@inner
+def _push(values, agreed, frame, one):
+    some = 0
+    for i in range(values.size):
+        x = difference(values[i], agreed[i], one)
+        frame[i] = x
+        agreed[i] = move(agreed[i], x)
+        some |= x != 0
+    return some
+
+
+@inner
+def _serve(values, agreed, frame, one):
+    some = 0
+    for i in range(values.size):
+        x = frame[i]
+        mine = move(values[i], x)
+        ours = move(agreed[i], x)
+        values[i] = mine
+        b = difference(mine, ours, one)
+        frame[i] = b
+        agreed[i] = move(ours, b)
+        some |= b != 0
+    return some
+
+
+@inner
+def _land(values, agreed, frame, one):
+    for i in range(values.size):
+        x = frame[i]
+        values[i] = move(values[i], x)
+        agreed[i] = move(agreed[i], x)
+    return 0
+
+
+@inner
+def _catch_up(values, agreed, frame, one):
+    for i in range(values.size):
+        values[i] = move(values[i], difference(frame[i], agreed[i], one))
+        agreed[i] = frame[i]
+    return 0
+
+
+@inner
+def _begin(values, agreed, frame, one):
+    for i in range(values.size):
+        value = move(values[i], frame[i])
+        values[i] = value
+        agreed[i] = value
+        frame[i] = value
+    return 1
+
+
+@inner
+def _differ(values, agreed, frame, one):
+    some = 0
+    for i in range(values.size):
+        x = difference(values[i], agreed[i], one)
+        frame[i] = x
+        some |= x != 0
+    return some
+
+
+# -- a chunk: elements ``low`` and following, as many as ``agreed`` and ``frame`` have -------------------------
+
+
+@inner
+def _each_block(base, low, agreed, frame, record, do):
+    one = frame.dtype.type(1)
+    length, size = load64(base + at.STRIPE_SIZE), frame.size
+    values = array_at(base + load64(base + at.BUFFER_0), low + size, frame)
+    a = load64(record + AGREEING_DONE)
+    while a < size:
+        block = (low + a) // length
+        b = min(size, (block + 1) * length - low)
+        code = hold_block(base, block)
+        if code != HELD:
+            return code
+        some = do(values[low + a : low + b], agreed[a:b], frame[a:b], one)
+        if some:
+            store64(record + AGREEING_SOME, 1)
+        store64(record + AGREEING_DONE, b)
+        release_block(base, block)
+        a = b
+    return DONE
+
+
+@kernel
+def push(base: Address, low: Int, agreed: Data, frame: Data, record: Address) -> Int:
+    """The host takes what has changed in its copy: into ``frame``, and into S."""
+    return _each_block(base, low, agreed, frame, record, _push)
+
+
+@kernel
+def serve(base: Address, low: Int, agreed: Data, frame: Data, record: Address) -> Int:
+    """The home takes what was pushed, and leaves its answer in ``frame``."""
+    return _each_block(base, low, agreed, frame, record, _serve)
+
+
+@kernel
+def land(base: Address, low: Int, agreed: Data, frame: Data, record: Address) -> Int:
+    """What the other side has sent goes into this side's values and S."""
+    return _each_block(base, low, agreed, frame, record, _land)
+
+
+@kernel
+def catch_up(base: Address, low: Int, agreed: Data, frame: Data, record: Address) -> Int:
+    """``frame`` is the home's S itself: V goes as far as that is from ours, which it replaces."""
+    return _each_block(base, low, agreed, frame, record, _catch_up)
+
+
+@kernel
+def begin(base: Address, low: Int, agreed: Data, frame: Data, record: Address) -> Int:
+    """The home takes the first push of a host; S and the answer in ``frame`` are its values themselves."""
+    return _each_block(base, low, agreed, frame, record, _begin)
+
+
+@kernel
+def differ(base: Address, low: Int, agreed: Data, frame: Data, record: Address) -> Int:
+    """The difference of this side's values to S, which stays as it is: for a wire format that leaves something out."""
+    return _each_block(base, low, agreed, frame, record, _differ)
+
+
+@kernel
+def advance(agreed: Data, frame: Data) -> None:
+    """S goes as far as what was sent: S is this side's own."""
+    for i in range(agreed.size):
+        agreed[i] = move(agreed[i], frame[i])
+
+
+@kernel
+def versions(bases: Words, out: Words) -> None:
+    """How often each table has been changed by this host's workers."""
+    for i in range(bases.size):
+        out[i] = version_of(bases[i]) + load64(bases[i] + at.WRITTEN)
