@@ -35,7 +35,7 @@ class Pair:
         self.failed: str | None = None
         self._pace, self._dial = pace, dial
         self._wake = threading.Condition()
-        self._poked = False
+        self._poked = self._closing_soon = False
         self._closing = threading.Event()
         self._channel: Channel | None = None
         self._offered: tuple[Channel, Hello] | None = None
@@ -88,6 +88,7 @@ class Pair:
 
     def close(self, deadline: Deadline) -> None:
         """Says goodbye and ends the threads."""
+        self._closing_soon = True
         self.link.bye()
         self.poke()
         with self._wake:
@@ -198,6 +199,9 @@ class Pair:
                     channel.send(outgoing.header.pack(), outgoing.body)
                 finally:
                     self.link.sent(outgoing)
+                if self._closing_soon and not self.link.has_words:
+                    with self._wake:
+                        self._wake.notify_all()
                 used = self._spend(used)
         channel.shutdown()  # the receiver goes on to the next connection
 

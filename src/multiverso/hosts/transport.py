@@ -249,6 +249,7 @@ class _Pipe:
                     "a node that was started with --insecure-fabric connected to this encrypted job"
                 )
             if not self._encrypted and first == _TLS_RECORD:
+                self.refuse("this job was started with --insecure-fabric")
                 raise RefusedError("an encrypted node connected to this job, which has --insecure-fabric")
         if self._encrypted:
             context = context_of(credentials.certificate, credentials.key, server)

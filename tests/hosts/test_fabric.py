@@ -1,0 +1,276 @@
+"""Copies of tables on several hosts, kept near each other over real sockets."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from fabric_support import Adder, barrier, changed, fabrics, new_shard
+
+from multiverso.deadline import Deadline
+from multiverso.errors import MultiversoError, StartupError, WaitTimeoutError
+from multiverso.hosts import transport
+from multiverso.hosts.copies import chunks_of, homes_of
+from multiverso.hosts.credentials import Credentials, new_credentials
+from multiverso.hosts.fabric import Fabric
+from multiverso.hosts.transport import Hello, RefusedError
+from multiverso.spec import DTYPES, TableSpec
+
+CHUNKS = TableSpec("array", 1, 700_000)  # three chunks: with two hosts, each is home of some
+
+
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
+def test_sums_are_exact_on_all_hosts_through_cut_connections(encrypted: bool) -> None:
+    with fabrics(2, new_credentials(encrypted), share=0) as made:
+        shards = [new_shard(CHUNKS) for _ in made]
+        for fabric, shard in zip(made, shards, strict=True):
+            fabric.attach(1, shard)
+        adders = [Adder(shard) for shard in shards]
+        barrier(made)  # both are connected
+        for turn in range(40):
+            for adder in adders:
+                adder.add(np.full(CHUNKS.elements, 1 + turn % 3, "float32"))
+            made[turn % 2].interrupt((turn + 1) % 2)
+        barrier(made)
+        expected = 2 * sum(1 + turn % 3 for turn in range(40))
+        for shard in shards:
+            assert np.all(shard.values() == expected)
+        connections = made[0].statistics()["peers"][1]["connections"]
+        assert connections > 1, "the connection was never cut"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_and_any_numbers_are_the_same_on_all_hosts_after_a_barrier(dtype: str) -> None:
+    spec = TableSpec("matrix", 100, 7, dtype)
+    random = np.random.default_rng(1)
+    with fabrics(3, share=0) as made:
+        shards = [new_shard(spec) for _ in made]
+        for fabric, shard in zip(made, shards, strict=True):
+            fabric.attach(1, shard)
+        adders = [Adder(shard) for shard in shards]
+        total = np.zeros(spec.elements, dtype)
+        for _ in range(5):
+            for adder in adders:
+                if dtype.startswith("int"):
+                    delta = random.integers(-(2**30), 2**30, spec.elements).astype(dtype)
+                else:
+                    delta = (random.standard_normal(spec.elements) * 10.0 ** random.integers(-9, 9)).astype(
+                        dtype
+                    )
+                adder.add(delta)
+                total += delta
+        barrier(made)
+        first = shards[0].values().tobytes()
+        assert all(shard.values().tobytes() == first for shard in shards)
+        if dtype.startswith("int"):
+            assert np.array_equal(shards[0].values(), total)
+        else:
+            np.testing.assert_allclose(
+                shards[0].values(), total, rtol=1e-3, atol=1e-6 * float(np.abs(total).max())
+            )
+
+
+def test_what_is_no_finite_number_travels_and_goes_again() -> None:
+    spec = TableSpec("array", 1, 6)
+    with fabrics(2, share=0) as made:
+        shards = [new_shard(spec) for _ in made]
+        for fabric, shard in zip(made, shards, strict=True):
+            fabric.attach(1, shard)
+        for values in (
+            [np.nan, np.inf, -np.inf, 3e38, 1, 0],
+            [0, 1, np.nan, -3e38, np.inf, 0],
+            [1, 2, 3, 4, 5, 6],
+        ):
+            for writer in shards:
+                with np.errstate(all="ignore"):
+                    writer.values()[:] = values
+                changed(writer)
+                barrier(made)
+                np.testing.assert_array_equal(shards[0].values(), shards[1].values())
+                np.testing.assert_array_equal(writer.values(), np.array(values, "float32"))
+
+
+def test_a_table_that_another_host_has_not_yet_waits_for_it_and_a_closed_one_is_dropped() -> None:
+    spec = TableSpec("array", 1, 5)
+    with fabrics(2, share=0) as made:
+        shards = [new_shard(spec, number) for number in (1, 2) for _ in made]
+        made[0].attach(1, shards[0])
+        Adder(shards[0]).add(np.ones(5))
+        made[1].attach(1, shards[1])
+        barrier(made)
+        assert np.all(shards[1].values() == 1)
+        made[1].detach(1)
+        Adder(shards[0]).add(np.ones(5))
+        made[0].attach(3, shards[2])  # its home is host 1
+        with pytest.raises(WaitTimeoutError, match="host 0 could not give its changes to host"):
+            made[0].settle(Deadline.after(0), [3])
+        made[1].attach(3, shards[3])
+        made[0].detach(1)
+        Adder(shards[3]).add(np.ones(5))
+        barrier(made)
+        assert np.all(shards[2].values() == 1)
+        assert np.all(shards[1].values() == 1)
+
+
+def test_tables_at_rest_send_nothing() -> None:
+    spec = TableSpec("array", 1, 5)
+    with fabrics(2, share=0) as made:
+        shards = [new_shard(spec, number) for number in (1, 2) for _ in made]
+        for i, shard in enumerate(shards):
+            made[i % 2].attach(1 + i // 2, shard)
+        for shard in shards:
+            Adder(shard).add(np.ones(5))
+        barrier(made)
+        before = None
+        still = 0
+        for _ in range(400):  # the last passes find nothing, and then no more begin
+            now = [fabric.statistics()["peers"] for fabric in made]
+            still = still + 1 if now == before else 0
+            before = now
+            if still == 20:
+                break
+            threading.Event().wait(0.01)
+        assert still == 20, before
+
+
+def test_adds_reach_other_hosts_beside_the_training_without_a_barrier() -> None:
+    spec = TableSpec("array", 1, 5)
+    with fabrics(2) as made:
+        shards = [new_shard(spec) for _ in made]
+        for fabric, shard in zip(made, shards, strict=True):
+            fabric.attach(1, shard)
+        for i, adding in enumerate((0, 1, 0)):
+            Adder(shards[adding]).add(np.ones(5))
+            deadline = Deadline.after(30)
+            while not np.all(shards[1 - adding].values() == i + 1):
+                assert not deadline.passed
+                threading.Event().wait(0.002)
+
+
+def test_a_lost_host_and_a_closed_fabric_end_waits() -> None:
+    with fabrics(2, share=0) as made:
+        for fabric in made:
+            for number in (1, 2):
+                fabric.attach(number, new_shard(TableSpec("array", 1, 5), number))
+        barrier(made)
+        made[1].close()
+        threading.Timer(0.05, made[0].lost, (1,)).start()
+        with pytest.raises(MultiversoError, match="host 1 is lost"):
+            made[0].settle(Deadline.after(60))
+
+
+# -- who is let in -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "ours, theirs, words",
+    [
+        (False, False, "another job"),
+        (True, True, "not of this job"),
+        (True, False, "insecure-fabric"),
+        (False, True, "insecure-fabric"),
+    ],
+)
+def test_other_jobs_are_refused_in_words(ours: bool, theirs: bool, words: str) -> None:
+    assert words in str(_refusal(new_credentials(ours), new_credentials(theirs)))
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_another_version_is_refused_in_words(encrypted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = new_credentials(encrypted)
+    monkeypatch.setattr(Hello, "pack", _pack_of_version_99)
+    assert "version 99" in str(_refusal(job, job))
+
+
+def _pack_of_version_99(self: Hello, job: bytes, nonce: bytes, pack: Any = Hello.pack) -> bytes:
+    raw = pack(self, job, nonce)
+    return raw[:4] + (99).to_bytes(2, "big") + raw[6:]
+
+
+def test_who_knows_the_job_but_not_the_secret_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = new_credentials(False)
+    monkeypatch.setattr(transport, "job_of", lambda credentials: b"j" * 16)
+    assert "secret" in str(_refusal(job, Credentials(b"x" * 32)))
+
+
+def _refusal(listens: Credentials, connects: Credentials) -> BaseException:
+    """What the connecting side is told."""
+    listener = transport.Listener(("127.0.0.1", 0))
+    errors: list[BaseException] = []
+
+    def serve() -> None:
+        try:
+            transport.accept(listener.accept(), listens, Hello(0, 2, 1), Deadline.after(30))
+        except (OSError, StartupError) as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        with pytest.raises(OSError) as caught:
+            transport.connect(listener.address, connects, Hello(1, 2, 1), Deadline.after(30))
+    finally:
+        thread.join()
+        listener.close()
+    assert errors, "the listening side let it in"
+    return caught.value
+
+
+def test_a_stranger_that_says_nothing_or_nonsense_hinders_nobody() -> None:
+    with fabrics(2, share=0) as made:
+        shards = [new_shard(TableSpec("array", 1, 5)) for _ in made]
+        place = made[0]._listener.address  # type: ignore[union-attr]
+        with socket.create_connection(place) as silent, socket.create_connection(place) as loud:
+            loud.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(200))
+            for fabric, shard in zip(made, shards, strict=True):
+                fabric.attach(1, shard)
+            Adder(shards[1]).add(np.ones(5))
+            barrier(made)
+            assert np.all(shards[0].values() == 1)
+            assert silent.fileno() >= 0
+
+
+def test_a_wrong_secret_ends_the_wait_for_the_link_with_the_reason() -> None:
+    with Fabric(0, 2, new_credentials(False)) as first, Fabric(1, 2, new_credentials(False)) as second:
+        place = first.listen()
+        second.listen()
+        second.attach(2, new_shard(TableSpec("array", 1, 5), 2))
+        second.connect(0, place)
+        with pytest.raises(MultiversoError, match="another job"):
+            second.settle(Deadline.after(30))
+
+
+# -- small things ----------------------------------------------------------------------------------------------------
+
+
+def test_chunks_cover_a_table_in_whole_stripes() -> None:
+    for elements, stripe, nbytes in [(1, 1, 4), (100, 7, 64), (100, 64, 64), (1000, 16, 8), (7, 7, 8)]:
+        chunks = chunks_of(elements, stripe, 4, nbytes)
+        assert [c.low for c in chunks] == [0, *(c.high for c in chunks[:-1])]
+        assert chunks[-1].high == elements
+        assert all(c.size * 4 <= nbytes for c in chunks)
+        if stripe * 4 <= nbytes:
+            assert all(c.low % stripe == 0 for c in chunks)
+
+
+def test_homes_are_spread() -> None:
+    assert homes_of(1, 6, [0, 1, 2]) == [0, 0, 1, 1, 2, 2]
+    assert {homes_of(number, 1, [0, 1, 2])[0] for number in range(3)} == {0, 1, 2}
+
+
+def test_credentials_travel_as_text_and_damage_is_refused() -> None:
+    for encrypted in (False, True):
+        made = new_credentials(encrypted)
+        assert Credentials.from_text(made.to_text()) == made
+        assert made.secret.hex() not in repr(made)
+        for text in ("", "x", made.to_text()[:-8], "A" * 20_000):
+            with pytest.raises(StartupError, match="damaged"):
+                Credentials.from_text(text)
+
+
+def test_a_refusal_is_an_error_of_starting_and_of_the_connection() -> None:
+    assert issubclass(RefusedError, StartupError)
+    assert issubclass(RefusedError, ConnectionError)
