@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test quick check bench chaos pauses pythons fuzz interrupts interleave mutants golden docs clean distclean
+.PHONY: help demo test quick check bench chaos pauses pythons fuzz interrupts interleave simulate mutants golden docs clean distclean
 
 # Whatever is active outside must not reach the environments made here.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONWARNINGS CONDA_PREFIX
@@ -73,6 +73,10 @@ interrupts: .venv/.full ## 10,000 signals in each operation and mode, beside a t
 
 interleave: .venv/.dev ## schedules of the kernels, step by step, that break a law (SECONDS=60, SEED=random, ARGS=)
 	PYTHONPATH=tests/interleave $(BIN)/python -m interleavings --seconds $(or $(SECONDS),60) \
+		$(if $(SEED),--seed $(SEED)) $(ARGS)
+
+simulate: .venv/.dev ## several hosts on a simulated network, schedule after schedule (SECONDS=60, SEED=random, ARGS=)
+	PYTHONPATH=tests/simulation $(BIN)/python -m simulated --seconds $(or $(SECONDS),60) \
 		$(if $(SEED),--seed $(SEED)) $(ARGS)
 
 mutants: .venv/.dev ## which schedule notices which spoilt line of the kernels (tests/interleave/mutants.json)

@@ -1,0 +1,56 @@
+"""Looks for schedules in which a sum is wrong or a barrier does not end: ``python -m simulated [--seed N]``.
+
+With ``--replay`` the one of ``--seed`` is run again, and everything that happens in it is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from random import SystemRandom
+
+from simulated.world import Memory, run
+
+
+def main() -> int:
+    """Runs what the command line asks for; returns how many schedules failed."""
+    parser = argparse.ArgumentParser(prog="simulated", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--schedules", type=int, help="so many, instead of for a time")
+    parser.add_argument("--seed", type=int, help="of the first schedule; the others follow")
+    parser.add_argument("--replay", action="store_true", help="one schedule only, with all that happens")
+    options = parser.parse_args()
+    memory = Memory()
+    if options.replay:
+        run(options.seed, memory, print)
+        print("nothing wrong")
+        return 0
+    first = SystemRandom().randrange(1 << 40) if options.seed is None else options.seed
+    began, done, failed, faults, frames = time.monotonic(), 0, 0, 0, 0
+    while (
+        time.monotonic() - began < options.seconds if options.schedules is None else done < options.schedules
+    ):
+        seed = first + done
+        done += 1
+        try:
+            world = run(seed, memory)
+        except Exception:
+            failed += 1
+            traceback.print_exc(limit=-2)
+            print(f"seed {seed} failed: make simulate SEED={seed} ARGS=--replay", flush=True)
+            if failed >= 10:
+                break
+            continue
+        faults += world.faults
+        frames += sum(len(kept) for kept in world.history.values())
+    seconds = time.monotonic() - began
+    print(
+        f"{done} schedules from seed {first} in {seconds:.0f} s ({60 * done / seconds:.0f} a minute), "
+        f"{frames} frames, {faults} faults, {failed} failed"
+    )
+    return failed
+
+
+sys.exit(main())

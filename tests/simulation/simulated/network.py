@@ -1,0 +1,82 @@
+"""Virtual time, and connections whose bytes come late, in pieces, or not at all."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+
+class Clock:
+    """Events in their order of virtual seconds; equal moments in the order in which they were asked for."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.events = 0
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+
+    def after(self, seconds: float, do: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._queue, (self.now + seconds, self._count, do))
+
+    def step(self) -> bool:
+        """Does what comes next; False when nothing does."""
+        if not self._queue:
+            return False
+        self.now, _, do = heapq.heappop(self._queue)
+        self.events += 1
+        do()
+        return True
+
+
+@dataclass(frozen=True)
+class Line:
+    """How a direction of a connection is.
+
+    Attributes:
+        latency: seconds.
+        rate: bytes a second.
+        pieces: bytes that arrive at once, at most; 0 for whole frames.
+    """
+
+    latency: float = 1e-4
+    rate: float = 1e9
+    pieces: int = 0
+
+
+class Wire:
+    """One direction of one connection: bytes in order, until it is cut."""
+
+    def __init__(self, clock: Clock, random: Random, line: Line, deliver: Callable[[bytes], None]) -> None:
+        self._clock, self._random, self._line, self._deliver = clock, random, line, deliver
+        self._free_at = 0.0
+        self._last = 0.0
+        self.cut = False
+        self.silent_until = 0.0
+        self.left: int | None = None  # bytes until it breaks
+        self.broken: Callable[[], None] = lambda: None
+        self.sent = 0
+
+    def send(self, data: bytes) -> float:
+        """Gives bytes to the connection; returns the moment when the sender may go on."""
+        clock = self._clock
+        start = max(clock.now, self._free_at, self.silent_until)
+        self._free_at = start + len(data) / self._line.rate
+        self.sent += len(data)
+        if self.left is not None:
+            data, self.left = data[: self.left], self.left - len(data)
+        step = self._line.pieces or len(data) or 1
+        at = 0
+        while at < len(data):
+            size = self._random.randint(1, step) if self._line.pieces else step
+            piece = data[at : at + size]
+            at += size
+            when = max(self._last, start + at / self._line.rate + self._line.latency)
+            self._last = when
+            clock.after(when - clock.now, lambda piece=piece: None if self.cut else self._deliver(piece))  # type: ignore[misc]
+        if self.left is not None and self.left <= 0:
+            self.left = None
+            clock.after(max(0.0, self._last - clock.now), self.broken)
+        return self._free_at

@@ -1,0 +1,423 @@
+"""Hosts with real tables and real links, workers that add, and faults; all of it decided by one seed."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from multiverso import layout as at
+from multiverso.hosts import wires
+from multiverso.hosts.books import Changes, Ticket
+from multiverso.hosts.copies import Copy, homes_of
+from multiverso.hosts.frames import HEADER_BYTES, ProtocolError, Reader
+from multiverso.hosts.link import Link
+from multiverso.hosts.pace import Every, Pace
+from multiverso.memory import heap
+from multiverso.memory.segment import Segment
+from multiverso.shards.shard import Shard, initialise
+from multiverso.spec import Places, TableSpec
+from simulated.network import Clock, Line, Wire
+
+CHUNK_BYTES = 64
+_RECONNECT_SECONDS = 0.02
+_KERNEL_SECONDS = 2e-5
+
+
+class Memory:
+    """Tables, made once and used by one schedule after another."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, int, str], Shard] = {}
+
+    def shard(self, host: int, elements: int, dtype: str) -> Shard:
+        key = (host, elements, dtype)
+        if key not in self._kept:
+            spec = TableSpec("array", 1, elements, dtype)
+            descriptor = heap.create("simulated", Places.of(spec, 1, False).size)
+            try:
+                segment = Segment(descriptor)
+            finally:
+                os.close(descriptor)
+            initialise(segment.address, spec, 1, 1, at.ASYNCHRONOUS)
+            self._kept[key] = Shard(segment, spec, 1, at.ASYNCHRONOUS)
+        shard = self._kept[key]
+        shard.values()[:] = 0
+        return shard
+
+
+@dataclass(eq=False)
+class Host:
+    """A host: copies of the tables, links, when it goes on after a stall."""
+
+    number: int
+    pace: Pace
+    copies: dict[int, Copy] = field(default_factory=dict)
+    changes: dict[int, Changes] = field(default_factory=dict)
+    links: dict[int, Link] = field(default_factory=dict)
+    stalled_until: float = 0.0
+    incarnation: int = 1
+
+
+@dataclass(eq=False)
+class Connection:
+    """One connection of a pair: a wire in each direction."""
+
+    wires: dict[int, Wire]  # by the host that sends
+    readers: dict[int, Reader]  # by the host that receives
+    inbox: dict[int, deque[bytes]] = field(default_factory=dict)  # what has come, by the host that receives
+    ended: set[int] = field(default_factory=set)
+    busy: dict[int, bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a schedule is made of.
+
+    Attributes:
+        hosts: how many.
+        elements: of each table.
+        dtypes: of the tables.
+        wire: how differences travel.
+        line: what connections are like.
+        adds: of each host to each table.
+        seconds: over which the adds are spread.
+        cuts: connections that break at a random byte.
+        stalls: hosts that stand still for a while.
+        silences: connections over which nothing comes for a while.
+        replays: frames that come a second time.
+        share: of a core that a node may use; 0 for no limit.
+        every: how often passes begin.
+    """
+
+    hosts: int = 3
+    elements: tuple[int, ...] = (40,)
+    dtypes: tuple[str, ...] = ("float32",)
+    wire: str = "native"
+    line: Line = field(default_factory=Line)
+    adds: int = 10
+    seconds: float = 0.05
+    cuts: int = 3
+    stalls: int = 1
+    silences: int = 1
+    replays: int = 1
+    share: float = 0.0
+    every: Every = field(default_factory=Every)
+
+
+def random_scene(random: Random) -> Scene:
+    """Returns what a seed makes of everything that can be chosen."""
+    tables = random.randint(1, 2)
+    return Scene(
+        hosts=random.choice((2, 2, 3, 3, 4)),
+        elements=tuple(random.choice((1, 15, 40, 100)) for _ in range(tables)),
+        dtypes=tuple(random.choice(("float32", "float32", "int64")) for _ in range(tables)),
+        line=Line(
+            latency=random.choice((1e-5, 1e-4, 5e-3)),
+            rate=random.choice((1e5, 1e6, 1e9)),
+            pieces=random.choice((0, 0, 0, 30)),
+        ),
+        adds=random.randint(1, 12),
+        seconds=random.choice((0.001, 0.02, 0.2)),
+        cuts=random.choice((0, 1, 3, 8)),
+        stalls=random.choice((0, 0, 1, 2)),
+        silences=random.choice((0, 0, 1)),
+        replays=random.choice((0, 0, 1, 3)),
+        share=random.choice((0.0, 0.0, 0.2)),
+        every=random.choice((Every(), Every(), Every(seconds=0.01), Every(changes=3))),
+    )
+
+
+class World:
+    """A job on simulated hosts.
+
+    Args:
+        scene: what happens.
+        random: decides when and where.
+        memory: where the tables lie.
+        trace: gets a line for each thing that happens.
+    """
+
+    def __init__(
+        self, scene: Scene, random: Random, memory: Memory, trace: Callable[[str], None] | None = None
+    ) -> None:
+        self.scene, self.random, self.clock = scene, random, Clock()
+        self.trace = trace
+        self.faults = 0
+        self.refused = 0
+        self.total = [np.zeros(size, dtype) for size, dtype in zip(scene.elements, scene.dtypes, strict=True)]
+        self.hosts = [Host(number, Pace(scene.share)) for number in range(scene.hosts)]
+        self.connections: dict[tuple[int, int], Connection] = {}
+        self.history: dict[tuple[int, int], list[bytes]] = {}
+        for host in self.hosts:
+            for peer in range(scene.hosts):
+                if peer != host.number:
+                    host.links[peer] = Link(host.number, peer, host.pace, window=random.choice((1, 3, 8)))
+            for number, (size, dtype) in enumerate(zip(scene.elements, scene.dtypes, strict=True), 1):
+                copy = Copy(memory.shard(10 * host.number + number, size, dtype), CHUNK_BYTES)
+                changes = host.changes[number] = Changes()
+                host.copies[number] = copy
+                homes = homes_of(number, len(copy.chunks), list(range(scene.hosts)))
+                wire = wires.number_of(scene.wire, dtype)
+                for link in host.links.values():
+                    link.attach(number, copy, changes, homes, wire, scene.every)
+        for high in range(scene.hosts):
+            for low in range(high):
+                self._later(0.001, self._connect, low, high)
+        for host in self.hosts:
+            self._later(0.001, self._look, host)
+
+    def say(self, what: str) -> None:
+        if self.trace is not None:
+            self.trace(f"{self.clock.now * 1e3:10.3f} ms  {what}")
+
+    def _later(self, most: float, do: Callable[..., None], *arguments: Any) -> None:
+        self.clock.after(self.random.uniform(0, most), lambda: do(*arguments))
+
+    def _when_up(self, host: Host, do: Callable[[], None]) -> bool:
+        """Whether a host does anything now; if it stands still, it does this when it goes on."""
+        if self.clock.now >= host.stalled_until:
+            return True
+        self.clock.after(host.stalled_until - self.clock.now, do)
+        return False
+
+    # -- connections -----------------------------------------------------------------------------------------
+
+    def _connect(self, low: int, high: int) -> None:
+        ends = (self.hosts[low], self.hosts[high])
+        for host in ends:
+            if not self._when_up(host, lambda: self._connect(low, high)):
+                return
+        old = self.connections.get((low, high))
+        if old is not None:  # the older one is fenced: its threads end before the new one begins
+            for number in (low, high):
+                self._end(low, high, old, number)
+        self.say(f"connection {low}-{high}")
+        made = Connection({}, {})
+        self.connections[low, high] = made
+        for sender, receiver in (ends, ends[::-1]):
+            made.readers[receiver.number] = Reader(receiver.links[sender.number].accept)
+
+            made.inbox[receiver.number] = deque()
+
+            def deliver(data: bytes, sender: Host = sender, receiver: Host = receiver) -> None:
+                made.inbox[receiver.number].append(data)
+                self._deliver(low, high, made, sender, receiver)
+
+            wire = Wire(self.clock, self.random, self.scene.line, deliver)
+            wire.broken = lambda: self._break(low, high, made)
+            made.wires[sender.number] = wire
+            made.busy[sender.number] = False
+        for host, peer in (ends, ends[::-1]):
+            host.links[peer.number].connect(peer.incarnation)
+        for host, peer in (ends, ends[::-1]):
+            self._send(low, high, made, host, peer)
+
+    def _end(self, low: int, high: int, connection: Connection, number: int) -> None:
+        """One side notices the end of a connection."""
+        if number in connection.ended:
+            return
+        connection.ended.add(number)
+        connection.wires[low + high - number].cut = True  # nothing more comes to this side
+        self.hosts[number].links[low + high - number].cut()
+
+    def _break(self, low: int, high: int, connection: Connection) -> None:
+        """The network cuts a connection: both sides notice, each in its time; the higher one connects anew."""
+        if self.connections.get((low, high)) is not connection or connection.ended:
+            return
+        self.faults += 1
+        self.say(f"cut {low}-{high}")
+        for wire in connection.wires.values():
+            wire.cut = True
+        first = self.random.choice((low, high))
+        self._end(low, high, connection, first)
+
+        def rest() -> None:
+            self._end(low, high, connection, low + high - first)
+
+        self._later(0.01, rest)
+        self._later(_RECONNECT_SECONDS, self._connect, low, high)
+
+    def _send(self, low: int, high: int, connection: Connection, host: Host, peer: Host) -> None:
+        """The sending thread's turn."""
+        if self.connections.get((low, high)) is not connection or host.number in connection.ended:
+            return
+        if connection.busy[host.number]:
+            return
+        if not self._when_up(host, lambda: self._send(low, high, connection, host, peer)):
+            return
+        link = host.links[peer.number]
+        outgoing = link.next(self.clock.now)
+        if outgoing is None:
+            wait = link.wait(self.clock.now)
+            if wait:  # the budget is used up for now
+                self.clock.after(wait + 1e-6, lambda: self._send(low, high, connection, host, peer))
+            return
+        host.pace.spent(self.clock.now, _KERNEL_SECONDS)
+        data = outgoing.header.pack() + bytes(outgoing.body)
+        link.sent(outgoing)
+        if self.trace is not None:
+            self.say(f"{host.number} -> {peer.number}  {outgoing.header}")
+        kept = self.history.setdefault((host.number, peer.number), [])
+        kept.append(data)
+        connection.busy[host.number] = True
+        wire = connection.wires[host.number]
+        go_on = wire.send(data)
+
+        def again() -> None:
+            connection.busy[host.number] = False
+            self._send(low, high, connection, host, peer)
+
+        self.clock.after(max(go_on - self.clock.now, _KERNEL_SECONDS), again)
+
+    def _deliver(self, low: int, high: int, connection: Connection, sender: Host, receiver: Host) -> None:
+        """The receiving thread's turn."""
+        if receiver.number in connection.ended:
+            return
+        if not self._when_up(receiver, lambda: self._deliver(low, high, connection, sender, receiver)):
+            return
+        data = b"".join(connection.inbox[receiver.number])
+        connection.inbox[receiver.number].clear()
+        reader, link = connection.readers[receiver.number], receiver.links[sender.number]
+        try:
+            while data:
+                room = reader.room()
+                count = min(len(room), len(data))
+                room[:count] = data[:count]
+                data = data[count:]
+                whole = reader.filled(count)
+                if whole is not None:
+                    link.arrived(*whole, self.clock.now)
+                    receiver.pace.spent(self.clock.now, _KERNEL_SECONDS)
+        except ProtocolError as error:
+            self.refused += 1
+            self.say(f"host {receiver.number} ends {low}-{high}: {error}")
+            self._break(low, high, connection)
+            return
+        self._send(low, high, connection, receiver, sender)
+
+    # -- the hosts --------------------------------------------------------------------------------------------
+
+    def _look(self, host: Host, pause: float = 0.001) -> None:
+        """The watching thread's turn: often while something happens."""
+        if self._when_up(host, lambda: self._look(host)):
+            pause = min(0.05, 1.5 * pause)
+            for peer, link in host.links.items():
+                if link.look(self.clock.now):
+                    pause = 0.001
+                    low, high = sorted((host.number, peer))
+                    connection = self.connections.get((low, high))
+                    if connection is not None:
+                        self._send(low, high, connection, host, self.hosts[peer])
+            self.clock.after(pause, lambda: self._look(host, pause))
+
+    def add(self, host: Host, table: int) -> None:
+        """A worker adds small whole numbers."""
+        if not self._when_up(host, lambda: self.add(host, table)):
+            return
+        values = host.copies[table].shard.values()
+        delta = np.array([self.random.randint(-3, 3) for _ in range(values.size)], values.dtype)
+        values += delta
+        self.total[table - 1] += delta
+        host.changes[table].version += 1
+        self._adds_left -= 1
+
+    # -- a whole schedule ---------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Lets the workers add beside all faults, then lets everybody come to a barrier, and looks at the sums."""
+        scene = self.scene
+        self._adds_left = scene.adds * scene.hosts * len(scene.elements)
+        for host in self.hosts:
+            for table in host.copies:
+                for _ in range(scene.adds):
+                    self._later(scene.seconds, self.add, host, table)
+        for kind, count in (
+            (self._fault_cut, scene.cuts),
+            (self._fault_stall, scene.stalls),
+            (self._fault_silence, scene.silences),
+            (self._fault_replay, scene.replays),
+        ):
+            for _ in range(count):
+                self._later(scene.seconds * 1.5, kind)
+        self._until(lambda: self._adds_left == 0, "the adds")
+        self.barrier()
+        for table, total in enumerate(self.total):
+            for host in self.hosts:
+                values = host.copies[table + 1].shard.values()
+                assert np.array_equal(values, total), (
+                    f"table {table + 1} of host {host.number}: {values - total} from the sum"
+                )
+
+    def barrier(self) -> None:
+        """All hosts give what they have, then take what there is."""
+        for take in (False, True):
+            tickets: list[Ticket] = []
+            for host in self.hosts:
+                for peer, link in host.links.items():
+                    tickets.append(link.settle(take))
+                    self._later(0, self._poke, host, peer)
+            self._until(lambda tickets=tickets: all(t.done for t in tickets), "a barrier")  # type: ignore[misc]
+
+    def _poke(self, host: Host, peer: int) -> None:
+        low, high = sorted((host.number, peer))
+        connection = self.connections.get((low, high))
+        if connection is not None:
+            self._send(low, high, connection, host, self.hosts[peer])
+
+    def _until(self, done: Callable[[], bool], what: str) -> None:
+        limit, events = self.clock.now + 600.0, self.clock.events + 400_000
+        while not done():
+            assert self.clock.step(), f"nothing happens any more, and {what} is not over"
+            assert self.clock.now < limit, f"{what} takes too long"
+            assert self.clock.events < events, f"{what} takes too many frames"
+
+    # -- faults -------------------------------------------------------------------------------------------------
+
+    def _fault_cut(self) -> None:
+        if self.connections:
+            connection = self.connections[self.random.choice(sorted(self.connections))]
+            wire = connection.wires[self.random.choice(sorted(connection.wires))]
+            wire.left = self.random.randint(0, 3 * (HEADER_BYTES + CHUNK_BYTES))
+
+    def _fault_stall(self) -> None:
+        host = self.random.choice(self.hosts)
+        host.stalled_until = self.clock.now + self.random.choice((0.001, 0.05, 2.0))
+        self.say(f"host {host.number} stands still")
+        self.faults += 1
+
+    def _fault_silence(self) -> None:
+        if self.connections:
+            connection = self.connections[self.random.choice(sorted(self.connections))]
+            wire = connection.wires[self.random.choice(sorted(connection.wires))]
+            wire.silent_until = self.clock.now + self.random.choice((0.01, 0.5, 5.0))
+            self.faults += 1
+
+    def _fault_replay(self) -> None:
+        """A frame that was sent before, on whatever connection, comes once more."""
+        pairs = sorted(key for key, kept in self.history.items() if kept)
+        if not pairs:
+            return
+        sender, receiver = self.random.choice(pairs)
+        low, high = sorted((sender, receiver))
+        connection = self.connections.get((low, high))
+        if connection is not None and not connection.ended and not connection.busy[sender]:
+            self.faults += 1
+            data = self.random.choice(self.history[sender, receiver])
+            self.say(f"{sender} -> {receiver} comes again")
+            connection.wires[sender].send(data)
+
+
+def run(seed: int, memory: Memory, trace: Callable[[str], None] | None = None) -> World:
+    """Runs the schedule of a seed; an AssertionError says what is wrong with it."""
+    random = Random(seed)
+    world = World(random_scene(random), random, memory, trace)
+    if trace is not None:
+        trace(str(world.scene))
+    world.run()
+    return world
