@@ -39,8 +39,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 import multiverso as mv
-from multiverso import kernels
 from multiverso.errors import NodeLostError, WorkerLostError
+from multiverso.kernels import dense, rounds, rows
 from multiverso.runtime import Node, Session
 
 WORKERS = 4
@@ -441,8 +441,8 @@ def main() -> NoReturn:
     parser.add_argument("--json", type=Path, help="where to write the result")
     parser.add_argument("--launchers", type=int, help="how many of the kills are of launchers (1 in 200)")
     options = parser.parse_args()
-    kernels.load_waits()
-    kernels.load("int64")
+    for kernel in (dense.add, rows.add_rows, rounds.read):
+        kernel.compiled("int64")
     chance = random.Random(options.seed)
     files_before = left_behind()["files"]
     waits: dict[str, list[float]] = {"continue": [], "stop": [], "node": [], "elastic": [], "launcher": []}

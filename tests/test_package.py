@@ -199,3 +199,17 @@ def test_what_the_caller_ignores_or_blocks_the_programs_of_a_test_do_not(tmp_pat
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert result.returncode == 0, result.stdout
+
+
+def test_docstrings_have_one_voice() -> None:
+    """They say what a function does ("Returns"), and give no orders ("Return"); help texts of commands do."""
+    first: dict[str, list[str]] = {}
+    for path in (ROOT / "src").rglob("*.py"):
+        if path.relative_to(ROOT / "src").as_posix() in ("multiverso/cli/main.py", "platoon/launcher.py"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and (text := ast.get_docstring(node)):
+                first.setdefault(text.split()[0], []).append(f"{path.relative_to(ROOT)}: {node.name}")
+    nouns = {"A", "Row"}
+    orders = {word: where for word, where in first.items() if {f"{word}s", f"{word}es"} & set(first)}
+    assert set(orders) <= nouns, orders

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from multiverso.errors import StartupError
 from multiverso.runtime.current import current, is_open, latest, set_current
 from multiverso.runtime.joining import join
-from multiverso.runtime.session import abandoned_by, open_sessions
+from multiverso.runtime.opened import abandoned_by, open_sessions
 
 _starting = threading.Lock()
 
@@ -105,7 +105,7 @@ def server_id() -> int:
 
 
 def is_master_worker() -> bool:
-    """Whether this is worker 0: the one that validates, prints and saves."""
+    """Returns whether this is worker 0: the one that validates, prints and saves."""
     return current().worker_id == 0
 
 

@@ -189,7 +189,7 @@ def _others_write(status: os.stat_result) -> bool:
 
 
 def _is_private_group(gid: int) -> bool:
-    """Whether a group is this user's alone, as distributions make one for each user (their umask is 0002)."""
+    """Returns whether a group is this user's alone, as distributions make one for each user (their umask is 0002)."""
     try:
         name, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(gid)
     except KeyError:

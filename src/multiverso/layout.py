@@ -107,14 +107,14 @@ HYPER = TABLE.int64("hyper", 8)  # up to 8 hyperparameters in the table's dtype
 # written while it is used
 COMMITTED = TABLE.int64("committed", apart=True)  # the last finished round; all members write the same value
 WRITTEN = TABLE.int64("written")  # all writers: times that the values were overwritten (atomically)
-# compare-and-swap, see rounds._step_in; for even and odd steps
+# compare-and-swap, see round_steps.step_in; for even and odd steps
 DECISIONS = TABLE.int64("decisions", 2, apart=True)
 
 # a worker's line in a table
 LINE_STRIDE = 256
 LINE = Record(LINE_STRIDE)
 ENROLLED = LINE.int32("enrolled")  # takes part in this table's rounds and clocks
-# for even and odd rounds: what the slot of the round holds, see kernels/rounds.py
+# for even and odd rounds: what the slot of the round holds, see kernels/folding.py
 SOURCES = LINE.int32("sources", 2)
 PROPOSALS = LINE.int64("proposals", 2)  # members of a step, for even and odd steps
 STAGED = LINE.int64("staged")  # the last step of which this worker's slot is ready
@@ -143,7 +143,7 @@ SIGNATURES = REDUCTION.int64("signatures", 2)  # for even and odd phases: what i
 CALL_DONE = 0  # int64: stripes or rows done
 CALL_COMPLETE = 8  # int64: 1 once all is done
 
-# an unfinished round, in the caller's own memory, in int64 words: see kernels/rounds.py
+# an unfinished round, in the caller's own memory, in int64 words: see kernels/round_steps.py
 ROUND_OPEN, ROUND_CHUNK, ROUND_NUMBER, ROUND_STAGE, ROUND_STAGED, ROUND_MEMBERS = range(6)
 
 # MODE

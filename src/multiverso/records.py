@@ -31,6 +31,10 @@ class Record:
         """Declares an int64, or ``count`` of them."""
         return self._add(name, "<i8", count, CACHE_LINE if apart else 8)
 
+    def bytes(self, name: str, count: int) -> int:
+        """Declares so many bytes of text or the like."""
+        return self._add(name, f"V{count}", 1, 1)
+
     def mutex(self, name: str) -> int:
         """Declares a robust mutex, on a cache line of its own."""
         return self._add(name, "V64", 1, CACHE_LINE)

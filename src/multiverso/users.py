@@ -10,7 +10,7 @@ _USUAL_OVERFLOW = 65534
 
 
 def look_alike(proc: Path = Path("/proc")) -> bool:
-    """Whether another user may have the number that this process knows as its own.
+    """Returns whether another user may have the number that this process knows as its own.
 
     In a user namespace a user who is not in its map is shown as the overflow number (65534). With no map at all
     (``unshare --user``) that is everybody, this process included.

@@ -14,19 +14,18 @@ from typing import Any
 import numpy as np
 
 import multiverso as mv
-from multiverso import kernels
 from multiverso import layout as at
-from multiverso.kernels import rounds
+from multiverso.kernels import dense, rounds, rows, waits
+from multiverso.kernels.compiling import load_module
 from multiverso.memory import mutex
 from multiverso.memory.words import load32, load64, store64
 from multiverso.runtime import Node, Session
 from multiverso.runtime.link import Link
 
-kernels.load_waits()
-float32 = kernels.load("float32")
-assert float32.dense
-assert float32.rows
-assert float32.rounds
+for module in (dense, rows, rounds):
+    load_module(module.__name__, "float32")
+for module in (waits, rounds):
+    load_module(module.__name__, None)
 
 SIZE = 100_000  # four stripes
 Victim = Callable[[Session, Any], None]
@@ -66,7 +65,7 @@ def _publish(session: Session, base: int) -> None:
     """Says that what was added is ready for the first round, as a worker that leaves does."""
     progress = np.zeros(rounds.MEMBERS, np.int64)
     progress[rounds.STAGED] = progress[rounds.ROUND] = 1
-    session.waits.leave(session.control.address, base, session.worker_id, progress)
+    rounds.leave.compiled()(session.control.address, base, session.worker_id, progress)
 
 
 def alone_in_a_round(address: str, end: str, pipe: Connection) -> None:

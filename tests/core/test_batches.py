@@ -216,12 +216,12 @@ def test_a_death_between_two_stores_loses_and_doubles_nothing(kept: str) -> None
             next(loops[-1])
             session.barrier()
             dealer = batches._dealers[session]
-            taken = dealer._line(session.worker_id)[batches._TAKEN]
+            taken = dealer._lines[session.worker_id]["taken"]
             if session.worker_id == 1:
                 if kept == "note":  # of the batch that comes next, which it has not yet taken
-                    taken[0] = dealer._words[batches._NEXT] + 1
+                    taken[0] = dealer._head["next"] + 1
                 else:  # taken from worker 0, which still has its note
-                    taken[1] = dealer._line(0)[batches._TAKEN][0]
+                    taken[1] = dealer._lines[0]["taken"][0]
             session.barrier()
             killed(session)
             return []

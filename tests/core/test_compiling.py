@@ -18,7 +18,7 @@ import small_kernels
 
 from multiverso import kernels, updaters
 from multiverso.cli import warmup
-from multiverso.kernels import compiling, storing
+from multiverso.kernels import compiling, dense, storing
 from multiverso.kernels.declaring import Kernel, kernels_of, rebound
 from multiverso.kernels.object_code import Code
 
@@ -293,4 +293,4 @@ def test_functions_are_replaced_without_touching_their_modules() -> None:
     assert isinstance(small_kernels.scale, Kernel)
     assert names["scale"] is not small_kernels.scale.function
     assert names["scale"].__globals__["_doubled"] is names["_doubled"]
-    assert kernels.load("float32").dense is kernels.load("float32").dense
+    assert dense.add.compiled("float32") is dense.add.compiled("float32")

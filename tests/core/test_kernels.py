@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from multiverso import kernels, updaters
 from multiverso import layout as at
 from multiverso.consistency.port import Call
-from multiverso.kernels.compiling import compile_update
+from multiverso.kernels import dense as dense_kernels
+from multiverso.kernels.compiling import compile_update, load_module
 from multiverso.memory import heap, mutex, segment
 from multiverso.shards.shard import Shard, initialise
 from multiverso.spec import DTYPES, MODES, Partition, Places, TableSpec
@@ -28,6 +30,11 @@ _segments: list[int] = []
 _control = np.zeros(at.control_bytes(WORKERS) // 8, np.int64)
 CONTROL = _control.ctypes.data
 _calls: list[Call] = []
+
+
+def compiled(module: str, dtype: str) -> Any:
+    """The kernels of a module for a dtype."""
+    return SimpleNamespace(**load_module(f"multiverso.kernels.{module}", dtype))
 
 
 def new(done: int = 0) -> int:
@@ -77,7 +84,7 @@ def _leaky() -> Updater:
 @pytest.mark.parametrize("size", SIZES)
 def test_whole_tables(dtype: str, size: int) -> None:
     shard = table(TableSpec("array", 1, size, dtype=dtype))
-    dense = kernels.load(dtype).dense
+    dense = compiled("dense", dtype)
     model = numbers(size, dtype)
     assert dense.put(CONTROL, shard.base, 0, model.copy(), new()) == 0
     for me in range(WORKERS):
@@ -93,14 +100,14 @@ def test_whole_tables(dtype: str, size: int) -> None:
     assert dense.exchange(CONTROL, shard.base, 0, 2, local, last, 0, new()) == 0
     for array in (local, last, shard.values()):
         np.testing.assert_array_equal(array, model)
-    assert kernels.load_waits().version(shard.base) == WORKERS + 1
+    assert dense_kernels.version.compiled()(shard.base) == WORKERS + 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (11, 10), (5000, 33), (3, 2 * one_stripe)])
 def test_rows(dtype: str, rows: int, columns: int) -> None:
     shard = table(TableSpec("matrix", rows, columns, dtype=dtype))
-    by_row = kernels.load(dtype).rows
+    by_row = compiled("rows", dtype)
     model = np.zeros((rows, columns), dtype)
     random = np.random.default_rng(1)
     for me in range(WORKERS):
@@ -119,7 +126,7 @@ def test_rows(dtype: str, rows: int, columns: int) -> None:
 @pytest.mark.parametrize("bad", [-1, 5, 2**62])
 def test_a_bad_row_is_found_before_anything_changes(bad: int) -> None:
     shard = table(TableSpec("matrix", 5, 2))
-    by_row = kernels.load("float32").rows
+    by_row = compiled("rows", "float32")
     ids = np.array([0, 4, bad])
     code = by_row.add_rows(CONTROL, shard.base, 0, 0, ids, np.ones(6, "f4"), new())
     assert code == (2 << 16) | kernels.BAD_ROW
@@ -132,7 +139,7 @@ def test_an_updater_with_state_in_every_operation(size: int) -> None:
     updater = _leaky()
     shard = table(TableSpec("array", 1, size, updater="leaky", hyper=updater.hyper, states=2))
     update = compile_update(updater.apply, "float32")
-    dense = kernels.load("float32").dense
+    dense = compiled("dense", "float32")
     values, squares, steps = (np.zeros(size, "f4") for _ in range(3))
     local, last = numbers(size, "float32", 3), numbers(size, "float32", 4)
     for delta in (numbers(size, "float32", 1), local - last):
@@ -152,7 +159,7 @@ def test_an_updater_with_state_in_every_operation(size: int) -> None:
 def test_sgd_subtracts_rows_too() -> None:
     shard = table(TableSpec("matrix", 4, 3, updater="sgd"))
     update = compile_update(updaters.sgd().apply, "float32")
-    kernels.load("float32").rows.add_rows(
+    compiled("rows", "float32").add_rows(
         CONTROL, shard.base, update, 0, np.array([3, 1, 3]), np.ones(9, "f4"), new()
     )
     np.testing.assert_array_equal(shard.values().reshape(4, 3)[:, 0], [0, -1, 0, -2])
@@ -161,7 +168,7 @@ def test_sgd_subtracts_rows_too() -> None:
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf, -0.0])
 def test_special_values_are_kept(special: float) -> None:
     shard = table(TableSpec("array", 1, 5))
-    dense = kernels.load("float32").dense
+    dense = compiled("dense", "float32")
     dense.put(CONTROL, shard.base, 0, np.full(5, special, "f4"), new())
     out = np.empty(5, "f4")
     dense.get(CONTROL, shard.base, 0, out, 0, new())
@@ -175,7 +182,7 @@ def test_an_add_that_was_stopped_goes_on_where_it_was(size: int, start: int, me:
     shard = table(TableSpec("array", 1, size))
     stripes = Partition.of(shard.spec).stripe_count
     done = min(start, stripes)
-    kernels.load("float32").dense.add(CONTROL, shard.base, 0, me, np.ones(size, "f4"), new(done))
+    compiled("dense", "float32").add(CONTROL, shard.base, 0, me, np.ones(size, "f4"), new(done))
     touched = {int(i) // one_stripe for i in np.flatnonzero(shard.values())}
     assert len(touched) == stripes - done
     assert set(np.unique(shard.values())) <= {0.0, 1.0}
@@ -186,7 +193,7 @@ def test_an_add_that_was_stopped_goes_on_where_it_was(size: int, start: int, me:
 def test_a_held_lock_stops_a_kernel_after_a_slice_and_is_named() -> None:
     shard = table(TableSpec("array", 1, 3 * one_stripe))
     last = shard.base + shard.places.locks + 2 * at.MUTEX_BYTES
-    dense = kernels.load("float32").dense
+    dense = compiled("dense", "float32")
     import threading
 
     held, done = threading.Event(), threading.Event()
@@ -229,8 +236,8 @@ def take_and_die(lock: int) -> None:
 def test_a_lock_whose_owner_died_is_taken_over_and_counted() -> None:
     shard = table(TableSpec("matrix", 10, 1))
     lock = shard.base + shard.places.locks
-    dense, ones, ids = kernels.load("float32").dense, np.ones(10, "f4"), np.arange(10)
-    by_row = kernels.load("float32").rows
+    dense, ones, ids = compiled("dense", "float32"), np.ones(10, "f4"), np.arange(10)
+    by_row = compiled("rows", "float32")
     calls = (
         lambda: dense.add(CONTROL, shard.base, 0, 0, ones, new()),
         lambda: dense.get(CONTROL, shard.base, 0, ones.copy(), 0, new()),
@@ -252,6 +259,6 @@ def test_an_unrecoverable_lock_stops_before_data_is_touched() -> None:
     take_and_die(lock)
     assert mutex.lock(lock, 5.0) == mutex.OWNER_DEAD
     mutex.unlock(lock)  # without making it consistent
-    code = kernels.load("float32").dense.add(CONTROL, shard.base, 0, 0, np.ones(10, "f4"), new())
+    code = compiled("dense", "float32").add(CONTROL, shard.base, 0, 0, np.ones(10, "f4"), new())
     assert code == kernels.NOT_RECOVERABLE
     assert not shard.values().any()

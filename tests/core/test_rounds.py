@@ -286,7 +286,7 @@ TRAINING = """
 import json, os, random, sys, time
 import numpy as np
 import multiverso as mv
-from multiverso import kernels
+from multiverso.kernels import dense, rounds, rows, waits
 from multiverso.runtime import Session
 
 def train(address, worker_id, delays):
@@ -310,8 +310,9 @@ def train(address, worker_id, delays):
             m = scale.get()
         return w.tobytes().hex(), m.tobytes().hex()
 
-kernels.load_waits()
-kernels.load("float32")
+for kernel in (dense.add, rows.add_rows, rounds.read):
+    kernel.compiled("float32")
+waits.barrier.compiled()
 results = []
 for run, address in enumerate(sys.argv[1:]):
     pipes = [os.pipe() for _ in range(4)]

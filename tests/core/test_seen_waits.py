@@ -14,6 +14,7 @@ from core_support import in_threads, outcome, together, wait_for
 import multiverso as mv
 from multiverso import layout as at
 from multiverso.errors import DeadlockError, WaitTimeoutError
+from multiverso.kernels import waits
 from multiverso.memory import mutex
 from multiverso.memory.words import store32, store64
 from multiverso.runtime import Node, Session, observe
@@ -150,7 +151,7 @@ def test_counters_that_pass_32_bits_go_on_counting() -> None:
         store64(block + at.BARRIER, NEAR_THE_END)
         store64(reducer._lines_at + at.REDUCTION_STRIDE * me + at.PHASE, NEAR_THE_END)
         reducer._progress[0] = NEAR_THE_END
-        session._barriers = session._holdings._created = NEAR_THE_END
+        session._barrier.passed = session._holdings._created = NEAR_THE_END
         store32(block + at.WAIT_SEQ, NEAR_THE_END - 1)
         if me == 0:
             store32(control.address + at.EVENT, NEAR_THE_END)
@@ -159,15 +160,15 @@ def test_counters_that_pass_32_bits_go_on_counting() -> None:
             before = control.worker(0).barrier
             if me == 1:  # the other one really waits
                 wait_for(lambda: (wait := control.worker(0).wait) is not None and wait.kind == at.FOR_BARRIER)
-                assert control.worker(0).wait.target == session._barriers + 1  # type: ignore[union-attr]
+                assert control.worker(0).wait.target == session.barriers + 1  # type: ignore[union-attr]
             session.barrier()
-            assert before <= session._barriers
+            assert before <= session.barriers
             if me == 1:
                 wait_for(lambda: (wait := control.worker(0).wait) and wait.kind == at.FOR_REDUCTION)
             assert reducer.all_reduce(np.ones(2, "f4")).tolist() == [2, 2]
             table = mv.ArrayTableHandler(1, [4], session=session)
             assert table.snapshot().tolist() == [4]
-        return session._barriers, control.worker(me).created, int(reducer._progress[0])
+        return session.barriers, control.worker(me).created, int(reducer._progress[0])
 
     set_up = threading.Barrier(2)
     last = NEAR_THE_END + 8
@@ -178,11 +179,11 @@ def test_waits_are_never_read_half_written() -> None:
     """A reader takes a wait's words as a whole, however fast they change."""
     stop = threading.Event()
     with Node(1) as node, Session(node.address, timeout_seconds=30) as session:
-        waits, control, seen = session.waits, session.control, set()
+        control, seen = session.control, set()
 
         def write() -> None:
             for number in range(20_000):
-                waits.begin_wait(control.address, 0, at.FOR_LOCK, number, number)
+                waits.begin_wait.compiled()(control.address, 0, at.FOR_LOCK, number, number)
             stop.set()
 
         def read() -> None:
@@ -192,5 +193,5 @@ def test_waits_are_never_read_half_written() -> None:
                     seen.add((wait.table, wait.target))
 
         in_threads([write, read])
-        waits.finish_wait(control.address, 0)
+        waits.finish_wait.compiled()(control.address, 0)
     assert all(table == target for table, target in seen)

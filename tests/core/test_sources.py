@@ -11,7 +11,7 @@ import multiverso
 from multiverso.kernels import sources
 
 PACKAGE = Path(multiverso.__file__).parent
-GROUPS = ("dense", "rows", "rounds", "reduce", "steps", "waits")
+GROUPS = ("dense", "rows", "rounds", "reduce", "rules", "waits")
 
 
 def imports(path: Path) -> set[Path]:

@@ -332,7 +332,7 @@ def test_workers_must_agree_on_the_rule() -> None:
         (lambda: mv.rules.local_sgd(0), "a learning rate is above 0"),
         (lambda: mv.rules.local_sgd(0.7, 1), "a momentum is from 0"),
         (lambda: mv.rules.Rule("r", clipped_push, modes=("never",)), "modes of rule r must be some of"),
-        (lambda: mv.rules.Rule("r", clipped_push, per_worker=("ones",)), "own arrays of rule r begin as"),
+        (lambda: mv.rules.Rule("r", clipped_push, per_worker=("ones",)), "local state of rule r begins as"),
         (lambda: mv.rules.Rule("r", clipped_push, hyper=(0.0,) * 9), "at most 8 hyperparameters"),
     ],
 )

@@ -54,7 +54,7 @@ class Advice(Exception):
 
 
 def examine() -> Iterator[Finding]:
-    """Run every check, one after the other; a check that breaks is a finding, too."""
+    """Runs every check, one after the other; a check that breaks is a finding, too."""
     for name, check in CHECKS.items():
         yield _run(name, check)
 

@@ -12,7 +12,7 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def show_findings(findings: Iterable[Finding], as_json: bool) -> int:
-    """Print findings as they come; return the exit code."""
+    """Prints findings as they come; returns the exit code."""
     seen = []
     for finding in findings:
         seen.append(finding)

@@ -25,7 +25,7 @@ _STATE_STYLES = {"alive": "green", "lost": "red", "left": "dim"}
 
 
 def find_jobs() -> list[Status]:
-    """Ask every node of this user for its status; those that do not answer are left out."""
+    """Asks every node of this user for its status; those that do not answer are left out."""
     jobs = []
     for address in node_addresses():
         try:
@@ -36,7 +36,7 @@ def find_jobs() -> list[Status]:
 
 
 def node_addresses(table: str | None = None) -> list[str]:
-    """List the abstract sockets on which nodes listen.
+    """Lists the abstract sockets on which nodes listen.
 
     Args:
         table: The text of /proc/net/unix, which is read by default.
@@ -52,7 +52,7 @@ def node_addresses(table: str | None = None) -> list[str]:
 
 
 def chosen(jobs: list[Status], wish: str | None) -> list[Status]:
-    """Return the jobs that are meant: by a part of the address, a worker's pid, or its script."""
+    """Returns the jobs that are meant: by a part of the address, a worker's pid, or its script."""
     if wish is None:
         return jobs
     return [
@@ -64,7 +64,7 @@ def chosen(jobs: list[Status], wish: str | None) -> list[Status]:
 
 
 def show_jobs(*, once: bool, as_json: bool, interval_seconds: float, job: str | None = None) -> int:
-    """Print the jobs once (into a pipe always), or keep showing them until Ctrl-C; return the exit code."""
+    """Prints the jobs once (into a pipe always), or keeps showing them until Ctrl-C; returns the exit code."""
     if not interval_seconds > 0:
         raise StartupError(f"--interval {interval_seconds:g}: it must be more than 0 seconds.")
     if as_json:
@@ -97,7 +97,7 @@ class Rates:
     per_second: Mapping[Any, tuple[float, float]] = field(default_factory=dict)
 
     def seen(self, job: Status) -> "Rates":
-        """Look at the job's counters again."""
+        """Looks at the job's counters again."""
         now = float(job["up_seconds"])
         counters: dict[Any, tuple[float, float]] = {table["id"]: _work(table) for table in job["tables"]}
         for worker in job.get("workers", ()):
@@ -115,7 +115,7 @@ class Rates:
 
 
 def render(jobs: list[Status], rates: Mapping[str, Rates]) -> RenderableType:
-    """Lay the jobs out, one below the other."""
+    """Lays the jobs out, one below the other."""
     if not jobs:
         return Text("No job of this user is running here.")
     return Group(*(part for job in jobs for part in _render_job(job, rates.get(job["address"], Rates()))))
@@ -134,7 +134,7 @@ def _render_job(job: Status, rates: Rates) -> Iterator[RenderableType]:
 
 
 def render_workers(job: Status, rates: Rates) -> Table:
-    """Lay the workers of one job out: what each does, how quickly, how far behind, what it says."""
+    """Lays the workers of one job out: what each does, how quickly, how far behind, what it says."""
     columns = (
         "worker",
         "pid",
@@ -173,7 +173,7 @@ def render_workers(job: Status, rates: Rates) -> Table:
 
 
 def summary(job: Status) -> str:
-    """Return a table of what each worker of a job that is over has done, as text."""
+    """Returns a table of what each worker of a job that is over has done, as text."""
     columns = ("worker", "operations", "op/s", "stale", "lag", "waited", "logged")
     table = Table(*columns, box=None, pad_edge=False)
     done = {worker["id"]: _work_of(job, worker["id"])[0] for worker in job["workers"]}
@@ -201,14 +201,14 @@ def _logged(note: Status | None) -> str:
 
 
 def _work_of(job: Status, worker_id: int) -> tuple[float, float]:
-    """Return a worker's operations and bytes in all tables; an answer that came as JSON has text for numbers."""
+    """Returns a worker's operations and bytes in all tables; an answer that came as JSON has text for numbers."""
     lines = [line for table in job["tables"] if (line := _line(table, worker_id))]
     operations = sum(line["adds"] + line["gets"] + line["exchanges"] for line in lines)
     return operations, sum(line["bytes"] for line in lines)
 
 
 def _staleness_of(job: Status, worker_id: int) -> float:
-    """Return how many pushes of others came between this worker's reads, on the average over its tables."""
+    """Returns how many pushes of others came between this worker's reads, on the average over its tables."""
     lines = [line for table in job["tables"] if (line := _line(table, worker_id))]
     return sum(float(line["staleness_mean"]) for line in lines) / max(1, len(lines))
 

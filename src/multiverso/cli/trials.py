@@ -57,7 +57,7 @@ print("awake", words.load32(segment.address), flush=True)
 
 
 def shared_memory() -> str:
-    """Seal a segment, hand it over a socket, and see a change made through the other mapping."""
+    """Seals a segment, hands it over a socket, and sees a change made through the other mapping."""
     descriptor = create("doctor", 1 << 20)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -84,7 +84,7 @@ def shared_memory() -> str:
 
 
 def abstract_sockets() -> str:
-    """Listen at an abstract name, connect, and check who the peer is."""
+    """Listens at an abstract name, connects, and checks who the peer is."""
     name = f"doctor-of-multiverso-{os.getpid()}-{os.urandom(4).hex()}"
     with messages.listen(name) as server, messages.connect(name, 5.0) as client:
         accepted, _ = server.accept()
@@ -98,7 +98,7 @@ def abstract_sockets() -> str:
 
 
 def robust_lock() -> str:
-    """Kill the process that holds a lock, and get the lock from the dead."""
+    """Kills the process that holds a lock, and gets the lock from the dead."""
     descriptor = create("doctor", 1 << 12)
     try:
         segment = Segment(descriptor)
@@ -123,7 +123,7 @@ def robust_lock() -> str:
 
 
 def lock_deadline() -> str:
-    """Wait for a lock that nobody lets go, for a short time."""
+    """Waits for a lock that nobody lets go, for a short time."""
     descriptor = create("doctor", 1 << 12)
     held, done = threading.Event(), threading.Event()
     try:
@@ -150,7 +150,7 @@ def lock_deadline() -> str:
 
 
 def futex() -> str:
-    """Sleep on a word of shared memory in another process, and wake it with FUTEX_WAKE_OP."""
+    """Sleeps on a word of shared memory in another process, and wakes it with FUTEX_WAKE_OP."""
     descriptor = create("doctor", 1 << 12)
     try:
         segment = Segment(descriptor)
@@ -164,7 +164,7 @@ def futex() -> str:
 
 
 def process_end() -> str:
-    """Kill a launcher, and see its worker end, too."""
+    """Kills a launcher, and sees its worker end, too."""
     with _child(_LAUNCHER) as launcher:
         worker = os.pidfd_open(int(_line(launcher)))
         try:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from multiverso import kernels
 from multiverso.consistency.port import Array, Call, CompiledRule, Port, RowIds, bad_row
 from multiverso.deadline import Deadline
+from multiverso.kernels import dense, rows, rules
 
 NO_TICK, TICK = 0, 1
 
@@ -21,12 +22,12 @@ class Asynchronous:
         self.port = port
         self._control, self._base, self._me = port.control, port.base, port.worker_id
         self._update = port.update
-        self._waits = kernels.load_waits()
-        loaded = kernels.load(port.spec.dtype)
-        dense = loaded.dense
-        self._add, self._get, self._put, self._exchange = dense.add, dense.get, dense.put, dense.exchange
+        dtype = port.spec.dtype
+        self._add, self._get = dense.add.compiled(dtype), dense.get.compiled(dtype)
+        self._put, self._exchange = dense.put.compiled(dtype), dense.exchange.compiled(dtype)
+        self._version = dense.version.compiled()
         if port.spec.kind == "matrix":
-            self._add_rows, self._get_rows = loaded.rows.add_rows, loaded.rows.get_rows
+            self._add_rows, self._get_rows = rows.add_rows.compiled(dtype), rows.get_rows.compiled(dtype)
 
     def add(self, delta: Array, call: Call, deadline: Deadline | None = None) -> None:
         arguments = (self._control, self._base, self._update, self._me, delta, call.address)
@@ -61,7 +62,7 @@ class Asynchronous:
     def apply_rule(
         self, rule: CompiledRule, local: Array, push: bool, pull: bool, call: Call, deadline: Deadline | None
     ) -> None:
-        kernel = kernels.load_rules(self.port.spec.dtype).apply_rule
+        kernel = rules.apply_rule.compiled(self.port.spec.dtype)
         arguments = (
             self._control,
             self._base,
@@ -114,7 +115,7 @@ class Asynchronous:
             self._resume(code, lambda: self._put(*arguments), None)
 
     def version(self) -> int:
-        return int(self._waits.version(self._base))
+        return self._version(self._base)
 
     def staged(self) -> Array | None:
         return None

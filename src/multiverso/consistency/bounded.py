@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from multiverso import layout as at
 from multiverso.consistency.asynchronous import TICK, Asynchronous
-from multiverso.consistency.port import Array, Call, CompiledRule, RowIds
+from multiverso.consistency.port import Array, Call, CompiledRule, Port, RowIds
 from multiverso.deadline import Deadline
+from multiverso.kernels import waits
 from multiverso.memory.words import load64
 
 
@@ -18,6 +19,10 @@ class Bounded(Asynchronous):
     """Its methods are those of :class:`~multiverso.consistency.port.Consistency`."""
 
     ticks = TICK
+
+    def __init__(self, port: Port) -> None:
+        super().__init__(port)
+        self._wait_clock = waits.wait_clock.compiled()
 
     def get(self, out: Array, call: Call, deadline: Deadline | None) -> None:
         self._wait(deadline)
@@ -44,7 +49,7 @@ class Bounded(Asynchronous):
         port.enter()
         target = load64(port.line + at.CLOCK) - port.staleness
         arguments = (self._control, self._base, self._me, target)
-        code = self._waits.wait_clock(*arguments)
+        code = self._wait_clock(*arguments)
         if code:
             what = f"clock {target} of {port.name}"
-            port.resume(code, lambda: self._waits.wait_clock(*arguments), deadline, what)
+            port.resume(code, lambda: self._wait_clock(*arguments), deadline, what)

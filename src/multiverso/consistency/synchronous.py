@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from multiverso import kernels
 from multiverso import layout as at
 from multiverso.consistency.port import Array, Call, CompiledRule, Port, RowIds, bad_row
 from multiverso.deadline import Deadline
 from multiverso.errors import InterruptedRoundError, WaitTimeoutError
+from multiverso.kernels import rounds, rules
 from multiverso.memory.words import load64
 
 _SNAPSHOT_TRIES = 1000
@@ -28,8 +28,11 @@ class Synchronous:
         self.port = port
         self._control, self._base, self._me = port.control, port.base, port.worker_id
         self._update = port.update
-        self._rounds = kernels.load(port.spec.dtype).rounds
-        self._waits = kernels.load_waits()
+        self._dtype = port.spec.dtype
+        (
+            rounds.read.compiled(self._dtype),
+            rounds.leave.compiled(),
+        )  # now, and not while others wait for this worker
         self._lock = threading.Lock()
         self._progress = np.zeros(at.ROUND_MEMBERS + load64(port.base + at.CHUNK_COUNT), np.int64)
         self._progress[at.ROUND_NUMBER] = port.first_round
@@ -42,22 +45,24 @@ class Synchronous:
     def add(self, delta: Array, call: Call, deadline: Deadline | None = None) -> None:
         with self._lock:
             self._refuse_in_round()
-            self._rounds.stage(self._base, self._me, self._progress, delta, call.address)
+            rounds.stage.compiled(self._dtype)(self._base, self._me, self._progress, delta, call.address)
 
     def add_rows(self, ids: RowIds, delta: Array, call: Call, deadline: Deadline | None = None) -> None:
         with self._lock:
             self._refuse_in_round()
-            bad = self._rounds.stage_rows(self._base, self._me, self._progress, ids, delta, call.address)
+            bad = rounds.stage_rows.compiled(self._dtype)(
+                self._base, self._me, self._progress, ids, delta, call.address
+            )
             if bad >= 0:
                 raise bad_row(ids, bad, self.port.spec)
 
     def get(self, out: Array, call: Call, deadline: Deadline | None) -> None:
         arguments = (self._control, self._base, self._update, self._me, self._progress, out, call.address)
-        self._read("get", lambda: self._rounds.read(*arguments), deadline)
+        self._read("get", lambda: rounds.read.compiled(self._dtype)(*arguments), deadline)
 
     def get_again(self, out: Array) -> None:
         # the last round's buffer is written to again in the next but one, which needs this worker
-        self._rounds.committed_copy(self._base, int(self._progress[at.ROUND_NUMBER]) - 1, out)
+        rounds.committed_copy.compiled(self._dtype)(self._base, int(self._progress[at.ROUND_NUMBER]) - 1, out)
 
     def get_rows(self, ids: RowIds, out: Array, call: Call, deadline: Deadline | None) -> None:
         self._check_rows(ids)
@@ -71,11 +76,13 @@ class Synchronous:
             out,
             call.address,
         )
-        self._read("get", lambda: self._rounds.read_rows(*arguments), deadline)
+        self._read("get", lambda: rounds.read_rows.compiled(self._dtype)(*arguments), deadline)
 
     def get_rows_again(self, ids: RowIds, out: Array) -> None:
         self._check_rows(ids)
-        self._rounds.committed_rows(self._base, int(self._progress[at.ROUND_NUMBER]) - 1, ids, out)
+        rounds.committed_rows.compiled(self._dtype)(
+            self._base, int(self._progress[at.ROUND_NUMBER]) - 1, ids, out
+        )
 
     def exchange(self, local: Array, last: Array, call: Call, deadline: Deadline | None) -> None:
         arguments = (
@@ -88,12 +95,12 @@ class Synchronous:
             last,
             call.address,
         )
-        self._read("exchange", lambda: self._rounds.exchange(*arguments), deadline)
+        self._read("exchange", lambda: rounds.exchange.compiled(self._dtype)(*arguments), deadline)
 
     def apply_rule(
         self, rule: CompiledRule, local: Array, push: bool, pull: bool, call: Call, deadline: Deadline | None
     ) -> None:
-        kernel = kernels.load_rules(self.port.spec.dtype).apply_rule_in_round
+        kernel = rules.apply_rule_in_round.compiled(self._dtype)
         arguments = (
             self._control,
             self._base,
@@ -113,7 +120,7 @@ class Synchronous:
     def snapshot(self, out: Array) -> None:
         for _ in range(_SNAPSHOT_TRIES):
             number = self.version()
-            self._rounds.committed_copy(self._base, number, out)
+            rounds.committed_copy.compiled(self._dtype)(self._base, number, out)
             # a buffer is written to again only after the next round is finished
             if self.version() == number:
                 return
@@ -124,7 +131,7 @@ class Synchronous:
     def put(self, values: Array) -> None:
         with self._lock:
             self._refuse_in_round()
-            self._rounds.committed_put(self._base, self.version(), values)
+            rounds.committed_put.compiled(self._dtype)(self._base, self.version(), values)
 
     def version(self) -> int:
         return load64(self._base + at.COMMITTED)
@@ -143,7 +150,7 @@ class Synchronous:
 
     def leave(self) -> None:
         """What was added since the last read goes into the others' next round."""
-        self._waits.leave(self._control, self._base, self._me, self._progress)
+        rounds.leave.compiled()(self._control, self._base, self._me, self._progress)
 
     def refuse_unfinished(self) -> None:
         with self._lock:

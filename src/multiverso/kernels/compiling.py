@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 from multiverso.kernels import storing
@@ -240,42 +240,3 @@ def _compiler() -> Iterator[ModuleType]:
         yield building
     finally:
         numba.config.DISABLE_JIT = before
-
-
-# -- groups by name --------------------------------------------------------------------------------------------
-
-
-class Kernels:
-    """The kernels of one dtype, a module's functions as attributes; each module when it is first asked for."""
-
-    def __init__(self, dtype: str) -> None:
-        self.dtype = dtype
-
-    def __getattr__(self, group: str) -> SimpleNamespace:
-        if group.startswith("_"):
-            raise AttributeError(group)
-        namespace = SimpleNamespace(**load_module(_KERNELS + group, self.dtype))
-        setattr(self, group, namespace)
-        return namespace
-
-
-@functools.cache
-def load(dtype: str) -> Kernels:
-    """Returns the kernels for tables of ``dtype``, compiled or from disk; a group's first use takes seconds."""
-    return Kernels(dtype)
-
-
-@functools.cache
-def load_rules(dtype: str) -> Any:
-    """Returns the kernels that run rules on tables of ``dtype``."""
-    return load(dtype).rules
-
-
-@functools.cache
-def load_waits() -> Any:
-    """Returns the kernels that need no dtype: barrier, clocks, waking."""
-    return SimpleNamespace(
-        **load_module(_KERNELS + "waits", None),
-        version=load_module(_KERNELS + "dense", None)["version"],
-        leave=load_module(_KERNELS + "rounds", None)["leave"],
-    )

@@ -55,8 +55,9 @@ class Kernel(Generic[P, R]):
         self.__doc__ = function.__doc__
         self.__module__ = function.__module__
         self.__wrapped__ = function
+        self._compiled: dict[str | None, Callable[P, R]] = {}
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:  # noqa: D102
         return self.function(*args, **kwargs)
 
     def parameters(self) -> list[tuple[str, str]]:
@@ -75,15 +76,17 @@ class Kernel(Generic[P, R]):
         return any(kind == "data" for _, kind in self.parameters())
 
     def compiled(self, dtype: str | None = None) -> Callable[P, R]:
-        """Returns it compiled, from this machine's cache where it can be.
+        """Returns it compiled, from this machine's cache where it can be, together with the rest of its module.
 
         Args:
             dtype: of its ``Data``; None for a kernel without any.
         """
-        from multiverso.kernels.compiling import load_module
+        found = self._compiled.get(dtype)
+        if found is None:
+            from multiverso.kernels.compiling import load_module
 
-        compiled: Callable[P, R] = load_module(self.__module__, dtype)[self.__name__]
-        return compiled
+            found = self._compiled[dtype] = load_module(self.__module__, dtype)[self.__name__]
+        return found
 
     def __repr__(self) -> str:
         return f"<kernel {self.__module__}.{self.__name__}>"

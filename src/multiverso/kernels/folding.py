@@ -17,22 +17,26 @@ NOTHING, WHOLE, CHUNKED = 0, 1, 2
 
 @inner
 def step_of(base, number, chunk):
+    """Returns the number of a step, which counts chunks through all rounds, from 1."""
     return (number - 1) * load64(base + at.CHUNK_COUNT) + chunk + 1
 
 
 @inner
 def bounds(base, chunk):
+    """Returns where a chunk begins and ends, in elements."""
     length = load64(base + at.CHUNK_SIZE)
     return chunk * length, min(load64(base + at.ELEMENTS), (chunk + 1) * length)
 
 
 @inner
 def slot_address(base, worker):
+    """Returns where a worker's slot begins."""
     return base + load64(base + at.SLOTS) + worker * load64(base + at.SLOT_STRIDE)
 
 
 @inner
 def slot_at(base, worker, like):
+    """Returns a worker's slot, of the table's size."""
     return array_at(slot_address(base, worker), load64(base + at.ELEMENTS), like)
 
 
@@ -47,11 +51,13 @@ def small_slot_at(base, worker, chunk, like):
 
 @inner
 def buffer_of(base, number):
+    """Returns where the values after a round lie."""
     return load64(base + (at.BUFFER_1 if number & 1 else at.BUFFER_0))
 
 
 @inner
 def state_of(base, number):
+    """Returns where the updater's arrays after a round lie."""
     return load64(base + (at.STATE_1 if number & 1 else at.STATE_0))
 
 
@@ -71,18 +77,21 @@ def part_of(members, worker, lo, hi):
 
 @inner
 def add_one(out, table, a):
+    """``out = table + a``."""
     for i in range(out.size):
         out[i] = table[i] + a[i]
 
 
 @inner
 def add_two(out, table, a, b):
+    """``out = (table + a) + b``."""
     for i in range(out.size):
         out[i] = (table[i] + a[i]) + b[i]
 
 
 @inner
 def add_four(out, table, a, b, c, d):
+    """``out = (((table + a) + b) + c) + d``."""
     for i in range(out.size):
         out[i] = (((table[i] + a[i]) + b[i]) + c[i]) + d[i]
 
@@ -134,6 +143,7 @@ def fold(base, update, number, chunk, members, lo, hi, like):
 
 @inner
 def divide_by(values, number):
+    """``values /= number``, in their own dtype."""
     divisor = values.dtype.type(number)
     for i in range(values.size):
         values[i] /= divisor

@@ -28,7 +28,7 @@ LIBC = {
 
 
 def is_loop(value: object, module: str) -> bool:
-    """Whether something in one of our modules is a loop of an updater or a rule."""
+    """Returns whether something in one of our modules is a loop of an updater or a rule."""
     if not isinstance(value, FunctionType) or value.__module__ != module:
         return False
     code = value.__code__

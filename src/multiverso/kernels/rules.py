@@ -21,7 +21,7 @@ from multiverso.kernels.dense import (
 )
 from multiverso.kernels.folding import NOTHING, WHOLE, buffer_of, slot_at
 from multiverso.kernels.locking import lock_stripe, unlock_stripe
-from multiverso.kernels.rounds import OPEN, ROUND, STAGED, finish, go_through
+from multiverso.kernels.round_steps import OPEN, ROUND, STAGED, finish, go_through
 
 _PART = 4096
 

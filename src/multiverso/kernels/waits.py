@@ -52,11 +52,13 @@ WAIT_WORDS = 2
 
 @inner
 def block_of(control, worker):
+    """Returns the address of a worker's block in the control segment."""
     return control + at.WORKERS + at.WORKER_STRIDE * worker
 
 
 @inner
 def notify(control):
+    """Wakes whoever sleeps, to look again at what it waits for."""
     add32(control + at.EVENT, 1)
     if load32(control + at.WAITERS) > 0:
         futex_wake(control + at.EVENT)
@@ -134,13 +136,14 @@ def pause(control, me, wait, event, kind, table, stage, target):
 
 @inner
 def is_live(control, worker):
-    """Whether a worker is alive and has not left."""
+    """Returns whether a worker is alive and has not left."""
     block = block_of(control, worker)
     return load32(block + at.LIVENESS) == at.ALIVE and load32(block + at.PARTICIPATION) == at.ACTIVE
 
 
 @inner
 def is_lost(control, worker):
+    """Returns whether a worker died, or exited without leaving."""
     return load32(block_of(control, worker) + at.LIVENESS) == at.LOST
 
 
@@ -183,6 +186,7 @@ def barrier(control: Address, me: Int, target: Int) -> Int:
 
 @inner
 def line_of(base, worker):
+    """Returns the address of a worker's line in a table."""
     return base + load64(base + at.LINES) + worker * at.LINE_STRIDE
 
 
@@ -233,11 +237,13 @@ def tick(control, base, me):
 
 @kernel
 def wake(control: Address) -> None:
+    """As ``notify``, from Python."""
     notify(control)
 
 
 @kernel
 def set_long(address: Address, value: Int) -> None:
+    """Stores a word, as kernels store it."""
     store64(address, value)
 
 
@@ -249,9 +255,11 @@ def begin_wait(
     table: Int,
     target: Int,
 ) -> None:
+    """As ``publish_wait``, from Python."""
     publish_wait(control, me, kind, table, 0, target)
 
 
 @kernel
 def finish_wait(control: Address, me: Int) -> Int:
+    """As ``end_wait``, from Python."""
     return end_wait(control, me)

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 
 def main() -> None:
-    """Call the function and answer; every exception is an answer."""
+    """Calls the function and answers; every exception is an answer."""
     call_descriptor, answer_descriptor = (int(text) for text in sys.argv[1:3])
     for descriptor in (call_descriptor, answer_descriptor):
         os.set_inheritable(descriptor, False)

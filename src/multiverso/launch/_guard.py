@@ -19,7 +19,7 @@ SWEEP_SECONDS = 10.0
 
 
 def sweep(marker: str, sessions: dict[int, int]) -> int:
-    """Kill the processes that belong to the job; return how many there were."""
+    """Kills the processes that belong to the job; returns how many there were."""
     strangers = {pid for pid, ticks in sessions.items() if _stat(pid)[1] not in (ticks, None)}
     wanted = sessions.keys() - strangers
     variable = os.fsencode(marker)
@@ -62,7 +62,7 @@ def _environ(pid: int) -> list[bytes]:
 
 
 def main() -> None:
-    """Wait for the launcher's end of the pipe to close, then sweep until nothing is found."""
+    """Waits for the launcher's end of the pipe to close, then sweeps until nothing is found."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     text = b""

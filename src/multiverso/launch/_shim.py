@@ -15,7 +15,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Ask for SIGKILL when the launcher's thread ends, then become the worker."""
+    """Asks for SIGKILL when the launcher's thread ends, then becomes the worker."""
     parent, cores, *command = sys.argv[1:]
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != int(parent):  # it died before the request

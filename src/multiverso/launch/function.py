@@ -41,7 +41,7 @@ def run(
     on_failure: OnFailure = "stop",
     env: Mapping[str, str] | None = None,
 ) -> list[Any]:
-    """Call `function(*args, **kwargs)` in each of several new processes, the workers of one job.
+    """Calls `function(*args, **kwargs)` in each of several new processes, the workers of one job.
 
     Blocks until all have ended. The workers are fresh interpreters: what the function uses travels with it,
     even when it is defined in a notebook or a script, which is not run again and needs no guard. Their output
@@ -199,7 +199,7 @@ def _modules(values: Sequence[Any]) -> Iterator[ModuleType]:
 
 
 def _importable(module: ModuleType) -> bool:
-    """Tell whether a fresh interpreter finds the same module; a test runner's own it often does not."""
+    """Tells whether a fresh interpreter finds the same module; a test runner's own it often does not."""
     file = getattr(module, "__file__", None)
     if file is None:
         return True

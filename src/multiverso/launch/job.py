@@ -148,7 +148,7 @@ class Job:
             output.on_broken = self.wake
 
     def run(self, timeout_seconds: float | None = None, *, forward_signals: bool = False) -> JobResult:
-        """Start the workers and wait for the last one's end; leave no process behind, whatever happens.
+        """Starts the workers and waits for the last one's end; leaves no process behind, whatever happens.
 
         Args:
             timeout_seconds: After this time the job is ended; None for no limit.
@@ -173,7 +173,7 @@ class Job:
         return self.result()
 
     def __enter__(self) -> Self:
-        """Start the workers."""
+        """Starts the workers."""
         self._began = time.monotonic()
         with ExitStack() as stack:
             stack.callback(self._close)
@@ -184,11 +184,11 @@ class Job:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Kill what is left of the workers and of what they started."""
+        """Kills what is left of the workers and of what they started."""
         self._held.close()
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when `step` has something to do."""
+        """Returns a descriptor that is readable when `step` has something to do."""
         return self._selector.fileno()
 
     @property
@@ -197,17 +197,17 @@ class Job:
         return [worker_id for worker_id in self._processes if worker_id not in self._exits]
 
     def watch(self, descriptor: int, read: Callable[[], bool]) -> None:
-        """Have `read` called when a descriptor is readable, until it returns False."""
+        """Has `read` called when a descriptor is readable, until it returns False."""
         self._selector.register(descriptor, selectors.EVENT_READ, read)
 
     def end(self, reason: Reason = "signal", number: int = signal.SIGTERM) -> None:
-        """Begin to end the workers that run: with this signal, and those that stay with SIGKILL."""
+        """Begins to end the workers that run: with this signal, and those that stay with SIGKILL."""
         if self._reason == "finished":
             self._signal = number
             self._end(reason, number)
 
     def finish(self) -> None:
-        """Wait until all workers have ended, or one cannot be ended."""
+        """Waits until all workers have ended, or one cannot be ended."""
         while self.running and not self._given_up:
             self.step(_LOOK_SECONDS)
 
@@ -239,7 +239,7 @@ class Job:
             self._output.start()
 
     def step(self, most_seconds: float = 0.0) -> None:
-        """Do what there is to do; wait for something for at most so long."""
+        """Does what there is to do; waits for something for at most so long."""
         now = time.monotonic()
         if self._deadline is not None and now >= self._deadline and self._reason == "finished":
             self._end("timeout", signal.SIGTERM)
@@ -342,7 +342,7 @@ class Job:
         self._wake_writer.close()
 
     def result(self) -> JobResult:
-        """Return how the workers ended."""
+        """Returns how the workers ended."""
         exits = tuple(self._exits[worker_id] for worker_id in sorted(self._exits))
         failures = [end for end in self._exits.values() if end.failed]
         # What the node lost first made the others fail, even when their end was seen before its own.

@@ -10,7 +10,7 @@ _WIDEST = 4096
 
 
 def last_state(line: bytes) -> bytes:
-    """Return what a line without its newline looks like at its end: a progress bar goes back and draws over itself.
+    """Returns what a line without its newline looks like at its end: a progress bar goes back and draws over itself.
 
     A carriage return at the end belongs to the newline and stays.
     """
@@ -22,7 +22,7 @@ def last_state(line: bytes) -> bytes:
 
 
 def kept(begun: bytes) -> bytes:
-    """Return the part of an unfinished line that still matters: from its last visible state on."""
+    """Returns the part of an unfinished line that still matters: from its last visible state on."""
     if b"\r" not in begun:
         return begun
     start = max((m.start() for m in re.finditer(rb"[^\r]+", begun) if m.group().strip()), default=0)
@@ -30,7 +30,7 @@ def kept(begun: bytes) -> bytes:
 
 
 def seen_now(begun: bytes) -> bytes:
-    """Return what a terminal would show of an unfinished line; empty when it was drawn over with blanks."""
+    """Returns what a terminal would show of an unfinished line; empty when it was drawn over with blanks."""
     states = [state for state in begun.split(b"\r") if state]
     return states[-1][:_WIDEST] if states else b""
 
@@ -42,7 +42,7 @@ class Interruptions:
         self._held: list[bytes] = []
 
     def without(self, lines: list[bytes]) -> list[bytes]:
-        """Return the lines, without newlines, that are to be shown; the begin of a traceback waits for its end."""
+        """Returns the lines, without newlines, that are to be shown; the begin of a traceback waits for its end."""
         shown: list[bytes] = []
         for line in lines:
             if _BEGINS_TRACEBACK.match(line):
@@ -60,6 +60,6 @@ class Interruptions:
         return shown
 
     def rest(self) -> list[bytes]:
-        """Return what was held back, because its end does not come."""
+        """Returns what was held back, because its end does not come."""
         held, self._held = self._held, []
         return held

@@ -66,7 +66,7 @@ class RunOptions:
 
 
 def launch(options: RunOptions) -> int:
-    """Run the job in the calling, main thread; write to standard output and error.
+    """Runs the job in the calling, main thread; writes to standard output and error.
 
     Returns:
         The exit code, as `JobResult` describes it.
@@ -138,7 +138,7 @@ def worker_commands(
     bind: bool = False,
     descriptors: Sequence[tuple[int, ...]] = (),
 ) -> list[WorkerCommand]:
-    """Make each worker's command: who it is, and its share of the host, are in its environment.
+    """Makes each worker's command: who it is, and its share of the host, are in its environment.
 
     Args:
         programs: Each worker's program and arguments.
@@ -270,7 +270,7 @@ def _check(options: RunOptions) -> None:
 
 
 def _misplaced_workers(options: RunOptions) -> str | None:
-    """Say what to do about `multiverso run train.py -n 4`, whose -n is the script's."""
+    """Says what to do about `multiverso run train.py -n 4`, whose -n is the script's."""
     words = " ".join(options.arguments)
     found = re.search(r"(?<!\S)(-n ?|-np |--workers[ =])(\d+)(?!\S)", words)
     if found is None:

@@ -35,7 +35,7 @@ class Output:
     """
 
     def __init__(self, sink: Sink, *, log_files: Sequence[Path] = ()) -> None:
-        """Open the log files: all that a worker writes goes to `log_files[worker_id]` as it is."""
+        """Opens the log files: all that a worker writes goes to `log_files[worker_id]` as it is."""
         self.broken = False
         self.on_broken: Callable[[], None] = lambda: None
         self._sink = sink
@@ -52,18 +52,18 @@ class Output:
         self._thread = threading.Thread(target=self._read_all, name="multiverso-output", daemon=True)
 
     def add(self, worker_id: int, stdout: IO[bytes], stderr: IO[bytes]) -> None:
-        """Take over a worker's two pipes; before `start`."""
+        """Takes over a worker's two pipes; before `start`."""
         streams: tuple[tuple[Stream, IO[bytes]], ...] = (("stdout", stdout), ("stderr", stderr))
         for stream, pipe in streams:
             self._begun[worker_id, stream] = b""
             self._selector.register(pipe, selectors.EVENT_READ, (worker_id, stream))
 
     def start(self) -> None:
-        """Begin to read."""
+        """Begins to read."""
         self._thread.start()
 
     def last_words(self, worker_id: int) -> str:
-        """Return the worker's last line on standard error that is not blank, or nothing; after `close`."""
+        """Returns the worker's last line on standard error that is not blank, or nothing; after `close`."""
         return self._last_words.get(worker_id, b"").decode("utf-8", "backslashreplace")
 
     def interrupted(self) -> None:
@@ -72,7 +72,7 @@ class Output:
             self._interruptions = {worker_id: Interruptions() for worker_id, _ in self._begun}
 
     def notice(self, write: Callable[[], None]) -> None:
-        """Have `write` called between two lines of output, at once; it is lost if nobody takes our output."""
+        """Has `write` called between two lines of output, at once; it is lost if nobody takes our output."""
         self._notices.append(write)
         if self._thread.is_alive():
             self._wake()
@@ -80,7 +80,7 @@ class Output:
             self._write_notices()
 
     def close(self, in_no_hurry: Callable[[], bool] = lambda: False) -> None:
-        """Wait until all is read and written, and close the pipes.
+        """Waits until all is read and written, and closes the pipes.
 
         Args:
             in_no_hurry: Whether to wait for as long as somebody takes what we write, however slowly; otherwise

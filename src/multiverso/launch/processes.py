@@ -38,7 +38,7 @@ class WorkerCommand:
 
 
 def spawn(command: WorkerCommand, *, keep_stdin: bool = False) -> subprocess.Popen[bytes]:
-    """Start a worker in a session of its own, with its output in two pipes, or in the command's files.
+    """Starts a worker in a session of its own, with its output in two pipes, or in the command's files.
 
     The worker is killed when the calling *thread* ends, so the caller stays until the worker is gone.
     """
@@ -61,7 +61,7 @@ def spawn(command: WorkerCommand, *, keep_stdin: bool = False) -> subprocess.Pop
 
 
 def signal_group(process: subprocess.Popen[bytes], number: int) -> None:
-    """Signal a worker that is not yet reaped, and everything in its process group."""
+    """Signals a worker that is not yet reaped, and everything in its process group."""
     try:
         os.killpg(process.pid, number)
     except (ProcessLookupError, PermissionError):
@@ -69,7 +69,7 @@ def signal_group(process: subprocess.Popen[bytes], number: int) -> None:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Tell whether a process has a handler for a signal whose default would end it."""
+    """Tells whether a process has a handler for a signal whose default would end it."""
     try:
         text = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -79,7 +79,7 @@ def catches(pid: int, number: int) -> bool:
 
 
 def signal_name(number: int) -> str:
-    """Name a signal: "SIGKILL", or "signal 99" when it has no name."""
+    """Names a signal: "SIGKILL", or "signal 99" when it has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -109,7 +109,7 @@ class Guard:
         )
 
     def watch(self, process: subprocess.Popen[bytes]) -> None:
-        """Add a worker that was just started, and is not yet reaped."""
+        """Adds a worker that was just started, and is not yet reaped."""
         stat = Path(f"/proc/{process.pid}/stat").read_bytes()
         ticks = int(stat.rpartition(b") ")[2].split()[19])
         assert self._process.stdin is not None
@@ -127,7 +127,7 @@ class Guard:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Let it sweep, and wait until it has."""
+        """Lets it sweep, and waits until it has."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:

@@ -14,24 +14,24 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 
 
 def thread_environ(environ: Mapping[str, str], cores_num: int, workers_num: int) -> dict[str, str]:
-    """Choose OMP_NUM_THREADS when the user did not: without it each worker starts a thread per core."""
+    """Chooses OMP_NUM_THREADS when the user did not: without it each worker starts a thread per core."""
     if "OMP_NUM_THREADS" in environ:
         return {}
     return {"OMP_NUM_THREADS": str(max(1, cores_num // workers_num))}
 
 
 def bound_environ(cores_num: int) -> dict[str, str]:
-    """Give every thread pool as many threads as the worker has cores."""
+    """Gives every thread pool as many threads as the worker has cores."""
     return dict.fromkeys(_THREAD_VARIABLES, str(cores_num))
 
 
 def available_cores() -> list[int]:
-    """List the cores that this process may use, hyper-threads of one core side by side."""
+    """Lists the cores that this process may use, hyper-threads of one core side by side."""
     return sorted(os.sched_getaffinity(0), key=_topology)
 
 
 def split_cores(cores: Sequence[int], workers_num: int) -> list[tuple[int, ...]]:
-    """Part the cores into one run for each worker, equal to within one; with too few cores, share them.
+    """Parts the cores into one run for each worker, equal to within one; with too few cores, they share them.
 
     Args:
         cores: The cores, in the order in which neighbours belong together.
@@ -44,7 +44,7 @@ def split_cores(cores: Sequence[int], workers_num: int) -> list[tuple[int, ...]]
 
 
 def choose_gpus(wish: str, environ: Mapping[str, str]) -> list[str]:
-    """Read `--gpus`: which devices there are to share out, as values of CUDA_VISIBLE_DEVICES.
+    """Reads `--gpus`: which devices there are to share out, as values of CUDA_VISIBLE_DEVICES.
 
     Args:
         wish: "auto" for all that are visible, or a list such as "0,1". As for any CUDA program, a number
@@ -77,7 +77,7 @@ def choose_gpus(wish: str, environ: Mapping[str, str]) -> list[str]:
 
 
 def visible_gpus(environ: Mapping[str, str]) -> list[str]:
-    """List the GPUs that a process may use, as CUDA_VISIBLE_DEVICES names them: those in it, or all.
+    """Lists the GPUs that a process may use, as CUDA_VISIBLE_DEVICES names them: those in it, or all.
 
     Without the variable they are what the kernel driver shows, or else `nvidia-smi` (under WSL).
     """

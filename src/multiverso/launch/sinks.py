@@ -19,7 +19,7 @@ class Sink(Protocol):
     """Gets what a worker writes; called by one thread at a time."""
 
     def __call__(self, worker_id: int, stream: Stream, lines: bytes, begun: bytes) -> None:
-        """Take complete lines, each with its newline (or none), and what stands behind the last newline.
+        """Takes complete lines, each with its newline (or none), and what stands behind the last newline.
 
         Args:
             worker_id: Who wrote it.
@@ -32,7 +32,7 @@ class Sink(Protocol):
 def prefix_sink(
     stdout: BinaryIO, stderr: BinaryIO, *, colours: tuple[bool, bool] = (False, False)
 ) -> "Lines":
-    """Write every line with `[i] ` before it, byte for byte otherwise.
+    """Writes every line with `[i] ` before it, byte for byte otherwise.
 
     Args:
         stdout: For the workers' standard output.
@@ -46,7 +46,7 @@ def prefix_sink(
 
 
 def text_sink(stdout: TextIO, stderr: TextIO) -> "Lines":
-    """Write prefixed lines to text streams, such as a notebook's."""
+    """Writes prefixed lines to text streams, such as a notebook's."""
 
     def target(file: TextIO) -> Target:
         def write(text: bytes) -> None:
@@ -59,7 +59,7 @@ def text_sink(stdout: TextIO, stderr: TextIO) -> "Lines":
 
 
 def json_sink(stdout: BinaryIO) -> Sink:
-    """Write every line as a JSON object: event, worker, stream, text (undecodable bytes as \\xNN)."""
+    r"""Writes every line as a JSON object: event, worker, stream, text (undecodable bytes as \xNN)."""
 
     def write(worker_id: int, stream: Stream, lines: bytes, begun: bytes) -> None:
         for line in lines.split(b"\n")[:-1]:
@@ -70,7 +70,7 @@ def json_sink(stdout: BinaryIO) -> Sink:
 
 
 def write_event(stdout: BinaryIO, event: str, **fields: Any) -> None:
-    """Write one JSON object on one line."""
+    """Writes one JSON object on one line."""
     write_all(stdout, json.dumps({"event": event, **fields}).encode() + b"\n")
 
 
@@ -104,7 +104,7 @@ class Lines:
         self._drawn = 0  # rows below the lines; the cursor stands in the last one
 
     def __call__(self, worker_id: int, stream: Stream, lines: bytes, begun: bytes) -> None:
-        """Write complete lines, and show the begun ones where they can be taken back."""
+        """Writes complete lines, and shows the begun ones where they can be taken back."""
         target = self._targets[stream]
         on_screen = target.screen is not None
         changed = on_screen and self._has_begun(worker_id, stream, begun)
@@ -115,7 +115,7 @@ class Lines:
             target.write(text)
 
     def say(self, text: str) -> None:
-        """Write whole lines of our own to standard error."""
+        """Writes whole lines of our own to standard error."""
         target = self._targets["stderr"]
         if target.screen is None:
             target.write(text.encode())
@@ -153,14 +153,16 @@ class Lines:
 
 
 def unbuffered(file: TextIO) -> BinaryIO:
-    """Return the file under a text stream, without the buffer: its lock, held by a thread whose write blocks,
-    would stop the interpreter's own end."""
+    """Returns the file under a text stream, without the buffer.
+
+    The buffer's lock, held by a thread whose write blocks, would keep the interpreter from ending.
+    """
     file.flush()
     return getattr(file.buffer, "raw", file.buffer)
 
 
 def write_all(file: BinaryIO, text: bytes) -> None:
-    """Write all of it to a file without a buffer."""
+    """Writes all of it to a file without a buffer."""
     rest = memoryview(text)
     while rest:
         written: int | None = file.write(rest)
@@ -176,7 +178,7 @@ def wants_colour(file: IO[Any]) -> bool:
 
 
 def _screen(file: IO[Any]) -> int | None:
-    """Return the descriptor of a terminal that understands how to move its cursor."""
+    """Returns the descriptor of a terminal that understands how to move its cursor."""
     return file.fileno() if file.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb") else None
 
 

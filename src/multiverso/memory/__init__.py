@@ -1,0 +1,1 @@
+"""Shared memory from plain Python: anonymous files, robust locks, single words."""

@@ -70,7 +70,7 @@ def unlock(address: int) -> None:
 
 
 def is_ours(address: int) -> bool:
-    """Whether the calling thread holds the mutex."""
+    """Returns whether the calling thread holds the mutex."""
     return ctypes.c_uint32.from_address(address).value & _OWNER_BITS == threading.get_native_id()
 
 

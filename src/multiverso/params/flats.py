@@ -27,6 +27,7 @@ class Flat:
     local: Array
 
     def exchange(self, workers: int) -> None:
+        """Pushes and pulls by the rule."""
         self.shared.exchange(self.local)
 
     def state(self) -> dict[str, Any]:
@@ -65,6 +66,7 @@ class Averaged(Flat):
     last: Array  # what was taken last
 
     def exchange(self, workers: int) -> None:
+        """Moves by this worker's share, one of ``workers``."""
         # An unchanged one only reads, so that workers agree after a barrier and an exchange. Bytes: NaN included,
         # and many times quicker than array_equal.
         changed = self.local.tobytes() != self.last.tobytes()
@@ -75,13 +77,16 @@ class Averaged(Flat):
         np.copyto(self.last, self.local)
 
     def state(self) -> dict[str, Any]:
+        """Returns what is this worker's own: the arrays themselves, not copies."""
         return super().state() | {"last": self.last}
 
     def restore(self, state: dict[str, Any], left: Sequence[dict[str, Any]] = ()) -> None:
+        """Goes on from what `state` returned, once the table has its values."""
         super().restore(state, left)
         np.copyto(self.last, state["last"])
 
     def join(self, state: dict[str, Any]) -> None:
+        """Begins with the table's values, as a worker that was not there when `state` was saved."""
         super().join(state)
         np.copyto(self.last, self.local)
 
@@ -97,6 +102,7 @@ def share_flat(
     rule: Rule | RuleName | None,
     session: Session,
 ) -> Flat:
+    """Shares one flat array: by ``rule``, or (``averaged``) as statistics."""
     if name is not None:
         name = f"{name}/{'statistics' if averaged else 'parameters'}/{flat.dtype}"
     shared = share(flat, _AVERAGE if averaged else rule, name=name, initial=initial, session=session)

@@ -8,16 +8,19 @@ from multiverso.updaters.mean import mean
 
 
 def difference_to_centre(centre, local, state, stride, hyper, delta, count):
+    """``delta = local - centre``."""
     for i in range(count):
         delta[i] = local[i] - centre[i]
 
 
 def share_of_difference(centre, local, state, stride, hyper, delta, count):
+    """``delta = hyper[0] (local - centre)``."""
     for i in range(count):
         delta[i] = hyper[0] * (local[i] - centre[i])
 
 
 def take_centre(centre, local, state, stride, hyper, count):
+    """``local = centre``."""
     for i in range(count):
         local[i] = centre[i]
 

@@ -106,8 +106,10 @@ class Shared:
         }
 
     def join(self, local: Any, state: dict[str, Any]) -> None:
-        """Begins like `restart`, in step with a worker that goes on from ``state``: its next pushes and pulls come
-        when that one's do."""
+        """Begins like `restart`, in step with a worker that goes on from ``state``.
+
+        Its next pushes and pulls come when that one's do.
+        """
         self.restart(local)
         self.ruled.restage(None)
         self._calls = state["calls"]

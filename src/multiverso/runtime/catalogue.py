@@ -189,7 +189,7 @@ class Catalogue:
         del self._pieces[piece.number], self._number_of[piece.key]
 
     def needs(self, worker_id: int) -> bool:
-        """Whether the others may still need what a worker that is gone has staged for a round."""
+        """Returns whether the others may still need what a worker that is gone has staged for a round."""
         return any(shard.needs(worker_id) for shard in self.shards.values())
 
     def forget(self, worker_id: int) -> None:

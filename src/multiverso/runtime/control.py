@@ -128,7 +128,7 @@ class Control:
         return [w for w in map(self.worker, range(self.capacity)) if w.liveness != at.FREE]
 
     def waited_seconds(self, worker_id: int) -> float:
-        """Time that a worker has spent in finished waits of every kind."""
+        """Returns the seconds that a worker has spent in finished waits of every kind."""
         return load64(self.block(worker_id) + at.WAITED_NS) / 1e9
 
 

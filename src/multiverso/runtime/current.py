@@ -31,7 +31,7 @@ def latest() -> Session | None:
 
 
 def is_open() -> bool:
-    """Whether there is a current session that can be used."""
+    """Returns whether there is a current session that can be used."""
     return _current is not None and _current.closed is None
 
 

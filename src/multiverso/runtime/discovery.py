@@ -68,7 +68,7 @@ def discover(
     ancestors: Callable[[], Iterator[Ancestor]] | None = None,
     inode: Callable[[int], int | None] | None = None,
 ) -> JobInfo:
-    """Find this worker's place in its job.
+    """Finds this worker's place in its job.
 
     The innermost launcher wins: ours, then torchrun (often itself started by srun or mpirun, one a host),
     then MPI, then Slurm. Nothing is opened and nobody is contacted.
@@ -99,7 +99,7 @@ def discover(
 
 
 def socket_name(key: str, secret: str) -> str:
-    """Name the abstract socket of the job's node, without the leading NUL.
+    """Names the abstract socket of the job's node, without the leading NUL.
 
     Containers that share a network share abstract names, and users share a machine: the pid namespace and the
     user go into the name beside the job's key. The secret makes it a name that no other user can take first.
@@ -110,7 +110,7 @@ def socket_name(key: str, secret: str) -> str:
 
 
 def process_ancestors() -> Iterator[Ancestor]:
-    """Walk up from this process's parent, nearest first, as far as /proc shows it."""
+    """Walks up from this process's parent, nearest first, as far as /proc shows it."""
     pid = os.getppid()
     while pid > 0:
         try:

@@ -12,6 +12,7 @@ import numpy as np
 from multiverso import layout as at
 from multiverso.deadline import Deadline
 from multiverso.errors import OutOfMemoryError
+from multiverso.kernels import waits
 from multiverso.memory.segment import Segment
 from multiverso.memory.shared import SharedMemory
 from multiverso.runtime.link import Link
@@ -87,12 +88,12 @@ class Holdings:
 
         created = self._session.control.block(self._session.worker_id) + at.CREATED
         if by_order:
-            self._session.waits.set_long(created, order)
+            waits.set_long.compiled()(created, order)
         try:
             number = self._open(request, place, write, what, deadline, order if by_order else 0)
         except BaseException:
             if by_order:  # the others wait for this worker again, and can say so
-                self._session.waits.set_long(created, order - 1)
+                waits.set_long.compiled()(created, order - 1)
                 self._session.control.notify()
             raise
         return number, shards[0]
@@ -148,7 +149,7 @@ class Holdings:
         session = self._session
         patience = Patience(session, deadline, what)
         number = 0
-        session.waits.begin_wait(session.control.address, session.worker_id, at.FOR_TABLE, 0, target)
+        waits.begin_wait.compiled()(session.control.address, session.worker_id, at.FOR_TABLE, 0, target)
         try:
             answer, _ = self._link.ask(request, patience.deadline.at, what, patience.raise_if_over)
             number = int(answer["number"])
@@ -164,7 +165,7 @@ class Holdings:
             self._link.give_up(str(error) if isinstance(error, OutOfMemoryError) else None)
             raise
         finally:
-            session.waits.finish_wait(session.control.address, session.worker_id)
+            waits.finish_wait.compiled()(session.control.address, session.worker_id)
 
     # -- closing ---------------------------------------------------------------------------------------------
 

@@ -181,8 +181,11 @@ class Membership:
         return None
 
     def _released(self, worker_id: int, liveness: int) -> bool:
-        """A number is given out again only when its last owner's process has left it or really is gone, the node
-        has done what its end asks for, and no round still needs what it staged."""
+        """Returns whether a number may be given out again.
+
+        Only when its last owner's process has left it or really is gone, the node has done what its end asks for, and
+        no round still needs what it staged.
+        """
         if (
             liveness not in (at.GONE, at.LOST)
             or worker_id in self.attached

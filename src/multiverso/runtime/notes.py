@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -11,11 +12,15 @@ import numpy as np
 from multiverso import layout as at
 from multiverso.memory.shared import SharedMemory
 from multiverso.memory.words import load64, store64
+from multiverso.records import Record
 
 MEMORY = "multiverso-notes"
-_STRIDE = 1024
-BYTES = _STRIDE * at.MAX_WORKERS
-_SEQUENCE, _LENGTH, _TEXT = 0, 8, 16
+_TEXT_BYTES = 1008
+LINE = Record(1024)
+SEQUENCE = LINE.int64("sequence")  # odd while the words below change
+LENGTH = LINE.int64("length")
+TEXT = LINE.bytes("text", _TEXT_BYTES)  # JSON
+BYTES = LINE.size * at.MAX_WORKERS
 _TRIES = 100
 
 
@@ -23,35 +28,32 @@ class Notes:
     """One worker's line. Owner: one thread at a time."""
 
     def __init__(self, memory: SharedMemory, worker_id: int) -> None:
-        self._memory = memory
-        self._line = memory.address + _STRIDE * worker_id
+        self._memory = memory  # which stays mapped for as long as it is held here
+        self._line = memory.address + LINE.size * worker_id
         self._values: dict[str, float] = {}
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Publish values, beside those of other names before; the oldest names go when there is no more room."""
+        """Publishes values, beside those of other names before; the oldest names go when there is no more room."""
         for name, value in values.items():
             self._values.pop(name, None)
             self._values[name] = value
         text = _encoded(step, self._values)
-        while len(text) > _STRIDE - _TEXT and self._values:
+        while len(text) > _TEXT_BYTES and self._values:
             del self._values[next(iter(self._values))]
             text = _encoded(step, self._values)
-        start = self._line + _TEXT - self._memory.address
-        sequence = load64(self._line + _SEQUENCE) | 1  # odd meanwhile; also after a writer that was killed
-        store64(self._line + _SEQUENCE, sequence)
-        store64(self._line + _LENGTH, len(text))
-        self._memory.array[start : start + len(text)] = np.frombuffer(text, np.uint8)
-        store64(self._line + _SEQUENCE, sequence + 1)
+        sequence = load64(self._line + SEQUENCE) | 1  # also after a writer that was killed
+        store64(self._line + SEQUENCE, sequence)
+        store64(self._line + LENGTH, len(text))
+        ctypes.memmove(self._line + TEXT, text, len(text))
+        store64(self._line + SEQUENCE, sequence + 1)
 
 
 def read(memory: np.ndarray[Any, np.dtype[np.uint8]], worker_id: int) -> dict[str, Any] | None:
-    """Return a worker's `step` and `values`, or None where it has said nothing, or was killed while it did."""
-    line = memory[_STRIDE * worker_id :][:_STRIDE]
-    words = line[:_TEXT].view(np.int64)
+    """Returns a worker's `step` and `values`, or None where it has said nothing, or was killed while it did."""
+    line = memory[LINE.size * worker_id :][: LINE.size].view(LINE.dtype)[0]
     for _ in range(_TRIES):
-        sequence, length = map(int, words)
-        text = line[_TEXT : _TEXT + length].tobytes()
-        if sequence and not sequence & 1 and sequence == words[0]:
+        sequence, text = int(line["sequence"]), line["text"].tobytes()[: int(line["length"])]
+        if sequence and not sequence & 1 and sequence == line["sequence"]:
             found: dict[str, Any] = json.loads(text)
             return found
     return None

@@ -7,22 +7,22 @@ refuses to be used. Its public methods may be called from any thread.
 from __future__ import annotations
 
 import ctypes
-import functools
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, Self
 
-from multiverso import kernels
 from multiverso import layout as at
 from multiverso.deadline import Deadline, checked_seconds
 from multiverso.errors import ClosedError, NodeLostError
+from multiverso.kernels import waits
 from multiverso.memory.shared import SharedMemory
+from multiverso.runtime.barrier import Barrier
 from multiverso.runtime.control import Control
 from multiverso.runtime.holdings import Holdings
 from multiverso.runtime.link import Link
 from multiverso.runtime.liveness import Liveness
+from multiverso.runtime.opened import note_opened, note_over
 from multiverso.runtime.patience import Patience
 from multiverso.runtime.wait_graph import WaitGraph, read_wait_graph
 from multiverso.shards.shard import Shard
@@ -38,12 +38,11 @@ class Handler(Protocol):
     """What a session asks of a table's handler."""
 
     @property
-    def number(self) -> int: ...
+    def number(self) -> int:
+        """The table's number."""
+
     def _flush_until(self, deadline: Deadline) -> None: ...
     def _leave(self) -> None: ...
-
-
-_open: set[Session] = set()  # those that are not over
 
 
 class Session:
@@ -88,7 +87,6 @@ class Session:
         self.timeout_seconds = WAIT_SECONDS if timeout_seconds is None else checked_seconds(timeout_seconds)
         self.start_timeout_seconds = START_SECONDS if start_timeout_seconds is None else start_timeout_seconds
         self.closed: str | None = None  # why it cannot be used any more
-        self.address = address
         self._on_close = on_close
         self._lock = threading.RLock()
         self._ending = threading.RLock()
@@ -96,16 +94,14 @@ class Session:
         self.made_by = threading.get_ident()
         self._handlers: list[Handler] = []
         self.keyed_tables: dict[str, Any] = {}  # the first of each, by what the job calls it
-        self._barriers = 0
-        self._interrupted_barrier = 0  # the number of one that raised: the next call is its repetition
-        self.waits = kernels.load_waits()
+        self._barrier = Barrier(self, self._lock)
         self._link = Link()
         self._holdings = Holdings(self, self._link)
         self._liveness = Liveness(ends_with_node)
         self._takes_part = False
         try:
             # what an exception finds here, wherever it arrives, is ended by `_end`
-            _open.add(self)
+            note_opened(self)
             deadline = Deadline.after(self.start_timeout_seconds).at
             self._link.connect(address, deadline, secret)
             self._attach(worker_id, workers_num, on_lost, deadline)
@@ -137,7 +133,7 @@ class Session:
         self._liveness.begin(self.control, self.worker_id, self._link.connection)
         # before anyone is let go, or the first could pass a barrier that the last does not know of yet
         self.control.activate(self.worker_id, joins_late=self._fixed_num is None)
-        self._barriers = self.control.worker(self.worker_id).barrier
+        self._barrier.passed = self.control.worker(self.worker_id).barrier
         self._link.ask({"do": "ready"}, deadline, "the other workers to start")
         self._takes_part = True
 
@@ -162,26 +158,12 @@ class Session:
             WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: see ``multiverso.errors``.
         """
         self.enter()
-        deadline, target = self.deadline(timeout_seconds), 0
-        try:
-            self._flush(deadline)
-            with self._lock:
-                target = self._interrupted_barrier or self._barriers + 1
-                arguments = (self.control.address, self.worker_id, target)
-                code = self.waits.barrier(*arguments)
-                if code:
-                    go = functools.partial(self.waits.barrier, *arguments)
-                    self.resume(code, go, deadline, f"barrier {target}")
-                self._barriers = max(self._barriers, target)
-        except BaseException:
-            self._interrupted_barrier = target or self._interrupted_barrier
-            raise
-        self._interrupted_barrier = 0
+        self._barrier.wait(self.deadline(timeout_seconds))
 
     @property
     def barriers(self) -> int:
         """The number of the last barrier that this worker has passed, which is the same in all that have."""
-        return self._barriers
+        return self._barrier.passed
 
     def flush(self, timeout_seconds: float | None = None) -> None:
         """Waits until this worker's pending asynchronous operations on all tables are done.
@@ -326,7 +308,7 @@ class Session:
                 patience.raise_if_hopeless(code & 0xFFFF)
                 code = again()
         finally:
-            self.waits.finish_wait(self.control.address, self.worker_id)
+            waits.finish_wait.compiled()(self.control.address, self.worker_id)
         return code
 
     def deadline(self, timeout_seconds: float | None = None) -> Deadline:
@@ -342,11 +324,11 @@ class Session:
             memory: number of the table, or of the shared memory.
             target: what of it; of a lock, its offset.
         """
-        self.waits.begin_wait(self.control.address, self.worker_id, kind, memory, target)
+        waits.begin_wait.compiled()(self.control.address, self.worker_id, kind, memory, target)
         try:
             yield
         finally:
-            self.waits.finish_wait(self.control.address, self.worker_id)
+            waits.finish_wait.compiled()(self.control.address, self.worker_id)
 
     def check(self) -> None:
         """Raises ClosedError when the session is over."""
@@ -415,7 +397,7 @@ class Session:
         self._holdings.leave()
         self._handlers.clear()
         self.keyed_tables.clear()
-        _open.discard(self)
+        note_over(self)
         if self._on_close is not None:
             self._on_close()
         self._over = True
@@ -458,22 +440,3 @@ class Session:
                 for number, shard in self.tables().items()
             },
         }
-
-
-def _after_fork_in_child() -> None:
-    for session in list(_open):
-        session._forked()
-    _open.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-def abandoned_by(before: set[Session]) -> list[Session]:
-    """Returns the sessions that this thread has made since ``before``; see :func:`open_sessions`."""
-    return [s for s in open_sessions() - before if s.made_by == threading.get_ident()]
-
-
-def open_sessions() -> set[Session]:
-    """Returns this process's sessions that are not over."""
-    return set(_open)

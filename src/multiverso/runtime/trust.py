@@ -75,7 +75,7 @@ def is_same_user(connection: socket.socket) -> bool:
 
 
 def proof_needed() -> bool:
-    """Whether the numbers of users tell nothing here."""
+    """Returns whether the numbers of users tell nothing here."""
     return users.look_alike()
 
 
@@ -94,5 +94,5 @@ def proof(secret: str, role: str, address: str, nonces: tuple[str, str], pids: t
 
 
 def is_proof(said: object, expected: str) -> bool:
-    """Whether a proof is the expected one."""
+    """Returns whether a proof is the expected one."""
     return isinstance(said, str) and hmac.compare_digest(said.encode(), expected.encode())

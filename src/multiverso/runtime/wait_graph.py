@@ -111,7 +111,7 @@ class WaitGraph:
         }.get(wait.kind, "nothing")
 
     def deadlocked(self) -> bool:
-        """Whether every live worker waits for one that waits too, so that nobody can go on.
+        """Returns whether every live worker waits for one that waits too, so that nobody can go on.
 
         Only workers can make each other go on. A wait whose condition holds (its worker only has to wake up)
         and a worker that is used by several threads both mean: no.
@@ -122,7 +122,7 @@ class WaitGraph:
         )
 
     def given_up(self, worker_id: int) -> bool:
-        """Whether another worker has ended a deadlock that this worker, still waiting, is part of."""
+        """Returns whether another worker has ended a deadlock that this worker, still waiting, is part of."""
         wait = self.workers[worker_id].wait
         return wait is not None and any(
             worker.gave_up_ns > wait.since_ns for i, worker in self.workers.items() if i != worker_id

@@ -1,0 +1,1 @@
+"""A table's parts in memory."""

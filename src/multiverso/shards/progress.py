@@ -16,7 +16,7 @@ class WorkerProgress:
     clock: int
 
     def is_behind(self, step: int, stage: int) -> bool:
-        """Whether a step waits for it: for its slot (stage 0), or for its part of the folding (stage 1)."""
+        """Returns whether a step waits for it: for its slot (stage 0), or for its part of the folding (stage 1)."""
         if step < self.first_step:
             return False
         return self.folded < step if stage else self.staged < step or self.folded < step - 1

@@ -169,7 +169,7 @@ class Shard:
         return load64(self.line(worker_id) + at.STAGED) // int(self.header["chunk_count"]) + 1
 
     def needs(self, worker_id: int) -> bool:
-        """Whether an unfinished round may still ask for what a worker that is gone has staged."""
+        """Returns whether an unfinished round may still ask for what a worker that is gone has staged."""
         last = self.committed * int(self.header["chunk_count"])
         return self.enrolled(worker_id) and load64(self.line(worker_id) + at.STAGED) > last
 
@@ -178,7 +178,7 @@ class Shard:
         store32(self.line(worker_id) + at.ENROLLED, 0)
 
     def enrolled(self, worker_id: int) -> bool:
-        """Whether a worker takes part."""
+        """Returns whether a worker takes part."""
         return load32(self.line(worker_id) + at.ENROLLED) == 1
 
     def progress(self) -> TableProgress:

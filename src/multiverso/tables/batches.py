@@ -1,11 +1,7 @@
 """Deals the batches of an epoch to the workers as they ask: a slow worker gets fewer, and nobody waits for it.
 
-All that the workers share lies behind one lock, in words that only its holder writes:
-
-    the deal's number, the next batch, and what is dealt (samples, size, seed, epoch)
-    of each worker:  its process; the last deal that it began; the last that it is done with;
-                     the batches that it has been given and has not finished
-    one more line:   batches of a worker whose number was given to another process
+All that the workers share lies behind one lock, in words that only its holder writes: ``HEAD``, a ``LINE`` for each
+worker, and one more line, of batches of workers whose numbers were given to other processes.
 
 A counter alone would not do: a worker that is killed between its `fetch_add` and its note of the result takes a
 batch with it. Here the note comes first. A death at any point leaves either a note of a batch that is not yet taken,
@@ -29,6 +25,7 @@ from multiverso import layout as at
 from multiverso.deadline import Deadline
 from multiverso.errors import StartupError, TableMismatchError, WorkerLostError
 from multiverso.memory.words import load32, wait_for_change
+from multiverso.records import Record
 from multiverso.runtime.patience import Patience
 from multiverso.runtime.session import Session
 from multiverso.runtime.shared_lock import held, prepare
@@ -36,9 +33,18 @@ from multiverso.runtime.wait_graph import names
 
 Words = npt.NDArray[np.int64]
 
-_DEAL, _NEXT, _WHAT = 8, 9, slice(10, 14)  # int64 words, behind the lock's 64 bytes
-_LINES, _STRIDE = 16, 64
-_PROCESS, _BEGUN, _DONE, _TAKEN = 0, 1, 2, slice(3, 64)  # of a worker's line
+HEAD = Record(128)
+HEAD.mutex("lock")
+HEAD.int64("number")  # of the deal, from 1
+HEAD.int64("next")  # the next batch
+HEAD.int64("what", 4)  # samples, size, seed, epoch
+
+LINE = Record(512)  # of a worker, or (the last line) of nobody
+LINE.int64("process")
+LINE.int64("begun")  # the last deal that it began
+LINE.int64("done")  # the last deal that it is done with
+LINE.int64("taken", 61)  # 1 + number of each batch that it has been given and has not finished, from the left
+
 _NOBODY = at.MAX_WORKERS
 MOST_AHEAD = 56
 _POSITIVE = (1 << 63) - 1
@@ -81,9 +87,10 @@ class Dealer:
             )
         self._reference = weakref.ref(session)
         self._me = session.worker_id
-        size = 8 * (_LINES + _STRIDE * (at.MAX_WORKERS + 1))
+        size = HEAD.size + LINE.size * (at.MAX_WORKERS + 1)
         self._memory = session.shared_memory("multiverso-batches", size, prepare)
-        self._words: Words = self._memory.view("int64")
+        self._head = self._memory.array[: HEAD.size].view(HEAD.dtype)[0]
+        self._lines = self._memory.array[HEAD.size :].view(LINE.dtype)
         self._deals = 0
         self._inside = False
         self._next_epoch: dict[tuple[int, int, int], int] = {}
@@ -132,46 +139,42 @@ class Dealer:
 
     # -- steps, under the lock ---------------------------------------------------------------------------------
 
-    def _line(self, worker_id: int) -> Words:
-        start = _LINES + _STRIDE * worker_id
-        return self._words[start : start + _STRIDE]
-
     def _give_up_inheritance(self) -> None:
         """What the last worker of this number did not finish is nobody's now."""
-        line, nobody = self._line(self._me)[_TAKEN], self._line(_NOBODY)
-        if line.any() and self._line(self._me)[_BEGUN] == self._words[_DEAL]:
-            if nobody[_BEGUN] != self._words[_DEAL]:
-                nobody[_TAKEN] = 0
-                nobody[_BEGUN] = self._words[_DEAL]
-            kept = [*nobody[_TAKEN][nobody[_TAKEN] > 0], *line[line > 0]][: line.size]
-            nobody[_TAKEN][: len(kept)] = kept
-        line[:] = 0
-        self._line(self._me)[_PROCESS] = 0
+        mine, nobody, number = self._lines[self._me], self._lines[_NOBODY], self._head["number"]
+        taken, left = mine["taken"], nobody["taken"]
+        if taken.any() and mine["begun"] == number:
+            if nobody["begun"] != number:
+                left[:] = 0
+                nobody["begun"] = number
+            kept = [*left[left > 0], *taken[taken > 0]][: left.size]
+            left[: len(kept)] = kept
+        taken[:] = 0
+        mine["process"] = 0
 
     def _begin(self, dealt: Epoch, deadline: Deadline) -> int:
         """Begins the next deal, or joins those who have; waits for whoever is still in the one before."""
         number = self._deals + 1
-        words, line = self._words, self._line(self._me)
+        head, line = self._head, self._lines[self._me]
 
         def step() -> list[int]:
-            if words[_DEAL] < number:
-                behind = [i for i in self._members() if self._line(i)[_DONE] < number - 1]
+            if head["number"] < number:
+                behind = [i for i in self._members() if self._lines[i]["done"] < number - 1]
                 if behind:
                     return behind
-                for worker_id in range(at.MAX_WORKERS + 1):
-                    self._line(worker_id)[_TAKEN] = 0
-                words[_WHAT] = dealt.words
-                words[_NEXT] = 0
-                words[_DEAL] = number
-            elif words[_DEAL] == number and tuple(words[_WHAT]) != dealt.words:
+                self._lines["taken"] = 0
+                head["what"] = dealt.words
+                head["next"] = 0
+                head["number"] = number
+            elif head["number"] == number and tuple(head["what"]) != dealt.words:
                 raise TableMismatchError(
                     f"mv.batches, call {number}: the others asked for (n, size, seed, epoch) = "
-                    f"{tuple(map(int, words[_WHAT]))}, this worker asks for {dealt.words}; all workers have to call "
+                    f"{tuple(map(int, head['what']))}, this worker asks for {dealt.words}; all workers have to call "
                     "it with the same arguments in the same order"
                 )
-            line[_DONE] = number - 1
-            line[_BEGUN] = number
-            line[_PROCESS] = self._session.control.worker(self._me).pid
+            line["done"] = number - 1
+            line["begun"] = number
+            line["process"] = self._session.control.worker(self._me).pid
             return []
 
         self._until_nobody(step, deadline, "the others' last epoch to end")
@@ -180,19 +183,19 @@ class Dealer:
 
     def _take(self, number: int, batches: int, ahead: int, deadline: Deadline) -> int | None:
         """Returns the next batch for this worker, or None when the epoch is over."""
-        words, mine = self._words, self._line(self._me)[_TAKEN]
+        head, mine = self._head, self._lines[self._me]["taken"]
         found: int | None = None
 
         def step() -> list[int]:
             nonlocal found
-            if words[_DEAL] != number:  # it came late: the others have gone on
+            if head["number"] != number:  # it came late: the others have gone on
                 return []
             self._finish(mine, ahead)
-            if words[_NEXT] < batches:
-                found = int(words[_NEXT])
+            if head["next"] < batches:
+                found = int(head["next"])
                 self._forget(found, ...)  # a worker that died before it had taken it may have noted it
                 mine[np.count_nonzero(mine)] = found + 1
-                words[_NEXT] = found + 1
+                head["next"] = found + 1
                 return []
             found = self._orphan(number)
             if found is not None:
@@ -204,7 +207,7 @@ class Dealer:
             return [i for i in self._members() if i != self._me and self._works(i, number)]
 
         self._until_nobody(step, deadline, "the epoch's last batches")
-        if words[_NEXT] >= batches:
+        if head["next"] >= batches:
             self._session.control.notify()  # others may wait for what this worker has just finished
         return found
 
@@ -219,26 +222,24 @@ class Dealer:
     def _members(self) -> list[int]:
         """Returns the live workers that have ever begun a deal."""
         workers = (worker for worker in self._session.control.workers() if worker.is_live)
-        return [
-            worker.worker_id for worker in workers if self._line(worker.worker_id)[_PROCESS] == worker.pid
-        ]
+        return [w.worker_id for w in workers if self._lines[w.worker_id]["process"] == w.pid]
 
     def _works(self, worker_id: int, number: int) -> bool:
-        line = self._line(worker_id)
-        return bool(line[_BEGUN] == number and line[_DONE] < number and line[_TAKEN].any())
+        line = self._lines[worker_id]
+        return bool(line["begun"] == number and line["done"] < number and line["taken"].any())
 
     def _orphan(self, number: int) -> int | None:
         """Returns a batch whose worker is gone."""
         control = self._session.control
         for worker_id in (*range(control.capacity), _NOBODY):
-            line = self._line(worker_id)
-            if worker_id == self._me or line[_BEGUN] != number or not line[_TAKEN].any():
+            line = self._lines[worker_id]
+            if worker_id == self._me or line["begun"] != number or not line["taken"].any():
                 continue
             if worker_id != _NOBODY:
                 worker = control.worker(worker_id)
-                if worker.is_live and worker.pid == line[_PROCESS]:
+                if worker.is_live and worker.pid == line["process"]:
                     continue
-                if line[_DONE] >= number and worker.liveness != at.LOST:
+                if line["done"] >= number and worker.liveness != at.LOST:
                     continue  # what it had taken ahead it has worked on before it left
                 if worker.liveness == at.LOST and not control.continues:
                     raise WorkerLostError(
@@ -247,16 +248,16 @@ class Dealer:
                         "`multiverso run --on-failure continue`",
                         [worker_id],
                     )
-            notes = line[_TAKEN]
+            notes = line["taken"]
             return int(notes[notes > 0][0]) - 1
         return None
 
     def _forget(self, batch: int, whose: list[int] | EllipsisType) -> None:
         """Strikes a batch from the notes of some, or of all."""
-        lines = self._words[_LINES:].reshape(-1, _STRIDE)
-        notes = lines[whose, _TAKEN]
+        taken = self._lines["taken"]
+        notes = taken[whose]
         notes[notes == batch + 1] = 0
-        lines[whose, _TAKEN] = notes
+        taken[whose] = notes
 
     # -- around the lock ---------------------------------------------------------------------------------------
 
@@ -288,10 +289,10 @@ class Dealer:
         session = self._reference()
         if session is None or session.closed is not None:
             return
-        line = self._line(self._me)
+        line = self._lines[self._me]
         if not unfinished:
-            line[_TAKEN] = 0
-        line[_DONE] = self._deals
+            line["taken"] = 0
+        line["done"] = self._deals
         session.control.notify()
 
 

@@ -68,7 +68,7 @@ def save_all(session: Session, directory: str | os.PathLike[str]) -> None:
 
 
 def _is_saved(before: dict[str, Any], session: Session, called_ns: int, tables: dict[str, Any]) -> bool:
-    """Whether a save that another worker of this job began after this one's call has these tables."""
+    """Returns whether a save that another worker of this job began after this one's call has these tables."""
     by = before.get("by")
     if (
         not isinstance(by, dict)

@@ -14,7 +14,7 @@ Array = npt.NDArray[Any]
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether it is a torch tensor, asked without importing torch."""
+    """Returns whether it is a torch tensor, asked without importing torch."""
     return type(value).__module__.partition(".")[0] == "torch" or (
         hasattr(value, "detach") and hasattr(value, "data_ptr")
     )
@@ -114,8 +114,11 @@ def _cast(array: Array, dtype: np.dtype[Any], what: str) -> Array:
 
 
 def check_size(array: Array, shape: tuple[int, ...], spec: TableSpec, what: str) -> None:
-    """Raises ShapeMismatchError unless the array has what ``spec`` takes: any shape of an array table's size, the
-    given shape or a flat one for a matrix (so that a transposed one is found out)."""
+    """Raises ShapeMismatchError unless the array has a shape that the table takes.
+
+    For an array table that is any shape of its size; for a matrix its own shape or a flat one, so that a transposed
+    one is found out.
+    """
     size = int(np.prod(shape))
     if array.size == size and (spec.kind == "array" or array.ndim == 1 or array.shape == shape):
         return

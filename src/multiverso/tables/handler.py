@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from multiverso import layout as at
-from multiverso.consistency.asynchronous import Asynchronous
-from multiverso.consistency.bounded import Bounded
+from multiverso.consistency.modes import OF_MODE
 from multiverso.consistency.port import Consistency, Port
-from multiverso.consistency.synchronous import Synchronous
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, ShapeMismatchError
 from multiverso.kernels.compiling import compile_update
 from multiverso.runtime.polling import wait_until
 from multiverso.runtime.session import Session
 from multiverso.shards.shard import Shard
-from multiverso.spec import INITIAL, TableSpec
+from multiverso.spec import TableSpec
 from multiverso.tables import saving
 from multiverso.tables.closed import Closed
-from multiverso.tables.convert import Array, as_data, as_numpy, check_size, readable, writable
+from multiverso.tables.convert import Array, as_data, as_numpy, check_size, writable
+from multiverso.tables.initial import fill, initial_value
 from multiverso.tables.operations import Operations
 from multiverso.tables.output import Output, fresh, into
 from multiverso.tables.pending import Pending, Queue
@@ -49,38 +46,27 @@ class TableHandler:
     def __init__(
         self, session: Session, spec: TableSpec, updater: Updater, init_value: Any, master: bool
     ) -> None:
-        if spec.initial not in INITIAL:
-            raise ValueError(f"initial is one of {', '.join(INITIAL)}; got {spec.initial!r}")
+        value = initial_value(init_value, spec)
         self._session = session
         self._closed = False
         self._spec = spec
         self._dtype = np.dtype(spec.dtype)
         self._size = spec.elements
-        value = self._initial(init_value)
         update = 0 if updater.name == "add" else compile_update(updater.apply, spec.dtype)
         name = self._name = f"table {spec.name!r}" if spec.name else f"the {spec}"
         self._queue = Queue(spec.name or spec.kind)
         self._users: weakref.WeakSet[Any] = weakref.WeakSet()  # the rules that move it; see `Ruled`
 
-        def fill(shard: Shard, last: bool, number: int) -> None:
-            _fill(shard, spec.initial, value, last, number)
+        def take_turn(shard: Shard, last: bool, number: int) -> None:
+            fill(shard, value, last, number)
 
-        self._number, self._shard = session.open_table(spec, fill, master=master, keep=False)
+        self._number, self._shard = session.open_table(spec, take_turn, master=master, keep=False)
         twin = next((h for h in session.handlers() if h.number == self._number), None)
         if twin is None:
             self._operations = Operations(_consistency_of(session, self._shard, update, name), name)
         else:  # the same named table again: one slot, one round, one order of pending operations
             self._operations, self._queue = twin._operations, twin._queue
         session.adopt(self, self._number, self._shard)
-
-    def _initial(self, init_value: Any) -> Array | None:
-        if init_value is None:
-            return None
-        array = as_numpy(init_value, "init_value")
-        if array.ndim == 0:
-            array = np.full(self._spec.elements, array)
-        check_size(array, self._spec.shape, self._spec, "init_value")
-        return as_data(array, self._dtype, "init_value")
 
     # -- what it is ------------------------------------------------------------------------------------------
 
@@ -421,7 +407,7 @@ class TableHandler:
             self._how.leave()
 
     def _is_plain(self, array: Any) -> bool:
-        """Whether a kernel can take an array of the table's size as it is: most calls, so it is quick."""
+        """Returns whether a kernel can take an array of the table's size as it is: most calls, so it is quick."""
         return (
             type(array) is np.ndarray
             and array.dtype is self._dtype
@@ -456,26 +442,4 @@ def _consistency_of(session: Session, shard: Shard, update: int, name: str) -> C
         enter=session.enter,
         resume=session.resume,
     )
-    return _CONSISTENCIES[shard.mode](port)
-
-
-_CONSISTENCIES: dict[int, Callable[[Port], Consistency]] = {
-    at.ASYNCHRONOUS: Asynchronous,
-    at.BOUNDED: Bounded,
-    at.SYNCHRONOUS: Synchronous,
-}
-
-
-def _fill(shard: Shard, initial: str, value: Array | None, last: bool, number: int) -> None:
-    """One worker's part in the initial value; the node lets one worker in after another, in their order."""
-    values = shard.values()
-    if value is not None:
-        if initial == "master":
-            values[:] = readable(value)
-        else:
-            values += value
-    if initial == "mean" and last:
-        if values.dtype.kind == "f":
-            values /= number
-        else:
-            values //= number
+    return OF_MODE[shard.mode](port)

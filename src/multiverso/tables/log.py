@@ -28,7 +28,7 @@ class Log:
             weakref.finalize(session, self._writer.close)
 
     def write(self, values: Mapping[str, Any], step: int | None) -> None:
-        """Say it."""
+        """Says it."""
         numbers = {name: _number(name, value) for name, value in values.items()}
         at = self._steps if step is None else index(step)
         self._steps = at + 1
@@ -61,7 +61,7 @@ _logs: weakref.WeakKeyDictionary[Session, Log] = weakref.WeakKeyDictionary()
 
 
 def log_of(session: Session) -> Log:
-    """Return the session's one log."""
+    """Returns the session's one log."""
     if session not in _logs:
         _logs[session] = Log(session)
     return _logs[session]

@@ -49,7 +49,7 @@ class Interrupted:
     finish: Callable[[Deadline | None], None] | None = None
 
     def is_same(self, kind: str, arguments: tuple[Any, ...]) -> bool:
-        """Whether a call is the repetition of this one."""
+        """Returns whether a call is the repetition of this one."""
         if kind != self.kind or len(arguments) != len(self.arguments):
             return False
         same = _equal if self.finish is not None else _one_memory

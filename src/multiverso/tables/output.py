@@ -18,9 +18,11 @@ _SIXTEEN_BITS = ("float16", "bfloat16")
 
 @dataclass(frozen=True)
 class Output:
-    """Attributes:
-    flat: what a kernel fills, in the table's dtype.
-    give: makes of it what the caller gets; called once it is filled.
+    """Where a read goes.
+
+    Attributes:
+        flat: what a kernel fills, in the table's dtype.
+        give: makes of it what the caller gets; called once it is filled.
     """
 
     flat: Array

@@ -25,7 +25,7 @@ class Pending:
         self._error: BaseException | None = None
 
     def done(self) -> bool:
-        """Whether it is over; never blocks."""
+        """Returns whether it is over; never blocks."""
         return self._finished.is_set()
 
     def wait(self, timeout_seconds: float | None = None) -> Any:

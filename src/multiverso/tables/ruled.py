@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from multiverso.consistency.port import CompiledRule
-from multiverso.kernels.compiling import compile_pull, compile_push, load_rules
+from multiverso.kernels import rules
+from multiverso.kernels.compiling import compile_pull, compile_push
 from multiverso.tables.convert import Array, writable
 from multiverso.tables.handler import TableHandler
 from multiverso.tables.pending import Pending
@@ -38,7 +39,9 @@ class Ruled:
     ) -> CompiledRule:
         """Returns a rule's two loops, compiled for this table; see :class:`multiverso.rules.Rule`."""
         dtype = self._table.spec.dtype
-        load_rules(dtype)  # now, and not at the first step, which may be in a thread beside the training
+        rules.apply_rule.compiled(
+            dtype
+        )  # now, and not at the first step, which may be in a thread beside the training
         return CompiledRule(
             compile_push(push, dtype),
             compile_pull(pull, dtype) if pull else 0,

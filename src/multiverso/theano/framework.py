@@ -20,7 +20,7 @@ MISSING = (
 
 
 def installed() -> bool:
-    """Whether one of the frameworks is there; imports neither."""
+    """Returns whether one of the frameworks is there; imports neither."""
     return any(sys.modules.get(name) is not None or find_spec(name) is not None for name in NAMES)
 
 

@@ -36,7 +36,7 @@ def split_like(flat: Any, tensors: Sequence[Any]) -> list[Any]:
 
 
 def can_move(tensor: Any) -> bool:
-    """Whether nothing else looks at a tensor's memory, so that it may become a view of other memory."""
+    """Returns whether nothing else looks at a tensor's memory, so that it may become a view of other memory."""
     covers = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
     return bool(
         tensor.device.type == "cpu"
@@ -55,6 +55,7 @@ class InPlace:
         self.averaged = averaged
 
     def initial(self) -> Array:
+        """Returns the tensors' values, flat: a copy."""
         return flatten(self.tensors).numpy()
 
     def adopt(self, array: Array) -> None:
@@ -110,6 +111,7 @@ class Staged:
         self._stream = torch.cuda.Stream(self.device) if self._cuda else None
 
     def initial(self) -> Array:
+        """Returns the tensors' values, flat, in the table's dtype: a copy."""
         return flatten(self.tensors).to(self._wide).cpu().numpy()
 
     def adopt(self, array: Array) -> None:

@@ -47,7 +47,7 @@ class BatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield this worker's batches of the next epoch."""
+        """Yields this worker's batches of the next epoch."""
         epoch, self._epoch = self._epoch, None
         for rows in deal(current(), self.n, self.batch_size, self.seed, epoch, ahead=self.ahead):
             yield rows.tolist()

@@ -1,0 +1,1 @@
+"""The messages between workers and the node, and their bytes."""

@@ -11,7 +11,6 @@ import sys
 import traceback
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
@@ -22,9 +21,10 @@ from platoon.channel.arguments import DEFAULT_PORT
 from platoon.channel.data import BatchServer
 from platoon.channel.door import Door
 from platoon.channel.members import Members
+from platoon.channel.query import BadRequest, Query
 from platoon.channel.secret import VARIABLE as SECRET_VARIABLE
 from platoon.channel.secret import Secret, SecretFile
-from platoon.channel.wire import MOST_REQUEST_BYTES, RESERVED, dumps, loads
+from platoon.channel.wire import MOST_REQUEST_BYTES, RESERVED, dumps
 from platoon.devices import find_devices
 from platoon.processes import on_sigterm
 from platoon.reporting import Reporter
@@ -375,13 +375,13 @@ class Controller:
         number, message = parts
         address = [worker, number]
         try:
-            query = _Query.read(message)
+            query = Query.read(message)
             answer = self._answer_reserved(query, address) if query.reserved else self._ask_handler(query)
             if answer is not _LATER:
                 self._reply(address, {"ok": answer})
         except PlatoonError as error:
             self._reply(address, {"error": str(error)})
-        except _BadRequest as error:
+        except BadRequest as error:
             self._reporter.refuse("a request", f"makes no sense: {error}")
             self._reply(address, {"error": str(error)})
         except Exception as error:
@@ -391,11 +391,11 @@ class Controller:
             return False
         return True
 
-    def _ask_handler(self, query: _Query) -> Any:
+    def _ask_handler(self, query: Query) -> Any:
         self._reporter.count_request()
         return self.handle_control(query.req, query.worker_id, query.info)
 
-    def _answer_reserved(self, query: _Query, address: list[bytes]) -> Any:
+    def _answer_reserved(self, query: Query, address: list[bytes]) -> Any:
         req, worker_id, info = query.req, query.worker_id, query.info
         if req == "platoon-hello":
             most = len(self._devices) or None
@@ -458,42 +458,6 @@ def _from_launcher() -> dict[str, Any] | None:
 
 
 _LATER = object()  # the answer comes when the other hosts have answered
-
-
-class _BadRequest(Exception):
-    """A request that no `Worker` sends."""
-
-
-@dataclass(frozen=True)
-class _Query:
-    """A request that was read: who asks what, and what goes with it."""
-
-    req: Any
-    worker_id: int
-    info: Any
-
-    @classmethod
-    def read(cls, message: bytes) -> _Query:
-        try:
-            query = loads(message)
-        except PlatoonError as error:
-            raise _BadRequest(f"a request cannot be read: {error}") from error
-        if not isinstance(query, dict) or query.keys() != {"req", "worker_id", "req_info"}:
-            raise _BadRequest(f"a request has req, worker_id and req_info; got {query!r:.200}")
-        if type(query["worker_id"]) is not int or not 0 < query["worker_id"] < 1 << 31:
-            raise _BadRequest(f"a request has a process id as worker_id; got {query['worker_id']!r:.200}")
-        return cls(query["req"], query["worker_id"], query["req_info"])
-
-    @property
-    def reserved(self) -> bool:
-        return isinstance(self.req, str) and self.req.startswith(RESERVED)
-
-    def field(self, name: str, *kinds: type) -> Any:
-        """Returns an entry of what goes with the request, which has to be of one of these types."""
-        value = self.info.get(name, _LATER) if isinstance(self.info, dict) else _LATER
-        if type(value) not in kinds:
-            raise _BadRequest(f"the request {self.req!r:.100} needs {name}; got {self.info!r:.200}")
-        return value
 
 
 def spawn_controller(arguments: Sequence[str] | None = None) -> int:

@@ -28,6 +28,7 @@ TABLE = Path(__file__).parent.parent / "mutants.json"
 PAGE = Path(__file__).parents[3] / "docs" / "internals" / "mutants.md"
 # the modules whose lines are spoilt, and the laws that may notice, the likeliest first
 LAWS_OF = {
+    "round_steps": ("rounds", "joining", "corners", "stopped", "latecomers"),
     "rounds": ("rounds", "joining", "corners", "stopped", "latecomers"),
     "waits": ("barriers", "clocks", "rounds", "latecomers", "reduce_small"),
     "reduce": ("reduce_small", "reduce_in_chunks"),
@@ -172,7 +173,7 @@ WRITTEN = (
     ),
     (
         "the part of one that folded and left is folded again",
-        "rounds",
+        "round_steps",
         """                gone = (members >> worker) & 1 and not is_live(control, worker)
                 if gone and load64(line_of(base, worker) + at.FOLDED) < step:
 """,

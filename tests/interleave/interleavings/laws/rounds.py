@@ -217,7 +217,7 @@ def run(source: Source, plan: Plan, scheduler: Scheduler) -> int:
     update = int(plan.keeps_state)
     for worker in range(plan.workers):
         shard.enrol(worker)
-    rounds, control, base = source["rounds"], world.control.address, shard.base
+    rounds, steps, control, base = source["rounds"], source["round_steps"], world.control.address, shard.base
     lives: list[Life] = []
 
     def lost_here() -> bool:
@@ -229,13 +229,13 @@ def run(source: Source, plan: Plan, scheduler: Scheduler) -> int:
 
     def live(life: Life) -> None:
         me, one = life.worker, 1 << (8 * life.number)
-        progress = np.zeros(rounds.MEMBERS + chunks + 1, np.int64)
-        progress[rounds.ROUND] = life.first = shard.first_round(me)
+        progress = np.zeros(steps.MEMBERS + chunks + 1, np.int64)
+        progress[steps.ROUND] = life.first = shard.first_round(me)
         local, last = np.zeros(elements, np.int64), np.zeros(elements, np.int64)
         delta, call = np.full(elements, one, np.int64), world.call()
 
         def finished() -> None:
-            number = int(progress[rounds.ROUND]) - 1
+            number = int(progress[steps.ROUND]) - 1
             assert number not in life.values, f"{life} finished round {number} twice"
             life.given = life.asked
             life.counts[number], life.values[number] = life.given, local.copy()

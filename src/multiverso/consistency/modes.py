@@ -1,0 +1,17 @@
+"""The consistencies by mode. A new one is a file beside these, a mode in ``spec.py`` and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from multiverso import layout as at
+from multiverso.consistency.asynchronous import Asynchronous
+from multiverso.consistency.bounded import Bounded
+from multiverso.consistency.port import Consistency, Port
+from multiverso.consistency.synchronous import Synchronous
+
+OF_MODE: dict[int, Callable[[Port], Consistency]] = {
+    at.ASYNCHRONOUS: Asynchronous,
+    at.BOUNDED: Bounded,
+    at.SYNCHRONOUS: Synchronous,
+}

@@ -1,0 +1,51 @@
+"""The barriers that a session has passed, and the one that it is in."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from multiverso.deadline import Deadline
+from multiverso.kernels import waits
+
+if TYPE_CHECKING:
+    from multiverso.runtime.session import Session
+
+
+class Barrier:
+    """Owner: the session; one thread at a time gets in.
+
+    Args:
+        session: whose they are.
+        lock: held in a barrier.
+
+    Attributes:
+        passed: the number of the last barrier that this worker has passed.
+    """
+
+    def __init__(self, session: Session, lock: AbstractContextManager[object]) -> None:
+        waits.barrier.compiled()  # now, and not while others wait for this worker
+        self.passed = 0
+        self._session = session
+        self._lock = lock
+        self._raised = 0  # the number of one that raised: the next call is its repetition
+
+    def wait(self, deadline: Deadline) -> None:
+        """Flushes, arrives at the next barrier (or again at one that raised), and waits for every live worker."""
+        session, target = self._session, 0
+        try:
+            session._flush(deadline)
+            with self._lock:
+                target = self._raised or self.passed + 1
+                arrive = functools.partial(
+                    waits.barrier.compiled(), session.control.address, session.worker_id, target
+                )
+                code = arrive()
+                if code:
+                    session.resume(code, arrive, deadline, f"barrier {target}")
+                self.passed = max(self.passed, target)
+        except BaseException:
+            self._raised = target or self._raised
+            raise
+        self._raised = 0
