@@ -63,8 +63,8 @@ def while_attaching(address: str, worker_id: int, end: str, pipe: Connection) ->
 
 def _publish(session: Session, base: int) -> None:
     """Says that what was added is ready for the first round, as a worker that leaves does."""
-    progress = np.zeros(rounds.MEMBERS, np.int64)
-    progress[rounds.STAGED] = progress[rounds.ROUND] = 1
+    progress = np.zeros(at.ROUND_MEMBERS, np.int64)
+    progress[at.ROUND_STAGED] = progress[at.ROUND_NUMBER] = 1
     rounds.leave.compiled()(session.control.address, base, session.worker_id, progress)
 
 
