@@ -15,6 +15,7 @@ from multiverso.kernels.storing import cache_directory
 from multiverso.spec import DTYPES
 
 OF_A_DTYPE = ("dense", "rows", "rounds", "rules", "reduce", "agreeing")
+OF_A_FLOAT = ("row_cache",)
 OF_NONE = ("waits", "dense", "rounds", "keyed", "agreeing")
 _RULES_DTYPES = ("float32", "float64")
 
@@ -27,6 +28,7 @@ def everything(dtypes: Sequence[str] = DTYPES) -> list[tuple[str, str, str | Non
         wanted += [("module", prefix + name, dtype) for name in OF_A_DTYPE]
         wanted += [("loops", name, dtype) for name in _with_loops(updaters)]
         if dtype in _RULES_DTYPES:
+            wanted += [("module", prefix + name, dtype) for name in OF_A_FLOAT]
             wanted += [("loops", name, dtype) for name in _with_loops(rules)]
     return wanted
 

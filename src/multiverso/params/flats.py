@@ -15,6 +15,7 @@ from multiverso.rules.averaging import share_of_difference, take_centre
 from multiverso.rules.shared import Shared
 from multiverso.runtime import Session
 from multiverso.spec import Initial
+from multiverso.tables import TableHandler
 
 Array = NDArray[Any]
 
@@ -26,7 +27,12 @@ class Flat:
     shared: Shared
     local: Array
 
-    def exchange(self, workers: int) -> None:
+    @property
+    def table(self) -> TableHandler:
+        """The shared numbers."""
+        return self.shared.table
+
+    def exchange(self, workers: int, whole: bool = True) -> None:
         """Pushes and pulls by the rule."""
         self.shared.exchange(self.local)
 
@@ -65,7 +71,7 @@ class Averaged(Flat):
 
     last: Array  # what was taken last
 
-    def exchange(self, workers: int) -> None:
+    def exchange(self, workers: int, whole: bool = True) -> None:
         """Moves by this worker's share, one of ``workers``."""
         # An unchanged one only reads, so that workers agree after a barrier and an exchange. Bytes: NaN included,
         # and many times quicker than array_equal.

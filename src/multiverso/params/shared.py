@@ -20,6 +20,7 @@ from multiverso.errors import DtypeMismatchError, InterruptedRoundError, ShapeMi
 from multiverso.params.every import Every
 from multiverso.params.flats import Averaged, Flat, share_flat
 from multiverso.params.resuming import Files, Model, check_own, placed
+from multiverso.params.rows import Rows, goes_by_rows
 from multiverso.rules import Rule, RuleName, rule_of
 from multiverso.rules.shared import check_mode
 from multiverso.runtime import Session
@@ -61,6 +62,9 @@ class SharedParams:
             Train on these views themselves, or copy into them before an exchange and out of them after it.
         statistics: the same for the given statistics.
         newcomer: whether this worker had nothing of its own in what `load` loaded last.
+        matrices: the same for the given matrices.
+        by_rows: for each matrix what it is told the rows by that are read and changed (`Rows.read`), or None where all
+            rows are exchanged each time.
 
     Not thread-safe: one thread at a time.
 
@@ -77,7 +81,9 @@ class SharedParams:
         self,
         arrays: Sequence[Array],
         statistics: Sequence[Array] = (),
+        matrices: Sequence[Array] = (),
         *,
+        whole_every: int = 100,
         name: str | None = None,
         every: int | timedelta = 1,
         initial: Initial = "master",
@@ -90,6 +96,9 @@ class SharedParams:
         Args:
             arrays: parameters of any shape, float16, bfloat16, float32 or float64. Copied, never modified.
             statistics: arrays that are averaged; the same dtypes.
+            matrices: two-dimensional arrays of which each step reads and changes few rows; float32 or float64.
+            whole_every: matrices are exchanged whole at every so many exchanges, and by rows between; 1 for always
+                whole. With rules other than ASGD and Downpour, and in a synchronous job, they always are.
             name: create the tables, or attach to those of this name.
             every: `step` exchanges at every so many calls, or when that much time has passed since the last
                 exchange. Time does not tick alike in all workers, so a synchronous job refuses it.
@@ -105,11 +114,16 @@ class SharedParams:
         """
         given = [(np.asarray(array), False) for array in arrays]
         given += [(np.asarray(array), True) for array in statistics]
+        dense = len(given)
+        given += [(np.asarray(array), False) for array in matrices]
         if not given:
-            raise ValueError("there is nothing to share: both lists of arrays are empty")
+            raise ValueError("there is nothing to share: all lists of arrays are empty")
         check_name(name)
+        if isinstance(whole_every, bool) or not isinstance(whole_every, int) or whole_every < 1:
+            raise ValueError(f"whole_every is a number of exchanges, 1 or more; got {whole_every!r}")
         session = session or current()
         rule = rule_of(rule, session.workers_num)
+        in_rows = range(dense, len(given)) if goes_by_rows(rule, session) and whole_every > 1 else range(0)
         check_mode(rule, session.consistency.mode)  # before any table is made
         self._session = session
         self.newcomer = False
@@ -121,9 +135,10 @@ class SharedParams:
             )
         groups: dict[tuple[bool, np.dtype[Any]], list[int]] = {}
         for index, (array, averaged) in enumerate(given):
-            groups.setdefault((averaged, shared_dtype(array.dtype)), []).append(index)
+            if index not in in_rows:
+                groups.setdefault((averaged, shared_dtype(array.dtype)), []).append(index)
         views: list[Array] = [np.empty(0)] * len(given)
-        self._flats: list[Flat] = []
+        self._flats: list[Flat | Rows] = []
         self._at = 0
         self._members: list[list[int]] = []
         for (averaged, dtype), members in sorted(groups.items(), key=str):
@@ -137,11 +152,30 @@ class SharedParams:
             if flat.size:
                 self._flats.append(share_flat(flat, averaged, name, initial, rule, session))
                 self._members.append(members)
+        for index in in_rows:
+            array = given[index][0]
+            views[index] = allocate(array.size, array.dtype).reshape(array.shape)
+            views[index][...] = array
+            called = None if name is None else f"{name}/matrix/{index - dense}"
+            self._flats.append(
+                Rows(
+                    views[index],
+                    rule,
+                    whole_every=whole_every,
+                    name=called,
+                    initial=initial,
+                    session=session,
+                )
+            )
+            self._members.append([index])
         self._views = views
         self._dtypes = [array.dtype for array, _ in given]
         self._given: dict[int, Array] = {}  # 16-bit values as they were given out, in float32
         self.arrays = views[: len(arrays)]
-        self.statistics = views[len(arrays) :]
+        self.statistics = views[len(arrays) : dense]
+        self.matrices = views[dense:]
+        rows: list[Rows | None] = [flat for flat in self._flats if isinstance(flat, Rows)]
+        self.by_rows = rows or [None] * len(self.matrices)
 
     def values(self) -> list[Array]:
         """Returns fresh copies of all arrays and then all statistics, in the dtypes that were handed in."""
@@ -179,14 +213,16 @@ class SharedParams:
                 np.copyto(view, value, casting="same_kind")
         return {index: new[index] for index in self._given}
 
-    def exchange(self) -> None:
+    def exchange(self, whole: bool = True) -> None:
         """Adds this worker's changes to the shared values and takes the values of all, in place.
+
+        Of matrices that go by rows it may leave those out that were not touched (``whole=False``).
 
         Blocks as `multiverso.ArrayTableHandler.exchange` does: not at all in an asynchronous job, for the
         round in a synchronous one (one exchange is one round). After one that raised, the next takes it up where
         it stopped: there the others wait.
         """
-        self._exchange()
+        self._exchange(whole)
         self._due.restart()
 
     def begin(self) -> Callable[[], None]:
@@ -198,11 +234,11 @@ class SharedParams:
         """Makes an exchange due at the next step: one that was begun has failed."""
         self._due.make_due()
 
-    def _exchange(self) -> None:
+    def _exchange(self, whole: bool = True) -> None:
         self._session.check()
         for index in range(self._at, len(self._flats)):
             self._at = index
-            self._flats[index].exchange(self._session.workers_num)
+            self._flats[index].exchange(self._session.workers_num, whole)
         self._at = 0
 
     def centre(self) -> list[Array]:
@@ -212,7 +248,7 @@ class SharedParams:
         """
         out = [view.copy() for view in self._views]
         for flat, members in zip(self._flats, self._members, strict=True):
-            values, start = flat.shared.table.snapshot(), 0
+            values, start = flat.table.snapshot().reshape(-1), 0
             for index in members:
                 out[index][...] = values[start : start + out[index].size].reshape(out[index].shape)
                 start += out[index].size
@@ -320,11 +356,7 @@ class SharedParams:
         return own
 
     def _tables(self) -> dict[str, TableHandler]:
-        kinds = ["statistics" if isinstance(flat, Averaged) else "parameters" for flat in self._flats]
-        return {
-            f"table-{index}-{kind}": flat.shared.table
-            for index, (kind, flat) in enumerate(zip(kinds, self._flats, strict=True))
-        }
+        return {f"table-{index}-{_kind(flat)}": flat.table for index, flat in enumerate(self._flats)}
 
     def due(self) -> bool:
         """Counts one step of training; returns whether an exchange is due now."""
@@ -334,5 +366,11 @@ class SharedParams:
         """Counts one step of training and exchanges when that is due; returns whether it did."""
         due = self.due()
         if due:
-            self.exchange()
+            self.exchange(whole=False)
         return due
+
+
+def _kind(flat: Flat | Rows) -> str:
+    if isinstance(flat, Rows):
+        return "rows"
+    return "statistics" if isinstance(flat, Averaged) else "parameters"

@@ -145,6 +145,27 @@ class MatrixTableHandler(TableHandler):
         ids, a, b = self._pair_of_rows(local, last, row_ids)
         self._operations.exchange_rows(ids, a, b, deadline)
 
+    def snapshot(self, out: Any = None, row_ids: Any = None) -> Any:
+        """Returns a copy of the whole matrix or of some rows, outside the rounds and clocks.
+
+        See :meth:`TableHandler.snapshot`.
+
+        Args:
+            out: as for :meth:`get`.
+            row_ids: as for :meth:`get`.
+
+        Raises:
+            RowIdError: an id is no integer, or no row.
+        """
+        if row_ids is None:
+            return super().snapshot(out)
+        self._ready(None)
+        ids = as_row_ids(row_ids, self._spec.rows)
+        output = self._output(out, None, (ids.size, self._spec.columns))
+        self._operations.settle(None)
+        self._how.get_rows_again(ids, output.flat)
+        return output.give()
+
     def add_async(self, data: Any, row_ids: Any = None) -> Pending:
         """Like :meth:`add`, in the background; see :meth:`TableHandler.add_async`."""
         if row_ids is None:

@@ -60,6 +60,7 @@ class SharedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is 
         self.manager = module if isinstance(module, ParamManager) else ParamManager(module, **options)
         if isinstance(module, ParamManager) and options:
             raise TypeError(f"{', '.join(options)}: give these to the ParamManager itself")
+        self.manager._trained_by(optimizer)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Does the wrapped optimizer's step, and exchanges when that is due; returns what it returns."""

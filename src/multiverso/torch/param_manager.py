@@ -14,6 +14,7 @@ from multiverso.params import Model, Resumable, SharedParams, broadcast
 from multiverso.rules import Rule, RuleName
 from multiverso.runtime import Session
 from multiverso.torch.groups import InPlace, Staged, can_move, split_like
+from multiverso.torch.lookups import LookedUp, lookups_of
 from multiverso.torch.resuming import ModuleState
 from multiverso.torch.structure import Structure
 
@@ -29,6 +30,9 @@ class ParamManager(Resumable):
 
     - parameters that require gradients are shared: float32 and float64 in their dtype, 16-bit ones in float32
       (small changes would vanish in a 16-bit sum). Tied parameters are shared once;
+    - weights of `torch.nn.Embedding` and `EmbeddingBag` with ``sparse=True`` on the CPU, of 32,768 numbers or more,
+      are exchanged by rows: `step` pushes the rows that were read since the exchange before, and a forward first
+      pulls the rows that it is about to read (see ``whole_every``);
     - floating buffers named ``running_...`` (batch normalisation's statistics) are averaged, never summed;
     - frozen parameters and other floating buffers take the master's values once and are never exchanged;
     - integer and boolean buffers stay with their worker.
@@ -38,6 +42,10 @@ class ParamManager(Resumable):
         every: `step` exchanges at every so many calls, or after every so much time.
         rule: how parameters are exchanged (`multiverso.rules`, or ``"easgd"``); ASGD by default: changes add up.
         statistics: the names of the buffers to average, instead of those named ``running_...``.
+        whole_every: sparse embeddings are exchanged by rows, and whole at every so many exchanges and by each
+            `sync_all_param`; 1 for always whole. They always are with rules other than ASGD and Downpour, in a
+            synchronous job, with ``overlap=True``, and where the optimizer (of `attach` or `SharedOptimizer`) has
+            momentum or weight decay, which change rows that nobody has read.
         overlap: `step` begins an exchange and applies its result at its next one, so that copies and waits go
             on beside the training between; costs two more copies of the parameters.
         session: the session to use instead of the current one.
@@ -73,6 +81,7 @@ class ParamManager(Resumable):
         every: int | timedelta = 1,
         rule: Rule | RuleName | None = None,
         statistics: Iterable[str] | None = None,
+        whole_every: int = 100,
         overlap: bool = False,
         session: Session | None = None,
     ) -> None:
@@ -89,18 +98,25 @@ class ParamManager(Resumable):
         self._structure = Structure(module, statistics)
         self._overlap = overlap
         self._flight: _Flight | None = None
-        self._groups = _grouped(self._structure, overlap)
+        dense, self._sparse = _grouped(self._structure, overlap, lookups_of(module))
+        self._groups: list[InPlace | Staged] = [*dense, *self._sparse]
         self._shared = SharedParams(
-            [group.initial() for group in self._groups if not group.averaged],
-            [group.initial() for group in self._groups if group.averaged],
+            [group.initial() for group in dense if not group.averaged],
+            [group.initial() for group in dense if group.averaged],
+            [group.initial().reshape(group.tensors[0].shape) for group in self._sparse],
             every=every,
+            whole_every=whole_every,
             rule=rule,
             allocate=_pinned if any(group.tensors[0].is_cuda for group in self._groups) else _aligned,
             session=session,
         )
         with torch.no_grad():
-            for group, flat in zip(self._groups, self._shared.arrays + self._shared.statistics, strict=True):
+            shared = self._shared
+            flats = shared.arrays + shared.statistics + [matrix.reshape(-1) for matrix in shared.matrices]
+            for group, flat in zip(self._groups, flats, strict=True):
                 group.adopt(flat)
+            for sparse, rows in zip(self._sparse, shared.by_rows, strict=True):
+                sparse.watch(rows)
             _begin_alike(list(self._structure.constant.values()), session)
         state = ModuleState(module, self._groups)
         self._model = Model(
@@ -119,12 +135,15 @@ class ParamManager(Resumable):
             RuntimeError: parameters were added, replaced, unfrozen, moved or converted since; nothing has been
                 exchanged.
         """
+        self._sync(whole=True)
+
+    def _sync(self, whole: bool) -> None:
         with torch.no_grad():
             self._land()
             self._structure.check()
             for wait in [group.collect() for group in self._groups]:
                 wait()
-            self._shared.exchange()
+            self._shared.exchange(whole or any(group.whole for group in self._sparse))
             for group in self._groups:
                 group.publish()
 
@@ -139,7 +158,7 @@ class ParamManager(Resumable):
                 self._flight = _Flight(self._groups)
                 self._flight.begin(self._shared.begin())
         else:
-            self.sync_all_param()
+            self._sync(whole=False)
         return True
 
     def state_dict(self, part: torch.nn.Module | None = None) -> dict[str, Any]:
@@ -154,7 +173,7 @@ class ParamManager(Resumable):
         """
         shared: dict[int, Any] = {}
         for group, flat in zip(self._groups, self._shared.centre(), strict=True):
-            parts = split_like(torch.from_numpy(flat), group.tensors)
+            parts = split_like(torch.from_numpy(flat).reshape(-1), group.tensors)
             shared |= {
                 id(tensor): part.to(tensor, copy=True)
                 for tensor, part in zip(group.tensors, parts, strict=True)
@@ -192,7 +211,12 @@ class ParamManager(Resumable):
         Returns:
             A handle whose ``remove()`` undoes it.
         """
+        self._trained_by(optimizer)
         return optimizer.register_step_post_hook(lambda *_: self.step() and None)
+
+    def _trained_by(self, optimizer: Any) -> None:
+        for group in self._sparse:
+            group.trained_by(optimizer)
 
     def _land(self) -> None:
         if self._flight is not None:
@@ -244,16 +268,22 @@ class _Flight:
             group.receive()
 
 
-def _grouped(structure: Structure, overlap: bool) -> list[InPlace | Staged]:
+def _grouped(
+    structure: Structure, overlap: bool, lookups: dict[int, list[Any]]
+) -> tuple[list[InPlace | Staged], list[LookedUp]]:
     groups: list[InPlace | Staged] = []
+    sparse: list[LookedUp] = []
     for averaged, tensors in ((False, structure.trained), (True, structure.statistics)):
         kinds: dict[Any, list[Any]] = {}
         for tensor in tensors.values():
             in_place = not overlap and can_move(tensor) and id(tensor) not in structure.twins
+            if in_place and id(tensor) in lookups:
+                sparse.append(LookedUp(tensor, lookups[id(tensor)]))
+                continue
             kinds.setdefault((in_place, str(tensor.device), tensor.dtype), []).append(tensor)
         for (in_place, *_), members in kinds.items():
             groups.append((InPlace if in_place else Staged)(members, averaged))
-    return groups
+    return groups, sparse
 
 
 def _begin_alike(tensors: list[Any], session: Session | None) -> None:
