@@ -8,15 +8,9 @@ from simulated.world import Memory, run
 SCHEDULES = 120
 
 
-@pytest.fixture
-def memory() -> Memory:
-    """Tables that one schedule after another uses."""
-    return Memory()
-
-
 @pytest.mark.parametrize("part", range(4))
-def test_sums_are_exact_whatever_the_network_does(memory: Memory, part: int) -> None:
-    faults = 0
+def test_sums_are_exact_whatever_the_network_does(part: int) -> None:
+    faults, memory = 0, Memory()
     for seed in range(part * SCHEDULES // 4, (part + 1) * SCHEDULES // 4):
         try:
             faults += run(seed, memory).faults
@@ -25,8 +19,8 @@ def test_sums_are_exact_whatever_the_network_does(memory: Memory, part: int) -> 
     assert faults, "these schedules had no fault in them"
 
 
-def test_a_seed_makes_the_same_schedule_again(memory: Memory) -> None:
+def test_a_seed_makes_the_same_schedule_again() -> None:
     lines: list[list[str]] = [[], []]
     for kept in lines:
-        run(7, memory, kept.append)
+        run(7, Memory(), kept.append)
     assert lines[0] == lines[1]

@@ -9,6 +9,7 @@ from multiverso.hosts.buffers import Array
 from multiverso.hosts.copies import Chunk, Copy
 from multiverso.hosts.frames import Header, Opened
 from multiverso.hosts.pace import Every
+from multiverso.hosts.wires import Wire
 
 NOTHING = memoryview(b"")
 
@@ -81,7 +82,7 @@ class LinkTable:
 
     number: int
     copy: Copy
-    wire: int
+    wire: Wire
     every: Every
     opened: Opened
     theirs: Opened | None = None

@@ -28,8 +28,10 @@ def make_push(table: LinkTable, part: Away, header: Header, ticket: int, pool: B
         some = table.copy.push(part.chunk, part.agreed, frame)
         length = frame.nbytes if some else 0
     else:
-        some = table.copy.differ(part.chunk, part.agreed, frame)
-        length, buffer = _coded(table, part, header.wire, buffer, frame, pool) if some else (0, buffer)
+        wire, length = header.wire, 0
+        if table.copy.differ(part.chunk, part.agreed, frame):
+            wire, length, buffer = _coded(table, part, buffer, frame, pool)
+        header, some = replace(header, wire=wire), length > 0
     return UnderWay(replace(header, length=length), view(buffer, length), buffer, some, ticket)
 
 
@@ -47,7 +49,7 @@ def take_push(
     if header.flags & frames.FRESH:
         copy.begin(chunk, part.agreed, frame)
         return frames.VALUE, wires.NATIVE, frame.nbytes if frame.any() else 0, buffer
-    wire = wires.NATIVE if header.flags & frames.URGENT else table.wire
+    wire = wires.NATIVE if header.flags & frames.URGENT else table.wire.number
     if wire == wires.NATIVE:
         some = (
             copy.serve(chunk, part.agreed, frame) if header.length else copy.push(chunk, part.agreed, frame)
@@ -57,7 +59,7 @@ def take_push(
         copy.land(chunk, part.agreed, frame)
     if not copy.differ(chunk, part.agreed, frame):
         return frames.ANSWER, wire, 0, buffer
-    return frames.ANSWER, wire, *_coded(table, part, wire, buffer, frame, pool)
+    return frames.ANSWER, *_coded(table, part, buffer, frame, pool)
 
 
 def take_answer(table: LinkTable, part: Away, header: Header, buffer: Array, pool: Buffers) -> None:
@@ -76,14 +78,18 @@ def take_answer(table: LinkTable, part: Away, header: Header, buffer: Array, poo
 
 
 def _coded(
-    table: LinkTable, part: Away | Here, wire: int, buffer: Array, frame: Array, pool: Buffers
-) -> tuple[int, Array]:
-    """Codes a difference; S goes as far as the other side will read. Returns the bytes, and where they are."""
-    coded = pool.take(wires.longest(wire, frame.size, frame.itemsize))
-    length = wires.encode(wire, frame, coded)
-    table.copy.advance(part.agreed, frame)
+    table: LinkTable, part: Away | Here, buffer: Array, frame: Array, pool: Buffers
+) -> tuple[int, int, Array]:
+    """Codes a difference; S goes as far as the other side will read. Returns the format, bytes, and where they are."""
+    coded = pool.take(wires.longest(table.wire.number, frame.size, frame.itemsize))
+    length = wires.encode(table.wire, frame, coded)
+    if length:
+        table.copy.advance(part.agreed, frame)
+    if length < 0:
+        pool.give(coded)
+        return wires.NATIVE, frame.nbytes, buffer
     pool.give(buffer)
-    return length, coded
+    return table.wire.number, length, coded
 
 
 def _decoded(table: LinkTable, chunk: Chunk, header: Header, buffer: Array, pool: Buffers) -> Array:

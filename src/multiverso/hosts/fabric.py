@@ -16,7 +16,7 @@ from typing import Any
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, WaitTimeoutError
-from multiverso.hosts import transport, wires
+from multiverso.hosts import transport
 from multiverso.hosts.books import Changes, Ticket
 from multiverso.hosts.channel import Channel
 from multiverso.hosts.copies import Copy, Versions, homes_of
@@ -25,6 +25,7 @@ from multiverso.hosts.link import Link
 from multiverso.hosts.pace import SHARE, Every, Pace
 from multiverso.hosts.pair import Pair, _log
 from multiverso.hosts.transport import Hello
+from multiverso.hosts.wires import Wire
 from multiverso.shards.shard import Shard
 
 _SOON_SECONDS, _LATER_SECONDS = 0.002, 0.05
@@ -173,11 +174,11 @@ class Fabric:
             every: how often a pass over it begins; by default whenever the budget allows.
         """
         copy, changes = Copy(shard), Changes()
-        number = wires.number_of(wire, copy.dtype)
+        coded = Wire.of(wire, copy.dtype)
         homes = homes_of(table_id, len(copy.chunks), list(range(self.hosts)))
         with self._lock:
             for pair in self._pairs.values():
-                pair.link.attach(table_id, copy, changes, homes, number, every or Every())
+                pair.link.attach(table_id, copy, changes, homes, coded, every or Every())
             self._copies[table_id], self._changes[table_id] = copy, changes
             self._versions.watch(self._copies)
         self._poke()

@@ -47,6 +47,7 @@ from multiverso.hosts.coding import make_push, numbers, take_answer, take_push
 from multiverso.hosts.copies import Chunk, Copy
 from multiverso.hosts.frames import Header, Opened, ProtocolError
 from multiverso.hosts.pace import Every, Pace
+from multiverso.hosts.wires import Wire
 from multiverso.spec import DTYPES
 
 WINDOW = 8
@@ -100,7 +101,7 @@ class Link:
     # -- tables ----------------------------------------------------------------------------------------------
 
     def attach(
-        self, number: int, copy: Copy, changes: Changes, homes: list[int], wire: int, every: Every
+        self, number: int, copy: Copy, changes: Changes, homes: list[int], wire: Wire, every: Every
     ) -> None:
         """Begins to keep a table near the peer's, once that has it too.
 
@@ -363,7 +364,7 @@ class Link:
         if table.first:
             flags |= frames.FIRST
             table.first = False
-        wire = wires.NATIVE if urgent else table.wire
+        wire = wires.NATIVE if urgent else table.wire.number
         return Header(frames.PUSH, wire, flags, table.number, part.chunk.number, 0, part.number)
 
     def _count(self, outgoing: Outgoing) -> Outgoing:

@@ -46,7 +46,7 @@ class Line:
     pieces: int = 0
 
 
-class Wire:
+class Direction:
     """One direction of one connection: bytes in order, until it is cut."""
 
     def __init__(self, clock: Clock, random: Random, line: Line, deliver: Callable[[bytes], None]) -> None:

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 
 from multiverso import layout as at
-from multiverso.hosts import wires
 from multiverso.hosts.books import Changes, Ticket
 from multiverso.hosts.copies import Copy, homes_of
 from multiverso.hosts.frames import HEADER_BYTES, ProtocolError, Reader
 from multiverso.hosts.link import Link
 from multiverso.hosts.pace import Every, Pace
+from multiverso.hosts.wires import Wire
 from multiverso.memory import heap
 from multiverso.memory.segment import Segment
 from multiverso.shards.shard import Shard, initialise
 from multiverso.spec import Places, TableSpec
-from simulated.network import Clock, Line, Wire
+from simulated.network import Clock, Direction, Line
 
 CHUNK_BYTES = 64
 _RECONNECT_SECONDS = 0.02
@@ -68,7 +68,7 @@ class Host:
 class Connection:
     """One connection of a pair: a wire in each direction."""
 
-    wires: dict[int, Wire]  # by the host that sends
+    wires: dict[int, Direction]  # by the host that sends
     readers: dict[int, Reader]  # by the host that receives
     inbox: dict[int, deque[bytes]] = field(default_factory=dict)  # what has come, by the host that receives
     ended: set[int] = field(default_factory=set)
@@ -117,6 +117,7 @@ def random_scene(random: Random) -> Scene:
         hosts=random.choice((2, 2, 3, 3, 4)),
         elements=tuple(random.choice((1, 15, 40, 100)) for _ in range(tables)),
         dtypes=tuple(random.choice(("float32", "float32", "int64")) for _ in range(tables)),
+        wire=random.choice(("native", "native", "bfloat16", "int8", "topk:0.3")),
         line=Line(
             latency=random.choice((1e-5, 1e-4, 5e-3)),
             rate=random.choice((1e5, 1e6, 1e9)),
@@ -163,7 +164,7 @@ class World:
                 changes = host.changes[number] = Changes()
                 host.copies[number] = copy
                 homes = homes_of(number, len(copy.chunks), list(range(scene.hosts)))
-                wire = wires.number_of(scene.wire, dtype)
+                wire = Wire.of(scene.wire, dtype)
                 for link in host.links.values():
                     link.attach(number, copy, changes, homes, wire, scene.every)
         for high in range(scene.hosts):
@@ -209,7 +210,7 @@ class World:
                 made.inbox[receiver.number].append(data)
                 self._deliver(low, high, made, sender, receiver)
 
-            wire = Wire(self.clock, self.random, self.scene.line, deliver)
+            wire = Direction(self.clock, self.random, self.scene.line, deliver)
             wire.broken = lambda: self._break(low, high, made)
             made.wires[sender.number] = wire
             made.busy[sender.number] = False
