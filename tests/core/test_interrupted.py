@@ -215,3 +215,34 @@ def test_an_error_in_a_workers_own_initial_value_names_it_to_the_others() -> Non
 class _Bad:
     def __array__(self, *arguments: Any, **named: Any) -> Any:
         raise ValueError("the user's own")
+
+
+def test_an_interrupted_start_of_a_whole_job_is_no_lost_worker() -> None:
+    """The others wait on, and the same process may come again."""
+    options: dict[str, Any] = {"start_timeout_seconds": 30, "timeout_seconds": 30}
+
+    def job(at: int | None) -> int:
+        total = 0
+        with Node(2) as node:
+
+            def first() -> None:
+                with Session(node.address, 0, **options) as session:
+                    mv.ArrayTableHandler(3, session=session)
+                    session.barrier()
+                    assert session.live_workers() == [0, 1]
+                    session.barrier()
+
+            def second() -> None:
+                nonlocal total
+                made: list[Session] = []
+                total = run(lambda: made.append(Session(node.address, 1, **options)), at)
+                with made[0] if made else Session(node.address, 1, **options) as session:
+                    mv.ArrayTableHandler(3, session=session)
+                    session.barrier()
+                    session.barrier()
+
+            in_threads([first, second])
+        return total
+
+    for at in points(job(None)):
+        job(at)

@@ -13,6 +13,7 @@ import numpy as np
 from interrupting import Interruption
 
 import multiverso as mv
+from multiverso.params import SharedParams
 from multiverso.runtime import Node, Session
 from multiverso.runtime.reduce import Reducer
 
@@ -129,6 +130,82 @@ class Meeting(Twin):
         ]
 
 
+class Rows(Adding):
+    """Exchanges of rows, and the asynchronous variants of everything."""
+
+    updater = "add"
+
+    def make(self, name: str) -> None:
+        super().make(name)
+        self.local, self.last = np.zeros((3, 1), "f4"), np.zeros((3, 1), "f4")
+        self.whole = np.zeros((2, SIZE), "f4")
+        self.pending: Any = None
+
+    def _begin(self, operation: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
+        def call() -> None:
+            self.pending = operation(*arguments)
+
+        return call
+
+    def calls(self) -> list[Callable[[], Any]]:
+        self.local += self.mine()[:3, None]
+        self.whole[0] += self.mine()
+        exchange = lambda: self.table.exchange(self.local, self.last, [7, 1, 5])  # noqa: E731
+        wait = lambda: self.pending.wait(60)  # noqa: E731
+        begun = [
+            self._begin(self.table.add_async, self.mine(9)),
+            self._begin(self.table.get_async),
+            self._begin(self.table.exchange_async, self.whole[0], self.whole[1]),
+            self._begin(self.table.add_async, self.mine(8)[:2, None], [2, 2]),
+            self._begin(self.table.exchange_async, self.local, self.last, [7, 1, 5]),
+        ]
+        return [exchange, exchange, *(call for one in begun for call in (one, wait)), self.table.get]
+
+    def seen(self) -> Any:
+        return super().seen(), self.local.tolist(), self.last.tolist(), self.whole.tolist()
+
+
+class Sharing(Twin):
+    """A model's arrays of several dtypes, with statistics: views, and values that are handed over."""
+
+    def make(self, name: str) -> None:
+        dtypes, rule = ("f4", "f8"), mv.rules.easgd(0.25)
+        self.views = SharedParams(
+            [self.mine().astype(dtype) for dtype in dtypes], [self.mine(1)], rule=rule, session=self.session
+        )
+        given = [self.mine().astype(dtype) for dtype in ("f2", *dtypes)]
+        self.handed = SharedParams(
+            given, [np.abs(self.mine(1)), np.ones(3, "f2")], every=2, session=self.session
+        )
+        self.values = self.handed.values()
+
+    def _sync(self) -> None:
+        self.values = self.handed.sync(self.values)
+
+    def calls(self) -> list[Callable[[], Any]]:
+        for array in self.views.arrays + self.views.statistics:
+            array += self.mine().astype(array.dtype)
+        self.values = [
+            value + np.resize(self.mine(), value.shape).astype(value.dtype) for value in self.values
+        ]
+        return [self.views.exchange, self._sync, self.views.step, self.views.exchange]
+
+    def seen(self) -> Any:
+        arrays = [
+            *self.views.arrays,
+            *self.views.statistics,
+            *self.values,
+            *self.views.centre(),
+            *self.handed.centre(),
+        ]
+        counted = []
+        for shared in (self.views, self.handed):
+            for flat in shared._flats:
+                statistics = flat.shared.table._shard.statistics(self.session.worker_id)
+                counted.append([statistics[what] for what in ("exchanges", "clock")])
+        return [array.tolist() for array in arrays], counted
+
+
 def ruled(rule: Any) -> type[Twin]:
     return type("Ruled", (Ruled,), {"rule": rule})
 
@@ -144,6 +221,8 @@ KINDS: dict[str, type[Twin]] = {
     "averaging": ruled(mv.rules.model_averaging()),
     "local sgd": ruled(mv.rules.local_sgd()),
     "meeting": Meeting,
+    "rows": Rows,
+    "sharing": Sharing,
 }
 ONLY = {"averaging": ("sync",), "local sgd": ("sync",), "meeting": ("async",)}
 CASES = [(kind, mode) for kind in KINDS for mode in ONLY.get(kind, tuple(MODES))]

@@ -1,5 +1,6 @@
 """The command line: parse, call, print. A command's imports are made when it runs, so that help is quick."""
 
+import signal
 from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
@@ -44,12 +45,15 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
+    context: typer.Context,
     _: Annotated[
         bool,
         typer.Option("--version", "-V", help="Print the version.", is_eager=True, callback=_show_version),
     ] = False,
 ) -> None:
     """Shared model parameters for training processes."""
+    if context.invoked_subcommand != "run":  # which has no use for a KeyboardInterrupt
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 _RUN_SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
@@ -217,5 +221,8 @@ def _or_complain(action: Callable[[], int]) -> int:
 
 
 def main() -> None:
-    """Run the command line; the entry point of the `multiverso` program."""
-    app(prog_name="multiverso")
+    """Run the command line (`multiverso_program` has let Ctrl-C end it until here)."""
+    try:
+        app(prog_name="multiverso")
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left but the interpreter's own end

@@ -72,6 +72,8 @@ class JobResult:
         exit_code: The failed worker's code; 0 also when the others were to go on and one finished; 128 + the
             signal's number after a signal; 124 after a timeout; 141 when nobody reads our output.
         culprit: The worker whose failure ended the job, or was the first, or None.
+        deserter: A worker that made others fail, although its own exit code is 0: it ended without
+            ``multiverso.shutdown()`` while they needed it. Or None.
         exits: How each worker ended, in worker order.
         seconds: How long the job ran.
     """
@@ -79,6 +81,7 @@ class JobResult:
     reason: Reason
     exit_code: int
     culprit: WorkerExit | None
+    deserter: WorkerExit | None
     exits: tuple[WorkerExit, ...]
     seconds: float
 
@@ -356,7 +359,10 @@ class Job:
             code = culprit.code
         else:
             code = 0
-        return JobResult(self._reason, code, culprit, exits, time.monotonic() - self._began)
+        deserter = self._exits.get(self._suspect) if self._suspect is not None and culprit else None
+        if deserter is not None and deserter.code != 0:
+            deserter = None
+        return JobResult(self._reason, code, culprit, deserter, exits, time.monotonic() - self._began)
 
 
 def _forward_signals(receive: Callable[[int], None]) -> dict[int, Handler]:
@@ -386,7 +392,10 @@ def _ignore_signals() -> None:
 
 def let_signals_end_us() -> None:
     """After `run`, when nothing is left but to write: to somebody who may never read it."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(
+        signal.SIGINT, lambda number, _: os._exit(128 + number)
+    )  # no traceback, and the code as ever
+    for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
 

@@ -208,7 +208,13 @@ class _TextReport:
             # Its traceback stands above, perhaps far above: its last line says which one to look for.
             said = self.output.last_words(result.culprit.worker_id) if self.output else ""
             ended = "; the others were ended" if result.reason == "failed" and len(result.exits) > 1 else ""
-            self.warn(f"{result.culprit}{ended}.{f' Its last line: {said}' if said else ''}")
+            first = ""
+            if result.deserter:
+                first = (
+                    f"worker {result.deserter.worker_id} (pid {result.deserter.pid}) ended with exit code 0 and "
+                    "without multiverso.shutdown(), while others needed it; then "
+                )
+            self.warn(f"{first}{result.culprit}{ended}.{f' Its last line: {said}' if said else ''}")
         elif result.reason == "timeout":
             self.warn(f"the job took longer than {self._timeout_seconds:g} s and was ended.")
         elif result.reason == "signal":
@@ -241,6 +247,7 @@ class _JsonReport:
             reason=result.reason,
             exit_code=result.exit_code,
             failed_worker=result.culprit.worker_id if result.culprit else None,
+            left_without_shutdown=result.deserter.worker_id if result.deserter else None,
             seconds=round(result.seconds, 3),
             workers=[_exit_fields(end) for end in result.exits],
         )

@@ -30,10 +30,12 @@ class Every:
 
     def step(self) -> bool:
         """Counts a step; returns whether an exchange is due."""
-        self._count += 1
         if self.by_time:
-            return time.monotonic() - self._since >= self._seconds
-        return self._count >= self._steps
+            due = time.monotonic() - self._since >= self._seconds
+        else:
+            due = self._count + 1 >= self._steps
+        self._count += 1  # last: an exception cannot come between this and the return
+        return due
 
     @property
     def count(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,17 @@ class Flat:
         self.shared.join(self.local, state["rule"])
 
 
+@dataclass
+class _Half:
+    """What an exchange of statistics has done when it raises."""
+
+    changed: bool | None = None  # what it has found out, once it has begun
+    applied: bool = False
+
+    def reset(self) -> None:
+        self.changed, self.applied = None, False
+
+
 @dataclass(frozen=True)
 class Averaged(Flat):
     """Statistics: each moves its share of the way from the table's value to this worker's.
@@ -70,17 +81,23 @@ class Averaged(Flat):
     """
 
     last: Array  # what was taken last
+    half: _Half = field(default_factory=_Half)
 
     def exchange(self, workers: int, whole: bool = True) -> None:
         """Moves by this worker's share, one of ``workers``."""
         # An unchanged one only reads, so that workers agree after a barrier and an exchange. Bytes: NaN included,
         # and many times quicker than array_equal.
-        changed = self.local.tobytes() != self.last.tobytes()
+        half = self.half
+        if half.changed is None:
+            half.changed = self.local.tobytes() != self.last.tobytes()
         compiled = self.shared.compiled
         assert compiled is not None  # that of _AVERAGE
         compiled.hyper[0] = 1 / workers
-        self.shared.ruled.apply(compiled, self.local, changed, True)
+        if not half.applied:
+            self.shared.ruled.apply(compiled, self.local, half.changed, True)
+            half.applied = True
         np.copyto(self.last, self.local)
+        half.changed, half.applied = None, False  # no exception comes between this and the return
 
     def state(self) -> dict[str, Any]:
         """Returns what is this worker's own: the arrays themselves, not copies."""
@@ -89,11 +106,13 @@ class Averaged(Flat):
     def restore(self, state: dict[str, Any], left: Sequence[dict[str, Any]] = ()) -> None:
         """Goes on from what `state` returned, once the table has its values."""
         super().restore(state, left)
+        self.half.reset()
         np.copyto(self.last, state["last"])
 
     def join(self, state: dict[str, Any]) -> None:
         """Begins with the table's values, as a worker that was not there when `state` was saved."""
         super().join(state)
+        self.half.reset()
         np.copyto(self.last, self.local)
 
 

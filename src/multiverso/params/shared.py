@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from multiverso.spec import Initial, check_name
 from multiverso.tables import TableHandler
 
 Array = NDArray[Any]
+Result = TypeVar("Result")
 
 
 def shared_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -139,7 +140,10 @@ class SharedParams:
                 groups.setdefault((averaged, shared_dtype(array.dtype)), []).append(index)
         views: list[Array] = [np.empty(0)] * len(given)
         self._flats: list[Flat | Rows] = []
-        self._at = 0
+        self._at = 0  # how many of them an exchange has done
+        self._begun = False  # whether a call of `as_one_call` has taken the model's values and not returned
+        self._placing: dict[int, tuple[Array, Array | None]] = {}
+        self._taken: list[Array] | None = None  # by a `sync` that raised
         self._members: list[list[int]] = []
         for (averaged, dtype), members in sorted(groups.items(), key=str):
             flat = allocate(sum(given[index][0].size for index in members), dtype)
@@ -195,23 +199,85 @@ class SharedParams:
         Raises:
             ShapeMismatchError: other shapes, or another number of arrays; nothing has been exchanged.
         """
-        for index, value in self._take(values).items():
-            self._views[index] += value.astype(np.float32) - self._given[index]
-        self.exchange()
-        return self.values()
+        self._place()
+        if self._begun and self._taken is not None:  # the call before this one raised
+            changes = self._changed_since(values, self._taken)
+            if changes:  # and training went on: that one first, and then what was learned since
+                self._exchange()
+                new: dict[int, tuple[Array, Array | None]] = {
+                    index: (self._views[index] + change, None) for index, change in changes.items()
+                }
+                taken = [np.array(value) for value in values]
+                self._placing, self._taken, self._at = new, taken, 0
+                self._place()
+        else:
+            self._taken = None
+        try:
+            result = self.as_one_call(lambda: self._take_all(values), self.values)
+        except BaseException:
+            if self._taken is None:
+                self._taken = [np.array(value) for value in values]
+            raise
+        self._taken = None
+        return result
+
+    def _changed_since(self, values: Sequence[Any], taken: list[Array]) -> dict[int, Array]:
+        new = [np.asarray(value) for value in values]
+        self._check_shapes(new)
+        pairs = enumerate(zip(new, taken, strict=True))
+        return {index: one - other for index, (one, other) in pairs if one.tobytes() != other.tobytes()}
+
+    def _take_all(self, values: Sequence[Any]) -> None:
+        """Takes a model's values into the views. It can be called again after an exception anywhere in it."""
+        new: dict[int, tuple[Array, Array | None]] = {}
+        for index, narrow in self._take(values).items():
+            value = narrow.astype(np.float32)
+            new[index] = self._views[index] + (value - self._given[index]), value
+        self._placing = new
+        self._place()
+
+    def _place(self) -> None:
+        """Writes what has been worked out into the views, or what is left of it: as often as it is called."""
+        for index, (view, given) in self._placing.items():
+            np.copyto(self._views[index], view)
+            if given is not None:
+                self._given[index] = given
+        self._placing = {}
+
+    def as_one_call(self, take: Callable[[], None], give: Callable[[], Result], whole: bool = True) -> Result:
+        """An exchange with what comes before and after it, as one call that is finished by calling it again.
+
+        Args:
+            take: brings the model's values into the arrays; nothing is exchanged before it has returned once.
+            give: takes the exchanged values out of them; its result is that of the call.
+            whole: as for `exchange`.
+
+        What was done of a call that raised is not done again; of ``take`` and ``give`` only what did not return is.
+        """
+        if not self._begun:
+            take()
+            self._begun = True
+        self._exchange(whole)
+        result = give()
+        self._due.restart()
+        self._at, self._begun = 0, False  # last, so that no exception comes between this and the return
+        return result
 
     def _take(self, values: Sequence[Any]) -> dict[int, Array]:
         """Takes a model's values into the views; returns those of 16 bits, which are coarser than their views."""
         new = [np.asarray(value) for value in values]
-        shapes, expected = [value.shape for value in new], [view.shape for view in self._views]
-        if shapes != expected:
-            raise ShapeMismatchError(
-                f"the model's arrays have the shapes {shapes} now; they had {expected} when they were shared"
-            )
+        self._check_shapes(new)
         for index, (view, value) in enumerate(zip(self._views, new, strict=True)):
             if index not in self._given:
                 np.copyto(view, value, casting="same_kind")
         return {index: new[index] for index in self._given}
+
+    def _check_shapes(self, values: list[Array]) -> None:
+        shapes, expected = [value.shape for value in values], [view.shape for view in self._views]
+        if shapes != expected:
+            raise ShapeMismatchError(
+                f"the model's arrays have the shapes {shapes} now; they had {expected} when they were shared"
+            )
 
     def exchange(self, whole: bool = True) -> None:
         """Adds this worker's changes to the shared values and takes the values of all, in place.
@@ -222,13 +288,16 @@ class SharedParams:
         round in a synchronous one (one exchange is one round). After one that raised, the next takes it up where
         it stopped: there the others wait.
         """
-        self._exchange(whole)
-        self._due.restart()
+        self.as_one_call(_nothing, _nothing, whole)
 
     def begin(self) -> Callable[[], None]:
         """Counts steps anew from here, and returns what exchanges: for another thread, beside the training."""
         self._due.restart()
-        return self._exchange
+        return self._exchange_beside
+
+    def _exchange_beside(self) -> None:
+        self._exchange()
+        self._at = 0
 
     def make_due(self) -> None:
         """Makes an exchange due at the next step: one that was begun has failed."""
@@ -236,10 +305,10 @@ class SharedParams:
 
     def _exchange(self, whole: bool = True) -> None:
         self._session.check()
-        for index in range(self._at, len(self._flats)):
-            self._at = index
-            self._flats[index].exchange(self._session.workers_num, whole)
-        self._at = 0
+        while self._at < len(self._flats):
+            workers = self._session.workers_num
+            self._flats[self._at].exchange(workers, whole)
+            self._at += 1  # no exception comes between the two
 
     def centre(self) -> list[Array]:
         """Returns copies of the shared arrays and then statistics as they are now: what to validate and save.
@@ -287,9 +356,9 @@ class SharedParams:
             handed = check_own(own)
             narrow = self._take(model.values()) if model.values else {}
             parts = model.read()
-            if self._at:
+            if self._at or self._begun:
                 raise InterruptedRoundError(
-                    "an exchange was interrupted between two dtypes; call it again to finish it before saving"
+                    "an exchange was interrupted; call it again to finish it before saving"
                 )
             state = {
                 "own": handed,
@@ -340,7 +409,7 @@ class SharedParams:
 
         def apply(parts: Parts) -> None:
             self._due.resume(parts.own["steps"])
-            self._at = 0
+            self._at, self._begun, self._placing, self._taken = 0, False, {}, None
             self.newcomer = parts.newcomer
             for index, flat in enumerate(self._flats):
                 if parts.newcomer:
@@ -359,8 +428,8 @@ class SharedParams:
         return {f"table-{index}-{_kind(flat)}": flat.table for index, flat in enumerate(self._flats)}
 
     def due(self) -> bool:
-        """Counts one step of training; returns whether an exchange is due now."""
-        return self._due.step()
+        """Counts one step of training; returns whether an exchange is due now, or one that raised is to be finished."""
+        return self._begun or self._due.step()
 
     def step(self) -> bool:
         """Counts one step of training and exchanges when that is due; returns whether it did."""
@@ -374,3 +443,7 @@ def _kind(flat: Flat | Rows) -> str:
     if isinstance(flat, Rows):
         return "rows"
     return "statistics" if isinstance(flat, Averaged) else "parameters"
+
+
+def _nothing() -> None:
+    return None

@@ -64,6 +64,13 @@ class Control:
         store32(block + at.PID, pid)
         store32(block + at.LIVENESS, at.ALIVE)
 
+    def admit_again(self, worker_id: int, pid: int) -> None:
+        """Gives a block back to a worker that has withdrawn (the node).
+
+        It has done nothing, and has been live all the while for who waits for it.
+        """
+        store32(self.block(worker_id) + at.PID, pid)
+
     def settle(self, worker_id: int, liveness: int) -> None:
         """Says that a worker is lost or gone, and wakes whoever waits (the node)."""
         if liveness == at.LOST:

@@ -115,6 +115,7 @@ class Link:
         Returns:
             The answer and the descriptors beside it.
         """
+        self._close_descriptors()  # of an answer that an exception has kept from whoever asked
         self._number += 1
         self._send({**message, "id": self._number})
         return self.more(deadline, what, look)

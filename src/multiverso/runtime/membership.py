@@ -27,6 +27,8 @@ class Attached:
 
     connection: Connection
     ready: bool = False
+    pid: int = 0
+    withdrawn: bool = False  # its `init` was interrupted; its process is there, and may come again
 
 
 class Membership:
@@ -40,6 +42,8 @@ class Membership:
         on_lost: ``"stop"`` or ``"continue"``, unless the workers say otherwise.
         watch: called with the control segment, a worker's number and the number of its life, once that worker
             holds its life mutex: `settle` it when the mutex is released.
+        watch_process: called with a worker's number and its process while no life mutex tells of its end, which
+            `process_ended` wants to know; returns whether that can be done.
 
     Attributes:
         control: the control segment of this generation.
@@ -50,7 +54,11 @@ class Membership:
     """
 
     def __init__(
-        self, workers_num: int | None, on_lost: str, watch: Callable[[Control, int, int], None]
+        self,
+        workers_num: int | None,
+        on_lost: str,
+        watch: Callable[[Control, int, int], None],
+        watch_process: Callable[[int, int], bool],
     ) -> None:
         self.workers_num = workers_num
         self.attached: dict[int, Attached] = {}
@@ -58,6 +66,9 @@ class Membership:
         self._held = False
         self._on_lost = on_lost
         self._watch = watch
+        self._watch_process = watch_process
+        self._ended: set[int] = set()  # who comes no more, whatever generation it is
+        self._withdrawn_lives: set[int] = set()
         self._lives = 0
         self._waiting_ready: list[tuple[Connection, Message]] = []
         self._waiting_attach: list[tuple[Connection, Message]] = []
@@ -94,6 +105,8 @@ class Membership:
         self.had_workers = False
         self.hold()
         mutex.unlock(old.address + at.NODE_LIFE)
+        for worker_id in self._ended:
+            self._mark_absent(worker_id)
 
     def end(self) -> None:
         """Frees the memory and tells everybody who still waits in it that the node is gone."""
@@ -103,7 +116,10 @@ class Membership:
             self._held = False
         self.control.notify()
         self.attached.clear()
-        del self._watch  # the node: a cycle would keep the memory until the next garbage collection
+        del (
+            self._watch,
+            self._watch_process,
+        )  # the node: a cycle would keep the memory until the next collection
 
     def lost(self) -> list[int]:
         """Returns the workers that died, or exited without ``shutdown()``, the first one first."""
@@ -175,6 +191,8 @@ class Membership:
     def _free_id(self, wish: int | None) -> int | None:
         ids = range(self.control.capacity) if wish is None else [wish]
         for worker_id in ids:
+            if worker_id in self.attached and self.attached[worker_id].withdrawn:
+                return worker_id
             liveness = self.control.liveness(worker_id)
             if liveness == at.FREE or (self.workers_num is None and self._released(worker_id, liveness)):
                 return worker_id
@@ -201,11 +219,15 @@ class Membership:
         return False
 
     def _admit(self, connection: Connection, request: Message, worker_id: int) -> None:
-        self.catalogue.forget(worker_id)
-        self.control.admit(worker_id, connection.pid)
+        if worker_id in self.attached:
+            self.control.admit_again(worker_id, connection.pid)
+        else:
+            self.catalogue.forget(worker_id)
+            self.control.admit(worker_id, connection.pid)
         connection.worker_id, connection.life = worker_id, None
-        self.attached[worker_id] = Attached(connection)
+        self.attached[worker_id] = Attached(connection, pid=connection.pid)
         self.had_workers = True
+        self._watch_process(worker_id, connection.pid)
         body = {"worker_id": worker_id, "workers_num": self.workers_num, "control": self._control_bytes}
         connection.reply(request, body, (self._heap.descriptor,))
 
@@ -242,6 +264,31 @@ class Membership:
 
     # -- going -----------------------------------------------------------------------------------------------
 
+    def withdraw(self, connection: Connection, request: Message) -> None:
+        """A worker's `init` was interrupted: it is not lost, as its process may call it again. The others wait on."""
+        worker_id = connection.attached_id
+        done = self.control.worker(worker_id)
+        if self.workers_num is None or done.created or done.barrier:
+            raise StartupError("this worker has begun, or may come and go at will: it leaves, or is lost")
+        if not self._watch_process(worker_id, connection.pid):
+            raise StartupError(f"process {connection.pid} cannot be watched, so it is lost")
+        if connection.life is not None:
+            self._withdrawn_lives.add(connection.life)
+        self.forget(connection)
+        connection.worker_id = connection.life = None
+        self.attached[worker_id] = Attached(connection, pid=connection.pid, withdrawn=True)
+        connection.reply(request, {"withdrawn": True})
+
+    def has_withdrawn(self, life: int) -> bool:
+        """Whether the life mutex of this life is given back by a worker that is not lost. From any thread."""
+        return life in self._withdrawn_lives
+
+    def process_ended(self, worker_id: int, pid: int) -> None:
+        """A worker's process has ended: if it had its number and no life mutex, that is the only sign of it."""
+        worker = self.attached.get(worker_id)
+        if worker is not None and worker.pid == pid and worker.connection.life is None:
+            self.settle(worker_id, at.LOST)
+
     def forget(self, connection: Connection) -> None:
         """A process no longer waits for a place or for the start: it gave up, or its socket is closed."""
         self._waiting_attach = [w for w in self._waiting_attach if w[0] is not connection]
@@ -249,6 +296,12 @@ class Membership:
 
     def absent(self, worker_id: int) -> None:
         """A worker's process has ended; if it never attached, the others need not wait for it."""
+        self._ended.add(worker_id)
+        if worker_id in self.attached:
+            self.process_ended(worker_id, self.attached[worker_id].pid)
+        self._mark_absent(worker_id)
+
+    def _mark_absent(self, worker_id: int) -> None:
         if self.control.liveness(worker_id) == at.FREE:
             self.control.settle(worker_id, at.LOST)
             self._drop(worker_id)

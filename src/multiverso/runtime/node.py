@@ -76,6 +76,8 @@ class Node:
         self._started, self._closing = threading.Event(), threading.Event()
         self._emptied = threading.Condition()
         self._connections: dict[int, Connection] = {}
+        self._poll: select.epoll | None = None
+        self._processes: dict[int, tuple[int, int]] = {}  # by descriptor: a worker's number and its process
         self._watchers: list[threading.Thread] = []
         self._began = time.monotonic()
         self._failed: Exception | None = None
@@ -95,7 +97,7 @@ class Node:
             self._wake = socket.socketpair()
             for end in self._wake:
                 end.setblocking(False)
-            self._membership = Membership(workers, on_lost, self._watch)
+            self._membership = Membership(workers, on_lost, self._watch, self._watch_process)
             self._thread.start()
             self._started.wait()
             if self._failed is not None:
@@ -194,6 +196,7 @@ class Node:
         listener = self._listener
         assert listener is not None
         self._members.hold()
+        self._poll = poll
         poll.register(listener.fileno(), select.EPOLLIN)
         poll.register(self._wake[0].fileno(), select.EPOLLIN)
         self._started.set()
@@ -205,6 +208,10 @@ class Node:
                     self._take_posted()
                 elif descriptor in self._connections:  # one batch may hold two events of a closed one
                     self._read(poll, self._connections[descriptor])
+                elif descriptor in self._processes:
+                    worker_id, pid = self._processes[descriptor]
+                    self._forget_process(descriptor)
+                    self._members.process_ended(worker_id, pid)
 
     def _end(self) -> None:
         self._closing.set()
@@ -212,6 +219,8 @@ class Node:
             self._listener.close()
         for connection in self._connections.values():
             connection.socket.close()
+        for descriptor in list(self._processes):
+            self._forget_process(descriptor)
         if self._membership is not None:
             self._membership.end()
         # whoever waits for the workers to go must not wait for ever after a failure of this thread
@@ -300,7 +309,8 @@ class Node:
                 "challenge": self._challenge,
                 "prove": self._prove,
                 "attach": self._members.attach,
-                "ready": self._members.ready,
+                "ready": self._ready,
+                "withdraw": self._members.withdraw,
                 "create": self._create,
                 "share": self._share,
                 "initialised": self._initialised,
@@ -328,6 +338,31 @@ class Node:
 
     # -- watching workers ------------------------------------------------------------------------------------
 
+    def _ready(self, connection: Connection, request: Message) -> None:
+        self._members.ready(connection, request)
+        self._forget_process_of(connection.attached_id)  # its life mutex tells sooner
+
+    def _watch_process(self, worker_id: int, pid: int) -> bool:
+        """Has `Membership.process_ended` called at a process's end. Its socket may be held open by a child of it."""
+        if (worker_id, pid) in self._processes.values():
+            return True
+        try:
+            descriptor = os.pidfd_open(pid)
+        except OSError:  # it has ended, or there is none left, or this kernel has no such thing
+            return False
+        self._processes[descriptor] = worker_id, pid
+        assert self._poll is not None
+        self._poll.register(descriptor, select.EPOLLIN)
+        return True
+
+    def _forget_process_of(self, worker_id: int) -> None:
+        for descriptor in [d for d, (other, _) in self._processes.items() if other == worker_id]:
+            self._forget_process(descriptor)
+
+    def _forget_process(self, descriptor: int) -> None:
+        del self._processes[descriptor]
+        os.close(descriptor)  # and epoll forgets it
+
     def _watch(self, control: Control, worker_id: int, life: int) -> None:
         watcher = threading.Thread(
             target=self._await_end,
@@ -348,6 +383,10 @@ class Node:
             return
         if code == mutex.OWNER_DEAD:
             mutex.recover(address)
+        if self._members.has_withdrawn(life):
+            if code in (0, mutex.OWNER_DEAD):
+                mutex.unlock(address)
+            return
         if code in (0, mutex.OWNER_DEAD):
             left = control.participation(worker_id) == at.LEFT
             mutex.unlock(address)
@@ -374,6 +413,7 @@ class Node:
 
     def _settle(self, worker_id: int, liveness: int) -> None:
         self._members.settle(worker_id, liveness)
+        self._forget_process_of(worker_id)
         if not self._members.attached:
             with self._emptied:
                 self._emptied.notify_all()
@@ -444,6 +484,8 @@ def _after_fork_in_child() -> None:
         for kept in (node._listener, *(connection.socket for connection in node._connections.values())):
             if kept is not None:
                 kept.close()
+        for descriptor in node._processes:
+            os.close(descriptor)
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -6,15 +6,17 @@ refuses to be used. Its public methods may be called from any thread.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, Self
 
 from multiverso import layout as at
 from multiverso.deadline import Deadline, checked_seconds
-from multiverso.errors import ClosedError, NodeLostError
+from multiverso.errors import ClosedError, MultiversoError, NodeLostError
 from multiverso.kernels import waits
 from multiverso.memory.shared import SharedMemory
 from multiverso.runtime.barrier import Barrier
@@ -32,6 +34,7 @@ from multiverso.wire import messages
 START_SECONDS = 120.0
 WAIT_SECONDS = 1800.0  # a master may validate for long
 _MOST_WAIT = 30.0
+_WITHDRAW_SECONDS = 1.0
 
 
 class Handler(Protocol):
@@ -98,7 +101,7 @@ class Session:
         self._link = Link()
         self._holdings = Holdings(self, self._link)
         self._liveness = Liveness(ends_with_node)
-        self._takes_part = False
+        self._attaching = self._takes_part = False
         try:
             # what an exception finds here, wherever it arrives, is ended by `_end`
             note_opened(self)
@@ -108,10 +111,14 @@ class Session:
         except BaseException:
             self.closed = "the session has never begun: an exception came while it was starting"
             self._on_close = None  # its owner gets the exception
-            self._finish_end()
+            try:
+                self._withdraw()
+            finally:
+                self._finish_end()
             raise
 
     def _attach(self, wish: int | None, number: int | None, on_lost: str | None, deadline: float) -> None:
+        self._attaching = True
         answer, descriptors = self._link.ask(
             {
                 "do": "attach",
@@ -136,6 +143,15 @@ class Session:
         self._barrier.passed = self.control.worker(self.worker_id).barrier
         self._link.ask({"do": "ready"}, deadline, "the other workers to start")
         self._takes_part = True
+
+    def _withdraw(self) -> None:
+        """Says that this worker is not lost: its process lives, and may call `init` again."""
+        if self._attaching:
+            with contextlib.suppress(MultiversoError, OSError, ValueError):  # then it has left, or is lost
+                self._link.ask(
+                    {"do": "withdraw"}, time.monotonic() + _WITHDRAW_SECONDS, "leave to come again"
+                )
+                self._takes_part = False
 
     # -- the job ---------------------------------------------------------------------------------------------
 

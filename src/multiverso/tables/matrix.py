@@ -173,7 +173,11 @@ class MatrixTableHandler(TableHandler):
         self._session.check()
         ids, delta = (np.array(part) for part in self._rows(data, row_ids))
         self._refuse_bad(ids)
-        return self._later(lambda: self._operations.add_rows(ids, delta), "an add of rows")
+        return self._later(
+            lambda: self._operations.add_rows(ids, delta),
+            "an add of rows",
+            lambda: (ids.tobytes(), delta.tobytes()),
+        )
 
     def get_async(self, row_ids: Any = None, out: Any = None) -> Pending:  # type: ignore[override]
         """Like :meth:`get`, in the background; ``wait()`` returns the values."""
@@ -187,7 +191,7 @@ class MatrixTableHandler(TableHandler):
         def get() -> Any:
             return self._operations.get_rows(ids, output.flat, None, output.give)
 
-        return self._later(get, "a get of rows")
+        return self._later(get, "a get of rows", lambda: (ids.tobytes(), id(out)))
 
     def exchange_async(self, local: Any, last: Any, row_ids: Any = None) -> Pending:
         """Like :meth:`exchange`, in the background. Leave both arrays alone until ``wait()`` returns."""
@@ -197,7 +201,11 @@ class MatrixTableHandler(TableHandler):
         ids, a, b = self._pair_of_rows(local, last, row_ids)
         ids = np.array(ids)
         self._refuse_bad(ids)
-        return self._later(lambda: self._operations.exchange_rows(ids, a, b, None), "an exchange of rows")
+        return self._later(
+            lambda: self._operations.exchange_rows(ids, a, b, None),
+            "an exchange of rows",
+            lambda: (ids.tobytes(), a.ctypes.data, b.ctypes.data),
+        )
 
     def _refuse_bad(self, ids: RowIds) -> None:
         """Before an operation goes into the queue, where nobody may wait for it."""

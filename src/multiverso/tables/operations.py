@@ -61,6 +61,10 @@ def _equal(one: Array, other: Array) -> bool:
     return one.size == other.size and bool(np.array_equal(one.view(np.uint8), other.view(np.uint8)))
 
 
+def _same_rows(one: tuple[Array, Array, Array], other: tuple[Array, Array, Array]) -> bool:
+    return _equal(one[0], other[0]) and all(map(_one_memory, one[1:], other[1:]))
+
+
 def _one_memory(one: Any, other: Any) -> bool:
     if not isinstance(one, np.ndarray):
         return bool(one == other)
@@ -73,6 +77,9 @@ class _Mine(threading.local):
 
     def __init__(self) -> None:
         self.call = Call()
+        self.pushed: tuple[Array, Array, Array] | None = (
+            None  # ids and both arrays of an exchange of rows that raised
+        )
 
 
 class Operations:
@@ -154,10 +161,13 @@ class Operations:
 
     def exchange_rows(self, ids: RowIds, local: Array, last: Array, deadline: Deadline | None) -> None:
         """Pushes ``local - last`` of some rows and pulls them into both: an add and a read."""
-        if not any(kept.kind == "get_rows" for kept in self._interrupted):  # else it has been added
+        mine, arguments = self._mine, (ids.copy(), local, last)
+        if mine.pushed is None or not _same_rows(mine.pushed, arguments):
             self.add_rows(ids, local - last, deadline)
-            last[:] = local  # so that a second try adds nothing twice
+            mine.pushed = arguments  # no exception comes between the two
+            last[:] = local  # who never calls this again pushes nothing twice
         self.get_rows(ids, local, deadline, lambda: np.copyto(last, local))
+        mine.pushed = None
 
     def _read(
         self,

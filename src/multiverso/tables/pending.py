@@ -1,11 +1,18 @@
-"""Operations that go on in the background: first in, first out for each table."""
+"""Operations that go on in the background: first in, first out for each table.
+
+A signal's handler may raise in the middle of any function that is written in Python, those of ``threading`` included:
+a ``Condition`` or an ``Event`` is left locked for ever when it raises between taking the lock and saying so. So what
+both sides of a queue touch are only the interpreter's own locks and queues, which act in one step, and plain flags.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections import deque
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 from multiverso.deadline import Deadline
@@ -20,13 +27,16 @@ class Pending:
     def __init__(self, operation: Callable[[], Any], what: str) -> None:
         self._operation = operation
         self._what = what
-        self._finished = threading.Event()
+        self._gate = threading.Lock()  # held until it is over
+        self._gate.acquire()
+        self._over = False
         self._result: Any = None
         self._error: BaseException | None = None
+        self.heard = False  # whether somebody has waited for it, and got its error
 
     def done(self) -> bool:
         """Returns whether it is over; never blocks."""
-        return self._finished.is_set()
+        return self._over
 
     def wait(self, timeout_seconds: float | None = None) -> Any:
         """Waits for the operation and returns its result.
@@ -36,12 +46,19 @@ class Pending:
             MultiversoError: whatever the operation itself raised.
         """
         deadline = Deadline.after(math.inf if timeout_seconds is None else timeout_seconds)
-        while not self._finished.wait(deadline.left()):
-            if deadline.passed:
-                raise WaitTimeoutError(f"{self._what} in the background was not done after {deadline}")
+        if not self.await_end(deadline):
+            raise WaitTimeoutError(f"{self._what} in the background was not done after {deadline}")
+        self.heard = True
         if self._error is not None:
             raise self._error
         return self._result
+
+    def await_end(self, deadline: Deadline) -> bool:
+        """Waits until it is over or the deadline has passed; returns whether it is over."""
+        while not self._over and not deadline.passed:
+            if self._gate.acquire(timeout=deadline.left()):
+                self._gate.release()  # for the next; who is interrupted before it leaves the flag to them
+        return self._over
 
     def run(self) -> BaseException | None:
         """Does it (the queue's thread)."""
@@ -49,9 +66,15 @@ class Pending:
             self._result = self._operation()
         except BaseException as error:
             self._error = error
-        self._operation = _nothing  # the arrays it refers to are free from here on
-        self._finished.set()
+        self.end()
         return self._error
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Lets go who waits (the queue's thread)."""
+        self._error = self._error or error
+        self._operation = _nothing  # the arrays it refers to are free from here on
+        self._over = True
+        self._gate.release()
 
 
 def _nothing() -> None:
@@ -63,12 +86,15 @@ class Queue:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()  # of `_waiting` and `_runner`
         self._waiting: deque[Pending] = deque()
+        self._wakes: SimpleQueue[None] = SimpleQueue()
+        self._taken: Pending | None = None  # the last one that its thread has begun
         self._running = False
         self._closed = False
-        self._thread: threading.Thread | None = None
-        self._failed: BaseException | None = None
+        self._thread: threading.Thread | None = None  # the last that was made
+        self._runner: threading.Thread | None = None  # the one that has begun
+        self._failed: Pending | None = None
 
     @property
     def used(self) -> bool:
@@ -82,69 +108,77 @@ class Queue:
 
     def put(self, pending: Pending, deadline: Deadline) -> Pending:
         """Adds an operation; blocks while there are already as many as allowed."""
-        with self._changed:
-            while len(self._waiting) >= _MOST and not self._closed:
-                if deadline.passed:
-                    raise WaitTimeoutError(
-                        f"{_MOST} operations on {self._name} are pending and none was done in {deadline}"
-                    )
-                self._changed.wait(deadline.left())
+        while len(self._waiting) >= _MOST and not self._closed:
+            if deadline.passed:
+                raise WaitTimeoutError(
+                    f"{_MOST} operations on {self._name} are pending and none was done in {deadline}"
+                )
+            self.wake()
+            self._await_next(deadline)
+        with self._lock:
             if self._closed:
                 raise ClosedError(f"the session of {self._name} is over")
             self._waiting.append(pending)
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name=f"multiverso-{self._name}", daemon=True
-                )
-                self._thread.start()
-            self._changed.notify_all()
+        self.wake()
         return pending
 
-    def withdraw(self, pending: Pending) -> None:
-        """Takes back an operation that has not begun: its caller has not heard that it was accepted."""
-        with self._changed:
-            if pending in self._waiting:
-                self._waiting.remove(pending)
-                self._changed.notify_all()
+    def wake(self) -> None:
+        """Has its thread look, and makes it where there is none: as often as an exception comes in between."""
+        if self._runner is None:
+            self._thread = threading.Thread(target=self._run, name=f"multiverso-{self._name}", daemon=True)
+            self._thread.start()
+        self._wakes.put(None)
+
+    def has(self, pending: Pending) -> bool:
+        """Whether an operation is to be done, is being done, or was done."""
+        with self._lock:
+            return pending in self._waiting or self._taken is pending or pending.done()
 
     def flush(self, deadline: Deadline) -> None:
         """Waits until nothing is pending; raises what an operation that nobody waited for raised."""
-        if threading.current_thread() is self._thread:
+        if threading.current_thread() is self._runner:
             return
-        if self.busy:
-            with self._changed:
-                while self.busy:
-                    if deadline.passed:
-                        raise WaitTimeoutError(
-                            f"operations on {self._name} were still pending after {deadline}"
-                        )
-                    self._changed.wait(deadline.left())
+        while self.busy:
+            if deadline.passed:
+                raise WaitTimeoutError(f"operations on {self._name} were still pending after {deadline}")
+            self.wake()
+            self._await_next(deadline)
         failed, self._failed = self._failed, None
-        if failed is not None:
-            raise failed
+        if failed is not None and not failed.heard and failed._error is not None:
+            raise failed._error
+
+    def _await_next(self, deadline: Deadline) -> None:
+        """Waits until something has ended that is pending now."""
+        with self._lock:
+            first = self._taken if self._running else next(iter(self._waiting), None)
+        if first is not None:
+            first.await_end(deadline)
 
     def close(self) -> None:
         """Ends the thread after its current operation."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        if self._thread is not None and threading.current_thread() is not self._thread:
-            self._thread.join(2.0)
+        self._closed = True
+        self._wakes.put(None)
+        for thread in {self._thread, self._runner} - {None, threading.current_thread()}:
+            with contextlib.suppress(RuntimeError):  # an exception came before it began
+                thread.join(2.0)  # type: ignore[union-attr]
 
     def _run(self) -> None:
+        with self._lock:
+            if self._runner is not None:
+                return  # who made it had not heard that the one before has begun
+            self._runner = threading.current_thread()
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closed)
-                if self._closed:
-                    for pending in self._waiting:
-                        pending._error = ClosedError(f"the session of {self._name} is over")
-                        pending._finished.set()
-                    self._waiting.clear()
-                    return
-                self._running = True  # first: `busy` is read without the lock
-                pending = self._waiting.popleft()
-            error = pending.run()
-            with self._changed:
+            self._wakes.get()
+            while not self._closed and self._waiting:
+                with self._lock:
+                    self._running = True  # first: `busy` is read without the lock
+                    self._taken = pending = self._waiting.popleft()
+                if pending.run() is not None:
+                    self._failed = pending if self._failed is None or self._failed.heard else self._failed
                 self._running = False
-                self._failed = self._failed or error
-                self._changed.notify_all()
+            if self._closed:
+                with self._lock:
+                    left, self._waiting = self._waiting, deque()
+                for pending in left:
+                    pending.end(ClosedError(f"the session of {self._name} is over"))
+                return

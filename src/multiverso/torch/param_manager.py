@@ -141,11 +141,16 @@ class ParamManager(Resumable):
         with torch.no_grad():
             self._land()
             self._structure.check()
-            for wait in [group.collect() for group in self._groups]:
-                wait()
-            self._shared.exchange(whole or any(group.whole for group in self._sparse))
-            for group in self._groups:
-                group.publish()
+            whole = whole or any(group.whole for group in self._sparse)
+            self._shared.as_one_call(self._collect, self._publish, whole)
+
+    def _collect(self) -> None:
+        for wait in [group.collect() for group in self._groups]:
+            wait()
+
+    def _publish(self) -> None:
+        for group in self._groups:
+            group.publish()
 
     def step(self) -> bool:
         """Counts one training step and exchanges when that is due (``every=``); returns whether it did."""

@@ -29,6 +29,7 @@ _FIELDS: dict[str, dict[str, str]] = {
     "challenge": {"nonce": _TEXT},
     "prove": {},  # whatever it gives is no proof, or it is
     "ready": {},
+    "withdraw": {},
     "create": {"order": _NUMBER + _NOTHING, "spec": _OBJECT, "master": _FLAG, "mode": _TEXT},
     "share": {"spec": _OBJECT},
     "initialised": {},

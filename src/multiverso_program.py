@@ -1,0 +1,31 @@
+"""Where the programs `multiverso` and `platoon-launcher` begin.
+
+A module of its own, outside of the packages: importing those takes a tenth of a second and more, in which Ctrl-C would
+show a traceback of their imports. Until a program has something to end, Ctrl-C ends it here and now, with 128 + 2.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+
+
+def multiverso() -> None:
+    """Run the command line of multiverso."""
+    signal.signal(signal.SIGINT, _leave)
+    from multiverso.cli import main
+
+    main()
+
+
+def platoon_launcher() -> int:
+    """Run platoon's launcher; return its exit code."""
+    signal.signal(signal.SIGINT, _leave)
+    from platoon.launcher import main
+
+    return main()
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os._exit(128 + number)
