@@ -7,7 +7,7 @@ both sides of a queue touch are only the interpreter's own locks and queues, whi
 
 from __future__ import annotations
 
-import contextlib
+import _thread
 import math
 import threading
 from collections import deque
@@ -19,6 +19,7 @@ from multiverso.deadline import Deadline
 from multiverso.errors import ClosedError, WaitTimeoutError
 
 _MOST = 16
+_END_SECONDS = 2.0
 
 
 class Pending:
@@ -92,14 +93,15 @@ class Queue:
         self._taken: Pending | None = None  # the last one that its thread has begun
         self._running = False
         self._closed = False
-        self._thread: threading.Thread | None = None  # the last that was made
-        self._runner: threading.Thread | None = None  # the one that has begun
+        self._used = False
+        self._runner: int | None = None  # the thread that does them
+        self._gone = threading.Lock()  # held by that thread
         self._failed: Pending | None = None
 
     @property
     def used(self) -> bool:
         """Whether it has ever held anything; never blocks."""
-        return self._thread is not None
+        return self._used
 
     @property
     def busy(self) -> bool:
@@ -124,9 +126,10 @@ class Queue:
 
     def wake(self) -> None:
         """Has its thread look, and makes it where there is none: as often as an exception comes in between."""
+        self._used = True
         if self._runner is None:
-            self._thread = threading.Thread(target=self._run, name=f"multiverso-{self._name}", daemon=True)
-            self._thread.start()
+            # not threading.Thread: an exception while that waits for its thread to begin leaves one that never does
+            _thread.start_new_thread(self._run, ())
         self._wakes.put(None)
 
     def has(self, pending: Pending) -> bool:
@@ -136,7 +139,7 @@ class Queue:
 
     def flush(self, deadline: Deadline) -> None:
         """Waits until nothing is pending; raises what an operation that nobody waited for raised."""
-        if threading.current_thread() is self._runner:
+        if threading.get_ident() == self._runner:
             return
         while self.busy:
             if deadline.passed:
@@ -158,15 +161,18 @@ class Queue:
         """Ends the thread after its current operation."""
         self._closed = True
         self._wakes.put(None)
-        for thread in {self._thread, self._runner} - {None, threading.current_thread()}:
-            with contextlib.suppress(RuntimeError):  # an exception came before it began
-                thread.join(2.0)  # type: ignore[union-attr]
+        if self._runner not in (None, threading.get_ident()) and self._gone.acquire(timeout=_END_SECONDS):
+            self._gone.release()
 
     def _run(self) -> None:
         with self._lock:
             if self._runner is not None:
-                return  # who made it had not heard that the one before has begun
-            self._runner = threading.current_thread()
+                return  # there is one: who made this had not heard so
+            self._runner = threading.get_ident()
+        with self._gone:
+            self._serve()
+
+    def _serve(self) -> None:
         while True:
             self._wakes.get()
             while not self._closed and self._waiting:
