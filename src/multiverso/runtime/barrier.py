@@ -14,29 +14,29 @@ if TYPE_CHECKING:
 
 
 class Barrier:
-    """Owner: the session; one thread at a time gets in.
-
-    Args:
-        session: whose they are.
-        lock: held in a barrier.
+    """Owner: the session, to which it does not refer: a cycle would keep the memory until the next collection.
 
     Attributes:
         passed: the number of the last barrier that this worker has passed.
     """
 
-    def __init__(self, session: Session, lock: AbstractContextManager[object]) -> None:
+    def __init__(self) -> None:
         waits.barrier.compiled()  # now, and not while others wait for this worker
         self.passed = 0
-        self._session = session
-        self._lock = lock
         self._raised = 0  # the number of one that raised: the next call is its repetition
 
-    def wait(self, deadline: Deadline) -> None:
-        """Flushes, arrives at the next barrier (or again at one that raised), and waits for every live worker."""
-        session, target = self._session, 0
+    def wait(self, session: Session, lock: AbstractContextManager[object], deadline: Deadline) -> None:
+        """Flushes, arrives at the next barrier (or again at one that raised), and waits for every live worker.
+
+        Args:
+            session: whose barrier it is.
+            lock: lets one thread at a time into a barrier.
+            deadline: until when.
+        """
+        target = 0
         try:
             session._flush(deadline)
-            with self._lock:
+            with lock:
                 target = self._raised or self.passed + 1
                 arrive = functools.partial(
                     waits.barrier.compiled(), session.control.address, session.worker_id, target

@@ -97,7 +97,7 @@ class Session:
         self.made_by = threading.get_ident()
         self._handlers: list[Handler] = []
         self.keyed_tables: dict[str, Any] = {}  # the first of each, by what the job calls it
-        self._barrier = Barrier(self, self._lock)
+        self._barrier = Barrier()
         self._link = Link()
         self._holdings = Holdings(self, self._link)
         self._liveness = Liveness(ends_with_node)
@@ -174,7 +174,7 @@ class Session:
             WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: see ``multiverso.errors``.
         """
         self.enter()
-        self._barrier.wait(self.deadline(timeout_seconds))
+        self._barrier.wait(self, self._lock, self.deadline(timeout_seconds))
 
     @property
     def barriers(self) -> int:
