@@ -44,6 +44,9 @@ CAPACITY = CONTROL.int32("capacity", apart=True)  # worker blocks in this segmen
 CONTINUE_WITHOUT_LOST = CONTROL.int32("continue_without_lost")  # 1 when waits go on without lost workers
 NODE_LIFE = CONTROL.mutex("node_life")  # held by a thread of the node for as long as it lives
 JOB_LOCK = CONTROL.mutex("job_lock")  # for whoever needs one lock per job
+# 1 in a job on several hosts: barriers end when the node says so, as then the others' adds are here, too
+SPANS_HOSTS = CONTROL.int32("spans_hosts", apart=True)
+RELEASED = CONTROL.int64("released")  # the last barrier that the node has let workers pass
 
 WORKERS = CONTROL.size  # the first worker's block
 WORKER_STRIDE = 512

@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import its `hosts_support`, and compiles what they need before the first deadline."""
+"""Lets the tests of this folder import what helps them, and compiles what they need before the first deadline."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+for folder in (Path(__file__).parent, Path(__file__).parents[1] / "core"):
+    sys.path.insert(0, str(folder))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -17,5 +18,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     from multiverso.spec import DTYPES
 
     ensure("module", "multiverso.kernels.agreeing", None)
+    ensure("module", "multiverso.kernels.waits", None)
     for dtype in DTYPES:
-        ensure("module", "multiverso.kernels.agreeing", dtype)
+        for group in ("agreeing", "dense", "rows"):
+            ensure("module", f"multiverso.kernels.{group}", dtype)

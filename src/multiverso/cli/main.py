@@ -86,6 +86,13 @@ def run_command(
         ),
     ] = False,
     timeout: Annotated[float | None, typer.Option(help="End the job after so many seconds.")] = None,
+    hosts: Annotated[
+        str | None,
+        typer.Option(
+            help="A number: rehearse so many hosts on this machine, each with a node and memory of its own. "
+            "-n workers in all are spread over them evenly."
+        ),
+    ] = None,
     grace: Annotated[
         float, typer.Option(help="Seconds that workers get to end by themselves, before they are killed.")
     ] = 1.0,
@@ -120,8 +127,12 @@ def run_command(
         timeout_seconds=timeout,
         grace_seconds=grace,
         summary=summary,
+        hosts=hosts,
     )
-    raise typer.Exit(_or_complain(lambda: launch(options)))
+    start = launch
+    if hosts is not None:
+        from multiverso.launch.hosts import launch_on_hosts as start
+    raise typer.Exit(_or_complain(lambda: start(options)))
 
 
 @app.command()

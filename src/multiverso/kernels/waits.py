@@ -148,6 +148,15 @@ def is_lost(control, worker):
 
 
 @inner
+def _gate_state(control, continues):
+    """Of a barrier across hosts that the node has not released: one that was lost may have taken its adds with it."""
+    for worker in range(load32(control + at.CAPACITY)):
+        if continues == 0 and is_lost(control, worker):
+            return LOST_SOMEONE
+    return NOT_READY
+
+
+@inner
 def _barrier_state(control, target):
     continues = load32(control + at.CONTINUE_WITHOUT_LOST)
     state = READY
@@ -160,6 +169,8 @@ def _barrier_state(control, target):
         # looked at again once it is lost: between the two it may have come, and died after that
         if continues == 0 and is_lost(control, worker) and load64(reached) < target:
             return LOST_SOMEONE
+    if load32(control + at.SPANS_HOSTS) == 1 and load64(control + at.RELEASED) < target:
+        return _gate_state(control, continues)
     return state
 
 

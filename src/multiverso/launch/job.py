@@ -100,6 +100,7 @@ class Job:
         on_exit: Called at each worker's end.
         lost_workers: Says which workers the node has lost, the first one first.
         on_look: Called every half second or more often.
+        first: The first worker's number.
 
     Most callers need `run` alone. Who has a loop of its own uses the job as a context manager, which starts the
     workers and leaves none behind, polls `fileno`, and calls `step` whenever that is readable.
@@ -118,8 +119,10 @@ class Job:
         on_exit: Callable[[WorkerExit], None] = lambda _: None,
         lost_workers: Callable[[], Sequence[int]] = tuple,
         on_look: Callable[[], None] = lambda: None,
+        first: int = 0,
     ) -> None:
         self._commands = commands
+        self._first = first
         self._marker = marker
         self._output = output
         self._on_failure = on_failure
@@ -229,7 +232,7 @@ class Job:
         return any(number != signal.SIGUSR1 for number in tuple(self._received))
 
     def _start(self, guard: Guard) -> None:
-        for worker_id, command in enumerate(self._commands):
+        for worker_id, command in enumerate(self._commands, self._first):
             process = spawn(command, keep_stdin=self._keep_stdin and worker_id == 0)
             self._processes[worker_id] = process
             self._started_at[worker_id] = time.monotonic()

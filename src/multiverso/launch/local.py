@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -13,6 +14,7 @@ from typing import Any, BinaryIO
 from multiverso.errors import StartupError
 from multiverso.launch.job import Job, JobResult, OnFailure, WorkerExit, let_signals_end_us
 from multiverso.launch.output import Output
+from multiverso.launch.place import Place, here
 from multiverso.launch.processes import WorkerCommand
 from multiverso.launch.resources import (
     available_cores,
@@ -44,6 +46,7 @@ class RunOptions:
         timeout_seconds: End the job after this time.
         grace_seconds: How long workers that are asked to end may take until they are killed.
         summary: Makes text of the job's last status, to be shown at its end; None for none.
+        hosts: How many hosts to rehearse on this machine, or the hosts' names; None for one host, this one.
     """
 
     target: str
@@ -58,6 +61,7 @@ class RunOptions:
     timeout_seconds: float | None = None
     grace_seconds: float = 1.0
     summary: Callable[[dict[str, Any]], str] | None = None
+    hosts: str | None = None
 
     @property
     def workers_num(self) -> int:
@@ -74,10 +78,11 @@ def launch(options: RunOptions) -> int:
     Raises:
         StartupError: Something asked for is not there; no worker was started.
     """
-    _check(options)
-    program = _program(options)
+    check(options)
+    program = program_of(options)
+    place = here(options.workers_num)
     devices = choose_gpus(options.gpus, os.environ) if options.gpus else []
-    logs = _log_files(options)
+    logs = _log_files(options, place.workers)
     report = _JsonReport(unbuffered(sys.stdout)) if options.json else _TextReport(options)
     workers = options.workers_num
     if devices and len(devices) < workers:
@@ -85,16 +90,19 @@ def launch(options: RunOptions) -> int:
     if options.workers is None and (misplaced := _misplaced_workers(options)):
         report.warn(misplaced)
     secret = new_secret()
-    with closing(Node(workers=workers, on_lost=options.on_failure, secret=secret)) as node:
+    with closing(
+        Node(workers=place.workers_num, on_lost=options.on_failure, secret=secret, abroad=place.abroad)
+    ) as node:
         output = Output(report.sink, log_files=logs)
         report.output = output
         commands = worker_commands(
-            [program] * workers,
+            [program] * len(place.workers),
             address=node.address,
             environ={**os.environ, SECRET_VARIABLE: secret},
             on_failure=options.on_failure,
             devices=devices,
             bind=options.bind,
+            place=place,
         )
 
         def ended(end: WorkerExit) -> None:
@@ -111,8 +119,11 @@ def launch(options: RunOptions) -> int:
             on_start=report.started,
             on_exit=ended,
             lost_workers=node.lost_workers,
+            first=place.workers.start,
         )
         result = job.run(options.timeout_seconds, forward_signals=True)
+        if place.abroad is not None:
+            return end_on_host(node, place, result, report)
         status = node.status() if options.summary and node.had_workers else None
         strangers = workers > 1 and result.exit_code == 0 and not node.had_workers
     if result.reason != "signal":
@@ -137,6 +148,7 @@ def worker_commands(
     devices: Sequence[str] = (),
     bind: bool = False,
     descriptors: Sequence[tuple[int, ...]] = (),
+    place: Place | None = None,
 ) -> list[WorkerCommand]:
     """Makes each worker's command: who it is, and its share of the host, are in its environment.
 
@@ -148,27 +160,47 @@ def worker_commands(
         devices: Values of CUDA_VISIBLE_DEVICES to deal out in turn; empty to leave it alone.
         bind: Whether each worker gets cores of its own.
         descriptors: Each worker's file descriptors to inherit.
+        place: Which workers of the job these are; all of them by default.
     """
-    workers = len(programs)
+    place = place or Place.alone(len(programs))
     cores = available_cores()
-    shares = split_cores(cores, workers) if bind else [None] * workers
+    shares = split_cores(cores, place.on_machine) if bind else [None] * place.on_machine
     commands = []
-    for worker_id, share in enumerate(shares):
+    for index, worker_id in enumerate(place.workers):
+        share = shares[place.first_on_machine + index]
         own = {
             **environ,
-            **(bound_environ(len(share)) if share else thread_environ(environ, len(cores), workers)),
+            **(bound_environ(len(share)) if share else thread_environ(environ, len(cores), place.on_machine)),
             "PYTHONUNBUFFERED": "1",
             "MULTIVERSO_NODE": address,
             "MULTIVERSO_WORKER_ID": str(worker_id),
-            "MULTIVERSO_WORKERS_NUM": str(workers),
+            "MULTIVERSO_WORKERS_NUM": str(place.workers_num),
             "MULTIVERSO_ON_LOST": on_failure,
             "MULTIVERSO_LAUNCHED": "1",
         }
         if devices:
-            own["CUDA_VISIBLE_DEVICES"] = devices[worker_id % len(devices)]
-        inherited = descriptors[worker_id] if descriptors else ()
-        commands.append(WorkerCommand(tuple(programs[worker_id]), own, share, inherited))
+            own["CUDA_VISIBLE_DEVICES"] = devices[(place.first_on_machine + index) % len(devices)]
+        inherited = descriptors[index] if descriptors else ()
+        commands.append(WorkerCommand(tuple(programs[index]), own, share, inherited))
     return commands
+
+
+def end_on_host(node: Node, place: Place, result: JobResult, report: "_TextReport | _JsonReport") -> int:
+    """Of a job on several hosts: stay as long as others need this host's copies; say how this host's part ended.
+
+    Returns:
+        This host's exit code: 143 where its workers failed because of another host's.
+    """
+    first = next(iter(node.lost_workers()), None)
+    in_consequence = result.reason == "failed" and first is not None and first not in place.workers
+    if not in_consequence and result.reason != "signal":  # which the job's own launcher tells
+        report.finished(result)
+    if result.reason == "finished":
+        let_signals_end_us()
+        if not node.stay():
+            report.warn(f"{place.name}: the job ended before all its hosts were done.")
+            return result.exit_code or 1
+    return 128 + signal.SIGTERM if in_consequence else result.exit_code
 
 
 class _TextReport:
@@ -267,7 +299,7 @@ def _exit_fields(end: WorkerExit) -> dict[str, object]:
     return {"worker": fields.pop("worker_id"), **fields, "seconds": round(end.seconds, 3)}
 
 
-def _check(options: RunOptions) -> None:
+def check(options: RunOptions) -> None:
     if not 1 <= options.workers_num <= MAX_WORKERS:
         raise StartupError(f"-n {options.workers}: the number of workers must be from 1 to {MAX_WORKERS}.")
     if options.timeout_seconds is not None and not options.timeout_seconds > 0:
@@ -290,7 +322,7 @@ def _misplaced_workers(options: RunOptions) -> str | None:
     )
 
 
-def _program(options: RunOptions) -> tuple[str, ...]:
+def program_of(options: RunOptions) -> tuple[str, ...]:
     target = options.target
     if options.module:
         return (sys.executable, "-m", target, *options.arguments)
@@ -306,13 +338,13 @@ def _program(options: RunOptions) -> tuple[str, ...]:
     return (found, *options.arguments)
 
 
-def _log_files(options: RunOptions) -> list[Path]:
+def _log_files(options: RunOptions, workers: range) -> dict[int, Path]:
     if options.log_dir is None:
-        return []
+        return {}
     try:
         options.log_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StartupError(f"--log-dir {options.log_dir}: {error.strerror}.") from None
     if not os.access(options.log_dir, os.W_OK | os.X_OK):
         raise StartupError(f"--log-dir {options.log_dir}: may not be written to.")
-    return [options.log_dir / f"worker-{worker_id}.log" for worker_id in range(options.workers_num)]
+    return {worker_id: options.log_dir / f"worker-{worker_id}.log" for worker_id in workers}

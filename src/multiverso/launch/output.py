@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -34,12 +34,12 @@ class Output:
         on_broken: Called once when that happens, from the thread that writes.
     """
 
-    def __init__(self, sink: Sink, *, log_files: Sequence[Path] = ()) -> None:
+    def __init__(self, sink: Sink, *, log_files: Mapping[int, Path] | None = None) -> None:
         """Opens the log files: all that a worker writes goes to `log_files[worker_id]` as it is."""
         self.broken = False
         self.on_broken: Callable[[], None] = lambda: None
         self._sink = sink
-        self._logs = [path.open("wb", buffering=0) for path in log_files]
+        self._logs = {worker: path.open("wb", buffering=0) for worker, path in (log_files or {}).items()}
         self._last_words: dict[int, bytes] = {}
         self._begun: dict[tuple[int, Stream], bytes] = {}
         self._show_at: dict[tuple[int, Stream], float] = {}
@@ -97,7 +97,7 @@ class Output:
             self._selector.close()
             self._wake_reader.close()
             self._wake_writer.close()
-            for log in self._logs:
+            for log in self._logs.values():
                 log.close()
 
     def _wake(self) -> None:
@@ -181,7 +181,7 @@ class Output:
             self._logs[worker_id].write(block)
         except OSError as error:
             message = f"multiverso: stopped logging, {self._logs[worker_id].name}: {error.strerror}\n"
-            for log in self._logs:
+            for log in self._logs.values():
                 log.close()
-            self._logs = []
+            self._logs = {}
             self._guarded(lambda: write_all(unbuffered(sys.stderr), message.encode()))

@@ -41,6 +41,7 @@ class Barrier:
                 arrive = functools.partial(
                     waits.barrier.compiled(), session.control.address, session.worker_id, target
                 )
+                session.arrive_abroad(target)
                 code = arrive()
                 if code:
                     session.resume(code, arrive, deadline, f"barrier {target}")

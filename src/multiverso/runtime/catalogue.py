@@ -98,8 +98,14 @@ class Catalogue:
         """Returns what has a number."""
         return None if number is None else self._pieces.get(number)
 
-    def make(self, key: Key, spec: Spec, mode: str) -> Piece:
+    def make(self, key: Key, spec: Spec, mode: str, number: int | None = None) -> Piece:
         """Returns a new piece: zeroed, a table with its header and locks.
+
+        Args:
+            key: what it is known by.
+            spec: what it is.
+            mode: the consistency of a table.
+            number: a table's, where another host has chosen it; the next one by default.
 
         Raises:
             OutOfMemoryError: there is no room for it; nothing has changed.
@@ -111,24 +117,30 @@ class Catalogue:
             self._memories += 1
             piece = Piece(-self._memories, key, spec, offset, spec.nbytes, head, None)
         else:
-            piece = self._make_table(key, spec, mode)
+            piece = self._make_table(key, spec, mode, number or self._tables + 1)
         self._pieces[piece.number] = piece
         self._number_of[key] = piece.number
         if key[0] == "order":
             self.ordered += 1
         return piece
 
-    def _make_table(self, key: Key, spec: TableSpec, mode: str) -> Piece:
+    def _make_table(self, key: Key, spec: TableSpec, mode: str, number: int) -> Piece:
         workers = self._control.capacity
         places = Places.of(spec, workers, mode == "sync")
         offset = self._heap.reserve(places.size)
         head = self._map(offset, places.size, places.head)
-        number = self._tables + 1
         # the states' first values lie beyond the head: the rest is mapped for as long as it takes to write them
         whole = self._map(offset, places.size, places.size) if _has_values(spec) else head
         initialise(whole.address, spec, number, workers, MODES[mode])
         self._tables = number
         return Piece(number, key, spec, offset, places.size, head, Shard(head, spec, workers, MODES[mode]))
+
+    def whole(self, piece: Piece) -> Shard:
+        """Returns a table with all of its memory, for the node's own work on its values."""
+        assert isinstance(piece.spec, TableSpec)
+        assert piece.shard is not None
+        segment = Segment(self._heap.descriptor, piece.offset, at.round_up(piece.size, at.PAGE))
+        return Shard(segment, piece.spec, piece.shard.workers, piece.shard.mode)
 
     def _map(self, offset: int, size: int, head: int) -> Segment:
         try:

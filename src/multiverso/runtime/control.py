@@ -19,10 +19,14 @@ class Control:
 
     Attributes:
         segment: the memory.
+        places: in a job on several hosts, the name of each worker's host; otherwise nothing.
+        here: the name of this one.
         lost_in_order: the workers that this process has called lost, the first one first (the node's).
     """
 
     segment: Segment
+    places: tuple[str, ...] = ()
+    here: str = ""
     lost_in_order: dict[int, None] = field(default_factory=dict, compare=False)
 
     @property
@@ -53,6 +57,15 @@ class Control:
     def continues(self) -> bool:
         """Whether waits go on without lost workers."""
         return load32(self.address + at.CONTINUE_WITHOUT_LOST) == 1
+
+    def span_hosts(self) -> None:
+        """Says that the job is on several hosts: no barrier ends before the node releases it (the node, once)."""
+        store32(self.address + at.SPANS_HOSTS, 1)
+
+    def release(self, barrier: int) -> None:
+        """Lets workers pass the barriers up to this one (the node)."""
+        store64(self.address + at.RELEASED, barrier)
+        self.notify()
 
     def admit(self, worker_id: int, pid: int) -> None:
         """Gives a block to a new worker (the node)."""
@@ -128,6 +141,7 @@ class Control:
             threaded=load32(block + at.THREADED) == 1,
             gave_up_ns=load64(block + at.GAVE_UP),
             wait=_wait_in(block),
+            host=self.places[worker_id] if self.places else "",
         )
 
     def workers(self) -> list[WorkerState]:

@@ -67,12 +67,16 @@ class Creations:
         catalogue: what has been made.
         control: the job's control segment.
         fixed: whether the number of workers is fixed, so that creation by order can be collective.
+        local: the workers of this host, in a job on several; None: all are.
     """
 
-    def __init__(self, catalogue: Catalogue, control: Control, fixed: bool) -> None:
+    def __init__(
+        self, catalogue: Catalogue, control: Control, fixed: bool, local: range | None = None
+    ) -> None:
         self._catalogue = catalogue
         self._control = control
         self._fixed = fixed
+        self._local = range(control.capacity) if local is None else local
         self._creations: dict[Key, Creation] = {}
         self._doomed: dict[int, Piece] = {}  # by the worker that still writes it
 
@@ -89,7 +93,7 @@ class Creations:
         if creation is None:
             piece = self._catalogue.find(key)
             if piece is not None:
-                _check_equal(piece, spec)
+                check_equal(piece, spec)
                 self._hand_over(connection, request, piece, late=True)
                 connection.reply(request, {"turn": False})
                 return
@@ -102,7 +106,7 @@ class Creations:
             self._void(creation, worker_id)  # its first call was interrupted, and nobody told us
             creation = self._creations.setdefault(key, creation)
         if creation.piece is not None and not creation.by_order:
-            _check_equal(creation.piece, spec)
+            check_equal(creation.piece, spec)
         creation.waiting[worker_id] = Asked(connection, request, spec, mode)
         if creation.piece is not None:
             self._hand_over(connection, request, creation.piece)
@@ -137,15 +141,19 @@ class Creations:
         if creation.turns:
             creation.turn_of = creation.turns.popleft()
             asked = creation.waiting[creation.turn_of]
-            turn = {
-                "turn": True,
-                "clear": first and creation.written,
-                "of": len(self._contributors(creation)),
-                "last": not creation.turns,
-            }
-            creation.written = True
-            asked.connection.reply(asked.request, turn)
+            self._let_write(creation, asked, first, len(self._contributors(creation)))
             return
+        self._let_go(creation)
+
+    @staticmethod
+    def _let_write(creation: Creation, asked: Asked, first: bool, of: int) -> None:
+        """It is a worker's turn: the first one on a host clears what an interrupted one has written there."""
+        turn = {"turn": True, "clear": first and creation.written, "of": of, "last": not creation.turns}
+        creation.written = True
+        asked.connection.reply(asked.request, turn)
+
+    def _let_go(self, creation: Creation) -> None:
+        """It is ready."""
         del self._creations[creation.key]
         for asked in creation.waiting.values():
             if creation.by_order:  # from here on the others wait for it, also when it is interrupted
@@ -158,7 +166,7 @@ class Creations:
         if lost and self._fixed and not self._control.continues:
             self._refuse(creation, self.lost_error(lost, f"before {words(creation.key)} was created"))
             return False
-        concerned = [w.worker_id for w in self._control.workers() if w.is_live]
+        concerned = [w.worker_id for w in self._control.workers() if w.is_live and w.worker_id in self._local]
         if not creation.waiting or any(i not in creation.waiting for i in concerned):
             return False
         if len({asked.spec for asked in creation.waiting.values()}) > 1:
@@ -303,7 +311,7 @@ class Creations:
         return WorkerLostError(f"{names(lost)} died, or exited without shutdown(), {when}", lost)
 
 
-def _check_equal(made: Piece, asked: Spec) -> None:
+def check_equal(made: Piece, asked: Spec) -> None:
     if made.spec != asked:
         raise TableMismatchError(
             f"{words(made.key)} is {made.spec}; this worker asked for {asked}. All workers must create the same "

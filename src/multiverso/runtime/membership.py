@@ -11,10 +11,12 @@ from multiverso.errors import MultiversoError, StartupError
 from multiverso.memory import mutex
 from multiverso.memory.heap import Heap
 from multiverso.memory.segment import Segment
+from multiverso.runtime.abroad import Abroad
 from multiverso.runtime.catalogue import Catalogue
 from multiverso.runtime.connection import Connection
 from multiverso.runtime.control import Control
 from multiverso.runtime.creation import Creations
+from multiverso.runtime.host_creation import HostCreations
 from multiverso.wire import messages
 from multiverso.wire.messages import Message
 
@@ -44,6 +46,7 @@ class Membership:
             holds its life mutex: `settle` it when the mutex is released.
         watch_process: called with a worker's number and its process while no life mutex tells of its end, which
             `process_ended` wants to know; returns whether that can be done.
+        abroad: this host's part in a job on several.
 
     Attributes:
         control: the control segment of this generation.
@@ -59,6 +62,7 @@ class Membership:
         on_lost: str,
         watch: Callable[[Control, int, int], None],
         watch_process: Callable[[int, int], bool],
+        abroad: Abroad | None = None,
     ) -> None:
         self.workers_num = workers_num
         self.attached: dict[int, Attached] = {}
@@ -69,9 +73,11 @@ class Membership:
         self._watch_process = watch_process
         self._ended: set[int] = set()  # who comes no more, whatever generation it is
         self._withdrawn_lives: set[int] = set()
+        self._abroad = abroad
         self._lives = 0
         self._waiting_ready: list[tuple[Connection, Message]] = []
         self._waiting_attach: list[tuple[Connection, Message]] = []
+        self._waiting_told: list[tuple[Connection, Message]] = []
         self._begin()
 
     def _begin(self) -> None:
@@ -81,7 +87,7 @@ class Membership:
         try:
             self._control_bytes = at.control_bytes(capacity)
             offset = heap.reserve(self._control_bytes, "a job's control segment")
-            self.control = Control(Segment(heap.descriptor, offset, self._control_bytes))
+            self.control = Control(Segment(heap.descriptor, offset, self._control_bytes), *self._places())
         except BaseException:
             heap.close()
             raise
@@ -89,8 +95,24 @@ class Membership:
         self.control.initialise(capacity)
         self.control.continue_without_lost(self._on_lost == "continue")
         self.catalogue = Catalogue(self.control, heap)
-        self.creations = Creations(self.catalogue, self.control, self.workers_num is not None)
         self._options: Message | None = None
+        if self._abroad is None:
+            self.creations = Creations(self.catalogue, self.control, self.workers_num is not None)
+        else:
+            self.creations = HostCreations(self.catalogue, self.control, self._abroad.roster, self._abroad)
+            self.control.span_hosts()
+            self._abroad.begin(self.control)
+
+    def _places(self) -> tuple[tuple[str, ...], str]:
+        if self._abroad is None:
+            return (), ""
+        roster = self._abroad.roster
+        return roster.places(), roster.names[roster.host]
+
+    @property
+    def local(self) -> range:
+        """The workers of this host."""
+        return range(self.control.capacity) if self._abroad is None else self._abroad.roster.local
 
     def hold(self) -> None:
         """Takes the mutex that says that the node lives: its thread's end is the node's death."""
@@ -151,7 +173,18 @@ class Membership:
             raise StartupError(f"this worker expects {number} workers, but the job has {self.workers_num}")
         if wish is not None and not 0 <= wish < self.control.capacity:
             raise StartupError(f"worker_id {wish} is not in 0 .. {self.control.capacity - 1}")
+        if wish is not None and wish not in self.local:
+            raise StartupError(
+                f"worker {wish} belongs to {self.control.places[wish]}, not to {self.control.here}"
+            )
+        if self._abroad is not None:
+            _check_hosts_can(options, self._abroad.roster.hosts)
         if self._is_new_generation(wish):
+            if self._abroad is not None:
+                raise StartupError(
+                    "a job on several hosts cannot begin a second time: call init once and shutdown once, or run it "
+                    "on one host"
+                )
             self._restart()
         worker_id = self._free_id(wish)
         if worker_id is None:
@@ -167,11 +200,10 @@ class Membership:
         if self._options is None:
             self._options = options
             self.control.continue_without_lost(options["on_lost"] == "continue")
+            if self._abroad is not None:
+                self._abroad.report({"do": "options", "options": options})
         elif options != self._options:
-            raise StartupError(
-                f"this worker asks for {_words(options)}, the others for {_words(self._options)}: "
-                "call init with the same arguments everywhere"
-            )
+            raise _differ(options, self._options)
         self._admit(connection, request, worker_id)
 
     def _is_new_generation(self, wish: int | None) -> bool:
@@ -181,7 +213,7 @@ class Membership:
         return not self.lost() or self._free_id(wish) is None
 
     def _is_over(self, wish: int | None) -> bool:
-        ids = range(self.control.capacity) if wish is None else [wish]
+        ids = self.local if wish is None else [wish]
         # its own word counts before the watcher has noticed: `init` may follow `shutdown` at once
         return any(
             self.control.liveness(i) in (at.GONE, at.LOST) or self.control.participation(i) == at.LEFT
@@ -189,7 +221,7 @@ class Membership:
         )
 
     def _free_id(self, wish: int | None) -> int | None:
-        ids = range(self.control.capacity) if wish is None else [wish]
+        ids = self.local if wish is None else [wish]
         for worker_id in ids:
             if worker_id in self.attached and self.attached[worker_id].withdrawn:
                 return worker_id
@@ -228,7 +260,13 @@ class Membership:
         self.attached[worker_id] = Attached(connection, pid=connection.pid)
         self.had_workers = True
         self._watch_process(worker_id, connection.pid)
-        body = {"worker_id": worker_id, "workers_num": self.workers_num, "control": self._control_bytes}
+        body: Message = {
+            "worker_id": worker_id,
+            "workers_num": self.workers_num,
+            "control": self._control_bytes,
+        }
+        if self._abroad is not None:
+            body |= {"places": self.control.places, "here": self.control.here}
         connection.reply(request, body, (self._heap.descriptor,))
 
     def ready(self, connection: Connection, request: Message) -> None:
@@ -257,10 +295,15 @@ class Membership:
     def _missing_at_start(self) -> list[int]:
         """Returns the workers of a fixed-size job that have not come yet."""
         ready = {i for i, worker in self.attached.items() if worker.ready}
+        ready |= {i for i in self._remote if self.control.participation(i) == at.ACTIVE}
         gone = (at.GONE, at.LOST) if self.control.continues else (at.GONE,)
         return [
             i for i in range(self.workers_num or 0) if i not in ready and self.control.liveness(i) not in gone
         ]
+
+    @property
+    def _remote(self) -> list[int]:
+        return [i for i in range(self.control.capacity) if i not in self.local]
 
     # -- going -----------------------------------------------------------------------------------------------
 
@@ -293,6 +336,7 @@ class Membership:
         """A process no longer waits for a place or for the start: it gave up, or its socket is closed."""
         self._waiting_attach = [w for w in self._waiting_attach if w[0] is not connection]
         self._waiting_ready = [w for w in self._waiting_ready if w[0] is not connection]
+        self._waiting_told = [w for w in self._waiting_told if w[0] is not connection]
 
     def absent(self, worker_id: int) -> None:
         """A worker's process has ended; if it never attached, the others need not wait for it."""
@@ -307,7 +351,47 @@ class Membership:
             self._drop(worker_id)
             self._answer_ready()
 
+    def refuse(self, options: Message) -> None:
+        """The first worker of another host has called init with other arguments."""
+        asked, self._options = self._options, options
+        assert asked is not None
+        for connection, request in self._waiting_ready:
+            connection.refuse(request, _differ(asked, options))
+        self._waiting_ready.clear()
+
+    def tell(self, connection: Connection, request: Message) -> None:
+        """A worker tells the workers of all hosts something, and waits for what they tell."""
+        assert self._abroad is not None
+        worker = {"worker": connection.attached_id, "note": request["note"]}
+        self._waiting_told.append((connection, request))
+        self._abroad.report({"do": "tell", "number": request["number"], **worker})
+        self._refuse_told()
+
+    def told(self, number: int, notes: Message) -> None:
+        """All workers have told something."""
+        for connection, request in self._waiting_told:
+            if request["number"] == number:
+                connection.reply(request, {"notes": notes})
+        self._waiting_told = [w for w in self._waiting_told if w[1]["number"] != number]
+
+    def _refuse_told(self) -> None:
+        lost = self.lost()
+        if lost and not self.control.continues:
+            for connection, request in self._waiting_told:
+                connection.refuse(
+                    request, self.creations.lost_error(lost, "before it had told what others wait for")
+                )
+            self._waiting_told.clear()
+
+    def changed(self, worker_id: int) -> None:
+        """A worker of another host has come, left or died."""
+        if self.control.liveness(worker_id) in (at.LOST, at.GONE):
+            self._refuse_told()
+            self.creations.dropped(worker_id)
+        self._answer_ready()
+
     def _drop(self, worker_id: int) -> None:
+        self._refuse_told()
         self.creations.dropped(worker_id)
         self.catalogue.dropped(worker_id)
 
@@ -334,3 +418,20 @@ def _words(options: Message) -> str:
     consistency = options["consistency"]
     bound = f" (staleness={consistency['staleness']})" if consistency["mode"] == "bounded" else ""
     return f"{consistency['mode']}{bound} with on_lost={options['on_lost']!r}"
+
+
+def _differ(options: Message, others: Message) -> StartupError:
+    return StartupError(
+        f"this worker asks for {_words(options)}, the others for {_words(others)}: "
+        "call init with the same arguments everywhere"
+    )
+
+
+def _check_hosts_can(options: Message, hosts: int) -> None:
+    mode = options["consistency"]["mode"]
+    if mode != "async":
+        asked = "sync=True" if mode == "sync" else "staleness="
+        raise StartupError(
+            f"init({asked}) works on one host only yet, and this job has {hosts}: leave it out, so that the tables are "
+            "asynchronous, or start all workers on one host"
+        )

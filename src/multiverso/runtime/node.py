@@ -24,10 +24,14 @@ from typing import Any
 
 from multiverso import layout as at
 from multiverso.errors import MultiversoError, StartupError
+from multiverso.hosts.roster import Roster
+from multiverso.hosts.transport import Listener
 from multiverso.memory import mutex
 from multiverso.runtime import trust
+from multiverso.runtime.abroad import Abroad, Carrier
 from multiverso.runtime.connection import Connection
 from multiverso.runtime.control import Control
+from multiverso.runtime.host_creation import HostCreations
 from multiverso.runtime.membership import Membership
 from multiverso.runtime.status import status_of
 from multiverso.spec import MemorySpec, TableSpec
@@ -50,6 +54,8 @@ class Node:
         listener: an already listening socket, instead of ``name``.
         secret: what a worker has to know where users cannot be told apart; this user's own by default.
         linger: called when the last worker has gone, in the node's thread.
+        abroad: of a job on several hosts: which they are, what moves values between them, and, on the first, where
+            it listens for the others.
 
     Owner: the thread that made it calls ``close``; everything else belongs to the serving thread.
     """
@@ -65,6 +71,7 @@ class Node:
         listener: socket.socket | None = None,
         secret: str | None = None,
         linger: Callable[[], None] | None = None,
+        abroad: tuple[Roster, Carrier, Listener | None] | None = None,
     ) -> None:
         if workers is not None and not 1 <= workers <= at.MAX_WORKERS:
             raise StartupError(f"a host runs 1 to {at.MAX_WORKERS} workers of a job; got {workers}")
@@ -73,6 +80,8 @@ class Node:
         self._secret = secret
         self._linger = linger
         self._posted: queue.SimpleQueue[tuple[str, int, int]] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[Message | Callable[[], None]] = queue.SimpleQueue()
+        self._abroad: Abroad | None = None
         self._started, self._closing = threading.Event(), threading.Event()
         self._emptied = threading.Condition()
         self._connections: dict[int, Connection] = {}
@@ -97,7 +106,9 @@ class Node:
             self._wake = socket.socketpair()
             for end in self._wake:
                 end.setblocking(False)
-            self._membership = Membership(workers, on_lost, self._watch, self._watch_process)
+            if abroad is not None:
+                self._abroad = Abroad(*abroad, self._post_order)
+            self._membership = Membership(workers, on_lost, self._watch, self._watch_process, self._abroad)
             self._thread.start()
             self._started.wait()
             if self._failed is not None:
@@ -134,6 +145,15 @@ class Node:
                 lambda: members.had_workers and not members.attached, timeout_seconds
             )
 
+    def stay(self) -> bool:
+        """Waits until no host of the job needs this one's copies; False when the node has ended before that."""
+        if self._abroad is None:
+            return True
+        while not self._abroad.over.wait(_WATCH_SECONDS):
+            if self._closing.is_set():
+                return False
+        return True
+
     @property
     def had_workers(self) -> bool:
         """Whether a worker has ever come."""
@@ -160,6 +180,8 @@ class Node:
         self._poke()
         if threading.current_thread() is self._thread:
             return
+        if self._abroad is not None:
+            self._abroad.close()
         if self._thread.ident is None:  # an exception came before it began
             self._end()
         else:
@@ -316,6 +338,8 @@ class Node:
                 "initialised": self._initialised,
                 "close": self._close_table,
                 "cancel": self._cancel,
+                "arrived": self._arrived,
+                "tell": self._tell,
                 "status": self._status,
             }[do]
             handler(connection, request)
@@ -400,6 +424,7 @@ class Node:
     def _take_posted(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self._wake[0].recv(4096)
+        self._take_orders()
         while True:
             try:
                 what, worker_id, life = self._posted.get_nowait()
@@ -408,12 +433,66 @@ class Node:
             worker = self._members.attached.get(worker_id)
             if what == "absent":
                 self._members.absent(worker_id)
+                if self._abroad is not None:
+                    self._abroad.look()
             elif worker is not None and worker.connection.life == life:
                 self._settle(worker_id, at.GONE if what == "left" else at.LOST)
+
+    # -- the other hosts -------------------------------------------------------------------------------------
+
+    def _post_order(self, order: Message | Callable[[], None]) -> None:
+        self._orders.put(order)
+        self._poke()
+
+    def _take_orders(self) -> None:
+        while not self._orders.empty():
+            order = self._orders.get()
+            if callable(order):
+                order()
+            else:
+                self._obey(order)
+
+    def _obey(self, order: Message) -> None:
+        members, abroad = self._members, self._abroad
+        assert abroad is not None
+        do = order["do"]
+        if do in ("make", "write", "join", "push", "finish", "drop"):
+            assert isinstance(members.creations, HostCreations)
+            members.creations.obey(order)
+        elif do == "refuse":
+            members.refuse(order["options"])
+        elif do == "told":
+            members.told(int(order["number"]), order["notes"])
+        elif do in ("alone", "broken"):
+            if not abroad.over.is_set() and not abroad.lost_hosts:
+                _log(
+                    f"{abroad.roster.names[0]}, which leads the job, is gone: {order['why']}"
+                    if do == "alone"
+                    else f"values could not be exchanged with the other hosts: {order['why']}"
+                )
+                self._closing.set()
+        else:
+            for worker_id in abroad.obey(order):
+                members.changed(worker_id)
+        if do == "lost" and members.control.continues:
+            _log("on_lost='continue' goes on without lost workers, not yet without a lost host: the job ends")
+            self._closing.set()
+
+    def _tell(self, connection: Connection, request: Message) -> None:
+        if self._abroad is None:
+            raise StartupError("the workers of one host tell each other in shared memory")
+        self._members.tell(connection, request)
+
+    def _arrived(self, connection: Connection, request: Message) -> None:
+        if self._abroad is not None:
+            self._abroad.arrived(connection.attached_id, int(request["barrier"]))
 
     def _settle(self, worker_id: int, liveness: int) -> None:
         self._members.settle(worker_id, liveness)
         self._forget_process_of(worker_id)
+        if self._abroad is not None:
+            self._abroad.tell_now()
+            self._abroad.look()
         if not self._members.attached:
             with self._emptied:
                 self._emptied.notify_all()

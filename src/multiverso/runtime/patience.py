@@ -10,7 +10,7 @@ from multiverso import kernels
 from multiverso import layout as at
 from multiverso.deadline import Deadline
 from multiverso.errors import ClosedError, DeadlockError, MultiversoError, WaitTimeoutError, WorkerLostError
-from multiverso.runtime.wait_graph import COLLECTIVE, names
+from multiverso.runtime.wait_graph import COLLECTIVE, WorkerState, names
 
 if TYPE_CHECKING:
     from multiverso.runtime.session import Session
@@ -99,8 +99,7 @@ class Patience:
             workers = [w for w in control.workers() if w.participation == at.LEFT or w.liveness == at.GONE]
             how = "left in order"
         lost = [w.worker_id for w in workers]
-        pids = ", ".join(str(control.worker(worker_id).pid) for worker_id in lost)
-        who = f"{names(lost)} (pid {pids})" if lost else "a worker whose place is taken again"
+        who = f"{names(lost)} ({_processes(workers)})" if lost else "a worker whose place is taken again"
         advice = "" if control.continues or how == "left in order" else _ADVICE
         return WorkerLostError(f"{who} {how} while this worker waited for {self._what}{advice}", lost)
 
@@ -131,3 +130,10 @@ class Patience:
             f"{self._everyone()}. {hint}In synchronous and bounded mode every worker has to read the same tables "
             "equally often (multiverso.shard(equal=True) helps)"
         )
+
+
+def _processes(workers: list[WorkerState]) -> str:
+    """Returns "pid 12, 13", or "pid 12 on a, pid 7 on b"."""
+    if any(worker.host for worker in workers):
+        return ", ".join(worker.process for worker in workers)
+    return f"pid {', '.join(str(worker.pid) for worker in workers)}"

@@ -105,6 +105,7 @@ class Reducer:
     def __init__(self, session: Session, size: int) -> None:
         if not 0 <= session.worker_id < size:
             raise ValueError(f"worker {session.worker_id} is not one of the {size} that reduce together")
+        session.refuse_across_hosts("all_reduce", "use torch.distributed or mpi4py between hosts")
         self.size = size
         self.rank = session.worker_id
         self._session = session

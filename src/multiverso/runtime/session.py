@@ -132,7 +132,10 @@ class Session:
             "a place in the job",
         )
         self._holdings.begin(descriptors)
-        self.control = Control(self._holdings.map(0, int(answer["control"])))
+        places = tuple(map(str, answer.get("places") or ()))
+        self.control = Control(
+            self._holdings.map(0, int(answer["control"])), places, str(answer.get("here") or "")
+        )
         self.worker_id: int = answer["worker_id"]
         self._fixed_num: int | None = answer["workers_num"]
         # Who comes and goes at will leaves; who is missing at the start of all would let the others begin without it.
@@ -164,6 +167,27 @@ class Session:
         """Returns the workers that take part now."""
         return [w.worker_id for w in self.control.workers() if w.is_live]
 
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The names of the hosts of a job on several, in their order; nothing for a job on one."""
+        return tuple(dict.fromkeys(self.control.places))
+
+    def refuse_across_hosts(self, what: str, instead: str) -> None:
+        """Before something that works among the workers of one host only.
+
+        Args:
+            what: what it is.
+            instead: what to do, as half a sentence.
+
+        Raises:
+            MultiversoError: the job is on several hosts. Nothing was changed.
+        """
+        if self.control.places:
+            raise MultiversoError(
+                f"{what} works on one host only yet, and this job is on {len(self.hosts)} ({', '.join(self.hosts)}): "
+                f"{instead}"
+            )
+
     def barrier(self, timeout_seconds: float | None = None) -> None:
         """Waits until every live worker has reached this barrier. Flushes this worker's pending operations first.
 
@@ -180,6 +204,26 @@ class Session:
     def barriers(self) -> int:
         """The number of the last barrier that this worker has passed, which is the same in all that have."""
         return self._barrier.passed
+
+    def arrive_abroad(self, barrier: int) -> None:
+        """Before a barrier of a job on several hosts: tells the node, which sees to what was added before it."""
+        if self.control.places:
+            self._link.tell({"do": "arrived", "barrier": barrier})
+
+    def tell_all(self, note: str) -> dict[int, str]:
+        """Tells the workers of all hosts something short, through the nodes; see `agreement.tell_all`."""
+        self.enter()
+        with self._lock:
+            patience = Patience(self, self.deadline(), "what the other workers have to tell")
+            request = {"do": "tell", "number": self.barriers, "note": note}
+            try:
+                answer, _ = self._link.ask(
+                    request, patience.deadline.at, "the others' notes", patience.raise_if_over
+                )
+            except BaseException:
+                self._link.give_up()
+                raise
+        return {int(worker): str(text) for worker, text in answer["notes"].items()}
 
     def flush(self, timeout_seconds: float | None = None) -> None:
         """Waits until this worker's pending asynchronous operations on all tables are done.
@@ -236,6 +280,7 @@ class Session:
         initialise: Callable[[SharedMemory], None] | None = None,
         *,
         sparse: bool = False,
+        on_this_host: bool = False,
         timeout_seconds: float | None = None,
     ) -> SharedMemory:
         """Returns memory that all workers of the job on this host share under a name.
@@ -251,6 +296,7 @@ class Session:
                 worker dies meanwhile, the next one begins anew with zeros.
             sparse: a page takes memory once it is written, and none is set aside: it may be larger than the machine's
                 memory, but who writes to it has to see to it that there is some left.
+            on_this_host: the workers of one host are enough, in a job on several; otherwise that is refused.
             timeout_seconds: deadline, instead of the session's.
 
         Raises:
@@ -267,6 +313,8 @@ class Session:
             1
         """
         self.enter()
+        if not on_this_host:
+            self.refuse_across_hosts("memory that workers share directly", "start all of them on one host")
         spec = MemorySpec(name, checked_count(nbytes, "nbytes"), bool(sparse))
         deadline = self.deadline(timeout_seconds)
         with self._lock:

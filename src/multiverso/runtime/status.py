@@ -35,7 +35,8 @@ def status_of(
             {
                 "id": worker.worker_id,
                 "pid": worker.pid,
-                "program": _program(worker.pid),
+                "host": worker.host or None,
+                "program": _program(worker.pid) if worker.host == control.here else "",
                 "state": "left"
                 if worker.participation == at.LEFT
                 else _LIVENESS.get(worker.liveness, "free"),

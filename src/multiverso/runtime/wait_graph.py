@@ -31,6 +31,7 @@ class Wait:
         sequence: another one for each wait.
         since_ns: when it began, on CLOCK_MONOTONIC.
         holder: of a lock: the process that holds it now; 0 for nobody.
+        holder_host: the name of its host, in a job on several.
         phases: of a reduction: how far workers 0, 1, ... are.
     """
 
@@ -41,6 +42,7 @@ class Wait:
     target: int
     since_ns: int
     holder: int = 0
+    holder_host: str = ""
     phases: tuple[int, ...] = ()
 
 
@@ -57,6 +59,12 @@ class WorkerState:
     threaded: bool
     gave_up_ns: int
     wait: Wait | None
+    host: str = ""
+
+    @property
+    def process(self) -> str:
+        """Its pid, and where that is in a job on several hosts."""
+        return f"pid {self.pid} on {self.host}" if self.host else f"pid {self.pid}"
 
     @property
     def is_live(self) -> bool:
@@ -79,7 +87,10 @@ class WaitGraph:
         if wait.kind == at.FOR_TABLE:
             return [worker.worker_id for worker in live if worker.created < wait.target]
         if wait.kind == at.FOR_LOCK:
-            return [worker.worker_id for worker in live if wait.holder and worker.pid == wait.holder]
+            holder = (wait.holder, wait.holder_host)
+            return [
+                worker.worker_id for worker in live if wait.holder and (worker.pid, worker.host) == holder
+            ]
         if wait.kind == at.FOR_REDUCTION:
             behind = [i for i, phase in enumerate(wait.phases) if phase < wait.target]
             return [worker.worker_id for worker in live if worker.worker_id in behind]
@@ -132,7 +143,7 @@ class WaitGraph:
         """Returns a line for each worker: what it waits for, for whom, since when."""
         lines = []
         for worker in self.workers.values():
-            who = f"worker {worker.worker_id} (pid {worker.pid})"
+            who = f"worker {worker.worker_id} ({worker.process})"
             if worker.liveness == at.LOST:
                 lines.append(f"{who} is lost")
             elif worker.participation == at.LEFT or worker.liveness == at.GONE:
@@ -164,22 +175,22 @@ def read_wait_graph(
     """
     shards = dict(shards)
     mapped = {**memories, **{number: shard.addresses for number, shard in shards.items()}}
-    workers = {worker.worker_id: _resolved(worker, mapped) for worker in control.workers()}
+    workers = {worker.worker_id: _resolved(worker, mapped, control.here) for worker in control.workers()}
     return WaitGraph(workers, {number: shard.progress() for number, shard in shards.items()})
 
 
-def _resolved(worker: WorkerState, mapped: Mapping[int, range]) -> WorkerState:
-    """Adds what a wait points to: who holds the lock, how far the others are."""
+def _resolved(worker: WorkerState, mapped: Mapping[int, range], here: str) -> WorkerState:
+    """Adds what a wait points to: who holds the lock, how far the others are. Another host's memory is not ours."""
     wait = worker.wait
     memory = mapped.get(wait.table) if wait is not None else None
-    if wait is None or memory is None:
+    if wait is None or memory is None or worker.host != here:
         return worker
-    return replace(worker, wait=_look_at(wait, memory))
+    return replace(worker, wait=_look_at(wait, memory, here))
 
 
-def _look_at(wait: Wait, memory: range) -> Wait:
+def _look_at(wait: Wait, memory: range, here: str) -> Wait:
     if wait.kind == at.FOR_LOCK and 0 <= wait.target < len(memory):
-        return replace(wait, holder=owner_pid(memory.start + wait.target) or 0)
+        return replace(wait, holder=owner_pid(memory.start + wait.target) or 0, holder_host=here)
     if wait.kind == at.FOR_REDUCTION and 0 < wait.stage * at.REDUCTION_STRIDE <= len(memory):
         lines = (memory.start + at.REDUCTION_STRIDE * worker for worker in range(wait.stage))
         return replace(wait, phases=tuple(load64(line + at.PHASE) for line in lines))

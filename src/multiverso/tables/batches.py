@@ -88,6 +88,9 @@ class Dealer:
         self._reference = weakref.ref(session)
         self._me = session.worker_id
         size = HEAD.size + LINE.size * (at.MAX_WORKERS + 1)
+        session.refuse_across_hosts(
+            "batches()", "part the samples by shard(n, epoch), or start all workers on one host"
+        )
         self._memory = session.shared_memory("multiverso-batches", size, prepare)
         self._head = self._memory.array[: HEAD.size].view(HEAD.dtype)[0]
         self._lines = self._memory.array[HEAD.size :].view(LINE.dtype)

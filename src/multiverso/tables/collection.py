@@ -114,6 +114,10 @@ def _remove_others(place: Path, now: Files, before: dict[str, Any], alone: bool)
 
 def load_all(session: Session, directory: str | os.PathLike[str]) -> None:
     """Reads every table, and writes to the shared memory only when all of them fit."""
+    session.refuse_across_hosts(
+        "load",
+        "give the values as init_value=, use the load of a ParamManager, or start all workers on one host",
+    )
     place = Path(directory)
     tables = _tables(session)
     for table in session.handlers():

@@ -33,6 +33,10 @@ class Counter:
     def __init__(self, name: str, session: Session | None = None) -> None:
         self.name = name
         self._session = current() if session is None else session
+        self._session.refuse_across_hosts(
+            "a Counter",
+            "add ones to an ArrayTableHandler(1, dtype='int64'), or start all workers on one host",
+        )
         self._memory = self._session.shared_memory(f"multiverso-counter-{name}", 128, prepare)
         self._word = self._memory.array[64:72].view("int64")
 

@@ -343,6 +343,10 @@ class TableHandler:
             SnapshotError: no such file, not a saved table, or another shape, dtype or updater.
         """
         self._ready(None)
+        self._session.refuse_across_hosts(
+            "load",
+            "give the values as init_value=, use the load of a ParamManager, or start all workers on one host",
+        )
         self._replace(*self._read(path))
 
     def _read(self, path: str | os.PathLike[str]) -> tuple[Array, list[Array]]:
@@ -352,6 +356,10 @@ class TableHandler:
     def _replace(self, values: Array, states: list[Array]) -> None:
         """Overwrites values and updater state (flat, of the table's dtype and size)."""
         self._ready(None)
+        if states:
+            self._session.refuse_across_hosts(
+                f"loading the state of the updater {self._spec.updater!r}", "start all workers on one host"
+            )
         self._operations.settle(None)
         self._how.put(values)
         for state, saved in zip(self._shard.states(), states, strict=True):

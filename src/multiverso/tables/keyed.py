@@ -91,6 +91,10 @@ class KeyedTable:
                 f"keyed tables are asynchronous, and this session is {self._session.consistency.mode}: "
                 "call init() without sync= and staleness=, or use a MatrixTableHandler"
             )
+        self._session.refuse_across_hosts(
+            "a KeyedTable",
+            "use a MatrixTableHandler, whose rows have numbers, or start all workers on one host",
+        )
         rule = resolve(updater)
         tables = self._session.keyed_tables
         called = (

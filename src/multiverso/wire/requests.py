@@ -35,6 +35,8 @@ _FIELDS: dict[str, dict[str, str]] = {
     "initialised": {},
     "close": {"number": _NUMBER},
     "cancel": {"why": _TEXT + _NOTHING},
+    "arrived": {"barrier": _NUMBER},
+    "tell": {"number": _NUMBER, "note": _TEXT},
     "status": {},
 }
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from multiverso.errors import StartupError
 
-PLAN_VARIABLE = "MULTIVERSO_HOST_PLAN"
+ROSTER_VARIABLE = "MULTIVERSO_ROSTER"
 
 
 def spread(workers: int, hosts: int) -> tuple[int, ...]:
@@ -26,7 +26,7 @@ def spread(workers: int, hosts: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class HostPlan:
+class Roster:
     """What a host has to know before its node begins.
 
     Attributes:
@@ -34,20 +34,22 @@ class HostPlan:
         names: the hosts' names, in their order: what errors call them.
         workers: how many workers each has; they are numbered in host order.
         coordinator: where the coordinator listens: address and port.
-        credentials: the job's certificate and key, as text; None where nothing is encrypted.
+        credentials: the job's secret, certificate and key, as text.
         bind: the address at which this host's node listens for other hosts' data.
+        rehearsal: whether all hosts are really one machine, whose cores and devices they part between them.
     """
 
     host: int
     names: tuple[str, ...]
     workers: tuple[int, ...]
     coordinator: tuple[str, int]
-    credentials: str | None = field(default=None, repr=False)
+    credentials: str = field(default="", repr=False)
     bind: str = "127.0.0.1"
+    rehearsal: bool = False
 
     def __post_init__(self) -> None:
         if not (len(self.names) == len(self.workers) and 0 <= self.host < len(self.names)):
-            raise StartupError(f"this is no plan of hosts: {self}")
+            raise StartupError(f"this is no roster of hosts: {self}")
         if any(count < 1 for count in self.workers):
             raise StartupError(f"each host of a job has a worker or more; got {self.workers}")
 
@@ -71,6 +73,10 @@ class HostPlan:
         """The numbers of this host's workers."""
         return self.workers_of(self.host)
 
+    def on(self, host: int) -> Roster:
+        """Returns the same for another host."""
+        return replace(self, host=host)
+
     def workers_of(self, host: int) -> range:
         """Returns the numbers of a host's workers."""
         first = sum(self.workers[:host])
@@ -89,11 +95,11 @@ class HostPlan:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_text(cls, text: str) -> HostPlan:
+    def from_text(cls, text: str) -> Roster:
         """The inverse of :meth:`as_text`.
 
         Raises:
-            StartupError: it is no plan.
+            StartupError: it is no roster.
         """
         try:
             found: dict[str, Any] = json.loads(text)
@@ -101,4 +107,4 @@ class HostPlan:
             lists = {"names": tuple(map(str, found["names"])), "workers": tuple(map(int, found["workers"]))}
             return cls(**{**found, **lists, "coordinator": (str(address), int(port))})
         except (KeyError, TypeError, ValueError) as error:
-            raise StartupError(f"{PLAN_VARIABLE} is no plan of hosts ({error!r})") from error
+            raise StartupError(f"{ROSTER_VARIABLE} is no roster of hosts ({error!r})") from error

@@ -1,0 +1,321 @@
+"""What the first host's node decides for a job on several: who is there, tables, barriers, the end.
+
+A state machine without sockets, threads and clocks: a report of a host goes in, orders to hosts come out. All orders
+and reports are JSON objects; ``docs/protocol.md`` lists them. Each host's reports come in the order in which it
+sent them, and it gets its orders in the order in which they were given.
+
+A table comes to be in steps, each begun when all hosts have done the one before: *ask* (by order: all hosts whose
+workers live; by name: the first), *make* (memory, all zero), *write* (the workers whose initial value counts, each on
+its own host; nothing comes from other hosts yet, as a mean is divided here), *join* (from here on the hosts exchange
+differences), *push* (what was written reaches the homes), *finish* (take what the others wrote; let the constructors
+return).
+
+A barrier takes two: a host whose workers are all there pushes what they have added and says so (*settled*); when all
+have, everyone takes what the others pushed and lets its workers go (*take*).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from multiverso import layout as at
+from multiverso.hosts.roster import Roster
+
+Message = dict[str, Any]
+Order = tuple[int, Message]
+"""A host's number, and what it is told."""
+
+Key = tuple[str, int | str]
+_ORDER = "order"
+_STEPS = ("make", "write", "join", "push")
+
+ID, PID, FATE, STATE, BARRIER, CREATED = range(6)
+"""Where a worker's line has what: the first columns; the others are for the mirror only (`runtime.mirror`)."""
+
+
+@dataclass
+class _Asked:
+    """One host's request for a table: what its workers want, who they are, which of them said that they are master."""
+
+    spec: Message
+    mode: str
+    workers: list[int]
+    masters: list[int]
+
+
+@dataclass
+class _Creation:
+    """A table in the making; ``waits_for`` are the hosts that have not done the step yet."""
+
+    asked: dict[int, _Asked] = field(default_factory=dict)
+    number: int = 0
+    step: str = "ask"
+    waits_for: set[int] = field(default_factory=set)
+
+
+@dataclass
+class _Host:
+    """What is known of one host."""
+
+    address: list[Any] | None = None
+    options: Message | None = None
+    workers: dict[int, list[int]] = field(default_factory=dict)
+    settled: int = 0
+    gone: bool = False
+    lost: bool = False
+
+    @property
+    def live(self) -> list[int]:
+        """Its workers that live and have not left."""
+        return [w[ID] for w in self.workers.values() if w[FATE] == at.ALIVE and w[STATE] == at.ACTIVE]
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it has one."""
+        return bool(self.live)
+
+
+class Coordinator:
+    """Owner: whoever calls it, one call at a time.
+
+    Args:
+        roster: the job's hosts.
+
+    Attributes:
+        over: whether all hosts' workers have gone.
+    """
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._hosts = [_Host() for _ in range(roster.hosts)]
+        self._creations: dict[Key, _Creation] = {}
+        self._made: dict[Key, int] = {}
+        self._tables = 0
+        self._released = 0
+        self._notes: dict[int, dict[int, str]] = {}  # what workers tell each other: by number, then by worker
+        self._options: Message | None = None
+        self.over = False
+
+    def receive(self, host: int, report: Message) -> list[Order]:
+        """Takes a host's report and returns what is to be done.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is no report of a host.
+        """
+        if self._hosts[host].lost:
+            return []
+        handler = {
+            "hello": self._hello,
+            "options": self._check_options,
+            "workers": self._note_workers,
+            "settled": self._note_settled,
+            "create": self._create,
+            "withdraw": self._withdraw,
+            "done": self._done,
+            "gone": self._gone,
+            "tell": self._tell,
+        }[report["do"]]
+        return handler(host, report)
+
+    def lose(self, host: int, why: str) -> list[Order]:
+        """A host is lost: its workers are, and nobody waits for it any more.
+
+        Args:
+            host: its number.
+            why: in words, for whoever reads the error.
+        """
+        lost = self._hosts[host]
+        if lost.lost or self.over:
+            return []
+        lost.lost = True
+        for worker_id in self._roster.workers_of(host):
+            line = lost.workers.setdefault(worker_id, [worker_id, 0, at.FREE, at.NEVER, 0, 0])
+            if line[FATE] != at.GONE:
+                line[FATE] = at.LOST
+        orders = self._to_all({"do": "lost", "host": host, "why": why}, but=host)
+        orders += self._to_all(
+            {"do": "workers", "workers": list(lost.workers.values()), "now": None}, but=host
+        )
+        for key, creation in list(self._creations.items()):
+            creation.asked.pop(host, None)
+            creation.waits_for.discard(host)
+            orders += self._go_on(key, creation)
+        return orders + self._release() + self._hand_round() + self._end()
+
+    # -- who is there ----------------------------------------------------------------------------------------
+
+    def _hello(self, host: int, report: Message) -> list[Order]:
+        """A host's node has begun; all get to know where the others' copies are reached once the last has."""
+        self._hosts[host].address = report["address"]
+        if any(known.address is None for known in self._hosts):
+            return []
+        return self._to_all({"do": "peers", "addresses": [known.address for known in self._hosts]})
+
+    def _check_options(self, host: int, report: Message) -> list[Order]:
+        """The arguments that a host's first worker gave to init: they have to be the same everywhere."""
+        self._hosts[host].options = options = report["options"]
+        self._options = self._options or options
+        if options == self._options:
+            return []
+        return [(host, {"do": "refuse", "options": self._options})]
+
+    def _note_workers(self, host: int, report: Message) -> list[Order]:
+        """What a host's workers do: the others' mirrors show it."""
+        own = self._roster.workers_of(host)
+        lines = [line for line in report["workers"] if line[ID] in own]
+        for line in lines:
+            self._hosts[host].workers[line[ID]] = line
+        orders = self._to_all({"do": "workers", "workers": lines, "now": report["now"]}, but=host)
+        if not self._hosts[host].is_live:  # the creation of a table waits for those who count
+            for key, creation in list(self._creations.items()):
+                orders += self._go_on(key, creation)
+        return orders + self._hand_round()
+
+    def _gone(self, host: int, report: Message) -> list[Order]:
+        """The last worker of a host has gone, and what they added is at the homes."""
+        self._hosts[host].gone = True
+        return self._release() + self._end()
+
+    def _end(self) -> list[Order]:
+        if not all(known.gone or known.lost for known in self._hosts):
+            return []
+        self.over = True
+        return self._to_all({"do": "over"})
+
+    # -- barriers --------------------------------------------------------------------------------------------
+
+    def _note_settled(self, host: int, report: Message) -> list[Order]:
+        self._hosts[host].settled = max(self._hosts[host].settled, int(report["barrier"]))
+        return self._release()
+
+    def _release(self) -> list[Order]:
+        there = [known.settled for known in self._hosts if not (known.gone or known.lost)]
+        reached = min(there, default=self._released)
+        if reached <= self._released:
+            return []
+        self._released = reached
+        return self._to_all({"do": "take", "barrier": reached})
+
+    # -- what workers tell each other ------------------------------------------------------------------------
+
+    def _tell(self, host: int, report: Message) -> list[Order]:
+        """A worker tells all others something; they get it when all who live have."""
+        worker = int(report["worker"])
+        if worker in self._roster.workers_of(host):
+            self._notes.setdefault(int(report["number"]), {})[worker] = str(report["note"])
+        return self._hand_round()
+
+    def _hand_round(self) -> list[Order]:
+        live = {worker for known in self._hosts if not known.lost for worker in known.live}
+        ready = [number for number, notes in self._notes.items() if live <= notes.keys()]
+        return [
+            order
+            for number in ready
+            for order in self._to_all({"do": "told", "number": number, "notes": self._notes.pop(number)})
+        ]
+
+    # -- tables ----------------------------------------------------------------------------------------------
+
+    def _create(self, host: int, report: Message) -> list[Order]:
+        """All live workers of a host (by name: one or more) have asked for a table."""
+        key = _key(report)
+        if key in self._made:
+            # another host's worker has made it meanwhile: the order to make it is under way, or was obeyed
+            return []
+        creation = self._creations.setdefault(key, _Creation())
+        if creation.step != "ask":
+            return []  # by name, as above
+        creation.asked[host] = _Asked(
+            report["spec"], str(report["mode"]), list(report["workers"]), list(report["masters"])
+        )
+        return self._go_on(key, creation)
+
+    def _withdraw(self, host: int, report: Message) -> list[Order]:
+        """A worker of a host no longer waits: the host asks again when all have."""
+        key = _key(report)
+        creation = self._creations.get(key)
+        if creation is not None and creation.step == "ask":
+            creation.asked.pop(host, None)
+            if not creation.asked:
+                del self._creations[key]
+        return []
+
+    def _done(self, host: int, report: Message) -> list[Order]:
+        """A host has done a table's step, or cannot."""
+        key = _key(report)
+        creation = self._creations.get(key)
+        if creation is None or creation.step != report["step"]:
+            return []
+        if report.get("error"):
+            return self._drop(key, *report["error"])
+        creation.waits_for.discard(host)
+        return self._go_on(key, creation)
+
+    def _go_on(self, key: Key, creation: _Creation) -> list[Order]:
+        if creation.step == "ask":
+            return self._decide(key, creation) if self._all_asked(key, creation) else []
+        if creation.waits_for:
+            return []
+        then = dict(itertools.pairwise(_STEPS)).get(creation.step)
+        if then is not None:
+            return self._begin(key, creation, then, {})
+        del self._creations[key]
+        return self._to_all({"do": "finish", "key": list(key)})
+
+    def _all_asked(self, key: Key, creation: _Creation) -> bool:
+        concerned = {host for host, known in enumerate(self._hosts) if known.is_live and not known.lost}
+        return bool(creation.asked) and (key[0] != _ORDER or concerned <= creation.asked.keys())
+
+    def _decide(self, key: Key, creation: _Creation) -> list[Order]:
+        """All who have to have asked: for the same?"""
+        first = min(creation.asked)
+        asked = creation.asked[first]
+        if any(other.spec != asked.spec or other.mode != asked.mode for other in creation.asked.values()):
+            each = {self._roster.names[host]: other.spec for host, other in sorted(creation.asked.items())}
+            return self._drop(key, "TableMismatchError", "", each)
+        workers = sorted(i for other in creation.asked.values() for i in other.workers)
+        masters = sorted(i for other in creation.asked.values() for i in other.masters)
+        if key[0] == _ORDER and asked.spec["initial"] == "master":
+            writers = (masters or workers)[:1]
+        else:
+            writers = workers
+        self._tables += 1
+        creation.number = self._made[key] = self._tables
+        order = {"number": creation.number, "spec": asked.spec, "mode": asked.mode, "writers": writers}
+        return self._begin(key, creation, "make", order)
+
+    def _begin(self, key: Key, creation: _Creation, step: str, order: Message) -> list[Order]:
+        creation.step = step
+        creation.waits_for = {host for host, known in enumerate(self._hosts) if not known.lost}
+        return self._to_all({"do": step, "key": list(key), **order})
+
+    def _drop(self, key: Key, kind: str, message: str, specs: Message | None = None) -> list[Order]:
+        """Nothing comes of a table: who waits for it gets an error, and may ask again."""
+        del self._creations[key]
+        self._made.pop(key, None)
+        return self._to_all({"do": "drop", "key": list(key), "error": [kind, message], "specs": specs})
+
+    # -- telling ---------------------------------------------------------------------------------------------
+
+    def _to_all(self, order: Message, but: int | None = None) -> list[Order]:
+        return [(host, order) for host, known in enumerate(self._hosts) if host != but and not known.lost]
+
+
+def _key(report: Message) -> Key:
+    kind, which = report["key"]
+    return str(kind), which if isinstance(which, int) else str(which)
+
+
+def lines_of(workers: Iterable[list[int]]) -> list[list[int]]:
+    """Returns workers' lines, checked: of integers, as long as they have to be.
+
+    Raises:
+        ValueError: they are no such lines.
+    """
+    lines = [list(line) for line in workers]
+    if any(len(line) <= CREATED or any(type(word) is not int for word in line) for line in lines):
+        raise ValueError("a worker's line is a list of integers")
+    return lines

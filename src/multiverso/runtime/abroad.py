@@ -1,0 +1,247 @@
+"""This host's part in a job on several: what its node tells the coordinator, and what moves the tables' values.
+
+Three threads beside the node's: one tells what this host's workers do (twenty times a second, and at once where
+somebody waits for it), one moves tables' values (attach, push, take, one after another), and one receives the
+coordinator's orders. What they find out reaches the node's thread as orders.
+"""
+
+from __future__ import annotations
+
+import functools
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from multiverso import layout as at
+from multiverso.deadline import Deadline
+from multiverso.errors import StartupError
+from multiverso.hosts.control import Centre, Outpost
+from multiverso.hosts.roster import Roster
+from multiverso.hosts.transport import Listener
+from multiverso.runtime.control import Control
+from multiverso.runtime.mirror import Line, read_lines, write_line
+from multiverso.shards.shard import Shard
+from multiverso.wire.messages import Message
+
+_LOOK_SECONDS = 0.05
+_MOVE_SECONDS = 1800.0
+_JOIN_SECONDS = 10.0
+
+Post = Callable[[Message | Callable[[], None]], None]
+
+
+class Carrier(Protocol):
+    """What moves values between hosts: `multiverso.hosts.fabric.Fabric`. Every method may be called by any thread."""
+
+    def listen(self) -> tuple[str, int]: ...
+    def connect(self, peer: int, address: tuple[str, int]) -> None: ...
+    def attach(self, table_id: int, memory: Shard) -> None: ...
+    def detach(self, table_id: int) -> None: ...
+    def settle(self, deadline: Deadline, tables: Iterable[int] | None = None) -> None: ...
+    def take(self, deadline: Deadline, tables: Iterable[int] | None = None) -> None: ...
+    def lost(self, peer: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class Abroad:
+    """Owner: the node; ``close`` ends it.
+
+    Args:
+        roster: the job's hosts.
+        carrier: moves the values; closed with this.
+        listener: where the coordinator listens, on its own host.
+        post: hands an order, or something to call, to the node's thread; from any thread.
+
+    Attributes:
+        over: set when all workers of all hosts have gone, so that nobody needs this host's copies any more.
+    """
+
+    def __init__(self, roster: Roster, carrier: Carrier, listener: Listener | None, post: Post) -> None:
+        self.roster = roster
+        self.over = threading.Event()
+        self._carrier = carrier
+        self._post = post
+        self._control: Control | None = None
+        self._told: dict[int, Line] = {}
+        self._telling = threading.Lock()
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self._arrived: dict[
+            int, int
+        ] = {}  # workers of this host: the last barrier that each said it has reached
+        self._released = self._settling = 0
+        self._gone = False
+        self._joined: set[int] = set()  # tables that the carrier knows; of the thread that moves
+        self._lost: set[int] = set()
+        address = carrier.listen()
+        self._centre: Centre | Outpost
+        if roster.leads:
+            if listener is None:
+                raise StartupError("the job's first host needs to listen for the others")
+            self._centre = Centre(roster, listener, post)
+        else:
+            self._centre = Outpost(roster, address, post)
+        self._threads = [
+            threading.Thread(target=self._move, name="multiverso-hosts-move", daemon=True),
+            threading.Thread(target=self._tell, name="multiverso-hosts-report", daemon=True),
+        ]
+        if roster.leads:
+            self._centre.report({"do": "hello", "address": list(address)})
+
+    def begin(self, control: Control) -> None:
+        """The memory is there: from here on this host's workers are told of, and remote ones shown in it."""
+        self._control = control
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Ends everything. The other hosts take it for a loss unless the job is over."""
+        self._closing.set()
+        self._tasks.put(None)
+        self._carrier.close()
+        self._centre.close()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(_JOIN_SECONDS)
+
+    @property
+    def control(self) -> Control:
+        """The control segment."""
+        assert self._control is not None
+        return self._control
+
+    # -- telling ---------------------------------------------------------------------------------------------
+
+    def report(self, message: Message) -> None:
+        """Tells the coordinator; what this host's workers have done before reaches it before."""
+        with self._telling:
+            self._tell_changes()
+            self._centre.report(message)
+
+    def tell_now(self) -> None:
+        """Tells what this host's workers do, without waiting for the next regular look."""
+        with self._telling:
+            self._tell_changes()
+
+    def _tell(self) -> None:
+        while not self._closing.wait(_LOOK_SECONDS):
+            self.tell_now()
+
+    def _tell_changes(self) -> None:
+        if self._control is None:
+            return
+        now = time.monotonic_ns()
+        lines = {line[0]: line for line in read_lines(self._control, self.roster.local)}
+        changed = [line for worker_id, line in lines.items() if self._told.get(worker_id) != line]
+        if changed:
+            self._told = lines
+            self._centre.report({"do": "workers", "workers": changed, "now": now})
+
+    # -- moving ----------------------------------------------------------------------------------------------
+
+    def attach(self, number: int, shard: Shard, then: Callable[[], None]) -> None:
+        """See `host_creation.Copies`, as for the following."""
+
+        def join() -> None:
+            self._carrier.attach(number, shard)
+            self._joined.add(number)
+
+        self._do(join, then)
+
+    def push(self, number: int, then: Callable[[], None]) -> None:
+        self._do(lambda: self._carrier.settle(_deadline(), [number]), then)
+
+    def take(self, number: int, then: Callable[[], None]) -> None:
+        self._do(lambda: self._carrier.take(_deadline(), [number]), then)
+
+    def detach(self, number: int, then: Callable[[], None]) -> None:
+        def part() -> None:
+            if number in self._joined:
+                self._joined.remove(number)
+                self._carrier.detach(number)
+
+        self._do(part, then)
+
+    def _do(self, action: Callable[[], None], then: Callable[[], None]) -> None:
+        def task() -> None:
+            action()
+            self._post(then)
+
+        self._tasks.put(task)
+
+    def _move(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            try:
+                task()
+            except Exception as error:
+                if not self._closing.is_set():
+                    self._post({"do": "broken", "why": f"{type(error).__name__}: {error}"})
+
+    # -- what the node's thread does -------------------------------------------------------------------------
+
+    def obey(self, order: Message) -> list[int]:
+        """Does what the coordinator says of hosts, workers and barriers; returns workers that came, left or died."""
+        do = order["do"]
+        if do == "workers":
+            return [line[0] for line in order["workers"] if write_line(self.control, line, order["now"])]
+        if do == "peers":
+            for peer in range(self.roster.host):
+                address, port = order["addresses"][peer]
+                to = (str(address), int(port))
+                self._tasks.put(functools.partial(self._carrier.connect, peer, to))
+        elif do == "lost":
+            host = int(order["host"])
+            self._lost.add(host)
+            if any(self.control.worker(i).is_live for i in self.roster.workers_of(host)):
+                _log(f"{self.roster.names[host]} is lost: {order['why']}")
+            self._carrier.lost(host)
+        elif do == "take":
+            barrier = int(order["barrier"])
+            self._do(lambda: self._carrier.take(_deadline()), lambda: self._release(barrier))
+        elif do == "over":
+            self.over.set()
+        return []
+
+    @property
+    def lost_hosts(self) -> list[str]:
+        """The names of the hosts that are lost."""
+        return [self.roster.names[host] for host in sorted(self._lost)]
+
+    def arrived(self, worker_id: int, barrier: int) -> None:
+        """A worker of this host is about to wait at a barrier."""
+        self._arrived[worker_id] = max(barrier, self._arrived.get(worker_id, 0))
+        self.look()
+
+    def look(self) -> None:
+        """Looks whether all workers of this host have reached a barrier, or all have gone."""
+        workers = [w for w in map(self.control.worker, self.roster.local) if w.liveness != at.FREE]
+        live = [w for w in workers if w.is_live]
+        barrier = self._released + 1
+        reached = all(max(w.barrier, self._arrived.get(w.worker_id, 0)) >= barrier for w in live)
+        if live and reached and self._settling < barrier:
+            self._settling = barrier
+            self._tasks.put(lambda: self._settle({"do": "settled", "barrier": barrier}))
+        ended = [w for w in workers if w.liveness in (at.GONE, at.LOST)]
+        if len(ended) == len(self.roster.local) and not self._gone:
+            self._gone = True
+            self._tasks.put(lambda: self._settle({"do": "gone"}))
+
+    def _settle(self, report: Message) -> None:
+        self._carrier.settle(_deadline())
+        self.report(report)
+
+    def _release(self, barrier: int) -> None:
+        self._released = barrier
+        self.control.release(barrier)
+        self.look()
+
+
+def _deadline() -> Deadline:
+    return Deadline.after(_MOVE_SECONDS)
+
+
+def _log(line: str) -> None:
+    print(f"multiverso: node: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,213 @@
+"""How tables come to be in a job on several hosts: each host gathers its own workers, the coordinator decides.
+
+To the states of `creation` come the steps of `hosts.coordinator`: this host *asks* once its workers have, *makes* the
+table when all hosts have asked, lets its own of the workers whose initial value counts *write*, *joins* the exchange
+between hosts, *pushes* what they wrote, and lets everyone go when all hosts have pushed and the rest was taken. Plain
+memory is each host's own, as before.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from multiverso import errors
+from multiverso import layout as at
+from multiverso.errors import MultiversoError, OutOfMemoryError, TableMismatchError
+from multiverso.hosts.roster import Roster
+from multiverso.runtime.catalogue import Catalogue, Key, Piece, words
+from multiverso.runtime.control import Control
+from multiverso.runtime.creation import Creation, Creations, check_equal
+from multiverso.shards.shard import Shard
+from multiverso.spec import TableSpec
+from multiverso.wire.messages import Message
+
+
+class Copies(Protocol):
+    """What keeps this host's copies of the tables near the other hosts'. Calls return at once; what they ask for is
+    done one after another, and ``then`` is called from the node's thread."""
+
+    def report(self, message: Message) -> None:
+        """Tells the coordinator."""
+
+    def attach(self, number: int, shard: Shard, then: Callable[[], None]) -> None:
+        """A new table, whose values are what this host's workers wrote."""
+
+    def push(self, number: int, then: Callable[[], None]) -> None:
+        """What is in this host's copy reaches the homes."""
+
+    def take(self, number: int, then: Callable[[], None]) -> None:
+        """What the homes have reaches this host's copy."""
+
+    def detach(self, number: int, then: Callable[[], None]) -> None:
+        """A table is no more."""
+
+
+class HostCreations(Creations):
+    """Everything that is being made, on this host of several. Owner: the node's thread.
+
+    Args:
+        catalogue: what has been made.
+        control: the job's control segment.
+        roster: the job's hosts.
+        copies: the way to them.
+    """
+
+    def __init__(self, catalogue: Catalogue, control: Control, roster: Roster, copies: Copies) -> None:
+        super().__init__(catalogue, control, fixed=True, local=roster.local)
+        self._roster = roster
+        self._copies = copies
+        self._steps: dict[Key, str] = {}
+        self._writers: dict[Key, list[int]] = {}  # of all hosts: whose initial value counts
+
+    def obey(self, order: Message) -> None:
+        """Does what the coordinator says of a table: make, write, join, push, finish, drop."""
+        kind, which = order["key"]
+        key: Key = (kind, which)
+        creation = self._creations.get(key)
+        if order["do"] == "make":
+            self._make_here(creation or self._creations.setdefault(key, Creation(key)), order)
+        elif creation is None:
+            return  # it was refused here, as a worker is lost
+        elif order["do"] == "drop":
+            self._refuse(creation, self._error_of(key, order))
+        elif order["do"] == "write":
+            self._steps[key] = "write"
+            self._proceed(creation)
+        elif creation.piece is not None:
+            number = creation.piece.number
+            if order["do"] == "join":
+                shard = self._catalogue.whole(creation.piece)
+                self._copies.attach(number, shard, lambda: self._done(key, "join"))
+            elif order["do"] == "push":
+                self._copies.push(number, lambda: self._done(key, "push"))
+            else:
+                self._copies.take(number, lambda: self._finish(key))
+
+    def _error_of(self, key: Key, order: Message) -> MultiversoError:
+        kind, message = order["error"]
+        if order.get("specs"):
+            each = "; ".join(
+                f"{host}: {TableSpec.from_message(spec)}" for host, spec in order["specs"].items()
+            )
+            message = (
+                f"{words(key)} differs between hosts ({each}). All workers must create the same tables in the same "
+                "order; nothing was created, and the call can be repeated"
+            )
+        error: MultiversoError = getattr(errors, str(kind), MultiversoError)(message)
+        return error
+
+    # -- the steps -------------------------------------------------------------------------------------------
+
+    def _proceed(self, creation: Creation) -> None:
+        key = creation.key
+        if key[0] == "memory":
+            super()._proceed(creation)
+            return
+        step = self._steps.get(key)
+        if step is None and creation.waiting:
+            if not creation.by_order or self._is_complete(creation):
+                self._ask(creation)
+        elif step is None:
+            self._forget(creation)
+        elif step == "write" and creation.turn_of is None:
+            self._next_turn(creation)
+
+    def _ask(self, creation: Creation) -> None:
+        self._steps[creation.key] = "ask"
+        waiting = sorted(creation.waiting)
+        first = creation.waiting[waiting[0]]
+        assert isinstance(first.spec, TableSpec)
+        if first.spec.initial == "mean" and first.spec.dtype.startswith("int"):
+            told = (
+                f"{words(creation.key)}: initial='mean' of whole numbers works on one host only yet, as each host "
+                "would round its own part: use 'sum' or 'master', or a float table"
+            )
+            self._refuse(creation, MultiversoError(told))
+            return
+        report = {
+            "spec": first.spec.as_message(),
+            "mode": first.mode,
+            "workers": waiting,
+            "masters": [i for i in waiting if creation.waiting[i].request.get("master")],
+        }
+        self._copies.report({"do": "create", "key": list(creation.key), **report})
+
+    def _make_here(self, creation: Creation, order: Message) -> None:
+        """All hosts have asked: the memory."""
+        key = creation.key
+        self._steps[key] = "make"
+        self._writers[key] = [int(worker) for worker in order["writers"]]
+        spec = TableSpec.from_message(order["spec"])
+        try:
+            piece = self._catalogue.make(key, spec, str(order["mode"]), int(order["number"]))
+        except (MultiversoError, OSError) as error:
+            told = error if isinstance(error, MultiversoError) else OutOfMemoryError(f"no memory: {error}")
+            where = f"{self._roster.names[self._roster.host]}: {told}"
+            self._done(key, "make", [type(told).__name__, where])
+            return
+        creation.piece = piece
+        for worker_id, asked in list(creation.waiting.items()):
+            try:
+                check_equal(piece, asked.spec)  # by name, another host's worker was first
+            except TableMismatchError as error:
+                asked.connection.refuse(asked.request, error)
+                del creation.waiting[worker_id]
+                continue
+            self._hand_over(asked.connection, asked.request, piece)
+        self._done(key, "make")
+
+    def _next_turn(self, creation: Creation) -> None:
+        """Lets the next of this host's writers write."""
+        first = creation.turns is None
+        writers = self._writers[creation.key]
+        if creation.turns is None:
+            here = [i for i in writers if i in self._local]
+            creation.turns = deque(
+                i for i in here if i in creation.waiting or self._control.worker(i).is_live
+            )
+        if not creation.turns:
+            self._steps[creation.key] = "join"
+            self._done(creation.key, "write")
+        elif creation.turns[0] in creation.waiting:
+            creation.turn_of = creation.turns.popleft()
+            self._let_write(creation, creation.waiting[creation.turn_of], first, len(writers))
+        else:
+            creation.turns = None  # it was interrupted: everybody waits until it asks again
+
+    def _done(self, key: Key, step: str, error: Any = None) -> None:
+        self._copies.report({"do": "done", "key": list(key), "step": step, "error": error})
+
+    def _finish(self, key: Key) -> None:
+        creation = self._creations.get(key)
+        if creation is not None:
+            self._steps.pop(key, None)
+            self._writers.pop(key, None)
+            self._let_go(creation)
+
+    # -- what goes wrong --------------------------------------------------------------------------------------
+
+    def _void(self, creation: Creation, worker_id: int) -> None:
+        if self._steps.get(creation.key) == "ask":
+            del self._steps[creation.key]
+            self._copies.report({"do": "withdraw", "key": list(creation.key)})
+        super()._void(creation, worker_id)
+
+    def _forget(self, creation: Creation) -> None:
+        self._steps.pop(creation.key, None)
+        self._writers.pop(creation.key, None)
+        if creation.key[0] == "memory" or creation.piece is None:
+            super()._forget(creation)
+            return
+        self._creations.pop(creation.key, None)
+        piece, creation.piece = creation.piece, None
+        self._catalogue.unlist(piece)
+        writes = creation.turn_of
+        self._copies.detach(piece.number, lambda: self._free(piece, writes))
+
+    def _free(self, piece: Piece, writes: int | None) -> None:
+        if writes is not None and self._control.liveness(writes) == at.ALIVE:
+            self._doomed[writes] = piece
+        else:
+            self._catalogue.release(piece)

@@ -1,0 +1,56 @@
+"""A job on several hosts in one process: a node for each host, a thread for each worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from core_support import in_threads
+
+from multiverso.hosts.control import credentials_of
+from multiverso.hosts.credentials import new_credentials
+from multiverso.hosts.fabric import Fabric
+from multiverso.hosts.roster import Roster
+from multiverso.hosts.transport import Listener
+from multiverso.runtime import Node, Session
+
+
+@dataclass
+class Rehearsal:
+    """The nodes of a job's hosts, all in this process."""
+
+    roster: Roster
+    nodes: list[Node]
+
+    def session(self, worker_id: int, **options: Any) -> Session:
+        """Returns a worker's session, attached to its host's node."""
+        options = {"timeout_seconds": 30, "start_timeout_seconds": 30, **options}
+        return Session(self.nodes[self.roster.host_of(worker_id)].address, worker_id, **options)
+
+    def run(self, function: Callable[[Session], Any], **options: Any) -> list[Any]:
+        """Runs ``function(session)`` as each worker of the job; returns their results in the workers' order."""
+
+        def work(worker_id: int) -> Any:
+            with self.session(worker_id, **options) as session:
+                return function(session)
+
+        return in_threads([lambda i=i: work(i) for i in range(self.roster.workers_num)])  # type: ignore[misc]
+
+
+@contextmanager
+def rehearsal(*workers: int, on_lost: str = "stop", encrypted: bool = False) -> Iterator[Rehearsal]:
+    """Makes the nodes of a job with so many workers on each host."""
+    with ExitStack() as stack:
+        listener = Listener(("127.0.0.1", 0))
+        credentials = new_credentials(encrypted).to_text()
+        names = tuple(f"host-{host}" for host in range(len(workers)))
+        roster = Roster(0, names, workers, listener.address, credentials, rehearsal=True)
+        nodes = []
+        for host in range(len(workers)):
+            own = roster.on(host)
+            fabric = Fabric(host, own.hosts, credentials_of(own))
+            abroad = (own, fabric, listener if host == 0 else None)
+            nodes.append(stack.enter_context(Node(own.workers_num, on_lost=on_lost, abroad=abroad)))
+        yield Rehearsal(roster, nodes)

@@ -1,0 +1,247 @@
+"""What the coordinator decides, message by message: no sockets, no clocks."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from multiverso import layout as at
+from multiverso.errors import StartupError
+from multiverso.hosts.coordinator import Coordinator, Message, lines_of
+from multiverso.hosts.roster import Roster, spread
+from multiverso.spec import TableSpec
+
+ROSTER = Roster(0, ("a", "b", "c"), (2, 1, 1), ("127.0.0.1", 1))
+SPEC = TableSpec("array", 1, 10).as_message()
+OTHER = TableSpec("array", 1, 11).as_message()
+
+
+def line(worker_id: int, liveness: int = at.ALIVE, participation: int = at.ACTIVE) -> list[int]:
+    return [worker_id, 1000 + worker_id, liveness, participation, 0, 0]
+
+
+def workers(host: int, **states: int) -> Message:
+    return {"do": "workers", "workers": [line(i, **states) for i in ROSTER.workers_of(host)], "now": 5}
+
+
+def ask(host: int, key: Any = ("order", 1), spec: Message = SPEC, **more: Any) -> Message:
+    request = {"workers": list(ROSTER.workers_of(host)), "masters": [], "mode": "async", **more}
+    return {"do": "create", "key": list(key), "spec": spec, **request}
+
+
+def done(step: str, key: Any = ("order", 1), error: Any = None) -> Message:
+    return {"do": "done", "key": list(key), "step": step, "error": error}
+
+
+def begun() -> Coordinator:
+    """A coordinator whose hosts' workers are all there."""
+    coordinator = Coordinator(ROSTER)
+    for host in range(3):
+        coordinator.receive(host, {"do": "hello", "address": ["127.0.0.1", host]})
+    for host in range(3):
+        coordinator.receive(host, workers(host))
+    return coordinator
+
+
+def words(orders: list[tuple[int, Message]]) -> list[tuple[int, str]]:
+    return [(host, order["do"]) for host, order in orders]
+
+
+ALL = [0, 1, 2]
+
+
+def test_workers_are_spread_in_host_order() -> None:
+    assert spread(4, 2) == (2, 2)
+    assert spread(5, 3) == (2, 2, 1)
+    with pytest.raises(StartupError, match="give -n 3 or more"):
+        spread(2, 3)
+    assert [list(ROSTER.workers_of(host)) for host in range(3)] == [[0, 1], [2], [3]]
+    assert [ROSTER.host_of(i) for i in range(4)] == [0, 0, 1, 2]
+    assert ROSTER.places() == ("a", "a", "b", "c")
+    assert Roster.from_text(ROSTER.on(2).as_text()) == ROSTER.on(2)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"host": 0}', ROSTER.as_text().replace("[2, 1, 1]", "[2, 1]")]
+)
+def test_what_is_no_roster_is_refused(text: str) -> None:
+    with pytest.raises(StartupError, match="roster"):
+        Roster.from_text(text)
+
+
+def test_addresses_go_round_when_all_have_said_hello() -> None:
+    coordinator = Coordinator(ROSTER)
+    assert coordinator.receive(1, {"do": "hello", "address": ["127.0.0.1", 1]}) == []
+    assert coordinator.receive(0, {"do": "hello", "address": ["127.0.0.1", 0]}) == []
+    orders = coordinator.receive(2, {"do": "hello", "address": ["127.0.0.1", 2]})
+    assert words(orders) == [(host, "peers") for host in ALL]
+    assert [address[1] for address in orders[0][1]["addresses"]] == ALL
+
+
+def test_a_hosts_workers_are_shown_to_the_others_and_only_its_own() -> None:
+    coordinator = begun()
+    orders = coordinator.receive(1, {"do": "workers", "workers": [line(2), line(0, at.LOST)], "now": 7})
+    assert words(orders) == [(0, "workers"), (2, "workers")]
+    assert [told[0] for told in orders[0][1]["workers"]] == [2]
+
+
+def test_other_arguments_of_init_are_refused_where_they_come_second() -> None:
+    coordinator = begun()
+    assert coordinator.receive(2, {"do": "options", "options": {"on_lost": "stop"}}) == []
+    assert coordinator.receive(0, {"do": "options", "options": {"on_lost": "stop"}}) == []
+    orders = coordinator.receive(1, {"do": "options", "options": {"on_lost": "continue"}})
+    assert orders == [(1, {"do": "refuse", "options": {"on_lost": "stop"}})]
+
+
+def test_a_table_by_order_goes_through_its_steps_when_all_hosts_have_done_each() -> None:
+    coordinator = begun()
+    assert coordinator.receive(1, ask(1)) == []
+    assert coordinator.receive(0, ask(0)) == []
+    orders = coordinator.receive(2, ask(2))
+    assert words(orders) == [(host, "make") for host in ALL]
+    assert (orders[0][1]["number"], orders[0][1]["writers"]) == (1, [0])
+    for step, then in (("make", "write"), ("write", "join"), ("join", "push"), ("push", "finish")):
+        assert coordinator.receive(2, done(step)) == coordinator.receive(0, done(step)) == []
+        assert coordinator.receive(0, done(step)) == []  # said twice, it is done once
+        assert words(coordinator.receive(1, done(step))) == [(host, then) for host in ALL]
+
+
+def test_whose_initial_value_counts() -> None:
+    def writers(spec: Message, masters: dict[int, list[int]]) -> list[int]:
+        coordinator = begun()
+        for host in ALL:
+            orders = coordinator.receive(host, ask(host, spec=spec, masters=masters.get(host, [])))
+        found: list[int] = orders[0][1]["writers"]
+        return found
+
+    assert writers(SPEC, {}) == [0]
+    assert writers(SPEC, {2: [3], 1: [2]}) == [2]
+    assert writers({**SPEC, "initial": "mean"}, {}) == [0, 1, 2, 3]
+
+
+def test_by_name_the_first_host_is_enough_and_its_workers_value_counts() -> None:
+    coordinator = begun()
+    key = ("name", "weights")
+    orders = coordinator.receive(2, ask(2, key, workers=[3]))
+    assert words(orders) == [(host, "make") for host in ALL]
+    assert orders[0][1]["writers"] == [3]
+    assert coordinator.receive(0, ask(0, key)) == []  # it gets the same order
+    for step in ("make", "write", "join", "push"):
+        for host in ALL:
+            orders = coordinator.receive(host, done(step, key))
+    assert words(orders) == [(host, "finish") for host in ALL]
+    assert coordinator.receive(1, ask(1, key)) == []
+
+
+def test_tables_that_differ_are_refused_and_the_number_stays_free() -> None:
+    coordinator = begun()
+    coordinator.receive(0, ask(0))
+    coordinator.receive(1, ask(1, spec=OTHER))
+    orders = coordinator.receive(2, ask(2))
+    assert words(orders) == [(host, "drop") for host in ALL]
+    assert set(orders[0][1]["specs"]) == {"a", "b", "c"}
+    for host in ALL:
+        orders = coordinator.receive(host, ask(host))
+    assert orders[0][1]["number"] == 1
+
+
+def test_a_host_without_room_ends_a_table_everywhere() -> None:
+    coordinator = begun()
+    for host in ALL:
+        coordinator.receive(host, ask(host))
+    orders = coordinator.receive(1, done("make", error=["OutOfMemoryError", "b: no room"]))
+    assert words(orders) == [(host, "drop") for host in ALL]
+    assert coordinator.receive(0, done("make")) == []
+
+
+def test_a_host_that_withdraws_is_waited_for_again() -> None:
+    coordinator = begun()
+    coordinator.receive(0, ask(0))
+    coordinator.receive(0, {"do": "withdraw", "key": ["order", 1]})
+    coordinator.receive(1, ask(1))
+    assert coordinator.receive(2, ask(2)) == []
+    assert words(coordinator.receive(0, ask(0))) == [(host, "make") for host in ALL]
+
+
+def test_nobody_waits_for_a_host_whose_workers_have_left() -> None:
+    coordinator = begun()
+    coordinator.receive(0, ask(0))
+    coordinator.receive(1, ask(1))
+    orders = coordinator.receive(2, workers(2, liveness=at.GONE, participation=at.LEFT))
+    assert (2, "make") in words(orders)  # its copy is needed all the same
+
+
+def test_a_barrier_ends_when_all_hosts_have_settled() -> None:
+    coordinator = begun()
+    assert coordinator.receive(0, {"do": "settled", "barrier": 1}) == []
+    assert coordinator.receive(2, {"do": "settled", "barrier": 1}) == []
+    orders = coordinator.receive(1, {"do": "settled", "barrier": 1})
+    assert orders == [(host, {"do": "take", "barrier": 1}) for host in ALL]
+    assert coordinator.receive(1, {"do": "settled", "barrier": 2}) == []
+
+
+def test_a_host_that_is_done_is_not_waited_for_and_the_last_ends_the_job() -> None:
+    coordinator = begun()
+    coordinator.receive(0, {"do": "settled", "barrier": 1})
+    coordinator.receive(1, {"do": "settled", "barrier": 1})
+    assert (0, "take") in words(coordinator.receive(2, {"do": "gone"}))
+    assert coordinator.receive(0, {"do": "gone"}) == []
+    assert words(coordinator.receive(1, {"do": "gone"})) == [(host, "over") for host in ALL]
+    assert coordinator.over
+
+
+def test_a_lost_host_is_told_of_with_its_workers_and_nobody_waits_for_it() -> None:
+    coordinator = begun()
+    coordinator.receive(0, ask(0))
+    coordinator.receive(2, ask(2))
+    coordinator.receive(0, {"do": "settled", "barrier": 1})
+    coordinator.receive(2, {"do": "settled", "barrier": 1})
+    orders = coordinator.lose(1, "the connection broke")
+    assert words(orders)[:4] == [(0, "lost"), (2, "lost"), (0, "workers"), (2, "workers")]
+    assert orders[2][1]["workers"][0][:3] == [2, 1002, at.LOST]
+    assert {(0, "make"), (2, "make"), (0, "take"), (2, "take")} <= set(words(orders))
+    assert coordinator.lose(1, "again") == coordinator.receive(1, {"do": "gone"}) == []
+
+
+def test_a_workers_line_is_checked() -> None:
+    assert lines_of([line(0)]) == [line(0)]
+    for bad in ([[1, 2]], [[0, "x", 0, 0, 0, 0]], [[0, True, 0, 0, 0, 0]], [1]):
+        with pytest.raises((TypeError, ValueError)):
+            lines_of(bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_order_of_arrival_gives_every_host_the_same_tables_and_barriers(seed: int) -> None:
+    """Hosts that answer late and in any order, a hundred tables and barriers: all see the same, in the same order."""
+    rng = random.Random(seed)
+    coordinator = begun()
+    scripts: list[list[Message]] = []
+    for host in ALL:
+        script: list[Message] = []
+        for n in range(1, 11):
+            script += [ask(host, ("order", n)), {"do": "settled", "barrier": n}]
+        scripts.append([*script, {"do": "gone"}])
+    seen: list[list[tuple[Any, ...]]] = [[] for _ in ALL]
+    answers: list[list[Message]] = [[] for _ in ALL]
+    blocked: list[Any] = [None for _ in ALL]
+    while any(scripts) or any(answers):
+        host = rng.choice([h for h in ALL if answers[h] or (scripts[h] and blocked[h] is None)])
+        if answers[host] and (blocked[host] is not None or rng.random() < 0.5):
+            report = answers[host].pop(0)
+        else:
+            report = scripts[host].pop(0)
+            blocked[host] = report.get("key") or report.get("barrier")
+        for to, order in coordinator.receive(host, report):
+            seen[to].append((order["do"], str(order.get("key") or order.get("barrier")), order.get("number")))
+            if order["do"] in ("make", "write", "join", "push"):
+                answers[to].append(done(order["do"], order["key"]))
+            elif blocked[to] in (order.get("key"), order.get("barrier")) and order["do"] in (
+                "finish",
+                "take",
+            ):
+                blocked[to] = None
+    assert seen[0] == seen[1] == seen[2]
+    assert seen[0][-1][0] == "over"
+    assert [number for do, _, number in seen[0] if do == "make"] == list(range(1, 11))

@@ -1,0 +1,119 @@
+"""`multiverso run --hosts`: launchers, nodes and workers in processes of their own, on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SECONDS = 100.0
+ADDING = """
+import sys
+import numpy as np
+import multiverso as mv
+
+mv.init()
+me, n = mv.worker_id(), mv.workers_num()
+table = mv.ArrayTableHandler(50_000, np.full(50_000, 5.0))
+rows = mv.MatrixTableHandler(n, 3, name="rows")
+for _ in range(10):
+    table.add(np.full(50_000, me + 1))
+    rows.add(np.ones((1, 3)), row_ids=[me])
+mv.barrier()
+value = table.get()
+print("sum", me, n, value.min(), value.max(), rows.get().sum(), mv.live_workers(), flush=True)
+print("to stderr", file=sys.stderr)
+mv.barrier()
+mv.shutdown()
+"""
+DYING = """
+import os, signal, sys
+import multiverso as mv
+
+mv.init()
+me, how = mv.worker_id(), sys.argv[1]
+mv.barrier()
+if me == 1 and how == "worker":
+    os.kill(os.getpid(), signal.SIGKILL)
+if me == 1 and how == "code":
+    sys.exit(7)
+if me == 1 and how == "node":
+    os.kill(os.getppid(), signal.SIGKILL)
+if me == 0 and how == "coordinator":
+    os.kill(os.getppid(), signal.SIGKILL)
+try:
+    mv.barrier()
+except mv.errors.WorkerLostError as error:
+    print("lost", error.worker_ids, error, flush=True)
+    raise
+"""
+
+
+def run(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "multiverso", "run", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        env={**os.environ, **environ},
+        check=False,
+    )
+
+
+def program(folder: Path, text: str) -> Path:
+    path = folder / "program.py"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(("hosts", "workers"), [(2, 4), (3, 3)])
+def test_a_rehearsal_adds_up_exactly(tmp_path: Path, hosts: int, workers: int) -> None:
+    done = run("--hosts", hosts, "-n", workers, "--log-dir", tmp_path / "logs", program(tmp_path, ADDING))
+    assert done.returncode == 0, done.stderr
+    total = float(5 + 10 * workers * (workers + 1) // 2)
+    live = list(range(workers))
+    wanted = [f"[{i}] sum {i} {workers} {total} {total} {30.0 * workers} {live}" for i in live]
+    assert sorted(done.stdout.splitlines()) == wanted
+    assert sum(line.endswith("to stderr") for line in done.stderr.splitlines()) == workers
+    assert [f"sum {i} " in (tmp_path / "logs" / f"worker-{i}.log").read_text() for i in live] == [
+        True
+    ] * workers
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "said"),
+    [
+        ("worker", 137, "worker 1 (pid {}) was killed by SIGKILL"),
+        ("code", 7, "worker 1 (pid {}) failed with exit code 7"),
+        ("node", 137, "host-1 (pid {}) was killed by SIGKILL"),
+        ("coordinator", 137, "host-0 (pid {}) was killed by SIGKILL"),
+    ],
+)
+def test_whoever_is_killed_ends_the_job_with_its_name(tmp_path: Path, how: str, code: int, said: str) -> None:
+    done = run("--hosts", 2, "-n", 2, program(tmp_path, DYING), how)
+    assert done.returncode == code, (done.stdout, done.stderr)
+    before, after = said.split("{}")
+    assert any(
+        line.startswith(f"multiverso: {before}") and after in line for line in done.stderr.splitlines()
+    )
+    if how in ("worker", "code"):
+        assert "[0] lost (1,) worker 1 (pid " in done.stdout
+        assert "on host-1) died" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--hosts", 3, "-n", 2), "2 worker(s) cannot be spread over 3 hosts"),
+        (("--hosts", 0, "-n", 2), "the number of hosts must be from 1"),
+        (("--hosts", 2, "-n", 2, "--json"), "--json works on one host only yet"),
+        (("--hosts", 2, "-n", 2, "--summary"), "--summary works on one host only yet"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(tmp_path: Path, arguments: tuple[object, ...], said: str) -> None:
+    done = run(*arguments, program(tmp_path, ADDING))
+    assert done.returncode == 2
+    assert said in done.stderr

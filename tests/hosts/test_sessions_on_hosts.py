@@ -1,0 +1,254 @@
+"""Workers on several hosts share tables as workers of one do."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from core_support import in_threads, outcome, wait_for
+from rehearsing import rehearsal
+
+import multiverso as mv
+from multiverso.errors import MultiversoError, StartupError, TableMismatchError, WorkerLostError
+from multiverso.runtime import Session
+from multiverso.runtime.agreement import tell_all
+from multiverso.runtime.reduce import Reducer
+from multiverso.tables import ArrayTableHandler, MatrixTableHandler
+
+
+@pytest.mark.parametrize("workers", [(2, 2), (1, 1, 1)], ids=str)
+def test_adds_of_all_hosts_add_up_exactly_at_all_workers(workers: tuple[int, ...]) -> None:
+    size, rounds = 70_000, 20
+
+    def work(session: Session) -> Any:
+        me = session.worker_id
+        array = ArrayTableHandler(size, session=session)
+        matrix = MatrixTableHandler(50, 7, dtype="int64", session=session)
+        rng = np.random.default_rng(me)
+        own = np.zeros(size, np.float32)
+        for _ in range(rounds):
+            delta = rng.integers(-9, 9, size).astype(np.float32)
+            own += delta
+            array.add(delta)
+            matrix.add(np.full((2, 7), me + 1), row_ids=[me, 49])
+        session.barrier()
+        read = array.get(), matrix.get()
+        session.barrier()
+        return own, *read
+
+    with rehearsal(*workers) as job:
+        results = job.run(work)
+        assert all(node.stay() for node in job.nodes)
+    n = sum(workers)
+    want = sum(own for own, _, _ in results)
+    for _, array, matrix in results:
+        np.testing.assert_array_equal(array, want)
+        assert matrix[49].tolist() == [rounds * n * (n + 1) // 2] * 7
+        assert matrix[:n, 0].tolist() == [rounds * (i + 1) for i in range(n)]
+
+
+def test_whose_initial_value_counts_is_the_same_as_on_one_host() -> None:
+    def work(session: Session) -> Any:
+        me = session.worker_id
+        own = np.full(5, me + 1.0)
+        tables = [
+            ArrayTableHandler(5, own, session=session),
+            ArrayTableHandler(5, own, session=session, master=me == 2),
+            ArrayTableHandler(5, own, dtype="float64", initial="sum", session=session),
+            ArrayTableHandler(5, own, initial="mean", session=session),
+        ]
+        return [table.get()[0] for table in tables]
+
+    with rehearsal(2, 1, 1) as job:
+        assert job.run(work) == [[1.0, 3.0, 10.0, 2.5]] * 4
+
+
+def test_a_table_by_name_begins_with_its_creators_value_everywhere() -> None:
+    def work(session: Session) -> Any:
+        if session.worker_id == 1:  # on the second host
+            ArrayTableHandler(3, np.arange(3.0), name="shared", session=session)
+        session.barrier()
+        table = ArrayTableHandler(3, np.full(3, 9.0), name="shared", session=session)
+        value = table.get().tolist()
+        session.barrier()
+        table.add(np.ones(3))
+        session.barrier()
+        other = outcome(lambda: ArrayTableHandler(4, name="shared", session=session))
+        return value, table.get().tolist(), type(other)
+
+    with rehearsal(1, 1, 1) as job:
+        for result in job.run(work):
+            assert result == ([0, 1, 2], [3, 4, 5], TableMismatchError)
+
+
+def test_tables_that_differ_between_hosts_are_refused_and_the_call_can_be_repeated() -> None:
+    def work(session: Session) -> Any:
+        size = 4 + session.worker_id
+        error = outcome(lambda: ArrayTableHandler(size, session=session))
+        return type(error), str(error), ArrayTableHandler(4, session=session).number
+
+    with rehearsal(1, 1) as job:
+        for kind, text, number in job.run(work):
+            assert kind is TableMismatchError
+            assert "host-0: array of 4" in text
+            assert "host-1: array of 5" in text
+            assert number == 1
+
+
+def test_a_barrier_waits_for_other_hosts_and_names_who_is_missing() -> None:
+    with rehearsal(1, 1) as job:
+        waits = {}
+
+        def wait(session: Session) -> None:
+            if session.worker_id == 0:
+                session.barrier()
+                return
+            wait_for(lambda: _wait_of(session, 0) is not None)
+            waits.update(
+                {0: _wait_of(session, 0), "lines": session.wait_graph().describe(time.monotonic_ns())}
+            )
+            session.barrier()
+
+        job.run(wait)
+    assert "which needs worker 1" in waits["lines"][0]
+    assert waits["lines"][0].startswith("worker 0 (pid ")
+    assert "on host-0)" in waits["lines"][0]
+
+
+def _wait_of(session: Session, worker_id: int) -> Any:
+    worker = session.wait_graph().workers.get(worker_id)
+    return worker.wait if worker is not None else None
+
+
+def test_one_that_leaves_is_not_waited_for_and_its_adds_are_there() -> None:
+    def work(session: Session) -> Any:
+        table = ArrayTableHandler(1000, session=session)
+        table.add(np.ones(1000))
+        if session.worker_id == 2:
+            return None
+        session.barrier()
+        total = table.get()
+        session.barrier()
+        return total.min(), total.max(), session.workers_num
+
+    with rehearsal(2, 1) as job:
+        assert job.run(work)[:2] == [(3.0, 3.0, 3)] * 2
+
+
+def test_a_worker_that_dies_is_named_with_its_host_on_the_others() -> None:
+    with rehearsal(1, 1) as job:
+
+        def stay(_: int) -> Any:
+            with job.session(0) as session:
+                session.barrier()
+                return outcome(session.barrier)
+
+        def die(_: int) -> None:
+            session = job.session(1)
+            session.barrier()
+            session._takes_part = False  # as one that ends without shutdown()
+            session.shutdown()
+
+        error, _ = in_threads([lambda: stay(0), lambda: die(1)])
+    assert isinstance(error, WorkerLostError)
+    assert error.worker_ids == (1,)
+    assert "on host-1)" in str(error)
+
+
+def test_the_others_go_on_without_a_lost_worker_where_they_are_to() -> None:
+    with rehearsal(1, 2, on_lost="continue") as job:
+
+        def work(worker_id: int) -> Any:
+            session = job.session(worker_id)
+            with session:
+                table = ArrayTableHandler(10, session=session)
+                table.add(np.ones(10))
+                session.barrier()
+                if worker_id == 2:
+                    session._takes_part = False
+                    return None
+                session.barrier()
+                return table.get().tolist()
+
+        results = in_threads([lambda i=i: work(i) for i in range(3)])  # type: ignore[misc]
+    assert results[:2] == [[3.0] * 10] * 2
+
+
+def test_a_lost_host_is_an_error_on_the_others() -> None:
+    with rehearsal(1, 1) as job:
+        passed = threading.Event()
+
+        def stay() -> Any:
+            with job.session(0) as session:
+                session.barrier()
+                passed.set()
+                return outcome(session.barrier)
+
+        def go() -> Any:
+            with job.session(1) as session:
+                session.barrier()
+                assert passed.wait(30)
+                job.nodes[1].close()
+
+        error, _ = in_threads([stay, go])
+    assert isinstance(error, WorkerLostError)
+    assert error.worker_ids == (1,)
+
+
+def test_what_works_on_one_host_only_is_refused_in_a_sentence() -> None:
+    def work(session: Session) -> list[str]:
+        table = ArrayTableHandler(4, np.arange(4.0), session=session)
+        calls: list[Any] = [
+            lambda: mv.Counter("tickets", session),
+            lambda: mv.KeyedTable(4, session=session),
+            lambda: Reducer(session, 2),
+            lambda: session.shared_memory("mine", 64),
+            lambda: table.load("nowhere"),
+            lambda: ArrayTableHandler(5, dtype="int32", initial="mean", session=session),
+        ]
+        errors = [outcome(call) for call in calls]
+        assert all(type(error) is MultiversoError for error in errors), errors
+        assert table.get().tolist() == [0, 1, 2, 3]
+        return [str(error) for error in errors]
+
+    with rehearsal(1, 1) as job:
+        for texts in job.run(work):
+            assert all("works on one host only yet" in text for text in texts)
+
+
+@pytest.mark.parametrize("options", [{"sync": True}, {"staleness": 2}], ids=str)
+def test_other_consistencies_are_refused_at_the_start(options: dict[str, Any]) -> None:
+    with rehearsal(1, 1) as job:
+        for worker_id in (0, 1):
+            with pytest.raises(StartupError, match="works on one host only yet"):
+                job.session(worker_id, **options)
+
+
+def test_a_worker_of_another_host_is_turned_away() -> None:
+    with rehearsal(1, 1) as job, pytest.raises(StartupError, match="belongs to host-1, not to host-0"):
+        Session(job.nodes[0].address, 1)
+
+
+def test_other_arguments_of_init_on_another_host_are_refused() -> None:
+    with rehearsal(1, 1) as job:
+
+        def begin(worker_id: int) -> Any:
+            on_lost = ("stop", "continue")[worker_id]
+            return outcome(
+                lambda: job.session(worker_id, on_lost=on_lost, start_timeout_seconds=20).shutdown()
+            )
+
+        results = in_threads([lambda: begin(0), lambda: begin(1)])
+    assert any(isinstance(r, StartupError) and "call init with the same arguments" in str(r) for r in results)
+
+
+def test_workers_tell_each_other_across_hosts() -> None:
+    def work(session: Session) -> Any:
+        return [tell_all(session, f"{session.worker_id} says {i}") for i in range(3)]
+
+    with rehearsal(2, 1) as job:
+        results = job.run(work)
+    assert results == [[{w: f"{w} says {i}" for w in range(3)} for i in range(3)]] * 3
