@@ -300,6 +300,7 @@ def _exit_fields(end: WorkerExit) -> dict[str, object]:
 
 
 def check(options: RunOptions) -> None:
+    """Refuses numbers that make no sense."""
     if not 1 <= options.workers_num <= MAX_WORKERS:
         raise StartupError(f"-n {options.workers}: the number of workers must be from 1 to {MAX_WORKERS}.")
     if options.timeout_seconds is not None and not options.timeout_seconds > 0:
@@ -323,6 +324,7 @@ def _misplaced_workers(options: RunOptions) -> str | None:
 
 
 def program_of(options: RunOptions) -> tuple[str, ...]:
+    """Returns the program that each worker runs, and its arguments."""
     target = options.target
     if options.module:
         return (sys.executable, "-m", target, *options.arguments)

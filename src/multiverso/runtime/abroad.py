@@ -36,14 +36,29 @@ Post = Callable[[Message | Callable[[], None]], None]
 class Carrier(Protocol):
     """What moves values between hosts: `multiverso.hosts.fabric.Fabric`. Every method may be called by any thread."""
 
-    def listen(self) -> tuple[str, int]: ...
-    def connect(self, peer: int, address: tuple[str, int]) -> None: ...
-    def attach(self, table_id: int, memory: Shard) -> None: ...
-    def detach(self, table_id: int) -> None: ...
-    def settle(self, deadline: Deadline, tables: Iterable[int] | None = None) -> None: ...
-    def take(self, deadline: Deadline, tables: Iterable[int] | None = None) -> None: ...
-    def lost(self, peer: int) -> None: ...
-    def close(self) -> None: ...
+    def listen(self) -> tuple[str, int]:
+        """Begins to take connections; returns where."""
+
+    def connect(self, peer: int, address: tuple[str, int]) -> None:
+        """Begins to connect to a host of a lower number, and keeps it up."""
+
+    def attach(self, table_id: int, shard: Shard) -> None:
+        """Begins to keep a table near the other hosts' copies."""
+
+    def detach(self, table_id: int) -> None:
+        """Lets go of a table."""
+
+    def settle(self, deadline: Deadline, tables: Iterable[int] | None = None) -> None:
+        """Waits until what is in this host's copies now is at the homes."""
+
+    def take(self, deadline: Deadline, tables: Iterable[int] | None = None) -> None:
+        """Waits until what is at the homes now is in this host's copies."""
+
+    def lost(self, peer: int) -> None:
+        """Says that a host is lost: waits for it end with an error."""
+
+    def close(self) -> None:
+        """Ends all connections."""
 
 
 class Abroad:
@@ -143,7 +158,7 @@ class Abroad:
     # -- moving ----------------------------------------------------------------------------------------------
 
     def attach(self, number: int, shard: Shard, then: Callable[[], None]) -> None:
-        """See `host_creation.Copies`, as for the following."""
+        """Lets a table join the exchange between hosts, then calls `then` in the node's thread."""
 
         def join() -> None:
             self._carrier.attach(number, shard)
@@ -152,12 +167,16 @@ class Abroad:
         self._do(join, then)
 
     def push(self, number: int, then: Callable[[], None]) -> None:
+        """Brings what is in this host's copy to the homes, then calls `then` in the node's thread."""
         self._do(lambda: self._carrier.settle(_deadline(), [number]), then)
 
     def take(self, number: int, then: Callable[[], None]) -> None:
+        """Brings what the homes have into this host's copy, then calls `then` in the node's thread."""
         self._do(lambda: self._carrier.take(_deadline(), [number]), then)
 
     def detach(self, number: int, then: Callable[[], None]) -> None:
+        """Ends a table's part in the exchange, then calls `then` in the node's thread."""
+
         def part() -> None:
             if number in self._joined:
                 self._joined.remove(number)

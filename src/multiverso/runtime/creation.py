@@ -312,6 +312,7 @@ class Creations:
 
 
 def check_equal(made: Piece, asked: Spec) -> None:
+    """Raises TableMismatchError where a worker has asked for something else than what there is."""
     if made.spec != asked:
         raise TableMismatchError(
             f"{words(made.key)} is {made.spec}; this worker asked for {asked}. All workers must create the same "

@@ -25,8 +25,10 @@ from multiverso.wire.messages import Message
 
 
 class Copies(Protocol):
-    """What keeps this host's copies of the tables near the other hosts'. Calls return at once; what they ask for is
-    done one after another, and ``then`` is called from the node's thread."""
+    """What keeps this host's copies of the tables near the other hosts'.
+
+    Calls return at once; what they ask for is done one after another, and ``then`` is called from the node's thread.
+    """
 
     def report(self, message: Message) -> None:
         """Tells the coordinator."""

@@ -96,6 +96,7 @@ class Membership:
         self.control.continue_without_lost(self._on_lost == "continue")
         self.catalogue = Catalogue(self.control, heap)
         self._options: Message | None = None
+        self._refused: StartupError | None = None  # why this host's workers cannot take part
         if self._abroad is None:
             self.creations = Creations(self.catalogue, self.control, self.workers_num is not None)
         else:
@@ -274,6 +275,8 @@ class Membership:
         worker_id = connection.worker_id
         if worker_id is None or worker_id not in self.attached:
             raise StartupError("attach before ready")
+        if self._refused is not None:
+            raise self._refused
         self._lives += 1
         connection.life = self._lives
         self.attached[worker_id].ready = True
@@ -355,8 +358,9 @@ class Membership:
         """The first worker of another host has called init with other arguments."""
         asked, self._options = self._options, options
         assert asked is not None
+        self._refused = _differ(asked, options)
         for connection, request in self._waiting_ready:
-            connection.refuse(request, _differ(asked, options))
+            connection.refuse(request, self._refused)
         self._waiting_ready.clear()
 
     def tell(self, connection: Connection, request: Message) -> None:
