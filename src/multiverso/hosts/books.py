@@ -46,6 +46,7 @@ class UnderWay:
     body: memoryview
     buffer: Array
     some: bool
+    rest: bool  # S is not V itself after it
     ticket: int
 
 
@@ -97,6 +98,11 @@ class LinkTable:
     marked: int = 0  # home: changes when the peer's last pass began
     told: bool = False
     closed: bool = False  # by the peer
+
+    @property
+    def chunk_bytes(self) -> int:
+        """The most that a frame of it carries."""
+        return self.opened.chunk * self.copy.dtype.itemsize
 
     @property
     def ready(self) -> bool:

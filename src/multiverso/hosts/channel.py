@@ -35,6 +35,12 @@ class Channel(Protocol):
     def send(self, *parts: bytes | bytearray | memoryview) -> None:
         """Sends all of the parts, one after another; one thread at a time."""
 
+    def send_now(self, *parts: bytes | bytearray | memoryview) -> bool:
+        """Sends without waiting for the other side; False if some of it is left for :meth:`flush`, or the next send."""
+
+    def flush(self) -> None:
+        """Sends what is left."""
+
     def recv_into(self, view: memoryview) -> int:
         """Waits for bytes; returns how many came, 0 at the end. One thread at a time."""
 
@@ -50,9 +56,20 @@ class Plain:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
+        self._rest = b""
 
     def send(self, *parts: bytes | bytearray | memoryview) -> None:
+        self.flush()
         send_all(self._socket, parts)
+
+    def send_now(self, *parts: bytes | bytearray | memoryview) -> bool:
+        self._rest = _send_some(self._socket, b"".join((self._rest, *parts)))
+        return not self._rest
+
+    def flush(self) -> None:
+        if self._rest:
+            rest, self._rest = self._rest, b""
+            self._socket.sendall(rest)
 
     def recv_into(self, view: memoryview) -> int:
         return self._socket.recv_into(view)
@@ -76,6 +93,14 @@ def send_all(connection: socket.socket, parts: Sequence[bytes | bytearray | memo
             left[0] = left[0][sent:]
 
 
+def _send_some(connection: socket.socket, data: bytes) -> bytes:
+    """Sends what the system takes at once; returns the rest."""
+    try:
+        return data[connection.send(data, socket.MSG_DONTWAIT) :]
+    except BlockingIOError:
+        return data
+
+
 class Encrypted:
     """TLS 1.3, by an ``OpenSSL.SSL.Connection`` over memory BIOs that has done its handshake."""
 
@@ -85,10 +110,24 @@ class Encrypted:
         self._socket, self._tls, self._ssl = connection, tls, SSL
         self._lock = threading.Lock()
         self._cipher = memoryview(bytearray(_PIECE))
+        self._rest = b""
         if rest:
             tls.bio_write(rest)
 
+    def send_now(self, *parts: bytes | bytearray | memoryview) -> bool:
+        out = [self._rest]
+        with self._lock:
+            self._encrypt(memoryview(b"".join(parts)), out)
+        self._rest = _send_some(self._socket, b"".join(out))
+        return not self._rest
+
+    def flush(self) -> None:
+        if self._rest:
+            rest, self._rest = self._rest, b""
+            self._socket.sendall(rest)
+
     def send(self, *parts: bytes | bytearray | memoryview) -> None:
+        self.flush()
         small = b"".join(bytes(part) for part in parts if len(part) <= 256)  # a header goes with its body
         large = [memoryview(part) for part in parts if len(part) > 256]
         pieces: list[memoryview] = [memoryview(small)]

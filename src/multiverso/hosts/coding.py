@@ -12,6 +12,7 @@ from multiverso.hosts.books import Away, Here, LinkTable, UnderWay
 from multiverso.hosts.buffers import Array, Buffers, view
 from multiverso.hosts.copies import Chunk
 from multiverso.hosts.frames import Header, ProtocolError
+from multiverso.kernels.agreeing import REST, SOME
 
 
 def numbers(table: LinkTable, chunk: Chunk, buffer: Array) -> Array:
@@ -25,20 +26,21 @@ def make_push(table: LinkTable, part: Away, header: Header, ticket: int, pool: B
     buffer = pool.take(part.chunk.size * table.copy.dtype.itemsize)
     frame = numbers(table, part.chunk, buffer)
     if header.wire == wires.NATIVE:
-        some = table.copy.push(part.chunk, part.agreed, frame)
+        found = table.copy.push(part.chunk, part.agreed, frame)
+        some, rest = bool(found & SOME), bool(found & REST)
         length = frame.nbytes if some else 0
     else:
         wire, length = header.wire, 0
         if table.copy.differ(part.chunk, part.agreed, frame):
             wire, length, buffer = _coded(table, part, buffer, frame, pool)
-        header, some = replace(header, wire=wire), length > 0
-    return UnderWay(replace(header, length=length), view(buffer, length), buffer, some, ticket)
+        header, some, rest = replace(header, wire=wire), length > 0, True
+    return UnderWay(replace(header, length=length), view(buffer, length), buffer, some, rest, ticket)
 
 
 def take_push(
     table: LinkTable, part: Here, header: Header, buffer: Array, pool: Buffers
-) -> tuple[int, int, int, Array]:
-    """Adds a push to the home's values; returns kind, wire format, length and memory of the answer.
+) -> tuple[Header, Array]:
+    """Adds a push to the home's values; returns the answer's header and memory.
 
     Raises:
         ProtocolError: it is no coded difference; nothing has changed.
@@ -48,18 +50,32 @@ def take_push(
     frame = numbers(table, chunk, buffer)
     if header.flags & frames.FRESH:
         copy.begin(chunk, part.agreed, frame)
-        return frames.VALUE, wires.NATIVE, frame.nbytes if frame.any() else 0, buffer
+        length = frame.nbytes if frame.any() else 0
+        return _answer(header, frames.VALUE, wires.NATIVE, length, frames.WHOLE), buffer
     wire = wires.NATIVE if header.flags & frames.URGENT else table.wire.number
     if wire == wires.NATIVE:
-        some = (
+        found = (
             copy.serve(chunk, part.agreed, frame) if header.length else copy.push(chunk, part.agreed, frame)
         )
-        return frames.ANSWER, wire, frame.nbytes if some else 0, buffer
+        length, flags = frame.nbytes if found & SOME else 0, 0 if found & REST else frames.WHOLE
+        return _answer(header, frames.ANSWER, wire, length, flags), buffer
     if header.length:
         copy.land(chunk, part.agreed, frame)
     if not copy.differ(chunk, part.agreed, frame):
-        return frames.ANSWER, wire, 0, buffer
-    return frames.ANSWER, *_coded(table, part, buffer, frame, pool)
+        return _answer(header, frames.ANSWER, wire, 0, frames.WHOLE), buffer
+    wire, length, buffer = _coded(table, part, buffer, frame, pool)
+    return _answer(header, frames.ANSWER, wire, length, 0), buffer
+
+
+def repeat_answer(table: LinkTable, part: Here, header: Header, buffer: Array) -> tuple[Header, Array]:
+    """The answer to a push that was applied before: S itself."""
+    frame = numbers(table, part.chunk, buffer)
+    frame[:] = part.agreed
+    return _answer(header, frames.VALUE, wires.NATIVE, frame.nbytes, 0), buffer
+
+
+def _answer(push: Header, kind: int, wire: int, length: int, flags: int) -> Header:
+    return Header(kind, wire, flags, push.table, push.chunk, length, push.number)
 
 
 def take_answer(table: LinkTable, part: Away, header: Header, buffer: Array, pool: Buffers) -> None:

@@ -88,12 +88,12 @@ class Copy:
         """Ends calls that wait for a lock, and refuses all that follow."""
         self._closed.set()
 
-    def push(self, chunk: Chunk, agreed: Array, frame: Array) -> bool:
-        """Takes V - S into ``frame`` and S; returns whether any of it is not zero."""
+    def push(self, chunk: Chunk, agreed: Array, frame: Array) -> int:
+        """Takes V - S into ``frame`` and S; returns SOME if any of it is not zero, and REST if S is not V now."""
         return self._go(self._push, chunk, agreed, frame)
 
-    def serve(self, chunk: Chunk, agreed: Array, frame: Array) -> bool:
-        """Takes what a host has pushed and leaves T - S in its place; returns whether any of that is not zero."""
+    def serve(self, chunk: Chunk, agreed: Array, frame: Array) -> int:
+        """Takes what a host has pushed and leaves T - S in its place; returns SOME and REST, as :meth:`push` does."""
         return self._go(self._serve, chunk, agreed, frame)
 
     def land(self, chunk: Chunk, agreed: Array, frame: Array) -> None:
@@ -110,13 +110,13 @@ class Copy:
 
     def differ(self, chunk: Chunk, agreed: Array, frame: Array) -> bool:
         """Writes this side's difference to S into ``frame``; returns whether any of it is not zero."""
-        return self._go(self._differ, chunk, agreed, frame)
+        return bool(self._go(self._differ, chunk, agreed, frame))
 
     def advance(self, agreed: Array, frame: Array) -> None:
         """Adds what is sent to S."""
         self._advance(agreed, frame)
 
-    def _go(self, kernel: Callable[..., int], chunk: Chunk, agreed: Array, frame: Array) -> bool:
+    def _go(self, kernel: Callable[..., int], chunk: Chunk, agreed: Array, frame: Array) -> int:
         record = np.zeros(2, np.int64)
         address = int(record.ctypes.data)
         while True:
@@ -124,7 +124,7 @@ class Copy:
                 raise ClosedError(f"table {self.shard.header['table_id']} is closed")
             code = kernel(self.shard.base, chunk.low, agreed, frame, address)
             if code == DONE:
-                return bool(record[1])
+                return int(record[1])
             if code != TIMED_OUT:  # a lock's owner is stopped: it is waited for, as workers do
                 raise MultiversoError(f"a lock of table {self.shard.header['table_id']} is broken ({code})")
 

@@ -216,7 +216,8 @@ class Fabric:
         wanted = None if tables is None else set(tables)
         with self._lock:
             tickets = {peer: pair.link.settle(take, wanted) for peer, pair in self._pairs.items()}
-        self._poke()
+        for pair in self._pairs.values():
+            pair.pump()
         with self._settled:
             while True:
                 left = {peer: ticket for peer, ticket in tickets.items() if not ticket.done}

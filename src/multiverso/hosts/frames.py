@@ -28,6 +28,7 @@ KINDS = frozenset((OPEN, CLOSE, PUSH, ANSWER, VALUE, NEWS, BYE))
 FRESH = 1  # of PUSH: the first between the two since the table was opened
 FIRST = 2  # of PUSH: the first of a pass over the table
 URGENT = 4  # of PUSH: somebody waits for it
+WHOLE = 8  # of ANSWER and VALUE: S is the home's value itself now, to the last bit
 
 _HEADER = struct.Struct("!BBHIIIQ")
 HEADER_BYTES = _HEADER.size

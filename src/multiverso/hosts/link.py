@@ -43,9 +43,9 @@ from multiverso.hosts.books import (
     UnderWay,
 )
 from multiverso.hosts.buffers import Array, Buffers, owner, view
-from multiverso.hosts.coding import make_push, numbers, take_answer, take_push
+from multiverso.hosts.coding import make_push, repeat_answer, take_answer, take_push
 from multiverso.hosts.copies import Chunk, Copy
-from multiverso.hosts.frames import Header, Opened, ProtocolError
+from multiverso.hosts.frames import LONGEST_BODY, Header, Opened, ProtocolError
 from multiverso.hosts.pace import Every, Pace
 from multiverso.hosts.wires import Wire
 from multiverso.spec import DTYPES
@@ -246,7 +246,7 @@ class Link:
 
         Returns:
             what is left; it is done once each chunk's frame that began after this call was answered, and the last
-            had nothing in it.
+            has left nothing to rounding.
         """
         with self._lock:
             self._ticket += 1
@@ -296,19 +296,26 @@ class Link:
         """Whether something is to be sent that is no chunk."""
         return bool(self._words)
 
-    def next(self, now: float) -> Outgoing | None:
-        """Returns the next frame to send, made at this moment. Call :meth:`sent` afterwards, whatever came of it."""
+    def next(self, now: float, most: int = LONGEST_BODY) -> Outgoing | None:
+        """Returns the next frame to send, made at this moment. Call :meth:`sent` afterwards, whatever came of it.
+
+        Args:
+            now: the time.
+            most: bytes of its body; a longer one is left for another call.
+        """
         while True:
             with self._lock:
                 if not self.connected:
                     return None
                 for queue in (self._words, self._answers):
                     if queue:
-                        return self._count(queue.popleft())
+                        return self._count(queue.popleft()) if len(queue[0].body) <= most else None
                 if self._again:
+                    if len(self._again[0].body) > most:
+                        return None
                     kept = self._again.popleft()
                     return self._count(Outgoing(kept.header, kept.body))
-                found = self._choose(now)
+                found = self._choose(now, most)
                 if found is None:
                     return None
                 table, part = found
@@ -338,18 +345,18 @@ class Link:
                 self._answering -= 1
                 self._pool.give(outgoing.buffer)
 
-    def _choose(self, now: float) -> tuple[LinkTable, Away] | None:
+    def _choose(self, now: float, most: int) -> tuple[LinkTable, Away] | None:
         if self._under_way >= self._window:
             return None
         for _ in range(len(self._urgent)):
             table, part = self._urgent.popleft()
-            if table.ready:
+            if table.ready and table.chunk_bytes <= most:
                 part.urgent = False
                 if not part.busy:
                     return table, part
             else:
                 self._urgent.append((table, part))
-        while self._todo and self._pace.wait(now) == 0.0:
+        while self._todo and self._todo[0][0].chunk_bytes <= most and self._pace.wait(now) == 0.0:
             table, part = self._todo.popleft()
             part.queued = False
             if table.ready and not part.busy:
@@ -487,11 +494,9 @@ class Link:
         try:
             if header.number == part.applied:
                 self.traffic.repeated += 1
-                frame = numbers(table, part.chunk, buffer)
-                frame[:] = part.agreed
-                kind, wire, length = frames.VALUE, wires.NATIVE, frame.nbytes
+                answer, buffer = repeat_answer(table, part, header, buffer)
             else:
-                kind, wire, length, buffer = take_push(table, part, header, buffer, self._pool)
+                answer, buffer = take_push(table, part, header, buffer, self._pool)
                 part.applied = header.number
                 if header.length:
                     changes.arrived(self.peer)
@@ -499,10 +504,9 @@ class Link:
             with self._lock:
                 self._answering -= 1
             return
-        answer = Header(kind, wire, 0, header.table, header.chunk, length, header.number)
         with self._lock:
             self.traffic.answers += 1
-            self._answers.append(Outgoing(answer, view(buffer, length), buffer))
+            self._answers.append(Outgoing(answer, view(buffer, answer.length), buffer))
 
     def _answered(self, header: Header, body: memoryview) -> None:
         with self._lock:
@@ -526,7 +530,7 @@ class Link:
         if part.goal > part.done:
             if pushed.ticket >= part.goal:
                 part.tries += 1
-                left = some if part.take else pushed.some
+                left = pushed.rest or (part.take and not header.flags & frames.WHOLE)
                 if not left or part.tries >= _ENOUGH:
                     part.done = part.goal
                     for ticket in self._tickets:

@@ -16,7 +16,7 @@ what an operation rounds away stays in V - S or T - S, and goes with the next fr
 number (NaN or an infinity came or goes, or two huge numbers lie apart) replaces the value instead of being added to
 it; nothing else would ever bring the two together again.
 
-A caller's record says how far a kernel is: elements done, and whether any difference was not zero. After TIMED_OUT the
+A caller's record says how far a kernel is: elements done, and what it has found. After TIMED_OUT the
 same call goes on from there. The node is no worker: these locks are waited for in no worker's name.
 """
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
@@ -40,8 +40,10 @@ from multiverso.kernels.dense import version_of
 from multiverso.kernels.locking import stripe_mutex
 from multiverso.kernels.waits import SLICE_NANOSECONDS
 
-# a caller's record, in int64 words: elements done, and 1 once a difference was not zero
-AGREEING_DONE, AGREEING_SOME = 0, 8
+# a caller's record, in int64 words: elements done, and what was found on the way: bits of the two below
+AGREEING_DONE, AGREEING_FOUND = 0, 8
+SOME = 1  # a difference was not zero
+REST = 2  # S is not the value itself now: rounding has left something for the next frame
 
 
 @inner
@@ -87,33 +89,38 @@ def move(value, x):
     return value + x
 
 
-# -- one stripe's part of a chunk: returns whether any difference was not zero ---------------------------------
+# -- one stripe's part of a chunk: returns what was found ------------------------------------------------------
 
 
 @inner
 def _push(values, agreed, frame, one):
-    some = 0
+    some, rest = 0, 0
     for i in range(values.size):
-        x = difference(values[i], agreed[i], one)
+        value = values[i]
+        x = difference(value, agreed[i], one)
+        ours = move(agreed[i], x)
         frame[i] = x
-        agreed[i] = move(agreed[i], x)
+        agreed[i] = ours
         some |= x != 0
-    return some
+        rest |= ours != value
+    return some | rest << 1
 
 
 @inner
 def _serve(values, agreed, frame, one):
-    some = 0
+    some, rest = 0, 0
     for i in range(values.size):
         x = frame[i]
         mine = move(values[i], x)
         ours = move(agreed[i], x)
         values[i] = mine
         b = difference(mine, ours, one)
+        ours = move(ours, b)
         frame[i] = b
-        agreed[i] = move(ours, b)
+        agreed[i] = ours
         some |= b != 0
-    return some
+        rest |= ours != mine
+    return some | rest << 1
 
 
 @inner
@@ -168,9 +175,9 @@ def _each_block(base, low, agreed, frame, record, do):
         code = hold_block(base, block)
         if code != HELD:
             return code
-        some = do(values[low + a : low + b], agreed[a:b], frame[a:b], one)
-        if some:
-            store64(record + AGREEING_SOME, 1)
+        found = do(values[low + a : low + b], agreed[a:b], frame[a:b], one)
+        if found:
+            store64(record + AGREEING_FOUND, load64(record + AGREEING_FOUND) | found)
         store64(record + AGREEING_DONE, b)
         release_block(base, block)
         a = b
