@@ -62,9 +62,15 @@ class Door:
         asked = self._context.socket(zmq.REP)
         asked.linger = 0
         asked.bind(_ZAP_ADDRESS)
-        self._thread = threading.Thread(target=self._answer, args=(asked,), name="platoon-door", daemon=True)
-        self._thread.start()
         self.socket = self._context.socket(zmq.ROUTER)
+        # who speaks no PLAIN at all is sent away by ZeroMQ, and only its monitor tells
+        seen = self.socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        )
+        self._thread = threading.Thread(
+            target=self._answer, args=(asked, seen), name="platoon-door", daemon=True
+        )
+        self._thread.start()
         self.socket.plain_server = 1
         self.socket.zap_domain = b"platoon"
         self.socket.setsockopt(zmq.MAXMSGSIZE, most_bytes)
@@ -80,14 +86,27 @@ class Door:
 
     def close(self) -> None:
         """Closes the port and ends the thread; what is on its way has the socket's linger to arrive."""
+        self.socket.disable_monitor()
         self.socket.close()
         self._context.term()
         self._thread.join()
 
-    def _answer(self, asked: zmq.Socket) -> None:
-        with asked:
+    def _answer(self, asked: zmq.Socket, seen: zmq.Socket) -> None:
+        with asked, seen:
             try:
+                poller = zmq.Poller()
+                poller.register(asked, zmq.POLLIN)
+                poller.register(seen, zmq.POLLIN)
                 while True:
+                    ready = dict(poller.poll())
+                    if seen in ready:
+                        event, _ = seen.recv_multipart()
+                        if int.from_bytes(event[:2], "little") == zmq.EVENT_MONITOR_STOPPED:
+                            poller.unregister(seen)
+                        else:
+                            self._on_refused("a connection", self._why)
+                    if asked not in ready:
+                        continue
                     version, number, _, address, _, mechanism, *credentials = asked.recv_multipart()
                     given = b"\0".join(credentials)
                     right = mechanism == b"PLAIN" and hmac.compare_digest(
