@@ -210,3 +210,55 @@ def test_a_dead_workers_credits_take_nobodys_minibatches(experiment: Any, port: 
     finally:
         controller.stop()
         thread.join(20)
+
+
+def test_what_was_on_its_way_to_a_dead_worker_is_dealt_again(experiment: Any, port: int) -> None:
+    experiment.write(
+        worker="""
+        import os, sys
+        from platoon import Worker
+        worker = Worker(control_port=int(sys.argv[1]))
+        worker.init_mb_sock(data_hwm=8)
+        first = int(worker.recv_mb()[0][0])
+        worker.send_req(["received", first])
+        worker.send_req("sent")
+        os.kill(os.getpid(), 9)
+        """
+    )
+    received, sent = threading.Event(), threading.Event()
+
+    class Waits(Echo):
+        def handle_control(self, req: Any, worker_id: int, req_info: Any) -> Any:
+            if req == "sent":
+                assert sent.wait(20)
+            elif req == ["received", 0]:
+                received.set()
+            return req
+
+    controller = Waits(control_port=port, data_port=0, data_hwm=10)
+    controller.init_control(port)
+    thread = threading.Thread(target=controller.serve)
+    thread.start()
+    values = np.zeros(100)
+    try:
+        dead = experiment.start("worker.py", str(port))
+        with Worker(control_port=port) as worker:
+            for i in range(6):
+                values[:] = i  # it may change as soon as it is sent
+                controller.send_mb([values])
+            assert received.wait(20)
+            sent.set()
+            experiment.finish(dead, -9)
+            worker.init_mb_sock(data_hwm=2)
+            dealer = threading.Thread(
+                target=lambda: [controller.send_mb([np.array([i])]) for i in range(6, 9)]
+            )
+            dealer.start()
+            came = [int(worker.recv_mb()[0][0]) for _ in range(8)]
+            dealer.join(10)
+            assert sorted(came) == [1, 2, 3, 4, 5, 6, 7, 8]
+            controller.end_mb()
+            assert worker.recv_mb() == []
+    finally:
+        controller.stop()
+        thread.join(20)

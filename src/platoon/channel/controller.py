@@ -332,6 +332,8 @@ class Controller:
                 self._batches.answer_end()
             for member in gone:
                 self._members.note_gone(member)
+                if self._batches is not None:
+                    self._batches.deal_again(member.pid)
             if ended and not self._members.note_ends():
                 return False
         self._reporter.event("finished")

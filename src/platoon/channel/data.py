@@ -3,11 +3,15 @@
 A worker grants credits, one for each minibatch that it has room for, so a slow worker gets fewer and none is
 sent to a worker that is gone. (A push socket would deal the same number to each, dead or alive.) Only a worker
 of the job can: see `platoon.channel.door`.
+
+Credits after the first ones say that a minibatch was received. Until then the controller keeps it, and deals it again
+to others when that worker's process has ended.
 """
 
 from __future__ import annotations
 
 import hmac
+import os
 import secrets
 import threading
 import time
@@ -24,6 +28,7 @@ from platoon.util import PlatoonError
 MOST_ROOM = 1000  # minibatches on their way to one worker
 _SLICE_SECONDS = 0.5
 _NONCE_BYTES = 16
+_RECEIVED = b"+"  # after a nonce: this credit is for a minibatch that was received
 _MOST_CREDIT_BYTES = 1024  # a credit has 16 bytes, but what is said before the first one counts too
 
 
@@ -49,6 +54,8 @@ class BatchServer:
         self._lock = threading.Lock()
         self._credits: deque[tuple[bytes, bytes]] = deque()  # of whom, and what answers its nonce
         self._granted: Counter[bytes] = Counter()
+        self._on_way: dict[bytes, deque[list[object]]] = {}  # sent, and not known to be received
+        self._again: deque[list[object]] = deque()  # sent to a worker that has ended before it had them
         self.ended = False
         self.closed = False
         options = {
@@ -63,14 +70,39 @@ class BatchServer:
     def send(self, arrays: Sequence[object] | Array, copy: bool, timeout_seconds: float) -> None:
         """Sends a minibatch to the next worker that has room, and waits for one if none has."""
         frames = pack_arrays(arrays)
+        if copy:
+            frames[1:] = [bytes(frame) for frame in frames[1:]]  # ours, as they may have to be sent again
         with self._lock:
             if self.ended:
                 raise PlatoonError("end_mb() was called: there can be no more minibatches")
             until = time.monotonic() + timeout_seconds
-            while True:
-                worker = self._next_credit(until, timeout_seconds)
-                if self._send_to(*worker, frames, copy):
-                    return
+            self._again.append(frames)  # after those that come before it
+            try:
+                while self._again:
+                    worker = self._next_credit(until, timeout_seconds)
+                    if self._send_to(*worker, self._again[0]):
+                        self._again.popleft()
+            except BaseException:
+                if self._again and self._again[-1] is frames:
+                    self._again.pop()
+                raise
+
+    def deal_again(self, pid: int) -> None:
+        """Deals what was on its way to a process that has ended to workers that have room, now or with the next."""
+        with self._lock:
+            if self.closed:
+                return
+            self._receive_credits()
+            for worker in [each for each in self._on_way if _process_of(each) == pid]:
+                self._again.extend(self._on_way.pop(worker))
+                self._credits = deque(credit for credit in self._credits if credit[0] != worker)
+                self._granted.pop(worker, None)
+            self._deal_waiting()
+
+    def _deal_waiting(self) -> None:
+        while self._again and self._credits:
+            if self._send_to(*self._take_credit(), self._again[0]):
+                self._again.popleft()
 
     def end(self) -> None:
         """Says that there are no more minibatches: to the workers that wait, and to each that asks later."""
@@ -94,8 +126,9 @@ class BatchServer:
         if self.closed:
             return
         self._receive_credits()
+        self._deal_waiting()
         while self._credits:
-            self._send_to(*self._take_credit(), [END_OF_DATA], True)
+            self._send_to(*self._take_credit(), [END_OF_DATA])
 
     def _take_credit(self) -> tuple[bytes, bytes]:
         credit = self._credits.popleft()
@@ -104,16 +137,18 @@ class BatchServer:
             del self._granted[credit[0]]
         return credit
 
-    def _send_to(self, worker: bytes, proof: bytes, frames: list[object], copy: bool) -> bool:
+    def _send_to(self, worker: bytes, proof: bytes, frames: list[object]) -> bool:
         try:
             # The header is copied in any case, and small; ZeroMQ frees a frame that it did not copy later.
             self.socket.send_multipart([worker, proof, frames[0]], zmq.SNDMORE if len(frames) > 1 else 0)
             if len(frames) > 1:
-                self.socket.send_multipart(frames[1:], copy=copy)
+                self.socket.send_multipart(frames[1:], copy=False)
         except zmq.ZMQError as error:
             if error.errno == zmq.EHOSTUNREACH:
                 return False  # gone since it granted the credit
             raise
+        if frames[0] is not END_OF_DATA:
+            self._on_way.setdefault(worker, deque()).append(frames)
         return True
 
     def _next_credit(self, until: float, timeout_seconds: float) -> tuple[bytes, bytes]:
@@ -133,7 +168,12 @@ class BatchServer:
         try:
             while True:
                 worker, *nonce = self.socket.recv_multipart(zmq.NOBLOCK)
-                if len(nonce) != 1 or len(nonce[0]) != _NONCE_BYTES:
+                received = (
+                    len(nonce) == 1 and nonce[0].endswith(_RECEIVED) and len(nonce[0]) == _NONCE_BYTES + 1
+                )
+                if received and self._on_way.get(worker):
+                    self._on_way[worker].popleft()
+                if len(nonce) != 1 or (len(nonce[0]) != _NONCE_BYTES and not received):
                     self._on_refused("a worker", f"granted a credit of {sum(map(len, nonce))} bytes")
                 elif self._granted[worker] >= MOST_ROOM:
                     self._on_refused(
@@ -141,7 +181,7 @@ class BatchServer:
                     )
                 else:
                     self._granted[worker] += 1
-                    self._credits.append((worker, self._secret.proof(nonce[0])))
+                    self._credits.append((worker, self._secret.proof(nonce[0][:_NONCE_BYTES])))
         except zmq.Again:
             pass
 
@@ -165,6 +205,7 @@ class BatchClient:
         self.socket = context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.RCVHWM, 0)
+        self.socket.setsockopt(zmq.IDENTITY, _identity())
         knock(self.socket, secret, "data", port)
         self.ended = False
         for _ in range(room):
@@ -186,9 +227,18 @@ class BatchClient:
             self.ended = True
             return []
         arrays = unpack_arrays(frames, copy)
-        self.socket.send(self._nonce)
+        self.socket.send(self._nonce + _RECEIVED)
         return arrays
 
     def close(self) -> None:
         """Gives up what is on its way."""
         self.socket.close()
+
+
+def _identity() -> bytes:
+    return b"%d/" % os.getpid() + secrets.token_bytes(8)
+
+
+def _process_of(identity: bytes) -> int:
+    number = identity.partition(b"/")[0]
+    return int(number) if number.isdigit() else 0
