@@ -14,7 +14,7 @@ from keras.models import Model, Sequential
 
 import multiverso as mv
 from multiverso.errors import ShapeMismatchError
-from multiverso.testing.laws import in_each
+from multiverso.testing.laws import Job, Raised, in_each, run_jobs
 from multiverso.theano_ext.keras_ext.callbacks import MVCallback
 from multiverso.theano_ext.keras_ext.param_manager import KerasParamManager
 
@@ -195,3 +195,31 @@ def test_keras_does_not_need_lasagne() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=250, check=True
     )
     assert result.stdout == "multiverso.theano_ext.keras_ext.keras1\n"
+
+
+def save_and_go_on(folder: str, resumed: bool) -> Any:
+    mv.init(sync=True)
+    me = mv.worker_id()
+    model = build(me + 5 * resumed)
+    manager = KerasParamManager(model, rule="easgd")
+    if resumed:
+        assert manager.load(folder) == {"me": me}
+    for step in range(2 if resumed else 0, 4):
+        model.set_weights([w + me + 1 + step for w in model.get_weights()])
+        manager.sync_all_param()
+        if step == 1:
+            manager.save(folder, {"me": me})
+    mv.shutdown()
+    return model.get_weights()
+
+
+def test_a_run_is_saved_and_resumed(tmp_path: Any) -> None:
+    whole, resumed = run_jobs(
+        [Job((0, 1), (str(tmp_path), False)), Job((0, 1), (str(tmp_path), True))], save_and_go_on
+    )
+    for result in (*whole, *resumed):
+        assert not isinstance(result, Raised), result.text
+    for went_on, again in zip(whole, resumed, strict=True):
+        for one, other in zip(went_on, again, strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert not np.array_equal(whole[0][0], whole[1][0])

@@ -12,7 +12,7 @@ import theano.tensor as T
 
 import multiverso as mv
 from multiverso.errors import ShapeMismatchError
-from multiverso.testing.laws import in_each
+from multiverso.testing.laws import Job, Raised, in_each, run_jobs
 from multiverso.theano_ext.lasagne_ext.param_manager import LasagneParamManager, MVNetParamManager
 
 RUNS = [(1, False), (2, True), (3, False)]
@@ -161,3 +161,31 @@ def test_a_real_network_of_several_outputs_learns() -> None:
         assert last < first / 2
     finally:
         mv.shutdown()
+
+
+def save_and_go_on(folder: str, resumed: bool) -> Any:
+    mv.init(sync=True)
+    me = mv.worker_id()
+    network, scale = build(me + 1 + 5 * resumed)
+    manager = LasagneParamManager(network, rule="easgd")
+    if resumed:
+        assert manager.load(folder) == {"me": me}
+    for step in range(2 if resumed else 0, 4):
+        network.W.set_value(network.W.get_value() + np.float32(me + step))
+        scale.rms.set_value(np.float32(0.9) * scale.rms.get_value() + np.float32(0.1 * me))
+        manager.sync_all_param()
+        if step == 1:
+            manager.save(folder, {"me": me})
+    mv.shutdown()
+    return lasagne.layers.get_all_param_values(network)
+
+
+def test_a_run_is_saved_and_resumed(tmp_path: Any) -> None:
+    jobs = [Job((0, 1), (str(tmp_path), False)), Job((0, 1), (str(tmp_path), True))]
+    whole, resumed = run_jobs(jobs, save_and_go_on)
+    for result in (*whole, *resumed):
+        assert not isinstance(result, Raised), result.text
+    for went_on, again in zip(whole, resumed, strict=True):
+        for one, other in zip(went_on, again, strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert any((one != other).any() for one, other in zip(*whole, strict=True))

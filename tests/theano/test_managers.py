@@ -10,7 +10,7 @@ import pytest
 
 import multiverso as mv
 from multiverso.errors import DtypeMismatchError, ShapeMismatchError
-from multiverso.testing.laws import in_each
+from multiverso.testing.laws import Job, Raised, in_each, run_jobs
 from multiverso.theano import ParamManager
 from multiverso.theano.framework import framework
 from multiverso.theano_ext.param_manager import MVModelParamManager
@@ -173,3 +173,42 @@ def test_a_variable_of_another_shape_is_refused(alone: None) -> None:
 def test_what_cannot_be_managed_is_refused(alone: None, variables: list[Any]) -> None:
     with pytest.raises((TypeError, ValueError)):
         ParamManager(variables)
+
+
+def save_and_go_on(folder: str, resumed: bool) -> Any:
+    mv.init(sync=True)
+    me = mv.worker_id()
+    variables = [
+        framework().shared(np.full(3, me + 7 * resumed, "float32")),
+        framework().shared(np.ones((), "float64")),
+    ]
+    statistics = [framework().shared(np.full(2, 2.0 + me, "float32"))]
+    model = model_of(me + 9 * resumed)
+    managers: list[Any] = [ParamManager(variables, statistics, rule="easgd"), Manager(model, rule="easgd")]
+    if resumed:
+        assert [manager.load(f"{folder}/{i}") for i, manager in enumerate(managers)] == [{"me": me}] * 2
+    for step in range(2 if resumed else 0, 4):
+        for variable in (*variables, *statistics):
+            variable.set_value(variable.get_value() + variable.get_value().dtype.type(me + step))
+        model.weights, model.mean = model.weights + np.float32(me + 1), model.mean * 0.5
+        model.count, model.bias = model.count + 1, model.bias + np.float16(step + me)
+        for manager in managers:
+            manager.sync_all_param()
+        if step == 1:
+            for i, manager in enumerate(managers):
+                manager.save(f"{folder}/{i}", {"me": me})
+    mv.shutdown()
+    values = [variable.get_value() for variable in (*variables, *statistics)]
+    return [*values, model.weights, model.mean, model.count, model.bias]
+
+
+def test_runs_are_saved_and_resumed(tmp_path: Any) -> None:
+    jobs = [Job((0, 1), (str(tmp_path), False)), Job((0, 1), (str(tmp_path), True))]
+    whole, resumed = run_jobs(jobs, save_and_go_on)
+    for result in (*whole, *resumed):
+        assert not isinstance(result, Raised), result.text
+    for went_on, again in zip(whole, resumed, strict=True):
+        for one, other in zip(went_on, again, strict=True):
+            np.testing.assert_array_equal(one, other)
+            assert np.asarray(one).dtype == np.asarray(other).dtype
+    assert any(np.any(one != other) for one, other in zip(*whole, strict=True))

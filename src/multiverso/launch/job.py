@@ -16,7 +16,15 @@ from typing import Any, Literal, Self
 
 from multiverso.errors import StartupError
 from multiverso.launch.output import Output
-from multiverso.launch.processes import Guard, WorkerCommand, catches, signal_group, signal_name, spawn
+from multiverso.launch.processes import (
+    Guard,
+    WorkerCommand,
+    catches,
+    check_system,
+    signal_group,
+    signal_name,
+    spawn,
+)
 
 Handler = Callable[[int, FrameType | None], Any] | int | None
 OnFailure = Literal["stop", "continue"]
@@ -183,6 +191,7 @@ class Job:
         self._began = time.monotonic()
         with ExitStack() as stack:
             stack.callback(self._close)
+            check_system()
             guard = stack.enter_context(Guard(self._marker))
             stack.callback(self._kill_all)
             self._start(guard)

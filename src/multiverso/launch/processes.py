@@ -37,6 +37,27 @@ class WorkerCommand:
     files: tuple[Path, Path] | None = None
 
 
+def check_system() -> None:
+    """Looks for what the launcher needs of the system to end what it has started.
+
+    Raises:
+        StartupError: it is not there.
+    """
+    if not Path("/proc/self/stat").exists():
+        raise StartupError(
+            "there is no /proc here, where the launcher finds the processes that it has to end: mount it "
+            "(mount -t proc proc /proc), or start the workers with mpirun or torchrun"
+        )
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError) as error:
+        why = error.strerror if isinstance(error, OSError) else "this Python was built without it"
+        raise StartupError(
+            f"this system has no pidfd_open ({why}), which tells the launcher of its workers' ends: it is there from "
+            "Linux 5.3 on, unless a sandbox forbids it; start the workers with mpirun or torchrun"
+        ) from error
+
+
 def spawn(command: WorkerCommand, *, keep_stdin: bool = False) -> subprocess.Popen[bytes]:
     """Starts a worker in a session of its own, with its output in two pipes, or in the command's files.
 

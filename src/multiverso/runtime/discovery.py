@@ -104,7 +104,10 @@ def socket_name(key: str, secret: str) -> str:
     Containers that share a network share abstract names, and users share a machine: the pid namespace and the
     user go into the name beside the job's key. The secret makes it a name that no other user can take first.
     """
-    namespace = os.stat("/proc/self/ns/pid").st_ino
+    try:
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:  # no /proc, for any of the job's workers
+        namespace = 0
     digest = hashlib.sha256(f"{os.getuid()}\0{namespace}\0{key}\0{secret}".encode()).hexdigest()
     return f"multiverso-{digest[:32]}"
 

@@ -1,0 +1,93 @@
+"""What a system may lack: a sentence says so, and what to do, or it works without. Taken away for real."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launch_support import MULTIVERSO, SECONDS, environ, script
+
+FORBIDS = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from without_support import forbid
+forbid(*sys.argv[2].split(","))
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+JOB = """
+import numpy as np
+import multiverso as mv
+mv.init()
+table = mv.ArrayTableHandler(3)
+table.add(np.ones(3))
+mv.barrier()
+print("sum", table.get().sum())
+mv.shutdown()
+"""
+SLURM = {
+    f"SLURM_{name}": value
+    for name, value in {
+        "JOB_ID": f"no-proc-{os.getpid()}",
+        "STEP_ID": "0",
+        "PROCID": "0",
+        "NTASKS": "2",
+        "STEP_NUM_TASKS": "2",
+        "LOCALID": "0",
+        "NNODES": "1",
+        "STEP_NUM_NODES": "1",
+        "STEP_TASKS_PER_NODE": "2",
+    }.items()
+}
+
+
+def without_calls(calls: str, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    here = str(Path(__file__).parents[1] / "core")
+    return run(sys.executable, "-c", FORBIDS, here, calls, *command, **variables)
+
+
+def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=SECONDS, env=environ(**variables), check=False
+    )
+
+
+def test_no_memfd(tmp_path: Path) -> None:
+    job = str(script(tmp_path, JOB))
+    done = without_calls("memfd_create", *MULTIVERSO, "run", "-n", "2", job)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "gives no anonymous shared memory (memfd_create: Function not implemented)" in done.stderr
+    alone = without_calls("memfd_create", sys.executable, job)
+    assert "StartupError: this system gives no anonymous shared memory" in alone.stderr
+
+
+def test_no_pidfd(tmp_path: Path) -> None:
+    """The launcher cannot do without; a job of another launcher, or of one process, can."""
+    job = str(script(tmp_path, JOB))
+    done = without_calls("pidfd_open", *MULTIVERSO, "run", "-n", "2", job)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "no pidfd_open (Function not implemented)" in done.stderr
+    assert "mpirun" in done.stderr
+    assert without_calls("pidfd_open", sys.executable, job).stdout == "sum 3.0\n"
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0
+    or subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode != 0,
+    reason="only root can take /proc away from a process (unshare --mount)",
+)
+def test_no_proc(tmp_path: Path) -> None:
+    job = str(script(tmp_path, JOB))
+    bare = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"]
+    done = run(*bare, *MULTIVERSO, "run", "-n", "2", job)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "there is no /proc here" in done.stderr
+    assert run(*bare, sys.executable, job).stdout == "sum 3.0\n"
+    both = f"SLURM_PROCID=1 SLURM_LOCALID=1 {sys.executable} {job} & {sys.executable} {job}; wait"
+    done = run(*bare, "sh", "-c", both, **SLURM)
+    assert done.stdout == "sum 6.0\n" * 2, done.stderr
