@@ -162,6 +162,37 @@ def test_a_lost_host_and_a_closed_fabric_end_waits() -> None:
             made[0].settle(Deadline.after(60))
 
 
+def test_a_job_goes_on_without_a_lost_host_which_may_come_again() -> None:
+    with fabrics(3, job := new_credentials(False), share=0) as made:
+        shards = [new_shard(CHUNKS) for _ in made]
+        for fabric, shard in zip(made, shards, strict=True):
+            fabric.attach(1, shard)
+        for shard in shards:
+            Adder(shard).add(np.ones(CHUNKS.elements))
+        barrier(made)
+        made[2].close()
+        left = made[:2]
+        for fabric in left:
+            fabric.lost(2)
+        for fabric, shard in zip(left, shards, strict=False):
+            fabric.regroup([0, 1])
+            Adder(shard).add(np.ones(CHUNKS.elements))
+        barrier(left)
+        assert all(np.all(shard.values() == 5) for shard in shards[:2])
+        with Fabric(2, 3, job, share=0, lives=[[0, 1]]) as again:
+            again.listen()
+            new = new_shard(CHUNKS)
+            again.attach(1, new)
+            for peer in (0, 1):
+                made[peer].joined(2)
+                again.connect(peer, made[peer]._listener.address)  # type: ignore[union-attr]
+            again.take(Deadline.after(60))
+            assert np.all(new.values() == 5)
+            Adder(new).add(np.ones(CHUNKS.elements))
+            barrier([*left, again])
+            assert all(np.all(shard.values() == 6) for shard in (*shards[:2], new))
+
+
 # -- who is let in -------------------------------------------------------------------------------------------------
 
 

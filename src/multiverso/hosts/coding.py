@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from multiverso.hosts import frames, wires
 from multiverso.hosts.books import Away, Here, LinkTable, UnderWay
 from multiverso.hosts.buffers import Array, Buffers, view
@@ -91,6 +93,14 @@ def take_answer(table: LinkTable, part: Away, header: Header, buffer: Array, poo
     do = table.copy.catch_up if header.kind == frames.VALUE else table.copy.land
     do(part.chunk, part.agreed, numbers(table, part.chunk, buffer))
     pool.give(buffer)
+
+
+def take_back(table: LinkTable, part: Away, frame: UnderWay, pool: Buffers) -> None:
+    """S goes back to what it was before a push that will never be answered."""
+    if frame.header.length:
+        buffer = _decoded(table, part.chunk, frame.header, frame.buffer, pool)
+        with np.errstate(all="ignore"):
+            part.agreed -= numbers(table, part.chunk, buffer)
 
 
 def _coded(

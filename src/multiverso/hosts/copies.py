@@ -54,6 +54,11 @@ def homes_of(table_id: int, chunks: int, hosts: list[int]) -> list[int]:
     return [hosts[i * count // chunks] for i in range(chunks)]
 
 
+def rehomed(homes: list[int], live: list[int]) -> list[int]:
+    """Returns the homes when some hosts are no more: only what lived there moves, spread over all that are left."""
+    return [home if home in live else live[chunk % len(live)] for chunk, home in enumerate(homes)]
+
+
 class Copy:
     """What the links do to this host's copy of a table. One thread at a time for each chunk and link.
 

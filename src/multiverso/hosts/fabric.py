@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -19,7 +19,7 @@ from multiverso.errors import MultiversoError, WaitTimeoutError
 from multiverso.hosts import transport
 from multiverso.hosts.books import Changes, Ticket
 from multiverso.hosts.channel import Channel
-from multiverso.hosts.copies import Copy, Versions, homes_of
+from multiverso.hosts.copies import Copy, Versions, homes_of, rehomed
 from multiverso.hosts.credentials import Credentials
 from multiverso.hosts.link import Link
 from multiverso.hosts.pace import SHARE, Every, Pace
@@ -42,6 +42,7 @@ class Fabric:
         credentials: the job's.
         bind: the address at which to listen.
         share: of a core, that keeping the copies near may take from the workers; 0 for no limit.
+        lives: the hosts that were left after each loss so far, for one that comes later.
 
     Owner: the thread that made it calls ``close``; the other methods may be called by any.
     """
@@ -54,6 +55,7 @@ class Fabric:
         *,
         bind: tuple[str, int] = ("127.0.0.1", 0),
         share: float = SHARE,
+        lives: Sequence[Sequence[int]] = (),
     ) -> None:
         self.host, self.hosts = host, hosts
         self._credentials = credentials
@@ -63,6 +65,9 @@ class Fabric:
         self._copies: dict[int, Copy] = {}
         self._changes: dict[int, Changes] = {}
         self._versions = Versions()
+        self._lives = [list(live) for live in lives]
+        self._homes: dict[int, list[int]] = {}
+        self._kinds: dict[int, tuple[Wire, Every]] = {}
         self._lost: set[int] = set()
         self._lock = threading.RLock()
         self._settled = threading.Condition()
@@ -177,11 +182,18 @@ class Fabric:
         coded = Wire.of(wire, copy.dtype)
         homes = homes_of(table_id, len(copy.chunks), list(range(self.hosts)))
         with self._lock:
+            for live in self._lives:
+                homes = rehomed(homes, live)
+            self._homes[table_id] = homes
+            self._kinds[table_id] = (coded, every or Every())
             for pair in self._pairs.values():
-                pair.link.attach(table_id, copy, changes, homes, coded, every or Every())
+                self._attach_to(pair.link, table_id, copy, changes)
             self._copies[table_id], self._changes[table_id] = copy, changes
             self._versions.watch(self._copies)
         self._poke()
+
+    def _attach_to(self, link: Link, table_id: int, copy: Copy, changes: Changes) -> None:
+        link.attach(table_id, copy, changes, self._homes[table_id], *self._kinds[table_id], len(self._lives))
 
     def detach(self, table_id: int) -> None:
         """Lets go of a table: nothing more is sent, and what still comes for it is dropped."""
@@ -189,7 +201,7 @@ class Fabric:
             for pair in self._pairs.values():
                 pair.link.detach(table_id)
             copy = self._copies.pop(table_id)
-            del self._changes[table_id]
+            del self._changes[table_id], self._homes[table_id], self._kinds[table_id]
             self._versions.watch(self._copies)
         copy.close()
         self._tell_settled()
@@ -215,8 +227,9 @@ class Fabric:
     def _settle(self, deadline: Deadline, tables: Iterable[int] | None, take: bool) -> None:
         wanted = None if tables is None else set(tables)
         with self._lock:
-            tickets = {peer: pair.link.settle(take, wanted) for peer, pair in self._pairs.items()}
-        for pair in self._pairs.values():
+            pairs = {peer: pair for peer, pair in self._pairs.items() if not self._went(peer)}
+            tickets = {peer: pair.link.settle(take, wanted) for peer, pair in pairs.items()}
+        for pair in pairs.values():
             pair.pump()
         with self._settled:
             while True:
@@ -231,6 +244,10 @@ class Fabric:
                         f"host {self.host} could not {what} host(s) {peers} within {deadline}"
                     )
                 self._settled.wait(deadline.left())
+
+    def _went(self, peer: int) -> bool:
+        """Whether a host is lost and the others go on without it."""
+        return peer in self._lost and bool(self._lives) and peer not in self._lives[-1]
 
     def _check(self, left: dict[int, Ticket]) -> None:
         if self._closing.is_set():
@@ -250,6 +267,54 @@ class Fabric:
         """A host is lost: whoever waits for it gets an error."""
         self._lost.add(peer)
         self._tell_settled()
+
+    def regroup(self, live: Sequence[int]) -> None:
+        """Goes on without lost hosts: what lived there gets new homes. Every host that is left has to call it alike.
+
+        The new home of a chunk begins with its own copy. Another host's adds that had reached only the lost home since
+        the new one's last refresh are missing from the shared value; those that nobody can tell about may be in it
+        twice. Nothing else is lost, and nobody waits.
+
+        Args:
+            live: the numbers of the hosts that are left, in order; this one is among them.
+
+        Raises:
+            MultiversoError: this host is not among them, or the lost one was never there.
+        """
+        hosts = sorted(set(live))
+        if self.host not in hosts or not set(hosts) <= {self.host, *self._pairs}:
+            raise MultiversoError(f"host {self.host} cannot go on as one of the hosts {hosts}")
+        gone = [pair for peer, pair in self._pairs.items() if peer not in hosts]
+        for pair in gone:
+            self._lost.add(pair.link.peer)
+            pair.close(Deadline.after(0))
+        with self._lock:
+            self._lives.append(hosts)
+            for table_id, old in self._homes.items():
+                new = self._homes[table_id] = rehomed(old, hosts)
+                moved = [chunk for chunk, home in enumerate(old) if new[chunk] != home]
+                agreed = {chunk: s for pair in gone for chunk, s in pair.link.hand_over(table_id).items()}
+                for peer, pair in self._pairs.items():
+                    if peer in hosts:
+                        away = {chunk: agreed[chunk] for chunk in moved if new[chunk] == peer}
+                        here = [chunk for chunk in moved if new[chunk] == self.host]
+                        pair.link.regroup(table_id, len(self._lives), away, here)
+            for pair in gone:
+                self._replace(pair.link.peer)
+        self._tell_settled()
+        self._poke()
+
+    def _replace(self, peer: int) -> None:
+        """A fresh pair for a host that may come again: nothing is known of it."""
+        pair = self._pairs[peer] = self._new_pair(peer)
+        for table_id, copy in self._copies.items():
+            self._attach_to(pair.link, table_id, copy, self._changes[table_id])
+        if peer > self.host and self._listener is not None:
+            pair.start()
+
+    def joined(self, peer: int) -> None:
+        """A lost host has come again, as one that has nothing: it takes all values. The higher of two connects."""
+        self._lost.discard(peer)
 
     # -- watching ----------------------------------------------------------------------------------------------
 

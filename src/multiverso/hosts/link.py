@@ -26,6 +26,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -43,7 +44,7 @@ from multiverso.hosts.books import (
     UnderWay,
 )
 from multiverso.hosts.buffers import Array, Buffers, owner, view
-from multiverso.hosts.coding import make_push, repeat_answer, take_answer, take_push
+from multiverso.hosts.coding import make_push, repeat_answer, take_answer, take_back, take_push
 from multiverso.hosts.copies import Chunk, Copy
 from multiverso.hosts.frames import LONGEST_BODY, Header, Opened, ProtocolError
 from multiverso.hosts.pace import Every, Pace
@@ -101,7 +102,14 @@ class Link:
     # -- tables ----------------------------------------------------------------------------------------------
 
     def attach(
-        self, number: int, copy: Copy, changes: Changes, homes: list[int], wire: Wire, every: Every
+        self,
+        number: int,
+        copy: Copy,
+        changes: Changes,
+        homes: list[int],
+        wire: Wire,
+        every: Every,
+        epoch: int = 0,
     ) -> None:
         """Begins to keep a table near the peer's, once that has it too.
 
@@ -112,8 +120,9 @@ class Link:
             homes: of each chunk, the host where it lives.
             wire: the format of what this side sends.
             every: how often a pass begins.
+            epoch: how often homes have been given out anew.
         """
-        opened = Opened(copy.elements, DTYPES.index(copy.dtype.name), copy.chunks[0].size, 0)
+        opened = Opened(copy.elements, DTYPES.index(copy.dtype.name), copy.chunks[0].size, epoch)
         table = LinkTable(number, copy, wire, every, opened)
         table.away = {c.number: Away(c, s) for c, s in _agreed(copy, homes, self.peer)}
         table.here = {c.number: Here(c, s) for c, s in _agreed(copy, homes, self.me)}
@@ -135,6 +144,45 @@ class Link:
                 self._words.append(Outgoing(Header(frames.CLOSE, table=number)))
             for ticket in self._tickets:
                 ticket.left -= {id(part) for part in table.away.values()}
+
+    def hand_over(self, number: int) -> dict[int, Array]:
+        """Returns what was agreed with a peer that is lost, for each chunk that lived there; its threads have ended.
+
+        What was under way is taken back: nobody will ever say whether it arrived.
+        """
+        with self._lock:
+            table = self._tables[number]
+            for part in table.away.values():
+                if part.frame is not None:
+                    take_back(table, part, part.frame, self._pool)
+            return {number: part.agreed for number, part in table.away.items()}
+
+    def regroup(self, number: int, epoch: int, away: dict[int, Array], here: Iterable[int]) -> None:
+        """Homes were given out anew: the peer's and this side's frames of the table count once both know it.
+
+        Args:
+            number: of the table.
+            epoch: how often that has happened.
+            away: chunks that live at the peer from now on, with what was agreed with their last home.
+            here: chunks that live here from now on.
+        """
+        with self._lock:
+            table = self._tables[number]
+            was_ready = table.ready
+            for chunk, agreed in away.items():
+                table.away[chunk] = Away(table.copy.chunks[chunk], agreed.copy())
+                table.again.add(chunk)
+            for chunk in here:
+                part = table.copy.chunks[chunk]
+                table.here[chunk] = Here(part, np.zeros(part.size, table.copy.dtype))
+            table.opened = replace(table.opened, epoch=epoch)
+            self._say_open(table)
+            if table.ready and not was_ready:
+                self._send_again(table)
+
+    def _send_again(self, table: LinkTable) -> None:
+        """A connection, or new homes, have begun: what is under way may never have arrived."""
+        self._again.extend(part.frame for part in table.away.values() if part.frame is not None)
 
     def _forget_frames(self, table: LinkTable) -> None:
         for queue in (self._urgent, self._todo):
@@ -478,7 +526,7 @@ class Link:
                 self._say_open(table)
             was_ready, table.theirs = table.ready, theirs
             if table.ready and not was_ready:
-                self._again.extend(part.frame for part in table.away.values() if part.frame is not None)
+                self._send_again(table)
 
     def _pushed(self, header: Header, body: memoryview) -> None:
         buffer = owner(body)

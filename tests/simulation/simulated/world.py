@@ -13,7 +13,7 @@ import numpy as np
 
 from multiverso import layout as at
 from multiverso.hosts.books import Changes, Ticket
-from multiverso.hosts.copies import Copy, homes_of
+from multiverso.hosts.copies import Copy, homes_of, rehomed
 from multiverso.hosts.frames import HEADER_BYTES, ProtocolError, Reader
 from multiverso.hosts.link import Link
 from multiverso.hosts.pace import Every, Pace
@@ -62,6 +62,8 @@ class Host:
     links: dict[int, Link] = field(default_factory=dict)
     stalled_until: float = 0.0
     incarnation: int = 1
+    dead: bool = False
+    homes: dict[int, list[int]] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -91,6 +93,7 @@ class Scene:
         stalls: hosts that stand still for a while.
         silences: connections over which nothing comes for a while.
         replays: frames that come a second time.
+        crashes: hosts that are lost, 0 or 1; then each host adds to elements of its own, so that losses can be told.
         share: of a core that a node may use; 0 for no limit.
         every: how often passes begin.
     """
@@ -106,6 +109,7 @@ class Scene:
     stalls: int = 1
     silences: int = 1
     replays: int = 1
+    crashes: int = 0
     share: float = 0.0
     every: Every = field(default_factory=Every)
 
@@ -129,6 +133,7 @@ def random_scene(random: Random) -> Scene:
         stalls=random.choice((0, 0, 1, 2)),
         silences=random.choice((0, 0, 1)),
         replays=random.choice((0, 0, 1, 3)),
+        crashes=random.choice((0, 0, 0, 1)),
         share=random.choice((0.0, 0.0, 0.2)),
         every=random.choice((Every(), Every(), Every(seconds=0.01), Every(changes=3))),
     )
@@ -151,8 +156,11 @@ class World:
         self.trace = trace
         self.faults = 0
         self.refused = 0
+        self.lost = 0
+        self.regrouping = 0
         self.total = [np.zeros(size, dtype) for size, dtype in zip(scene.elements, scene.dtypes, strict=True)]
         self.hosts = [Host(number, Pace(scene.share)) for number in range(scene.hosts)]
+        self.told = {table: np.ones(total.size, bool) for table, total in enumerate(self.total, 1)}
         self.connections: dict[tuple[int, int], Connection] = {}
         self.history: dict[tuple[int, int], list[bytes]] = {}
         for host in self.hosts:
@@ -163,7 +171,7 @@ class World:
                 copy = Copy(memory.shard(10 * host.number + number, size, dtype), CHUNK_BYTES)
                 changes = host.changes[number] = Changes()
                 host.copies[number] = copy
-                homes = homes_of(number, len(copy.chunks), list(range(scene.hosts)))
+                homes = host.homes[number] = homes_of(number, len(copy.chunks), list(range(scene.hosts)))
                 wire = Wire.of(scene.wire, dtype)
                 for link in host.links.values():
                     link.attach(number, copy, changes, homes, wire, scene.every)
@@ -182,6 +190,8 @@ class World:
 
     def _when_up(self, host: Host, do: Callable[[], None]) -> bool:
         """Whether a host does anything now; if it stands still, it does this when it goes on."""
+        if host.dead:
+            return False
         if self.clock.now >= host.stalled_until:
             return True
         self.clock.after(host.stalled_until - self.clock.now, do)
@@ -191,6 +201,8 @@ class World:
 
     def _connect(self, low: int, high: int) -> None:
         ends = (self.hosts[low], self.hosts[high])
+        if any(host.dead for host in ends):
+            return
         for host in ends:
             if not self._when_up(host, lambda: self._connect(low, high)):
                 return
@@ -225,7 +237,9 @@ class World:
             return
         connection.ended.add(number)
         connection.wires[low + high - number].cut = True  # nothing more comes to this side
-        self.hosts[number].links[low + high - number].cut()
+        link = self.hosts[number].links.get(low + high - number)
+        if link is not None:
+            link.cut()
 
     def _break(self, low: int, high: int, connection: Connection) -> None:
         """The network cuts a connection: both sides notice, each in its time; the higher one connects anew."""
@@ -252,7 +266,9 @@ class World:
             return
         if not self._when_up(host, lambda: self._send(low, high, connection, host, peer)):
             return
-        link = host.links[peer.number]
+        link = host.links.get(peer.number)
+        if link is None:
+            return
         outgoing = link.next(self.clock.now)
         if outgoing is None:
             wait = link.wait(self.clock.now)
@@ -319,10 +335,15 @@ class World:
 
     def add(self, host: Host, table: int) -> None:
         """A worker adds small whole numbers."""
+        if host.dead:
+            self._adds_left -= 1
+            return
         if not self._when_up(host, lambda: self.add(host, table)):
             return
         values = host.copies[table].shard.values()
         delta = np.array([self.random.randint(-3, 3) for _ in range(values.size)], values.dtype)
+        if self.scene.crashes:
+            delta[self.owners(table) != host.number] = 0
         values += delta
         self.total[table - 1] += delta
         host.changes[table].version += 1
@@ -343,27 +364,43 @@ class World:
             (self._fault_stall, scene.stalls),
             (self._fault_silence, scene.silences),
             (self._fault_replay, scene.replays),
+            (self._fault_crash, scene.crashes),
         ):
             for _ in range(count):
                 self._later(scene.seconds * 1.5, kind)
         self._until(lambda: self._adds_left == 0, "the adds")
         self.barrier()
-        for table, total in enumerate(self.total):
-            for host in self.hosts:
-                values = host.copies[table + 1].shard.values()
+        first = self.live[0]
+        for table, total in enumerate(self.total, 1):
+            total[~self.told[table]] = first.copies[table].shard.values()[~self.told[table]]
+            for host in self.live:
+                values = host.copies[table].shard.values()
                 assert np.array_equal(values, total), (
-                    f"table {table + 1} of host {host.number}: {values - total} from the sum"
+                    f"table {table} of host {host.number}: {values - total} from the sum"
                 )
 
     def barrier(self) -> None:
-        """All hosts give what they have, then take what there is."""
-        for take in (False, True):
+        """All hosts give what they have, then take what there is; again if one is lost meanwhile."""
+        step = 0
+        while step < 2:
+            self._until(lambda: self.regrouping == 0, "the loss of a host")
+            lost = self.lost
             tickets: list[Ticket] = []
-            for host in self.hosts:
+            for host in self.live:
                 for peer, link in host.links.items():
-                    tickets.append(link.settle(take))
+                    tickets.append(link.settle(take=step == 1))
                     self._later(0, self._poke, host, peer)
-            self._until(lambda tickets=tickets: all(t.done for t in tickets), "a barrier")  # type: ignore[misc]
+            self._until(lambda: self.lost != lost or all(t.done for t in tickets), "a barrier")  # noqa: B023
+            step = step + 1 if self.lost == lost else 0
+
+    @property
+    def live(self) -> list[Host]:
+        """The hosts that are left."""
+        return [host for host in self.hosts if not host.dead]
+
+    def owners(self, table: int) -> Any:
+        """Which host adds to each element, where a host is lost."""
+        return np.arange(self.total[table - 1].size) % len(self.hosts)
 
     def _poke(self, host: Host, peer: int) -> None:
         low, high = sorted((host.number, peer))
@@ -398,6 +435,56 @@ class World:
             wire = connection.wires[self.random.choice(sorted(connection.wires))]
             wire.silent_until = self.clock.now + self.random.choice((0.01, 0.5, 5.0))
             self.faults += 1
+
+    def _fault_crash(self) -> None:
+        """A host is lost; the others are told so, each in its time."""
+        dead = self.random.choice(self.hosts)
+        self.say(f"host {dead.number} is lost")
+        self.faults += 1
+        self.lost += 1
+        dead.dead = True
+        for (low, high), connection in sorted(self.connections.items()):
+            if dead.number in (low, high):
+                for wire in connection.wires.values():
+                    wire.cut = True
+                self._later(0.01, self._end, low, high, connection, low + high - dead.number)
+        for table in dead.copies:  # what it had given to nobody is nobody's: taken as it is found
+            self.told[table][self.owners(table) == dead.number] = False
+        self.regrouping = len(self.live)
+        for host in self.live:
+            self._later(0.05, self._regroup, host, dead)
+
+    def _regroup(self, host: Host, dead: Host) -> None:
+        if not self._when_up(host, lambda: self._regroup(host, dead)):
+            return
+        self.say(f"host {host.number} goes on without host {dead.number}")
+        low, high = sorted((host.number, dead.number))
+        if (low, high) in self.connections:
+            self._end(low, high, self.connections[low, high], host.number)
+        gone = host.links.pop(dead.number)
+        live = [other.number for other in self.live]
+        for table, old in host.homes.items():
+            new = host.homes[table] = rehomed(old, live)
+            moved = [chunk for chunk, home in enumerate(old) if new[chunk] != home]
+            agreed = gone.hand_over(table)
+            for chunk in moved:
+                self._count_loss(host, table, chunk, new[chunk], agreed[chunk])
+            for peer, link in host.links.items():
+                away = {chunk: agreed[chunk] for chunk in moved if new[chunk] == peer}
+                link.regroup(table, 1, away, [chunk for chunk in moved if new[chunk] == host.number])
+        self.regrouping -= 1
+
+    def _count_loss(self, host: Host, table: int, chunk: int, home: int, agreed: Any) -> None:
+        """What is promised to be missing: what this host had agreed on, less what the new home had of it."""
+        place = slice(host.copies[table].chunks[chunk].low, host.copies[table].chunks[chunk].high)
+        owners, total = self.owners(table)[place], self.total[table - 1][place]
+        if host.number == home:
+            values = host.copies[table].shard.values()[place]
+            others = owners != home
+            total[others] += values[others]
+        else:
+            mine = owners == host.number
+            total[mine] -= agreed[mine]
 
     def _fault_replay(self) -> None:
         """A frame that was sent before, on whatever connection, comes once more."""
