@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -117,3 +118,40 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, arguments: tuple[object,
     done = run(*arguments, program(tmp_path, ADDING))
     assert done.returncode == 2
     assert said in done.stderr
+
+
+@pytest.fixture
+def by_ssh(tmp_path: Path) -> list[object]:
+    """Options that reach two hosts by a command in ssh's place, which runs on this machine what it is given."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\nshift\nexec sh -c "$1"\n')
+    ssh.chmod(0o755)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    return ["--hosts", "127.0.0.1,localhost", "--ssh", ssh, "--port", port, "--insecure-fabric"]
+
+
+def test_hosts_by_name_add_up_exactly(tmp_path: Path, by_ssh: list[object]) -> None:
+    done = run(*by_ssh, "-n", 2, program(tmp_path, ADDING))
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{i}] sum {i} 2 35.0 35.0 60.0 [0, 1]" for i in (0, 1)]
+
+
+def test_a_failure_on_a_host_by_name_ends_all_with_its_code(tmp_path: Path, by_ssh: list[object]) -> None:
+    done = run(*by_ssh, "-n", 2, program(tmp_path, DYING), "code")
+    assert done.returncode == 7, done.stderr
+    assert "on localhost) died" in done.stdout
+
+
+def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path, by_ssh: list[object]) -> None:
+    (tmp_path / "ssh").write_text('#!/bin/sh\n[ "$1" = localhost ] && exit 255\nexec sleep 60\n')
+    done = run(*by_ssh, "-n", 2, program(tmp_path, ADDING))
+    assert done.returncode == 255
+    assert "multiverso: localhost could not be reached by" in done.stderr
+
+
+@pytest.mark.parametrize("hosts", ["a,a", "a,-oProxyCommand=x", "a,b;c", ",", ""])
+def test_what_is_no_list_of_hosts_is_refused(tmp_path: Path, hosts: str) -> None:
+    done = run("--hosts", hosts, "-n", 2, program(tmp_path, ADDING))
+    assert done.returncode == 2
+    assert done.stderr.startswith("multiverso: --hosts")

@@ -89,10 +89,18 @@ def run_command(
     hosts: Annotated[
         str | None,
         typer.Option(
-            help="A number: rehearse so many hosts on this machine, each with a node and memory of its own. "
-            "-n workers in all are spread over them evenly."
+            help="Hosts' names with commas between them, reached by ssh; or a number: rehearse so many on this "
+            "machine, each with a node and memory of its own. -n workers in all are spread over them evenly."
         ),
     ] = None,
+    port: Annotated[
+        int, typer.Option(help="Where the first of several hosts listens for the others.")
+    ] = 29600,
+    ssh: Annotated[str, typer.Option(help="The command that reaches a host.")] = "ssh -o BatchMode=yes",
+    insecure_fabric: Annotated[
+        bool,
+        typer.Option("--insecure-fabric", help="Between hosts: encrypt nothing, on a network you trust."),
+    ] = False,
     grace: Annotated[
         float, typer.Option(help="Seconds that workers get to end by themselves, before they are killed.")
     ] = 1.0,
@@ -128,6 +136,9 @@ def run_command(
         grace_seconds=grace,
         summary=summary,
         hosts=hosts,
+        port=port,
+        ssh=ssh,
+        encrypted=not insecure_fabric,
     )
     start = launch
     if hosts is not None:

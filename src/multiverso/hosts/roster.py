@@ -35,7 +35,8 @@ class Roster:
         workers: how many workers each has; they are numbered in host order.
         coordinator: where the coordinator listens: address and port.
         credentials: the job's secret, certificate and key, as text.
-        bind: the address at which this host's node listens for other hosts' data.
+        bind: the address at which the nodes listen.
+        addresses: where each host's node is reached by the others.
         rehearsal: whether all hosts are really one machine, whose cores and devices they part between them.
     """
 
@@ -45,6 +46,7 @@ class Roster:
     coordinator: tuple[str, int]
     credentials: str = field(default="", repr=False)
     bind: str = "127.0.0.1"
+    addresses: tuple[str, ...] = ()
     rehearsal: bool = False
 
     def __post_init__(self) -> None:
@@ -104,7 +106,8 @@ class Roster:
         try:
             found: dict[str, Any] = json.loads(text)
             address, port = found["coordinator"]
-            lists = {"names": tuple(map(str, found["names"])), "workers": tuple(map(int, found["workers"]))}
-            return cls(**{**found, **lists, "coordinator": (str(address), int(port))})
+            texts = {name: tuple(map(str, found[name])) for name in ("names", "addresses")}
+            workers = tuple(map(int, found["workers"]))
+            return cls(**{**found, **texts, "workers": workers, "coordinator": (str(address), int(port))})
         except (KeyError, TypeError, ValueError) as error:
             raise StartupError(f"{ROSTER_VARIABLE} is no roster of hosts ({error!r})") from error

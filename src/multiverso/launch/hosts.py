@@ -6,12 +6,16 @@ do here is what a launcher does with workers: start them, pass on signals, end t
 """
 
 import os
+import re
+import shlex
+import shutil
 import signal
 import socket
 import sys
 import uuid
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
+from pathlib import Path
 
 from multiverso.errors import StartupError
 from multiverso.hosts.credentials import new_credentials
@@ -19,7 +23,7 @@ from multiverso.hosts.roster import ROSTER_VARIABLE, Roster, spread
 from multiverso.launch.job import Job, WorkerExit, let_signals_end_us
 from multiverso.launch.local import RunOptions, check
 from multiverso.launch.output import Output
-from multiverso.launch.place import LISTENER_VARIABLE
+from multiverso.launch.place import FROM_INPUT, LISTENER_VARIABLE
 from multiverso.launch.processes import WorkerCommand
 from multiverso.launch.sinks import Stream, unbuffered, write_all
 
@@ -28,6 +32,8 @@ _MOST_HOSTS = 64
 # Beyond what a host's launcher gives its own workers: it sends SIGTERM, waits, sends SIGKILL, and sweeps.
 _MORE_GRACE_SECONDS = 3.0
 _IN_CONSEQUENCE = 128 + signal.SIGTERM
+_SSH_FAILED = 255
+_PASSED_ON = ("PYTHONPATH", "MULTIVERSO_TIMEOUT_SECONDS", "MULTIVERSO_NODE_STDERR", "OMP_NUM_THREADS")
 
 
 def launch_on_hosts(options: RunOptions) -> int:
@@ -44,13 +50,13 @@ def launch_on_hosts(options: RunOptions) -> int:
     if options.json or options.summary:
         option = "--json" if options.json else "--summary"
         raise StartupError(f"{option} works on one host only yet: leave it out, or leave --hosts out.")
-    names = _names(options.hosts)
-    workers = spread(options.workers_num, len(names))
-    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
-        credentials = new_credentials(encrypted=False).to_text()
-        roster = Roster(0, names, workers, listening.getsockname()[:2], credentials, rehearsal=True)
-        job_id = uuid.uuid4().hex
-        commands = [_command(options, roster.on(host), job_id, listening) for host in range(len(names))]
+    job_id = uuid.uuid4().hex
+    with ExitStack() as stack:
+        if options.hosts.isdecimal():
+            roster, commands = _rehearsal(options, job_id, stack)
+        else:
+            roster, commands = _by_ssh(options, job_id)
+        names = roster.names
         output = Output(_pass_on)
         job = Job(
             commands,
@@ -70,27 +76,74 @@ def launch_on_hosts(options: RunOptions) -> int:
     if result.reason != "failed":
         return result.exit_code
     culprit = _culprit(result.exits)
-    if culprit.signal is not None:
+    if culprit.code == _SSH_FAILED and not options.hosts.isdecimal():
+        _say(
+            f"{names[culprit.worker_id]} could not be reached by `{options.ssh}`, or the connection to it ended."
+        )
+    elif culprit.signal is not None:
         _say(
             f"{names[culprit.worker_id]} (pid {culprit.pid}) was killed by {culprit.signal}; the others were ended."
         )
     return culprit.code
 
 
-def _names(hosts: str) -> tuple[str, ...]:
-    """The hosts' names: of a rehearsal host-0, host-1, ..."""
-    if not hosts.isdecimal():
+def _rehearsal(options: RunOptions, job_id: str, stack: ExitStack) -> tuple[Roster, list[WorkerCommand]]:
+    """Hosts host-0, host-1, ... that are all this machine."""
+    assert options.hosts is not None
+    if not 1 <= int(options.hosts) <= _MOST_HOSTS:
+        raise StartupError(f"--hosts {options.hosts}: the number of hosts must be from 1 to {_MOST_HOSTS}.")
+    names = tuple(f"host-{host}" for host in range(int(options.hosts)))
+    workers = spread(options.workers_num, len(names))
+    listening = stack.enter_context(closing(socket.create_server(("127.0.0.1", 0))))
+    credentials = new_credentials(encrypted=False).to_text()  # nothing leaves this machine
+    roster = Roster(0, names, workers, listening.getsockname()[:2], credentials, rehearsal=True)
+    commands = []
+    for host in range(roster.hosts):
+        environ = {**os.environ, _JOB_VARIABLE: job_id, ROSTER_VARIABLE: roster.on(host).as_text()}
+        descriptors: tuple[int, ...] = ()
+        if host == 0:
+            environ[LISTENER_VARIABLE] = str(listening.fileno())
+            descriptors = (listening.fileno(),)
+        command = (sys.executable, "-P", "-m", "multiverso", "run", *_arguments(options))
+        commands.append(WorkerCommand(command, environ, descriptors=descriptors))
+    return roster, commands
+
+
+def _by_ssh(options: RunOptions, job_id: str) -> tuple[Roster, list[WorkerCommand]]:
+    """Hosts by name, reached by ssh: the same folder and the same interpreter there as here."""
+    assert options.hosts is not None
+    names = tuple(name.strip() for name in options.hosts.split(","))
+    if not all(re.fullmatch(r"[\w.@:\[\]-]+", name) and not name.startswith("-") for name in names):
         raise StartupError(
-            f"--hosts {hosts}: only a number works yet, for a rehearsal of so many hosts on this machine."
+            f"--hosts {options.hosts}: give a number, or hosts' names with commas between them."
         )
-    if not 1 <= int(hosts) <= _MOST_HOSTS:
-        raise StartupError(f"--hosts {hosts}: the number of hosts must be from 1 to {_MOST_HOSTS}.")
-    return tuple(f"host-{host}" for host in range(int(hosts)))
+    if len(set(names)) < len(names) or len(names) > _MOST_HOSTS:
+        raise StartupError(f"--hosts {options.hosts}: each host once, {_MOST_HOSTS} at most.")
+    ssh = shlex.split(options.ssh)
+    if not ssh or shutil.which(ssh[0]) is None:
+        raise StartupError(f"--ssh {options.ssh}: {ssh[0] if ssh else 'it'} is not found.")
+    workers = spread(options.workers_num, len(names))
+    addresses = tuple(name.rpartition("@")[2] for name in names)
+    credentials = new_credentials(options.encrypted).to_text()
+    first = (addresses[0], options.port)
+    roster = Roster(0, names, workers, first, credentials, bind="0.0.0.0", addresses=addresses)
+    arguments = [sys.executable, "-P", "-m", "multiverso", "run", *_arguments(options)]
+    variables = [f"{ROSTER_VARIABLE}={FROM_INPUT}"]
+    variables += [f"{name}={os.environ[name]}" for name in _PASSED_ON if name in os.environ]
+    there = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join(variables)} {shlex.join(arguments)}"
+    helper = (sys.executable, "-I", "-S", str(Path(__file__).parent / "_ssh.py"))
+    return roster, [
+        WorkerCommand(
+            (*helper, *ssh, name, there),
+            {**os.environ, _JOB_VARIABLE: job_id, ROSTER_VARIABLE: roster.on(host).as_text()},
+        )
+        for host, name in enumerate(names)
+    ]
 
 
-def _command(options: RunOptions, roster: Roster, job_id: str, listening: socket.socket) -> WorkerCommand:
-    """What starts a host's launcher: the same command without what concerns all hosts together."""
-    arguments = [
+def _arguments(options: RunOptions) -> list[str]:
+    """The same command for a host's launcher, without what concerns all hosts together."""
+    return [
         *("--on-failure", options.on_failure),
         *("--grace", str(options.grace_seconds)),
         *("-n", str(options.workers_num)),
@@ -101,14 +154,6 @@ def _command(options: RunOptions, roster: Roster, job_id: str, listening: socket
         *("--", options.target),
         *options.arguments,
     ]
-    environ = {**os.environ, _JOB_VARIABLE: job_id, ROSTER_VARIABLE: roster.as_text()}
-    descriptors: tuple[int, ...] = ()
-    if roster.leads:
-        environ[LISTENER_VARIABLE] = str(listening.fileno())
-        descriptors = (listening.fileno(),)
-    return WorkerCommand(
-        (sys.executable, "-P", "-m", "multiverso", "run", *arguments), environ, descriptors=descriptors
-    )
 
 
 def _culprit(exits: Sequence[WorkerExit]) -> WorkerExit:

@@ -47,6 +47,9 @@ class RunOptions:
         grace_seconds: How long workers that are asked to end may take until they are killed.
         summary: Makes text of the job's last status, to be shown at its end; None for none.
         hosts: How many hosts to rehearse on this machine, or the hosts' names; None for one host, this one.
+        port: Where the first of several hosts listens for the others.
+        ssh: The command that reaches a host.
+        encrypted: Whether hosts encrypt what they send each other.
     """
 
     target: str
@@ -62,6 +65,9 @@ class RunOptions:
     grace_seconds: float = 1.0
     summary: Callable[[dict[str, Any]], str] | None = None
     hosts: str | None = None
+    port: int = 29600
+    ssh: str = "ssh -o BatchMode=yes"
+    encrypted: bool = True
 
     @property
     def workers_num(self) -> int:
@@ -115,7 +121,7 @@ def launch(options: RunOptions) -> int:
             output=output,
             on_failure=options.on_failure,
             grace_seconds=options.grace_seconds,
-            keep_stdin=True,
+            keep_stdin=place.keeps_stdin,
             on_start=report.started,
             on_exit=ended,
             lost_workers=node.lost_workers,

@@ -1,7 +1,9 @@
 """Which part of a job this launcher runs: all of it, or one host's workers of a job on several."""
 
 import os
+import signal
 import socket
+import threading
 from dataclasses import dataclass
 
 from multiverso.hosts.control import credentials_of
@@ -11,6 +13,27 @@ from multiverso.hosts.transport import Listener
 from multiverso.runtime.abroad import Carrier
 
 LISTENER_VARIABLE = "MULTIVERSO_ROSTER_LISTENER"
+FROM_INPUT = "-"  # what the variable of the roster says where that comes by standard input, see `_ssh`
+_LONGEST_ROSTER = 1 << 20
+
+
+def _read_line() -> str:
+    """Reads one line of standard input, and not a byte more."""
+    text = bytearray()
+    while not text.endswith(b"\n") and len(text) < _LONGEST_ROSTER:
+        byte = os.read(0, 1)
+        if not byte:
+            break
+        text += byte
+    return text.decode("utf-8", "replace")
+
+
+def _obey_input() -> None:
+    """Passes on the signals that the job's launcher sends as lines; its end is a request to end, too."""
+    while line := _read_line().strip():
+        if line.isdecimal() and int(line) in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+            os.kill(os.getpid(), int(line))
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 class Inherited(Listener):
@@ -41,6 +64,11 @@ class Place:
     name: str = ""
     abroad: tuple[Roster, Carrier, Listener | None] | None = None
 
+    @property
+    def keeps_stdin(self) -> bool:
+        """Whether standard input is the first worker's, and not the way from the job's launcher."""
+        return self.abroad is None or self.abroad[0].rehearsal
+
     @classmethod
     def alone(cls, workers_num: int) -> "Place":
         """A job on one host."""
@@ -54,6 +82,9 @@ def here(workers_num: int) -> Place:
     is taken out, as it is meant for nobody below.
     """
     text = os.environ.pop(ROSTER_VARIABLE, None)
+    if text == FROM_INPUT:
+        text = _read_line()
+        threading.Thread(target=_obey_input, name="multiverso-launcher", daemon=True).start()
     descriptor = os.environ.pop(LISTENER_VARIABLE, None)
     if text is None:
         return Place.alone(workers_num)
@@ -62,7 +93,7 @@ def here(workers_num: int) -> Place:
     if descriptor is not None:
         listener = Inherited(int(descriptor))
     elif roster.leads:
-        listener = Listener(roster.coordinator)
+        listener = Listener((roster.bind, roster.coordinator[1]))
     on_machine = roster.workers_num if roster.rehearsal else len(roster.local)
     first = roster.local.start if roster.rehearsal else 0
     carrier = Fabric(roster.host, roster.hosts, credentials_of(roster), bind=(roster.bind, 0))

@@ -92,6 +92,8 @@ class Abroad:
         self._joined: set[int] = set()  # tables that the carrier knows; of the thread that moves
         self._lost: set[int] = set()
         address = carrier.listen()
+        if roster.addresses:  # it listens at all of its addresses; this is the one that others know
+            address = (roster.addresses[roster.host], address[1])
         self._centre: Centre | Outpost
         if roster.leads:
             if listener is None:
