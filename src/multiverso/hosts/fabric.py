@@ -6,6 +6,7 @@ changed anything, and two for each peer (``pair.py``).
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -29,6 +30,7 @@ from multiverso.hosts.wires import Wire
 from multiverso.shards.shard import Shard
 
 _SOON_SECONDS, _LATER_SECONDS = 0.002, 0.05
+_REFUSALS_SECONDS = 10.0
 _STRANGERS = 16  # connections that have not proven anything yet
 _fabrics: weakref.WeakSet[Fabric] = weakref.WeakSet()
 
@@ -72,6 +74,7 @@ class Fabric:
         self._lock = threading.RLock()
         self._settled = threading.Condition()
         self._closing = threading.Event()
+        self._refused = -math.inf
         self._listener: transport.Listener | None = None
         self._strangers = threading.BoundedSemaphore(_STRANGERS)
         self._doors: set[threading.Thread] = set()
@@ -147,7 +150,11 @@ class Fabric:
             deadline = Deadline.after(transport.HANDSHAKE_SECONDS)
             channel, theirs = transport.accept(connection, self._credentials, me, deadline)
         except transport.RefusedError as error:
-            _log(f"a connection was refused: {error}")
+            if (
+                time.monotonic() - self._refused > _REFUSALS_SECONDS
+            ):  # a stranger that tries on must not fill the log
+                self._refused = time.monotonic()
+                _log(f"a connection was refused: {error}")
             return
         except (OSError, MultiversoError):
             return

@@ -1,0 +1,176 @@
+"""Sends a host's port, and the code behind it, what no host would, for a given time and seed: nothing may change.
+
+    python tests/fuzz/fuzz_hosts.py --seconds 60 --seed 7
+
+At the port: random bytes, and first messages of a real host with bytes changed, cut off or repeated. Behind it, as only
+a host that knows the secret could: frames with any field changed, in any order. The first are refused and change
+nothing; the second end in ProtocolError or do what they say, and never in another error, or in memory that is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import resource
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "hosts"))
+
+from fabric_support import Adder, barrier, fabrics, new_shard
+
+from multiverso.hosts import frames
+from multiverso.hosts.books import Changes
+from multiverso.hosts.copies import Copy
+from multiverso.hosts.credentials import new_credentials
+from multiverso.hosts.frames import HEADER_BYTES, Header, Opened, ProtocolError, Reader
+from multiverso.hosts.link import Link
+from multiverso.hosts.pace import Every, Pace
+from multiverso.hosts.transport import Hello, job_of
+from multiverso.hosts.wires import NAMES, Wire
+from multiverso.spec import TableSpec
+
+MOST_GROWTH_BYTES = 64 << 20
+_FRAMES_AT_ONCE = 400
+_NUMBERS = (0, 1, 2, 3, 7, 8, 255, 256, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1)
+
+
+def run(seconds: float, seed: int) -> int:
+    """Returns how many frames and strangers there were; an AssertionError says what is wrong."""
+    source = random.Random(seed)
+    tried, until = 0, time.monotonic() + seconds
+    with fabrics(2, job := new_credentials(encrypted=False), share=0) as made:
+        shards = [new_shard(TableSpec("array", 1, 1000)) for _ in made]
+        for fabric, shard in zip(made, shards, strict=True):
+            fabric.attach(1, shard)
+        for shard in shards:
+            Adder(shard).add(np.ones(1000))
+        barrier(made)
+        hello = Hello(1, 2, 5).pack(job_of(job), os.urandom(32))
+        place = made[0]._listener.address  # type: ignore[union-attr]
+        grown = 0
+        while time.monotonic() < until:
+            tried += _frames(source)
+            tried += _stranger(place, source, hello)
+            grown = grown or _resident()  # what the first round takes is no growth
+        assert _resident() - grown < MOST_GROWTH_BYTES, "it takes more and more memory"
+        assert all(np.all(shard.values() == 2) for shard in shards), "a stranger has changed a value"
+        for shard in shards:
+            Adder(shard).add(np.ones(1000))
+        barrier(made)
+        assert all(np.all(shard.values() == 4) for shard in shards)
+        for _ in range(1000):  # the last strangers are shown out
+            if not any(thread.name == "multiverso-fabric-door" for thread in threading.enumerate()):
+                break
+            threading.Event().wait(0.02)
+    return tried
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def _stranger(place: tuple[str, int], source: random.Random, hello: bytes) -> int:
+    """One that connects without the secret."""
+    data = bytearray(hello if source.random() < 0.7 else source.randbytes(source.randint(0, 300)))
+    for _ in range(source.choice((0, 1, 1, 3, 20))):
+        if data:
+            data[source.randrange(len(data))] = source.randrange(256)
+    if source.random() < 0.3:
+        del data[source.randint(0, len(data)) :]
+    data += source.randbytes(source.choice((0, 0, 32, 500)))
+    with contextlib.suppress(OSError), socket.create_connection(place, 5) as connection:
+        connection.settimeout(5)
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(4096):
+            pass
+    return 1
+
+
+def _frames(source: random.Random) -> int:
+    """A link whose peer says anything."""
+    spec = TableSpec("array", 1, source.choice((1, 40)), source.choice(("float32", "int64")))
+    copy, link = Copy(new_shard(spec), 64), Link(0, 1, Pace(0))
+    homes = [source.randrange(2) for _ in copy.chunks]
+    wire = Wire.of(source.choice(NAMES), spec.dtype)
+    link.attach(1, copy, Changes(), homes, wire, Every())
+    link.connect(1)
+    reader = Reader(link.accept)
+    opened = Opened(
+        copy.elements, ("float32", "float64", "int32", "int64").index(spec.dtype), copy.chunks[0].size, 0
+    )
+    _feed(reader, link, Header(frames.OPEN, table=1, length=24).pack() + opened.pack())
+    done = 0
+    try:
+        while done < _FRAMES_AT_ONCE:
+            done += 1
+            link.look(0.0)
+            sent = link.next(0.0)
+            if sent is not None:
+                link.sent(sent)
+            _feed(reader, link, _frame(source, spec, None if sent is None else sent.header))
+    except ProtocolError:
+        link.cut()
+    return done
+
+
+def _frame(source: random.Random, spec: TableSpec, sent: Header | None) -> bytes:
+    """A frame that is nearly right: an answer to what was sent, or a push, with some of it changed."""
+    size = min(spec.elements, 64 // spec.itemsize) * spec.itemsize
+    fields: dict[str, Any] = {
+        "kind": source.choice(sorted(frames.KINDS)),
+        "table": 1,
+        "chunk": source.randrange(4),
+        "length": size,
+        "number": source.choice((1, 1, 2, 3)),
+    }
+    if sent is not None and sent.kind == frames.PUSH and source.random() < 0.6:
+        fields |= {"kind": frames.ANSWER, "chunk": sent.chunk, "number": sent.number}
+    if fields["kind"] == frames.PUSH and fields["number"] == 1:
+        fields["flags"] = frames.FRESH
+    if fields["kind"] in (frames.CLOSE, frames.NEWS, frames.BYE):
+        fields["length"] = 0
+    if fields["kind"] == frames.OPEN:
+        fields["length"] = 24
+    for _ in range(source.choice((0, 0, 0, 1, 1, 3))):
+        name = source.choice(("kind", "wire", "flags", "table", "chunk", "length", "number"))
+        most = {"kind": 255, "wire": 255, "flags": 65535}.get(name, 2**32 - 1)
+        fields[name] = min(most, source.choice((*_NUMBERS, source.randrange(8))))
+    body = source.randbytes(min(fields["length"], 400))
+    return Header(**fields).pack() + body
+
+
+def _feed(reader: Reader, link: Link, data: bytes) -> None:
+    while data:
+        room = reader.room()
+        count = min(len(room), len(data), HEADER_BYTES)
+        room[:count] = data[:count]
+        data = data[count:]
+        whole = reader.filled(count)
+        if whole is not None:
+            with np.errstate(all="ignore"):
+                link.arrived(*whole, 0.0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seed", type=int)
+    options = parser.parse_args()
+    seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
+    print(f"the ports between hosts, from seed {seed}: ", end="", flush=True)
+    print(f"{run(options.seconds, seed)} frames and strangers, nothing wrong")
+
+
+if __name__ == "__main__":
+    main()
