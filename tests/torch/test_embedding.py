@@ -75,11 +75,16 @@ def test_it_trains_as_pytorch_s_own_does(kind: str, session: Session) -> None:
     assert not list(ours.parameters())
 
 
+# torch's own, about the gradients of sparse embeddings
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")
+@pytest.mark.parametrize("kind", ["matrix", "keyed"])
 @pytest.mark.parametrize("name", ["adagrad", "rmsprop"])
-def test_updaters_at_the_table_give_the_losses_of_pytorch_s_optimizers(name: str, session: Session) -> None:
+def test_updaters_at_the_table_give_the_losses_of_pytorch_s_optimizers(
+    name: str, kind: str, session: Session
+) -> None:
     updater = {"adagrad": mv.updaters.adagrad(0.2), "rmsprop": mv.updaters.rmsprop(0.02)}[name]
-    ours = Embedding(table_of("keyed", session, updater))
-    theirs = torch.nn.Embedding(ROWS, DIM)
+    ours = Embedding(table_of(kind, session, updater))
+    theirs = torch.nn.Embedding(ROWS, DIM, sparse=name == "adagrad")
     with torch.no_grad():
         theirs.weight.copy_(torch.from_numpy(start()))
     optimizer: torch.optim.Optimizer

@@ -4,8 +4,9 @@
 from multiverso.jax import framework as _framework  # first: it says what to install
 
 # isort: on
+from multiverso.jax.embedding import Rows, pull_rows, push_rows
 from multiverso.jax.param_manager import ParamManager
 
 del _framework
 
-__all__ = ["ParamManager"]
+__all__ = ["ParamManager", "Rows", "pull_rows", "push_rows"]

@@ -5,8 +5,9 @@ from multiverso.keras import framework as _framework  # first: it says what to i
 
 # isort: on
 from multiverso.keras.callbacks import MVCallback
+from multiverso.keras.embedding import Embedding
 from multiverso.keras.param_manager import ParamManager
 
 del _framework
 
-__all__ = ["MVCallback", "ParamManager"]
+__all__ = ["Embedding", "MVCallback", "ParamManager"]

@@ -7,10 +7,7 @@ from typing import Any
 
 import torch
 
-from multiverso.tables import KeyedTable, MatrixTableHandler
-
-Table = KeyedTable | MatrixTableHandler
-_ASCENDS = ("add", "mean")
+from multiverso.params.embedded import Table, check_trainable, push
 
 
 class _Rows(torch.nn.Module):  # type: ignore[misc]  # torch is seen as untyped
@@ -18,21 +15,10 @@ class _Rows(torch.nn.Module):  # type: ignore[misc]  # torch is seen as untyped
 
     def __init__(self, table: Table, learning_rate: float, padding_idx: int | None) -> None:
         super().__init__()
-        if not isinstance(table, KeyedTable | MatrixTableHandler):
-            raise TypeError(f"table is a KeyedTable or a MatrixTableHandler; got {type(table).__name__}")
-        if table.spec.updater in _ASCENDS:
-            raise ValueError(
-                f"gradients point uphill, and the table's updater {table.spec.updater!r} would add them: make the "
-                "table with updater='sgd', or another one that descends"
-            )
-        if table.dtype.kind != "f":
-            raise ValueError(f"an embedding's rows are floats; the table is {table.dtype}")
-        if not learning_rate > 0:
-            raise ValueError(f"a learning rate is above 0; got {learning_rate!r}")
+        self.embedding_dim = check_trainable(table, learning_rate)
         self.table = table
         self.learning_rate = learning_rate
         self.padding_idx = padding_idx
-        self.embedding_dim = table.dim if isinstance(table, KeyedTable) else table.shape[1]
         self._fetch: _Fetch | None = None
 
     def prefetch(self, ids: Any) -> None:
@@ -75,12 +61,7 @@ class _Rows(torch.nn.Module):  # type: ignore[misc]  # torch is seen as untyped
         if self.padding_idx is not None:
             kept = ids != self.padding_idx
             ids, delta = ids[kept], delta[kept]
-        if self.learning_rate != 1:
-            delta = delta * self.learning_rate
-        if isinstance(self.table, KeyedTable):
-            self.table.add(delta, ids)
-        else:
-            self.table.add(delta, row_ids=ids)
+        push(self.table, ids, delta, self.learning_rate)
 
     def extra_repr(self) -> str:
         """What ``print(model)`` shows."""

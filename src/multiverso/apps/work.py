@@ -1,0 +1,191 @@
+"""A job's work in pieces: dealt to the workers as they ask, shown while it goes on, and saved now and then."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+import multiverso as mv
+
+_NUMBER = len("saved-")
+
+
+class Saved(Protocol):
+    """A table, of whatever kind."""
+
+    def save(self, path: Any) -> None:
+        """Writes it to a file."""
+
+    def load(self, path: Any) -> None:
+        """Takes what a file holds."""
+
+
+def _bar() -> Any:
+    """Returns tqdm's class, without the thread that it would start for bars that rest."""
+    try:
+        from tqdm import tqdm
+    except ImportError as error:
+        raise ImportError(
+            'the progress bar needs tqdm: pip install "multiverso[apps]"', name="tqdm"
+        ) from error
+    return type("Bar", (tqdm,), {"monitor_interval": 0})
+
+
+@contextlib.contextmanager
+def _alone_in(directory: Path) -> Iterator[bool]:
+    """Yields whether this process is the only one in; the system lets the next in when it is killed."""
+    with open(directory / ".lock", "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def once(directory: Path, is_done: Callable[[], bool], do: Callable[[], None]) -> None:
+    """Lets one worker do something, and returns in all of them when it is done: collective.
+
+    If that worker is killed meanwhile, and the job goes on without it, another one does it.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    while True:
+        with _alone_in(directory) as mine:
+            if mine and not is_done():
+                do()
+        mv.barrier()
+        if is_done():
+            return
+
+
+class Work:
+    """Pieces of work, each done once in each epoch.
+
+    A piece that a killed worker had begun is dealt again. Which are done is a table, too, and is saved before the
+    others: what is done while they are saved is at worst done again after a resume, and is never left out. Any
+    worker may be the one that saves, so that nobody's death ends it.
+
+    Args:
+        directory: of the saves, one run's alone.
+        tables: what is saved, by file names; also what was saved there is loaded into them, at once: collective.
+        pieces: how many there are.
+        epochs: how often each is done.
+        save_seconds: saves when the last save is so old.
+        what: what the progress bar is called.
+        unit: what `count` counts.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        tables: Mapping[str, Saved],
+        pieces: int,
+        epochs: int,
+        *,
+        save_seconds: float,
+        what: str,
+        unit: str,
+    ) -> None:
+        self._directory, self._save_seconds, self._what = directory, save_seconds, what
+        self._done = mv.MatrixTableHandler(pieces, 1, dtype="int64", name="pieces-done")
+        self._tables: dict[str, Saved] = {"pieces-done": self._done, **tables}
+        self._pieces, self._epochs = pieces, epochs
+        self.note = ""  # shown at the bar's end
+        self._counter, self._unit = mv.Counter(unit), unit
+        self._loaded = mv.Counter("loaded")
+        self._latest = time.monotonic()
+        if saved := self._saves():
+            # nobody else has the table yet, or all wait for the same
+            once(directory, lambda: self._loaded.value > 0, lambda: self._load(saved[-1]))
+
+    @property
+    def done(self) -> int:
+        """How many pieces are done, in all epochs."""
+        return int(self._done.view().sum())
+
+    @property
+    def fraction(self) -> float:
+        """How much of all epochs' work is done, from 0 to 1."""
+        return min(self.done / (self._pieces * self._epochs), 1.0)
+
+    def __iter__(self) -> Iterator[int]:
+        """Yields this worker's pieces; ends when all workers have done all. Saves on the way, and at the end."""
+        done = self._done.snapshot()[:, 0]
+        mv.barrier()  # all have seen it before anybody does more
+        began, before = time.perf_counter(), self._counter.value
+        shown = mv.is_master_worker()
+        with _bar()(
+            total=self._pieces * self._epochs, initial=int(done.sum()), desc=self._what, disable=not shown
+        ) as bar:
+            for epoch in range(int(done.min()), self._epochs):
+                left = np.flatnonzero(done <= epoch)
+                for batch in mv.batches(len(left), 1, seed=epoch):
+                    piece = int(left[batch[0]])
+                    yield piece
+                    self._done.add([[1]], row_ids=[piece])
+                    if time.monotonic() - self._latest > self._save_seconds:
+                        self._save()
+                    if shown:
+                        rate = (self._counter.value - before) / (time.perf_counter() - began)
+                        bar.set_postfix_str(f"{rate:,.0f} {self._unit}/s{self.note}", refresh=False)
+                        bar.update(self.done - bar.n)
+                done = np.maximum(done, epoch + 1)
+            if shown:
+                bar.update(bar.total - bar.n)
+        end = self.done
+        once(self._directory, lambda: self._saved_done() >= end, self._write)
+
+    def count(self, number: int) -> None:
+        """Counts what has been done, in ``unit``, for the bar's rate and `counted`."""
+        self._counter.fetch_add(number)
+
+    @property
+    def counted(self) -> int:
+        """What all workers have counted since the job began."""
+        return self._counter.value
+
+    # -- saving ------------------------------------------------------------------------------------------------
+
+    def _saves(self) -> list[Path]:
+        found = self._directory.glob("saved-*") if self._directory.is_dir() else iter(())
+        return sorted(found, key=lambda path: int(path.name[_NUMBER:]))
+
+    def _saved_done(self) -> int:
+        saves = self._saves()
+        return int(saves[-1].name[_NUMBER:]) if saves else -1
+
+    def _load(self, saved: Path) -> None:
+        for name, table in self._tables.items():
+            table.load(saved / f"{name}.safetensors")
+        self._loaded.fetch_add()
+
+    def _save(self) -> None:
+        with _alone_in(self._directory) as mine:
+            if mine:
+                self._write()
+        self._latest = time.monotonic()  # if another one has the lock, it is saving
+
+    def _write(self) -> None:
+        done = self.done
+        before = self._saves()
+        target = self._directory / f"saved-{done}"
+        if target in before:
+            return
+        for leftover in self._directory.glob(".saving-*"):  # of one that was killed: we have the lock
+            shutil.rmtree(leftover, ignore_errors=True)
+        scratch = self._directory / f".saving-{os.getpid()}"
+        scratch.mkdir()
+        for name, table in self._tables.items():
+            table.save(scratch / f"{name}.safetensors")
+        scratch.rename(target)
+        for old in before:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(old)
