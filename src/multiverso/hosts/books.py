@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from multiverso.hosts.buffers import Array
 from multiverso.hosts.copies import Chunk, Copy
 from multiverso.hosts.frames import Header, Opened
 from multiverso.hosts.pace import Every
 from multiverso.hosts.wires import Wire
+
+if TYPE_CHECKING:
+    from multiverso.hosts.outer import Outer
 
 NOTHING = memoryview(b"")
 
@@ -64,6 +68,7 @@ class Away:
     tries: int = 0
     take: bool = False
     urgent: bool = False  # it is in that queue
+    rest: bool = False  # the pass under way takes what an earlier one has left
     queued: bool = False  # it is in the queue of passes
     passing: bool = False  # the pass under way waits for it
 
@@ -83,6 +88,8 @@ class LinkTable:
 
     number: int
     copy: Copy
+    changes: Changes
+    outer: Outer | None  # where the shared values are no host's own
     wire: Wire
     every: Every
     opened: Opened
@@ -98,6 +105,18 @@ class LinkTable:
     marked: int = 0  # home: changes when the peer's last pass began
     told: bool = False
     closed: bool = False  # by the peer
+
+    ruling: bool = False  # pushes go through the rule: not those of initial values
+
+    @property
+    def home(self) -> Copy:
+        """The shared values of the chunks that live here."""
+        return self.copy if self.outer is None else self.outer.copy
+
+    @property
+    def home_changes(self) -> Changes:
+        """Of these."""
+        return self.changes if self.outer is None else self.outer.changes
 
     @property
     def chunk_bytes(self) -> int:

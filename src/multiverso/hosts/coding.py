@@ -40,16 +40,25 @@ def make_push(table: LinkTable, part: Away, header: Header, ticket: int, pool: B
 
 
 def take_push(
-    table: LinkTable, part: Here, header: Header, buffer: Array, pool: Buffers
+    table: LinkTable, part: Here, header: Header, buffer: Array, pool: Buffers, peer: int
 ) -> tuple[Header, Array]:
     """Adds a push to the home's values; returns the answer's header and memory.
 
     Raises:
         ProtocolError: it is no coded difference; nothing has changed.
     """
-    copy, chunk = table.copy, part.chunk
+    copy, chunk = table.home, part.chunk
     buffer = _decoded(table, chunk, header, buffer, pool)
     frame = numbers(table, chunk, buffer)
+    if header.flags & frames.RULED and table.outer is not None and header.length:
+        if not header.flags & frames.FRESH:
+            copy.advance(part.agreed, frame)
+        table.outer.step(chunk.number, None if header.flags & frames.REST else peer, frame)
+        if not header.flags & frames.FRESH:
+            spare = pool.take(frame.nbytes)
+            copy.land(chunk, numbers(table, chunk, spare), frame)  # into the values alone: S has it already
+            pool.give(spare)
+            header = replace(header, length=0)
     if header.flags & frames.FRESH:
         copy.begin(chunk, part.agreed, frame)
         length = frame.nbytes if frame.any() else 0

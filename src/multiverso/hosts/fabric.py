@@ -23,6 +23,8 @@ from multiverso.hosts.channel import Channel
 from multiverso.hosts.copies import Copy, Versions, homes_of, rehomed
 from multiverso.hosts.credentials import Credentials
 from multiverso.hosts.link import Link
+from multiverso.hosts.loop import Loop
+from multiverso.hosts.outer import Outer, OuterRule
 from multiverso.hosts.pace import SHARE, Every, Pace
 from multiverso.hosts.pair import Pair, _log
 from multiverso.hosts.transport import Hello
@@ -70,6 +72,8 @@ class Fabric:
         self._lives = [list(live) for live in lives]
         self._homes: dict[int, list[int]] = {}
         self._kinds: dict[int, tuple[Wire, Every]] = {}
+        self._outers: dict[int, Outer] = {}
+        self._loop: Loop | None = None
         self._lost: set[int] = set()
         self._lock = threading.RLock()
         self._settled = threading.Condition()
@@ -175,7 +179,13 @@ class Fabric:
     # -- tables ----------------------------------------------------------------------------------------------
 
     def attach(
-        self, table_id: int, shard: Shard, *, wire: str = "native", every: Every | None = None
+        self,
+        table_id: int,
+        shard: Shard,
+        *,
+        wire: str = "native",
+        every: Every | None = None,
+        rule: str = "sum",
     ) -> None:
         """Begins to keep a table near the other hosts' copies of it.
 
@@ -184,15 +194,21 @@ class Fabric:
             shard: all of it mapped; its values are zero, or what they were when homes were last given out.
             wire: how differences travel, see ``hosts/wires.py``.
             every: how often a pass over it begins; by default whenever the budget allows.
+            rule: what a home makes of what hosts push, see ``hosts/outer.py``; from the first ``take`` on.
         """
         copy, changes = Copy(shard), Changes()
-        coded = Wire.of(wire, copy.dtype)
+        coded, ruled = Wire.of(wire, copy.dtype), OuterRule.of(rule, copy.dtype)
         homes = homes_of(table_id, len(copy.chunks), list(range(self.hosts)))
         with self._lock:
             for live in self._lives:
                 homes = rehomed(homes, live)
-            self._homes[table_id] = homes
-            self._kinds[table_id] = (coded, every or Every())
+            self._homes[table_id], self._kinds[table_id] = homes, (coded, every or Every())
+            if ruled.name != "sum":
+                alive = len(self._lives[-1]) if self._lives else self.hosts
+                self._outers[table_id] = Outer.of(ruled, alive, shard.spec, table_id)
+                if self._loop is None:
+                    self._loop = Loop(Link(self.host, self.host, self._pace, settled=self._tell_settled))
+                self._attach_to(self._loop.link, table_id, copy, changes)
             for pair in self._pairs.values():
                 self._attach_to(pair.link, table_id, copy, changes)
             self._copies[table_id], self._changes[table_id] = copy, changes
@@ -200,17 +216,28 @@ class Fabric:
         self._poke()
 
     def _attach_to(self, link: Link, table_id: int, copy: Copy, changes: Changes) -> None:
-        link.attach(table_id, copy, changes, self._homes[table_id], *self._kinds[table_id], len(self._lives))
+        link.attach(
+            table_id,
+            copy,
+            changes,
+            self._homes[table_id],
+            *self._kinds[table_id],
+            len(self._lives),
+            self._outers.get(table_id),
+        )
 
     def detach(self, table_id: int) -> None:
         """Lets go of a table: nothing more is sent, and what still comes for it is dropped."""
         with self._lock:
-            for pair in self._pairs.values():
-                pair.link.detach(table_id)
+            outer = self._outers.pop(table_id, None)
+            for end in self._ends().values() if outer is not None else self._pairs.values():
+                end.link.detach(table_id)
             copy = self._copies.pop(table_id)
             del self._changes[table_id], self._homes[table_id], self._kinds[table_id]
             self._versions.watch(self._copies)
         copy.close()
+        if outer is not None:
+            outer.copy.close()
         self._tell_settled()
         self._poke()
 
@@ -234,15 +261,15 @@ class Fabric:
     def _settle(self, deadline: Deadline, tables: Iterable[int] | None, take: bool) -> None:
         wanted = None if tables is None else set(tables)
         with self._lock:
-            pairs = {peer: pair for peer, pair in self._pairs.items() if not self._went(peer)}
-            tickets = {peer: pair.link.settle(take, wanted) for peer, pair in pairs.items()}
-        for pair in pairs.values():
-            pair.pump()
+            ends = {peer: end for peer, end in self._ends().items() if not self._went(peer)}
+            tickets = {peer: end.link.settle(take, wanted) for peer, end in ends.items()}
+        for end in ends.values():
+            end.pump()
         with self._settled:
             while True:
                 left = {peer: ticket for peer, ticket in tickets.items() if not ticket.done}
                 if not left:
-                    return
+                    break
                 self._check(left)
                 if deadline.passed:
                     what = "take the values of" if take else "give its changes to"
@@ -251,6 +278,16 @@ class Fabric:
                         f"host {self.host} could not {what} host(s) {peers} within {deadline}"
                     )
                 self._settled.wait(deadline.left())
+
+        if take:  # the values that all begin with are there
+            with self._lock:
+                for table_id in self._outers:
+                    for end in self._ends().values() if wanted is None or table_id in wanted else ():
+                        end.link.begin_ruling(table_id)
+
+    def _ends(self) -> dict[int, Pair | Loop]:
+        """All links, this host's to itself included where a rule needs it."""
+        return {**self._pairs, self.host: self._loop} if self._loop is not None else {**self._pairs}
 
     def _went(self, peer: int) -> bool:
         """Whether a host is lost and the others go on without it."""
@@ -262,7 +299,7 @@ class Fabric:
         for peer in left:
             if peer in self._lost:
                 raise MultiversoError(f"host {peer} is lost")
-            failed = self._pairs[peer].failed
+            failed = self._ends()[peer].failed
             if failed is not None:
                 raise MultiversoError(f"host {self.host} has no connection to host {peer}: {failed}")
 
@@ -301,11 +338,14 @@ class Fabric:
                 new = self._homes[table_id] = rehomed(old, hosts)
                 moved = [chunk for chunk, home in enumerate(old) if new[chunk] != home]
                 agreed = {chunk: s for pair in gone for chunk, s in pair.link.hand_over(table_id).items()}
-                for peer, pair in self._pairs.items():
-                    if peer in hosts:
+                here = [chunk for chunk in moved if new[chunk] == self.host]
+                outer = self._outers.get(table_id)
+                if outer is not None:
+                    outer.regroup(len(hosts), {chunk: agreed[chunk] for chunk in here})
+                for peer, end in self._ends().items():
+                    if peer in hosts and (peer != self.host or outer is not None):
                         away = {chunk: agreed[chunk] for chunk in moved if new[chunk] == peer}
-                        here = [chunk for chunk in moved if new[chunk] == self.host]
-                        pair.link.regroup(table_id, len(self._lives), away, here)
+                        end.link.regroup(table_id, len(self._lives), away, here)
             for pair in gone:
                 self._replace(pair.link.peer)
         self._tell_settled()
@@ -335,17 +375,17 @@ class Fabric:
                     changes = self._changes[number]
                     moved |= changes.version != version
                     changes.version = version
-            for pair in self._pairs.values():
-                if pair.link.look(now):
+            for end in self._ends().values():
+                if end.link.look(now):
                     moved = True
-                    pair.poke()
+                    end.poke()
             pause = _SOON_SECONDS if moved else min(_LATER_SECONDS, pause * 1.2)
             before, used = used, time.thread_time()
             self._pace.spent(now, used - before)
 
     def _poke(self) -> None:
-        for pair in self._pairs.values():
-            pair.poke()
+        for end in self._ends().values():
+            end.poke()
 
     # -- the rest ------------------------------------------------------------------------------------------------
 

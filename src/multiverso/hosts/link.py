@@ -47,6 +47,7 @@ from multiverso.hosts.buffers import Array, Buffers, owner, view
 from multiverso.hosts.coding import make_push, repeat_answer, take_answer, take_back, take_push
 from multiverso.hosts.copies import Chunk, Copy
 from multiverso.hosts.frames import LONGEST_BODY, Header, Opened, ProtocolError
+from multiverso.hosts.outer import Outer
 from multiverso.hosts.pace import Every, Pace
 from multiverso.hosts.wires import Wire
 from multiverso.spec import DTYPES
@@ -84,7 +85,6 @@ class Link:
         self._settled = settled
         self._incarnation: int | None = None
         self._tables: dict[int, LinkTable] = {}
-        self._changes: dict[int, Changes] = {}
         self._closed: set[int] = set()
         self._words: deque[Outgoing] = deque()
         self._answers: deque[Outgoing] = deque()
@@ -110,6 +110,7 @@ class Link:
         wire: Wire,
         every: Every,
         epoch: int = 0,
+        outer: Outer | None = None,
     ) -> None:
         """Begins to keep a table near the peer's, once that has it too.
 
@@ -121,29 +122,34 @@ class Link:
             wire: the format of what this side sends.
             every: how often a pass begins.
             epoch: how often homes have been given out anew.
+            outer: the rule between hosts, with the shared values of what lives here; None where they are summed.
         """
         opened = Opened(copy.elements, DTYPES.index(copy.dtype.name), copy.chunks[0].size, epoch)
-        table = LinkTable(number, copy, wire, every, opened)
+        table = LinkTable(number, copy, changes, outer, wire, every, opened)
         table.away = {c.number: Away(c, s) for c, s in _agreed(copy, homes, self.peer)}
         table.here = {c.number: Here(c, s) for c, s in _agreed(copy, homes, self.me)}
         with self._lock:
             if number in self._tables:
                 raise MultiversoError(f"table {number} is attached already")
             self._closed.discard(number)
-            self._tables[number], self._changes[number] = table, changes
+            self._tables[number] = table
             self._say_open(table)
 
     def detach(self, number: int) -> None:
         """Lets go of a table: frames of it that are under way are forgotten, and those that still come dropped."""
         with self._lock:
             table = self._tables.pop(number)
-            del self._changes[number]
             self._closed.add(number)
             self._forget_frames(table)
             if self.connected:
                 self._words.append(Outgoing(Header(frames.CLOSE, table=number)))
             for ticket in self._tickets:
                 ticket.left -= {id(part) for part in table.away.values()}
+
+    def begin_ruling(self, number: int) -> None:
+        """From now on what this side pushes goes through the rule between hosts: initial values are there."""
+        with self._lock:
+            self._tables[number].ruling = True
 
     def hand_over(self, number: int) -> dict[int, Array]:
         """Returns what was agreed with a peer that is lost, for each chunk that lived there; its threads have ended.
@@ -262,8 +268,8 @@ class Link:
             return self._waiting(now) == 0.0
 
     def _look_at(self, table: LinkTable, now: float) -> None:
-        changes = self._changes[table.number]
-        if table.here and not table.told and changes.for_peer(self.peer) != table.marked:
+        changes = table.changes
+        if table.here and not table.told and table.home_changes.for_peer(self.peer) != table.marked:
             table.told = True
             self.traffic.news += 1
             self._words.append(Outgoing(Header(frames.NEWS, table=table.number)))
@@ -286,6 +292,7 @@ class Link:
         self.traffic.passes += 1
         for part in parts:
             part.passing = part.queued = True
+            part.rest = not whole
             table.passing += 1
             self._todo.append((table, part))
 
@@ -416,6 +423,8 @@ class Link:
         part.number += 1
         urgent = part.goal > part.done
         flags = (frames.FRESH if part.number == 1 else 0) | (frames.URGENT if urgent else 0)
+        flags |= frames.RULED if table.ruling else 0
+        flags |= frames.REST if (part.tries > 0 if urgent else part.rest) else 0
         if table.first:
             flags |= frames.FIRST
             table.first = False
@@ -535,7 +544,7 @@ class Link:
             if table is None or not table.ready:  # closed while the body came
                 self._answering -= 1
                 return
-            part, changes = table.here[header.chunk], self._changes[header.table]
+            part, changes = table.here[header.chunk], table.home_changes
             self._serving_urgent = bool(header.flags & frames.URGENT)
             if header.flags & frames.FIRST:
                 table.marked, table.told = changes.for_peer(self.peer), False
@@ -544,7 +553,7 @@ class Link:
                 self.traffic.repeated += 1
                 answer, buffer = repeat_answer(table, part, header, buffer)
             else:
-                answer, buffer = take_push(table, part, header, buffer, self._pool)
+                answer, buffer = take_push(table, part, header, buffer, self._pool, self.peer)
                 part.applied = header.number
                 if header.length:
                     changes.arrived(self.peer)
