@@ -12,7 +12,7 @@ from types import FrameType
 
 
 def multiverso() -> None:
-    """Run the command line of multiverso."""
+    """Runs the command line of multiverso."""
     signal.signal(signal.SIGINT, _leave)
     from multiverso.cli import main
 
@@ -20,7 +20,7 @@ def multiverso() -> None:
 
 
 def platoon_launcher() -> int:
-    """Run platoon's launcher; return its exit code."""
+    """Runs platoon's launcher; returns its exit code."""
     signal.signal(signal.SIGINT, _leave)
     from platoon.launcher import main
 

@@ -210,7 +210,7 @@ def test_docstrings_have_one_voice() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef) and (text := ast.get_docstring(node)):
                 first.setdefault(text.split()[0], []).append(f"{path.relative_to(ROOT)}: {node.name}")
-    nouns = {"A", "Row"}
+    nouns = {"A", "It", "Row"}
     orders = {
         word: where
         for word, where in first.items()

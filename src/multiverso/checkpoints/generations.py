@@ -279,7 +279,7 @@ def _check_fits(place: Path, manifest: _Manifest, tables: Mapping[str, TableHand
 
 
 def is_newcomer(session: Session, directory: PathLike) -> bool:
-    """Whether a run is saved in ``directory``, by so few workers that this one has nothing of its own there."""
+    """Returns whether a run is saved in ``directory``, by so few workers that this one has nothing of its own there."""
     manifest = _read_manifest(Path(directory), missing_ok=True)
     return manifest is not None and _role(manifest, session.live_workers(), session.worker_id).newcomer
 

@@ -78,7 +78,7 @@ def longest(wire: int, size: int, itemsize: int) -> int:
 
 
 def fits(wire: int, length: int, size: int, itemsize: int) -> bool:
-    """Whether a body of so many bytes can be a coded difference of so many numbers."""
+    """Returns whether a body of so many bytes can be a coded difference of so many numbers."""
     if wire not in range(len(NAMES)):
         return False
     if wire == TOPK:

@@ -159,7 +159,7 @@ class ParamManager:
         return _floating(self.params) + _floating(self.statistics)
 
     def _may_be_in(self, leaves: list[Any]) -> bool:
-        """Whether there is a leaf of each shared array's shape and dtype."""
+        """Returns whether there is a leaf of each shared array's shape and dtype."""
         kinds = Counter((leaf.shape, leaf.dtype) for leaf in leaves if _is_floating(leaf))
         return not Counter((leaf.shape, leaf.dtype) for leaf in self._floating_leaves()) - kinds
 

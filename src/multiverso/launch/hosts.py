@@ -37,7 +37,7 @@ _PASSED_ON = ("PYTHONPATH", "MULTIVERSO_TIMEOUT_SECONDS", "MULTIVERSO_NODE_STDER
 
 
 def launch_on_hosts(options: RunOptions) -> int:
-    """Run the job on several hosts, in the calling, main thread.
+    """Runs the job on several hosts, in the calling, main thread.
 
     Returns:
         The exit code, as for one host.

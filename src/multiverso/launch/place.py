@@ -64,7 +64,7 @@ class Place:
 
 
 def here(workers_num: int) -> Place:
-    """Return this launcher's part of a job.
+    """Returns this launcher's part of a job.
 
     Where the launcher of a job on several hosts has started this one, it is a host's: what the environment says of it
     is taken out, as it is meant for nobody below.

@@ -33,7 +33,7 @@ _MOST = 4  # from a quarter of all rows on, the whole matrix in one pass is quic
 
 
 def goes_by_rows(rule: Rule, session: Session) -> bool:
-    """Whether a matrix may be exchanged by rows.
+    """Returns whether a matrix may be exchanged by rows.
 
     Only where a row that nobody touches would not move: other rules pull at all that differs. And where nothing is
     pulled that has not been pushed: Downpour takes that out of the parameters until it is. In a synchronous job a round

@@ -326,7 +326,7 @@ class Membership:
         connection.reply(request, {"withdrawn": True})
 
     def has_withdrawn(self, life: int) -> bool:
-        """Whether the life mutex of this life is given back by a worker that is not lost. From any thread."""
+        """Returns whether the life mutex of this life is given back by a worker that is not lost. From any thread."""
         return life in self._withdrawn_lives
 
     def process_ended(self, worker_id: int, pid: int) -> None:

@@ -133,7 +133,7 @@ class Queue:
         self._wakes.put(None)
 
     def has(self, pending: Pending) -> bool:
-        """Whether an operation is to be done, is being done, or was done."""
+        """Returns whether an operation is to be done, is being done, or was done."""
         with self._lock:
             return pending in self._waiting or self._taken is pending or pending.done()
 

@@ -39,7 +39,7 @@ def lookups_of(module: Any) -> dict[int, list[Any]]:
 
 
 def changes_other_rows(optimizer: Any, parameter: Any) -> bool:
-    """Whether an optimizer's step may change rows that the minibatch has not read: by momentum or decay."""
+    """Returns whether an optimizer's step may change rows that the minibatch has not read: by momentum or decay."""
     return any(
         bool(group.get("momentum")) or bool(group.get("weight_decay"))
         for group in optimizer.param_groups
