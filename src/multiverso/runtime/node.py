@@ -26,11 +26,11 @@ from multiverso import layout as at
 from multiverso.errors import MultiversoError, StartupError
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport import Listener
-from multiverso.memory import mutex
 from multiverso.runtime import trust
 from multiverso.runtime.abroad import Abroad, Carrier
 from multiverso.runtime.connection import Connection
 from multiverso.runtime.control import Control
+from multiverso.runtime.deaths import await_end
 from multiverso.runtime.host_creation import HostCreations
 from multiverso.runtime.membership import Membership
 from multiverso.runtime.status import status_of
@@ -398,28 +398,10 @@ class Node:
         watcher.start()
 
     def _await_end(self, control: Control, worker_id: int, life: int) -> None:
-        """Sleeps until a worker's life mutex is released, or its owner is dead."""
-        address = control.block(worker_id) + at.LIFE
-        code = mutex.TIMED_OUT
-        while code == mutex.TIMED_OUT and not self._closing.is_set():
-            code = mutex.lock(address, _WATCH_SECONDS)
-        if code == mutex.TIMED_OUT:
-            return
-        if code == mutex.OWNER_DEAD:
-            mutex.recover(address)
-        if self._members.has_withdrawn(life):
-            if code in (0, mutex.OWNER_DEAD):
-                mutex.unlock(address)
-            return
-        if code in (0, mutex.OWNER_DEAD):
-            left = control.participation(worker_id) == at.LEFT
-            mutex.unlock(address)
-        else:
-            left = False
-        # the word is set here and now: waiters must not depend on what else the node has to do
-        control.settle(worker_id, at.GONE if left else at.LOST)
-        self._posted.put(("left" if left else "lost", worker_id, life))
-        self._poke()
+        how = await_end(control, worker_id, self._closing.is_set, lambda: self._members.has_withdrawn(life))
+        if how is not None:
+            self._posted.put((how, worker_id, life))
+            self._poke()
 
     def _take_posted(self) -> None:
         with contextlib.suppress(BlockingIOError):
