@@ -290,7 +290,7 @@ class Fabric:
         return {**self._pairs, self.host: self._loop} if self._loop is not None else {**self._pairs}
 
     def _went(self, peer: int) -> bool:
-        """Whether a host is lost and the others go on without it."""
+        """Returns whether a host is lost and the others go on without it."""
         return peer in self._lost and bool(self._lives) and peer not in self._lives[-1]
 
     def _check(self, left: dict[int, Ticket]) -> None:

@@ -63,7 +63,7 @@ def owner_of(base, me):
 
 @inner
 def is_dead(control, base, owner):
-    """Whether the owner of a word will never let it go: its number has another life, or none."""
+    """Returns whether the owner of a word will never let it go: its number has another life, or none."""
     worker = (owner & 4095) - 1
     if load_acquire64(keyed_line(base, owner) + at.INCARNATION) != (owner >> 12) & 255:
         return True
