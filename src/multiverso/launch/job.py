@@ -378,7 +378,7 @@ class Job:
 
 
 def _forward_signals(receive: Callable[[int], None]) -> dict[int, Handler]:
-    """Pass signals to `receive` from now on; a SIGHUP that nohup had ignored stays ignored.
+    """Passes signals to `receive` from now on; a SIGHUP that nohup had ignored stays ignored.
 
     They are not put back: the process that runs a job for a user ends with it, and what it still has to clean up
     must not be cut short by a second Ctrl-C. Returns what a caller that stays puts back.
