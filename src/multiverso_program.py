@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from types import FrameType
 
 
@@ -22,8 +23,18 @@ def multiverso() -> None:
 def platoon_launcher() -> int:
     """Runs platoon's launcher; returns its exit code."""
     signal.signal(signal.SIGINT, _leave)
-    from platoon.launcher import main
+    try:
+        from platoon.launcher import main
+    except ImportError as error:
+        import platoon
 
+        print(
+            f"platoon-launcher: the package platoon in {platoon.__path__[0]} is not the one of multiverso ({error}): "
+            "PyPI has another project of that name, installed over it. `pip uninstall platoon`, then `pip install "
+            "--force-reinstall --no-deps multiverso`; or use one environment for each",
+            file=sys.stderr,
+        )
+        return 2
     return main()
 
 

@@ -91,3 +91,13 @@ def test_no_proc(tmp_path: Path) -> None:
     both = f"SLURM_PROCID=1 SLURM_LOCALID=1 {sys.executable} {job} & {sys.executable} {job}; wait"
     done = run(*bare, "sh", "-c", both, **SLURM)
     assert done.stdout == "sum 6.0\n" * 2, done.stderr
+
+
+def test_platoons_launcher_where_another_platoon_was_installed_over_it(tmp_path: Path) -> None:
+    (tmp_path / "platoon").mkdir()
+    (tmp_path / "platoon" / "__init__.py").touch()
+    text = "import sys, multiverso_program\nsys.exit(multiverso_program.platoon_launcher())"
+    done = run(sys.executable, "-c", text, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 2
+    assert f"the package platoon in {tmp_path / 'platoon'} is not the one of multiverso" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ from multiverso.errors import DtypeMismatchError, RowIdError, ShapeMismatchError
 from multiverso.spec import TableSpec
 
 Array = npt.NDArray[Any]
+Out = TypeVar("Out")  # what a caller gives to be written to, and gets back
 
 
 def is_tensor(value: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from multiverso.shards.shard import Shard
 from multiverso.spec import TableSpec
 from multiverso.tables import saving
 from multiverso.tables.closed import Closed
-from multiverso.tables.convert import Array, as_data, as_numpy, check_size, writable
+from multiverso.tables.convert import Array, Out, as_data, as_numpy, check_size, writable
 from multiverso.tables.initial import fill, initial_value
 from multiverso.tables.operations import Operations
 from multiverso.tables.output import Output, fresh, into
@@ -115,6 +115,24 @@ class TableHandler:
 
     # -- reading and adding ----------------------------------------------------------------------------------
 
+    @overload
+    def get(
+        self,
+        out: None = None,
+        sync: bool = True,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Array: ...
+    @overload
+    def get(
+        self,
+        out: Out,
+        sync: bool = True,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Out: ...
     def get(
         self,
         out: Any = None,
@@ -275,6 +293,10 @@ class TableHandler:
             raise MultiversoError("memory() is not there in synchronous mode: its rounds have two copies")
         return self._shard.values().reshape(self.shape)
 
+    @overload
+    def snapshot(self, out: None = None) -> Array: ...
+    @overload
+    def snapshot(self, out: Out) -> Out: ...
     def snapshot(self, out: Any = None) -> Any:
         """Returns a copy of the values outside the rounds and clocks, at any time, in any mode; never waits.
 

@@ -6,7 +6,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from multiverso.runtime.current import current
 from multiverso.runtime.session import Session
 from multiverso.spec import check_name, checked_count, checked_dtype
 from multiverso.tables import keyed_saving
-from multiverso.tables.convert import Array, as_data, as_numpy, readable
+from multiverso.tables.convert import Array, Out, as_data, as_numpy, readable
 from multiverso.tables.keyed_memory import KeyedMemory, KeyedSpec
 from multiverso.tables.output import fresh, into
 from multiverso.updaters import Updater, resolve
@@ -148,6 +148,19 @@ class KeyedTable:
 
     # -- reading and adding ----------------------------------------------------------------------------------
 
+    @overload
+    def get(
+        self,
+        keys: Any,
+        out: None = None,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Array: ...
+    @overload
+    def get(
+        self, keys: Any, out: Out, *, dtype: npt.DTypeLike | None = None, timeout_seconds: float | None = None
+    ) -> Out: ...
     def get(
         self,
         keys: Any,

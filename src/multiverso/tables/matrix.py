@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ from multiverso.errors import ShapeMismatchError
 from multiverso.runtime.current import current
 from multiverso.runtime.session import Session
 from multiverso.spec import Initial, TableSpec, checked_count, checked_dtype
-from multiverso.tables.convert import Array, as_data, as_numpy, as_row_ids, check_size, writable
+from multiverso.tables.convert import Array, Out, as_data, as_numpy, as_row_ids, check_size, writable
 from multiverso.tables.handler import TableHandler
 from multiverso.tables.pending import Pending
 from multiverso.updaters import Updater, resolve
@@ -68,7 +68,37 @@ class MatrixTableHandler(TableHandler):
         )
         super().__init__(session or current(), spec, rule, init_value, master)
 
-    def get(  # type: ignore[override]
+    @overload  # type: ignore[override]
+    def get(
+        self,
+        row_ids: Any = None,
+        out: None = None,
+        sync: bool = True,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Array: ...
+    @overload
+    def get(
+        self,
+        row_ids: Any,
+        out: Out,
+        sync: bool = True,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Out: ...
+    @overload
+    def get(
+        self,
+        row_ids: Any = None,
+        *,
+        out: Out,
+        sync: bool = True,
+        dtype: npt.DTypeLike | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Out: ...
+    def get(
         self,
         row_ids: Any = None,
         out: Any = None,
@@ -145,6 +175,10 @@ class MatrixTableHandler(TableHandler):
         ids, a, b = self._pair_of_rows(local, last, row_ids)
         self._operations.exchange_rows(ids, a, b, deadline)
 
+    @overload
+    def snapshot(self, out: None = None, row_ids: Any = None) -> Array: ...
+    @overload
+    def snapshot(self, out: Out, row_ids: Any = None) -> Out: ...
     def snapshot(self, out: Any = None, row_ids: Any = None) -> Any:
         """Returns a copy of the whole matrix or of some rows, outside the rounds and clocks.
 

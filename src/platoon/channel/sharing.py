@@ -118,7 +118,7 @@ class SharedParameters:
             return lambda: self._each(lambda i, local: self._tables[i].exchange(local, last[i]))
         return None
 
-    def _each(self, work: Callable[[int, Array], None]) -> None:
+    def _each(self, work: Callable[[int, Array], object]) -> None:
         for i, parameter in enumerate(self._local):
             value = parameter.load()
             work(i, value.reshape(-1))
