@@ -39,19 +39,30 @@ class Line:
         latency: seconds.
         rate: bytes a second.
         pieces: bytes that arrive at once, at most; 0 for whole frames.
+        shared: the rate is a host's, for all that it sends, instead of each connection's.
     """
 
     latency: float = 1e-4
     rate: float = 1e9
     pieces: int = 0
+    shared: bool = False
+
+
+class Card:
+    """What a host sends by."""
+
+    def __init__(self) -> None:
+        self.free_at = 0.0
 
 
 class Direction:
     """One direction of one connection: bytes in order, until it is cut."""
 
-    def __init__(self, clock: Clock, random: Random, line: Line, deliver: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, clock: Clock, random: Random, line: Line, card: Card, deliver: Callable[[bytes], None]
+    ) -> None:
         self._clock, self._random, self._line, self._deliver = clock, random, line, deliver
-        self._free_at = 0.0
+        self._card = card
         self._last = 0.0
         self.cut = False
         self.silent_until = 0.0
@@ -62,8 +73,8 @@ class Direction:
     def send(self, data: bytes) -> float:
         """Gives bytes to the connection; returns the moment when the sender may go on."""
         clock = self._clock
-        start = max(clock.now, self._free_at, self.silent_until)
-        self._free_at = start + len(data) / self._line.rate
+        start = max(clock.now, self._card.free_at, self.silent_until)
+        free_at = self._card.free_at = start + len(data) / self._line.rate
         self.sent += len(data)
         if self.left is not None:
             data, self.left = data[: self.left], self.left - len(data)
@@ -79,4 +90,4 @@ class Direction:
         if self.left is not None and self.left <= 0:
             self.left = None
             clock.after(max(0.0, self._last - clock.now), self.broken)
-        return self._free_at
+        return free_at

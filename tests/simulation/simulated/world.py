@@ -22,7 +22,7 @@ from multiverso.memory import heap
 from multiverso.memory.segment import Segment
 from multiverso.shards.shard import Shard, initialise
 from multiverso.spec import Places, TableSpec
-from simulated.network import Clock, Direction, Line
+from simulated.network import Card, Clock, Direction, Line
 
 CHUNK_BYTES = 64
 _RECONNECT_SECONDS = 0.02
@@ -63,6 +63,7 @@ class Host:
     stalled_until: float = 0.0
     incarnation: int = 1
     dead: bool = False
+    card: Card = field(default_factory=Card)
     homes: dict[int, list[int]] = field(default_factory=dict)
 
 
@@ -96,6 +97,7 @@ class Scene:
         crashes: hosts that are lost, 0 or 1; then each host adds to elements of its own, so that losses can be told.
         share: of a core that a node may use; 0 for no limit.
         every: how often passes begin.
+        window: chunks under way; 0 for a random number.
     """
 
     hosts: int = 3
@@ -112,6 +114,7 @@ class Scene:
     crashes: int = 0
     share: float = 0.0
     every: Every = field(default_factory=Every)
+    window: int = 0
 
 
 def random_scene(random: Random) -> Scene:
@@ -166,7 +169,9 @@ class World:
         for host in self.hosts:
             for peer in range(scene.hosts):
                 if peer != host.number:
-                    host.links[peer] = Link(host.number, peer, host.pace, window=random.choice((1, 3, 8)))
+                    host.links[peer] = Link(
+                        host.number, peer, host.pace, window=scene.window or random.choice((1, 3, 8))
+                    )
             for number, (size, dtype) in enumerate(zip(scene.elements, scene.dtypes, strict=True), 1):
                 copy = Copy(memory.shard(10 * host.number + number, size, dtype), CHUNK_BYTES)
                 changes = host.changes[number] = Changes()
@@ -222,7 +227,8 @@ class World:
                 made.inbox[receiver.number].append(data)
                 self._deliver(low, high, made, sender, receiver)
 
-            wire = Direction(self.clock, self.random, self.scene.line, deliver)
+            card = sender.card if self.scene.line.shared else Card()
+            wire = Direction(self.clock, self.random, self.scene.line, card, deliver)
             wire.broken = lambda: self._break(low, high, made)
             made.wires[sender.number] = wire
             made.busy[sender.number] = False
