@@ -24,7 +24,6 @@ chunk's memory belongs to whoever has its frame in hand, and the lock guards the
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
@@ -33,7 +32,6 @@ import numpy as np
 from multiverso.errors import ClosedError, MultiversoError
 from multiverso.hosts import frames, wires
 from multiverso.hosts.books import (
-    NOTHING,
     Away,
     Changes,
     Here,
@@ -44,16 +42,17 @@ from multiverso.hosts.books import (
     UnderWay,
 )
 from multiverso.hosts.buffers import Array, Buffers, owner, view
+from multiverso.hosts.checks import check_answer, check_push, check_word
 from multiverso.hosts.coding import make_push, repeat_answer, take_answer, take_back, take_push
 from multiverso.hosts.copies import Chunk, Copy
 from multiverso.hosts.frames import LONGEST_BODY, Header, Opened, ProtocolError
 from multiverso.hosts.outer import Outer
 from multiverso.hosts.pace import Every, Pace
+from multiverso.hosts.queues import Queues
 from multiverso.hosts.wires import Wire
 from multiverso.spec import DTYPES
 
 WINDOW = 8
-_MOST_ANSWERS = 64  # of a peer whose window we do not know; more is no node of ours
 _ENOUGH = 8  # frames of a chunk that a settle waits for while workers go on adding
 
 
@@ -81,22 +80,16 @@ class Link:
         self.connected = False
         self.peer_left = False
         self._pace = pace
-        self._window = window
         self._settled = settled
         self._incarnation: int | None = None
         self._tables: dict[int, LinkTable] = {}
         self._closed: set[int] = set()
-        self._words: deque[Outgoing] = deque()
-        self._answers: deque[Outgoing] = deque()
-        self._again: deque[UnderWay] = deque()
-        self._urgent: deque[tuple[LinkTable, Away]] = deque()
-        self._todo: deque[tuple[LinkTable, Away]] = deque()
-        self._under_way = 0
         self._answering = 0
         self._serving_urgent = False  # the peer waits for what it pushes
         self._ticket = 0
         self._tickets: list[Ticket] = []
         self._pool = Buffers(2 * window)
+        self._queues = Queues(window, pace, self._pool)
         self._lock = threading.RLock()
 
     # -- tables ----------------------------------------------------------------------------------------------
@@ -140,9 +133,9 @@ class Link:
         with self._lock:
             table = self._tables.pop(number)
             self._closed.add(number)
-            self._forget_frames(table)
+            self._queues.forget(table)
             if self.connected:
-                self._words.append(Outgoing(Header(frames.CLOSE, table=number)))
+                self._queues.words.append(Outgoing(Header(frames.CLOSE, table=number)))
             for ticket in self._tickets:
                 ticket.left -= {id(part) for part in table.away.values()}
 
@@ -184,28 +177,7 @@ class Link:
             table.opened = replace(table.opened, epoch=epoch)
             self._say_open(table)
             if table.ready and not was_ready:
-                self._send_again(table)
-
-    def _send_again(self, table: LinkTable) -> None:
-        """A connection, or new homes, have begun: what is under way may never have arrived."""
-        self._again.extend(part.frame for part in table.away.values() if part.frame is not None)
-
-    def _forget_frames(self, table: LinkTable) -> None:
-        for queue in (self._urgent, self._todo):
-            kept = [entry for entry in queue if entry[0] is not table]
-            queue.clear()
-            queue.extend(kept)
-        mine = [part.frame for part in table.away.values() if part.frame is not None]
-        kept_again = [frame for frame in self._again if frame not in mine]
-        self._again.clear()
-        self._again.extend(kept_again)
-        for part in table.away.values():
-            if part.frame is not None:
-                self._pool.give(part.frame.buffer)
-                part.frame, part.busy = None, False
-                self._under_way -= 1
-            part.urgent = part.queued = part.passing = False
-        table.passing = 0
+                self._queues.send_again(table)
 
     # -- the connection --------------------------------------------------------------------------------------
 
@@ -237,10 +209,10 @@ class Link:
             self._answering = 0  # a push that had come in part is no more
 
     def _drop(self) -> None:
-        self._words.clear()
-        self._again.clear()
-        while self._answers:
-            self.sent(self._answers.popleft())
+        self._queues.words.clear()
+        self._queues.drop_again()
+        while self._queues.answers:
+            self.sent(self._queues.answers.popleft())
         for table in self._tables.values():
             table.theirs, table.told = None, False
 
@@ -248,12 +220,14 @@ class Link:
         """Says that this side ends on purpose."""
         with self._lock:
             if self.connected:
-                self._words.append(Outgoing(Header(frames.BYE)))
+                self._queues.words.append(Outgoing(Header(frames.BYE)))
 
     def _say_open(self, table: LinkTable) -> None:
         if self.connected:
             body = memoryview(table.opened.pack())
-            self._words.append(Outgoing(Header(frames.OPEN, table=table.number, length=len(body)), body))
+            self._queues.words.append(
+                Outgoing(Header(frames.OPEN, table=table.number, length=len(body)), body)
+            )
 
     # -- what is to do ---------------------------------------------------------------------------------------
 
@@ -265,14 +239,14 @@ class Link:
             for table in self._tables.values():
                 if table.ready:
                     self._look_at(table, now)
-            return self._waiting(now) == 0.0
+            return self._queues.wait(now) == 0.0
 
     def _look_at(self, table: LinkTable, now: float) -> None:
         changes = table.changes
         if table.here and not table.told and table.home_changes.for_peer(self.peer) != table.marked:
             table.told = True
             self.traffic.news += 1
-            self._words.append(Outgoing(Header(frames.NEWS, table=table.number)))
+            self._queues.words.append(Outgoing(Header(frames.NEWS, table=table.number)))
         if table.passing or not table.away or now - table.began < table.every.seconds:
             return
         moved = changes.version - table.seen
@@ -290,11 +264,7 @@ class Link:
         table.again = set()
         table.began = now
         self.traffic.passes += 1
-        for part in parts:
-            part.passing = part.queued = True
-            part.rest = not whole
-            table.passing += 1
-            self._todo.append((table, part))
+        self._queues.begin_pass(table, parts, rest=not whole)
 
     def settle(self, take: bool, tables: Iterable[int] | None = None) -> Ticket:
         """Asks that all that is in V now gets to the peer, unquantised; with ``take``, all that is there comes here.
@@ -313,43 +283,27 @@ class Link:
                     part.take = take or (part.take and part.goal > part.done)
                     part.goal, part.tries = self._ticket, 0
                     parts[id(part)] = part
-                    self._ask(table, part)
+                    self._queues.ask(table, part)
             ticket = Ticket(self._ticket, set(parts), parts)
             self._tickets = [t for t in self._tickets if t.left] + [ticket]
             return ticket
-
-    def _ask(self, table: LinkTable, part: Away) -> None:
-        if not part.urgent and not part.busy:
-            part.urgent = True
-            self._urgent.append((table, part))
 
     # -- sending ---------------------------------------------------------------------------------------------
 
     def wait(self, now: float) -> float | None:
         """Returns the seconds until ``next`` has something: 0 for at once, None when only an event can tell."""
         with self._lock:
-            return self._waiting(now)
-
-    def _waiting(self, now: float) -> float | None:
-        if not self.connected:
-            return None
-        if self._words or self._answers or self._again:
-            return 0.0
-        if self._under_way >= self._window:
-            return None
-        if any(table.ready for table, _ in self._urgent):
-            return 0.0
-        return self._pace.wait(now) if self._todo else None
+            return self._queues.wait(now) if self.connected else None
 
     def pause(self, now: float) -> float:
         """Returns the seconds that the peer's next frame should wait: 0 where somebody waits for it."""
         with self._lock:
-            return 0.0 if self._urgent or self._serving_urgent else self._pace.wait(now)
+            return 0.0 if self._queues.someone_waits or self._serving_urgent else self._pace.wait(now)
 
     @property
     def has_words(self) -> bool:
         """Whether something is to be sent that is no chunk."""
-        return bool(self._words)
+        return bool(self._queues.words)
 
     def next(self, now: float, most: int = LONGEST_BODY) -> Outgoing | None:
         """Returns the next frame to send, made at this moment. Call :meth:`sent` afterwards, whatever came of it.
@@ -362,20 +316,13 @@ class Link:
             with self._lock:
                 if not self.connected:
                     return None
-                for queue in (self._words, self._answers):
-                    if queue:
-                        return self._count(queue.popleft()) if len(queue[0].body) <= most else None
-                if self._again:
-                    if len(self._again[0].body) > most:
-                        return None
-                    kept = self._again.popleft()
-                    return self._count(Outgoing(kept.header, kept.body))
-                found = self._choose(now, most)
+                if self._queues.made:
+                    made = self._queues.take_made(most)
+                    return None if made is None else self._count(made)
+                found = self._queues.choose(now, most)
                 if found is None:
                     return None
                 table, part = found
-                part.busy = True
-                self._under_way += 1
                 header = self._head(table, part)
                 ticket = self._ticket
             frame: UnderWay | None
@@ -385,8 +332,7 @@ class Link:
                 frame = None
             with self._lock:
                 if frame is None or table.closed or self._tables.get(table.number) is not table:
-                    part.busy = False
-                    self._under_way -= 1
+                    self._queues.came_back(part)
                     continue
                 part.frame = frame
                 self.traffic.pushes += 1
@@ -399,25 +345,6 @@ class Link:
             with self._lock:
                 self._answering -= 1
                 self._pool.give(outgoing.buffer)
-
-    def _choose(self, now: float, most: int) -> tuple[LinkTable, Away] | None:
-        if self._under_way >= self._window:
-            return None
-        for _ in range(len(self._urgent)):
-            table, part = self._urgent.popleft()
-            if table.ready and table.chunk_bytes <= most:
-                part.urgent = False
-                if not part.busy:
-                    return table, part
-            else:
-                self._urgent.append((table, part))
-        while self._todo and self._todo[0][0].chunk_bytes <= most and self._pace.wait(now) == 0.0:
-            table, part = self._todo.popleft()
-            part.queued = False
-            if table.ready and not part.busy:
-                return table, part
-            self._passed(table, part, some=True)  # under way for a settle: the next pass has the rest
-        return None
 
     def _head(self, table: LinkTable, part: Away) -> Header:
         part.number += 1
@@ -446,59 +373,22 @@ class Link:
         with self._lock:
             table = self._tables.get(header.table)
             self.traffic.bytes_received += frames.HEADER_BYTES + header.length
-            if header.kind == frames.OPEN:
-                if header.length != frames.OPENED_BYTES:
-                    raise ProtocolError(f"an OPEN has {frames.OPENED_BYTES} bytes, not {header.length}")
+            if header.kind not in (frames.PUSH, frames.ANSWER, frames.VALUE):
+                check_word(header)
                 return memoryview(bytearray(header.length))
-            if header.kind in (frames.CLOSE, frames.NEWS, frames.BYE):
-                if header.length:
-                    raise ProtocolError(
-                        f"a frame of kind {header.kind} has no body, and this one has {header.length} bytes"
-                    )
-                return NOTHING
             if table is None:
                 if header.table in self._closed:
                     return None
                 raise ProtocolError(f"a frame of table {header.table}, which this side has not opened")
             if not table.ready:
                 return None
-            part: Here | Away | None
             if header.kind == frames.PUSH:
-                part = self._check_push(table, header)
+                chunk = check_push(table, header, self._answering).chunk
                 self._answering += 1
             else:
-                part = self._check_answer(table, header)
-            size, itemsize = part.chunk.size, table.copy.dtype.itemsize
-            if not wires.fits(header.wire, header.length, size, itemsize):
-                if header.kind == frames.PUSH:
-                    self._answering -= 1
-                raise ProtocolError(
-                    f"{header.length} bytes in wire format {header.wire} are no difference of {size} numbers"
-                )
-            return view(self._pool.take(max(size * itemsize, header.length)), header.length)
-
-    def _check_push(self, table: LinkTable, header: Header) -> Here:
-        part = table.here.get(header.chunk)
-        if part is None:
-            raise ProtocolError(f"chunk {header.chunk} of table {header.table} has its home elsewhere")
-        fresh = bool(header.flags & frames.FRESH)
-        if header.number not in (part.applied, part.applied + 1) or header.number == 0:
-            raise ProtocolError(f"push {header.number} of a chunk of which {part.applied} was the last")
-        if fresh != (header.number == 1):
-            raise ProtocolError("only the first push of a chunk is fresh")
-        if self._answering >= _MOST_ANSWERS:
-            raise ProtocolError(f"more than {_MOST_ANSWERS} pushes wait for an answer")
-        return part
-
-    def _check_answer(self, table: LinkTable, header: Header) -> Away:
-        part = table.away.get(header.chunk)
-        if part is None or part.frame is None or part.frame.header.number != header.number:
-            raise ProtocolError(
-                f"an answer to push {header.number} of chunk {header.chunk}, which is not under way"
-            )
-        if header.kind == frames.VALUE and header.wire != wires.NATIVE:
-            raise ProtocolError("the agreed value itself travels as it is")
-        return part
+                chunk = check_answer(table, header).chunk
+            native = chunk.size * table.copy.dtype.itemsize
+            return view(self._pool.take(max(native, header.length)), header.length)
 
     def arrived(self, header: Header, body: memoryview | None, now: float) -> None:
         """A frame is whole.
@@ -526,7 +416,7 @@ class Link:
             table.news = True
         elif header.kind == frames.CLOSE:
             table.theirs, table.closed = None, True
-            self._forget_frames(table)
+            self._queues.forget(table)
         else:
             theirs, mine = Opened.unpack(body), table.opened
             if (theirs.elements, theirs.dtype, theirs.chunk) != (mine.elements, mine.dtype, mine.chunk):
@@ -535,7 +425,7 @@ class Link:
                 self._say_open(table)
             was_ready, table.theirs = table.ready, theirs
             if table.ready and not was_ready:
-                self._send_again(table)
+                self._queues.send_again(table)
 
     def _pushed(self, header: Header, body: memoryview) -> None:
         buffer = owner(body)
@@ -563,7 +453,7 @@ class Link:
             return
         with self._lock:
             self.traffic.answers += 1
-            self._answers.append(Outgoing(answer, view(buffer, answer.length), buffer))
+            self._queues.answers.append(Outgoing(answer, view(buffer, answer.length), buffer))
 
     def _answered(self, header: Header, body: memoryview) -> None:
         with self._lock:
@@ -580,8 +470,7 @@ class Link:
                 self._close_frame(table, part, part.frame, header)
 
     def _close_frame(self, table: LinkTable, part: Away, pushed: UnderWay, header: Header) -> None:
-        part.frame, part.busy = None, False
-        self._under_way -= 1
+        self._queues.came_back(part)
         self._pool.give(pushed.buffer)
         some = pushed.some or header.length > 0
         if part.goal > part.done:
@@ -596,15 +485,8 @@ class Link:
                             if ticket.done:
                                 self._settled()
             if part.goal > part.done:
-                self._ask(table, part)
-        self._passed(table, part, some)
-
-    def _passed(self, table: LinkTable, part: Away, some: bool) -> None:
-        if some:
-            table.again.add(part.chunk.number)
-        if part.passing and not part.queued:
-            part.passing = False
-            table.passing -= 1
+                self._queues.ask(table, part)
+        self._queues.passed(table, part, some)
 
 
 def _agreed(copy: Copy, homes: list[int], home: int) -> Iterator[tuple[Chunk, Array]]:

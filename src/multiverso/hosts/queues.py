@@ -1,0 +1,145 @@
+"""What a link has to send, and in which order: words, answers, what is sent again, what somebody waits for, passes.
+
+Owner: the link, whose lock guards it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from multiverso.hosts.books import Away, LinkTable, Outgoing, UnderWay
+from multiverso.hosts.buffers import Buffers
+from multiverso.hosts.pace import Pace
+
+
+class Queues:
+    """A link's queues.
+
+    Args:
+        window: chunks that are under way at a time.
+        pace: the node's budget, for what nobody waits for.
+        pool: where frames that are forgotten leave their memory.
+    """
+
+    def __init__(self, window: int, pace: Pace, pool: Buffers) -> None:
+        self.words: deque[Outgoing] = deque()
+        self.answers: deque[Outgoing] = deque()
+        self.under_way = 0
+        self._window, self._pace, self._pool = window, pace, pool
+        self._again: deque[UnderWay] = deque()
+        self._urgent: deque[tuple[LinkTable, Away]] = deque()
+        self._todo: deque[tuple[LinkTable, Away]] = deque()
+
+    @property
+    def someone_waits(self) -> bool:
+        """Whether somebody here waits for a settle."""
+        return bool(self._urgent)
+
+    def ask(self, table: LinkTable, part: Away) -> None:
+        """Somebody waits for a chunk; one that is under way is asked for when it comes back."""
+        if not part.urgent and not part.busy:
+            part.urgent = True
+            self._urgent.append((table, part))
+
+    def begin_pass(self, table: LinkTable, parts: Iterable[Away], rest: bool) -> None:
+        """Chunks of a table that go when the budget allows; ``rest``: what earlier pushes have left."""
+        for part in parts:
+            part.passing = part.queued = True
+            part.rest = rest
+            table.passing += 1
+            self._todo.append((table, part))
+
+    def passed(self, table: LinkTable, part: Away, some: bool) -> None:
+        """A chunk has come back; ``some``: with a difference, so that it goes again."""
+        if some:
+            table.again.add(part.chunk.number)
+        if part.passing and not part.queued:
+            part.passing = False
+            table.passing -= 1
+
+    def send_again(self, table: LinkTable) -> None:
+        """A connection, or new homes, have begun: what is under way may never have arrived."""
+        self._again.extend(part.frame for part in table.away.values() if part.frame is not None)
+
+    def drop_again(self) -> None:
+        """The connection has ended."""
+        self._again.clear()
+
+    def forget(self, table: LinkTable) -> None:
+        """Drops all frames of a table."""
+        for queue in (self._urgent, self._todo):
+            kept = [entry for entry in queue if entry[0] is not table]
+            queue.clear()
+            queue.extend(kept)
+        mine = [part.frame for part in table.away.values() if part.frame is not None]
+        kept_again = [frame for frame in self._again if frame not in mine]
+        self._again.clear()
+        self._again.extend(kept_again)
+        for part in table.away.values():
+            if part.frame is not None:
+                self._pool.give(part.frame.buffer)
+                part.frame, part.busy = None, False
+                self.under_way -= 1
+            part.urgent = part.queued = part.passing = False
+        table.passing = 0
+
+    def wait(self, now: float) -> float | None:
+        """Returns the seconds until there is something to send: 0 for at once, None when only an event can tell."""
+        if self.words or self.answers or self._again:
+            return 0.0
+        if self.under_way >= self._window:
+            return None
+        if any(table.ready for table, _ in self._urgent):
+            return 0.0
+        return self._pace.wait(now) if self._todo else None
+
+    @property
+    def made(self) -> bool:
+        """Whether a frame is there that need not be made first."""
+        return bool(self.words or self.answers or self._again)
+
+    def take_made(self, most: int) -> Outgoing | None:
+        """Returns the first of these, if its body has no more bytes than that."""
+        for queue in (self.words, self.answers):
+            if queue:
+                return queue.popleft() if len(queue[0].body) <= most else None
+        if self._again and len(self._again[0].body) <= most:
+            frame = self._again.popleft()
+            return Outgoing(frame.header, frame.body)
+        return None
+
+    def choose(self, now: float, most: int) -> tuple[LinkTable, Away] | None:
+        """Returns the chunk to push next, which is under way from now on."""
+        if self.under_way >= self._window:
+            return None
+        found = self._choose_urgent(most) or self._choose_todo(now, most)
+        if found is not None:
+            found[1].busy = True
+            self.under_way += 1
+        return found
+
+    def _choose_urgent(self, most: int) -> tuple[LinkTable, Away] | None:
+        for _ in range(len(self._urgent)):
+            table, part = self._urgent.popleft()
+            if table.ready and table.chunk_bytes <= most:
+                part.urgent = False
+                if not part.busy:
+                    return table, part
+            else:
+                self._urgent.append((table, part))
+        return None
+
+    def _choose_todo(self, now: float, most: int) -> tuple[LinkTable, Away] | None:
+        while self._todo and self._todo[0][0].chunk_bytes <= most and self._pace.wait(now) == 0.0:
+            table, part = self._todo.popleft()
+            part.queued = False
+            if table.ready and not part.busy:
+                return table, part
+            self.passed(table, part, some=True)  # under way for a settle: the next pass has the rest
+        return None
+
+    def came_back(self, part: Away) -> None:
+        """A chunk is under way no more."""
+        part.frame, part.busy = None, False
+        self.under_way -= 1
