@@ -6,14 +6,16 @@ nothing half-updated. Words of different writers lie on different cache lines (`
 
     control segment                                 a table, somewhere in an arena
     +--------------------------------+              +---------------------------------------------+
-    | CONTROL: event, waiters, ...   |  4096 bytes  | TABLE: sizes, places, decisions, hyper      |  512 bytes
+    | CONTROL: event, waiters, ...   |  4096 bytes  | TABLE: sizes, places, decisions, hyper      |  768 bytes
     +--------------------------------+              +---------------------------------------------+
-    | WORKER 0: life, liveness, ...  |  512 bytes   | a mutex for each stripe                     |  LOCKS
+    | WORKER 0: life, liveness, ...  |  512 bytes   | LINE of worker 0, 1, ...: rounds, statistics|  LINES
     +--------------------------------+              +---------------------------------------------+
-    | WORKER 1                       |              | LINE of worker 0, 1, ...: rounds, statistics|  LINES
+    | WORKER 1                       |              | without rounds: a word for each stripe      |  WORDS
     +--------------------------------+              +---------------------------------------------+
-    | ... CAPACITY of them           |              | values (in rounds: twice)                   |  BUFFER_0, _1
+    | ... CAPACITY of them           |              | without rounds: hands of worker 0, 1, ...   |  HANDS
     +--------------------------------+              +---------------------------------------------+
+                                                    | values (in rounds: twice)                   |  BUFFER_0, _1
+                                                    +---------------------------------------------+
                                                     | the updater's arrays (in rounds: twice)     |  STATE_0, _1
                                                     +---------------------------------------------+
                                                     | in rounds: a slot for each worker           |  SLOTS
@@ -54,6 +56,8 @@ WORKER = Record(WORKER_STRIDE)
 LIFE = WORKER.mutex("life")  # held by a thread of the worker for as long as the session lives
 LIVENESS = WORKER.int32("liveness", apart=True)  # the node's word: FREE, ALIVE, LOST, GONE
 PID = WORKER.int32("pid")  # the node's word
+# the node's word: 1 .. 255, another one for each life of the worker's number, so that a dead owner's words are known
+LIFE_NUMBER = WORKER.int64("life_number")
 PARTICIPATION = WORKER.int32("participation", apart=True)  # the worker's word: NEVER, ACTIVE, LEFT
 # 1 once several threads used the session: one's waiting is not the worker's
 THREADED = WORKER.int32("threaded")
@@ -64,9 +68,9 @@ WAIT_KIND = WORKER.int32("wait_kind", apart=True)
 # bumped before and after the words below change, so that it is odd meanwhile
 WAIT_SEQ = WORKER.int32("wait_seq")
 WAIT_TABLE = WORKER.int32("wait_table")  # number of the table, or of the shared memory (below 0)
-# of a round: 0 collecting it, 1 folding it; of a reduction: how many take part
+# of a round: 0 collecting it, 1 folding it; of a reduction: how many take part; of a word: the worker that holds it
 WAIT_STAGE = WORKER.int32("wait_stage")
-# number of the barrier, step, clock or table; of a lock: its offset; of batches: whom it waits for, a bit each
+# number of the barrier, step, clock or table; of a lock or word: its offset; of batches: whom it waits for, a bit each
 WAIT_TARGET = WORKER.int64("wait_target")
 WAIT_SINCE = WORKER.int64("wait_since")  # CLOCK_MONOTONIC nanoseconds
 WAITED_NS = WORKER.int64("waited_ns")  # time spent in finished waits
@@ -78,10 +82,12 @@ FREE, ALIVE, LOST, GONE = 0, 1, 2, 3
 # PARTICIPATION
 NEVER, ACTIVE, LEFT = 0, 1, 2
 # WAIT_KIND
-NOT_WAITING, FOR_BARRIER, FOR_ROUND, FOR_CLOCK, FOR_TABLE, FOR_LOCK, FOR_REDUCTION, FOR_BATCHES = range(8)
+NOT_WAITING, FOR_BARRIER, FOR_ROUND, FOR_CLOCK, FOR_TABLE, FOR_LOCK, FOR_REDUCTION, FOR_BATCHES, FOR_WORD = (
+    range(9)
+)
 
 # -- a table -----------------------------------------------------------------------------------------------
-TABLE_HEADER = 512
+TABLE_HEADER = 768
 TABLE = Record(TABLE_HEADER)
 # written once, before anyone else sees the table
 MAGIC = TABLE.int64("magic")
@@ -92,8 +98,11 @@ ITEMSIZE = TABLE.int64("itemsize")
 COLUMNS = TABLE.int64("columns")
 TABLE_WORKERS = TABLE.int64("table_workers")
 MODE = TABLE.int64("mode")
-LOCKS = TABLE.int64("locks")  # from here to SLOTS: where parts begin, from the table's first byte
-LINES = TABLE.int64("lines")
+LINES = TABLE.int64("lines")  # from here to SLOTS: where parts begin, from the table's first byte
+WORDS = TABLE.int64(
+    "words"
+)  # one for each stripe: lock, version and owner at once, see kernels/stripe_words.py
+HANDS = TABLE.int64("hands")
 BUFFER_0 = TABLE.int64("buffer_0")
 BUFFER_1 = TABLE.int64("buffer_1")
 STATE_0 = TABLE.int64("state_0")
@@ -102,6 +111,9 @@ SLOTS = TABLE.int64("slots")
 SLOT_STRIDE = TABLE.int64("slot_stride")
 SMALL_SLOTS = TABLE.int64("small_slots")  # where a slot's small ones begin
 STATE_COUNT = TABLE.int64("state_count")  # arrays that the updater keeps
+SHIFT = TABLE.int64("shift")  # a row's word is number row >> SHIFT
+HAND_STRIDE = TABLE.int64("hand_stride")  # from one hand to the next
+KEPT = TABLE.int64("kept")  # bytes of a row that a hand keeps, and of each of its updater's arrays; 0: none
 TABLE_ID = TABLE.int64("table_id")
 CHUNK_SIZE = TABLE.int64("chunk_size")  # elements of a chunk
 CHUNK_COUNT = TABLE.int64("chunk_count")  # chunks of a round
@@ -128,13 +140,26 @@ ADDS = LINE.int64("adds")
 GETS = LINE.int64("gets")
 EXCHANGES = LINE.int64("exchanges")
 BYTES = LINE.int64("bytes")
-WAITED = LINE.int64("waited")
-RECOVERED = LINE.int64("recovered")
+# of words, one after another: those of dead owners, rows that these had half written, waits, nanoseconds waited
+COUNTS = LINE.int64("taken_over")
+TAKEN_OVER, PUT_BACK, WAITS, WAITED = (8 * i for i in range(4))
+LINE.int64("put_back")
+LINE.int64("waits")
+LINE_WAITED = LINE.int64("waited")  # and those of clocks
 STALENESS_LAST = LINE.int64("staleness_last")
 STALENESS_MAX = LINE.int64("staleness_max")
 STALENESS_SUM = LINE.int64("staleness_sum")
 STALENESS_COUNT = LINE.int64("staleness_count")
 SEEN = LINE.int64("seen")
+
+# a worker's hand in a table: what it is about to change, for whoever takes over if it dies
+HANDS_EACH = 2  # of a worker: so many of its threads change a table at once
+HAND_BYTES = 64
+HAND = Record(HAND_BYTES)
+HAND_WORD = HAND.int64("word")  # 1 + number of the word that is about to be held; 0: none
+HAND_ROW = HAND.int64("row")  # 1 + number of the row whose copy follows; 0: none
+HAND_POSITION = HAND.int64("position")  # how far the call has come: rows before this are done
+HAND_USER = HAND.int64("user")  # the life whose thread is using it; 0: nobody
 
 # a worker's line in the memory of a reduction
 REDUCTION_STRIDE = 128
@@ -153,7 +178,9 @@ ROUND_OPEN, ROUND_CHUNK, ROUND_NUMBER, ROUND_STAGE, ROUND_STAGED, ROUND_MEMBERS 
 ASYNCHRONOUS, SYNCHRONOUS, BOUNDED = 0, 1, 2
 
 TABLE_MAGIC = 0x6D756C7469763031
-STRIPE_BYTES = 128 * 1024
+STRIPE_BYTES = 128 * 1024  # of an array
+BLOCK_BYTES = 16 * 1024  # of a matrix: its stripes
+MOST_KEPT = 64 * 1024  # of a row with its state: wider ones are not kept while they are changed
 # measured, rounds of 1e7 floats, 2 workers: 11.8 ms with 256 KiB, 9.1, 10.6 with 1 MiB, 15.1 with 2
 CHUNK_BYTES = 512 * 1024
 
@@ -169,5 +196,5 @@ def worker_block(worker_id: int) -> int:
 
 
 def control_bytes(capacity: int) -> int:
-    """Returns the size of a control segment for ``capacity`` workers."""
-    return round_up(WORKERS + WORKER_STRIDE * capacity, PAGE)
+    """Returns the size of a control segment for ``capacity`` workers, and the node, which comes after them."""
+    return round_up(WORKERS + WORKER_STRIDE * (capacity + 1), PAGE)

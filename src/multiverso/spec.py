@@ -234,17 +234,34 @@ def checked_dtype(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Partition:
-    """How a table is cut into stripes, each under one lock. A row is never cut."""
+    """How a table is cut into stripes, each under one word. A row is never cut.
+
+    Attributes:
+        stripe_size: elements of a stripe.
+        stripe_count: how many there are.
+        shift: of a matrix: a stripe has ``1 << shift`` rows.
+        kept: bytes of a row, and of its part of each of the updater's arrays, that are kept while it is changed.
+    """
 
     stripe_size: int
     stripe_count: int
+    shift: int = 0
+    kept: int = 0
 
     @classmethod
     def of(cls, spec: TableSpec) -> Partition:
-        """Returns the stripes of a table: about 128 KiB each, whole rows of a matrix."""
-        unit = spec.columns if spec.kind == "matrix" else 1
-        length = max(1, at.STRIPE_BYTES // spec.itemsize // unit) * unit
-        return cls(length, math.ceil(spec.elements / length))
+        """Returns the stripes of a table: 128 KiB each; of a matrix as many rows, a power of two, as 16 KiB hold."""
+        if spec.kind == "array":
+            length = max(1, at.STRIPE_BYTES // spec.itemsize)
+            return cls(length, math.ceil(spec.elements / length))
+        row = spec.columns * spec.itemsize
+        shift = max(0, (at.BLOCK_BYTES // row).bit_length() - 1)
+        kept = row if row * (1 + len(spec.state_names)) <= at.MOST_KEPT else 0
+        return cls(spec.columns << shift, -(-spec.rows >> shift), shift, kept)
+
+    def hand_bytes(self, states: int) -> int:
+        """From one hand to the next: its words, and the copy of a row with its state."""
+        return at.round_up(at.HAND_BYTES + self.kept * (1 + states), at.CACHE_LINE)
 
 
 def chunk_of(spec: TableSpec) -> int:
@@ -256,8 +273,9 @@ def chunk_of(spec: TableSpec) -> int:
 class Places:
     """Offsets of a table's parts from its first byte, the end of what the node maps of it, and its size, in bytes."""
 
-    locks: int
     lines: int
+    words: int
+    hands: int
     buffers: tuple[int, int]
     states: tuple[int, int]
     slots: int
@@ -270,7 +288,10 @@ class Places:
 
     @classmethod
     def of(cls, spec: TableSpec, workers: int, synchronous: bool) -> Places:
-        """Lays a table out: header, locks, workers' lines, values (twice in sync mode), state, slots, local state."""
+        """Lays a table out: header, lines, words and hands, values, state, slots, local state.
+
+        In synchronous mode there are no words and hands, but slots, and values and state are there twice.
+        """
         end = at.TABLE_HEADER
 
         def take(size: int, align: int = at.PAGE) -> int:
@@ -280,9 +301,14 @@ class Places:
             return start
 
         whole = spec.elements * spec.itemsize
-        locks = take(Partition.of(spec).stripe_count * at.MUTEX_BYTES, at.CACHE_LINE)
-        lines = take(workers * at.LINE_STRIDE, at.CACHE_LINE)
+        lines = take((workers + 1) * at.LINE_STRIDE, at.CACHE_LINE)  # the node is the last worker
         head = end
+        words = hands = 0
+        if not synchronous:
+            partition = Partition.of(spec)
+            words = take(8 * partition.stripe_count, at.CACHE_LINE)
+            hand = partition.hand_bytes(len(spec.state_names))
+            hands = take(hand * at.HANDS_EACH * (workers + 1), at.CACHE_LINE)
         align = at.PAGE if whole >= at.PAGE else at.CACHE_LINE
         first = take(whole, align)
         state = take(whole * len(spec.state_names), align)
@@ -298,4 +324,6 @@ class Places:
         local_stride = at.round_up(whole * spec.per_worker, align)
         local = take(local_stride * workers, align)
         size = at.round_up(end, at.CACHE_LINE)
-        return cls(locks, lines, buffers, states, slots, stride, small, local, local_stride, head, size)
+        return cls(
+            lines, words, hands, buffers, states, slots, stride, small, local, local_stride, head, size
+        )

@@ -17,10 +17,10 @@ import multiverso as mv
 from multiverso import layout as at
 from multiverso.kernels import dense, rounds, rows, waits
 from multiverso.kernels.compiling import load_module
-from multiverso.memory import mutex
 from multiverso.memory.words import load32, load64, store64
 from multiverso.runtime import Node, Session
 from multiverso.runtime.link import Link
+from multiverso.testing import faults
 
 for module in (dense, rows, rounds):
     load_module(module.__name__, "float32")
@@ -96,19 +96,17 @@ def holding_a_lock(session: Session, table: Any) -> None:
     shard = table._shard
     stripe = load64(shard.base + at.STRIPE_SIZE)
     for number in range(3):
-        lock = shard.base + shard.places.locks + number * at.MUTEX_BYTES
-        assert mutex.lock(lock, 5.0) == 0
+        faults.hold_stripe(table, number)
         shard.values()[number * stripe :][: 10 if number == 2 else stripe] += 1
         if number == 2:
             die()
-        mutex.unlock(lock)
+        faults.free_stripe(table, number)
 
 
 def stopped_with_a_lock(session: Session, table: Any) -> None:
-    lock = table._shard.base + table._shard.places.locks
-    assert mutex.lock(lock, 5.0) == 0
+    faults.hold_stripe(table)
     os.kill(os.getpid(), signal.SIGSTOP)
-    mutex.unlock(lock)
+    faults.free_stripe(table)
 
 
 def before_its_slot_is_ready(session: Session, table: Any) -> None:

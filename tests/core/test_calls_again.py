@@ -13,11 +13,10 @@ import pytest
 from core_support import together
 
 import multiverso as mv
-from multiverso import layout as at
 from multiverso.errors import InterruptedRoundError, WaitTimeoutError
-from multiverso.memory import mutex
 from multiverso.runtime import Node, Session
 from multiverso.spec import Partition, TableSpec
+from multiverso.testing import faults
 
 STRIPE = Partition.of(TableSpec("array", 1, 10**6)).stripe_size
 SIZE = 3 * STRIPE
@@ -25,27 +24,15 @@ SIZE = 3 * STRIPE
 
 @contextmanager
 def last_stripe_held(table: Any) -> Iterator[None]:
-    """Another thread has the lock of the last stripe, as a process would that is stopped; nobody waits long for it."""
-    lock = table._shard.base + table._shard.places.locks + 2 * at.MUTEX_BYTES
-    held, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        assert mutex.lock(lock, 1.0) == 0
-        held.set()
-        done.wait(60)
-        mutex.unlock(lock)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert held.wait(30)
+    """Somebody has the last stripe, as a process would that is stopped; nobody waits long for it."""
+    faults.hold_stripe(table, 2)
     session, patience = table._session, table._session.timeout_seconds
     session.timeout_seconds = 0.01
     try:
         yield
     finally:
         session.timeout_seconds = patience
-        done.set()
-        thread.join(30)
+        faults.free_stripe(table, 2)
 
 
 ROWS, COLUMNS = 3, STRIPE

@@ -14,11 +14,11 @@ from core_support import outcome, together
 import multiverso as mv
 from multiverso.deadline import Deadline
 from multiverso.errors import WaitTimeoutError
-from multiverso.memory import mutex
 from multiverso.runtime import Node, Session
 from multiverso.runtime.patience import Patience
 from multiverso.runtime.reduce import Reducer
 from multiverso.tables.pending import Queue
+from multiverso.testing import faults
 
 
 def test_a_deadline() -> None:
@@ -125,12 +125,11 @@ def test_a_read_and_its_flush_have_one_deadline(monkeypatch: pytest.MonkeyPatch)
         table.add_async([1, 2, 3]).wait(30)
         monkeypatch.setattr(Queue, "flush", flush_noted)
         monkeypatch.setattr(Patience, "__init__", begin_noted)
-        lock = table._shard.base + table._shard.places.locks
-        assert mutex.lock(lock, 1.0) == 0
+        faults.hold_stripe(table)
         try:
             error = outcome(lambda: table.get(timeout_seconds=0.1))
         finally:
-            mutex.unlock(lock)
+            faults.free_stripe(table)
         assert isinstance(error, WaitTimeoutError)
         assert len(moments) == 2
         assert len(set(moments)) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +17,10 @@ from multiverso import kernels, updaters
 from multiverso import layout as at
 from multiverso.consistency.port import Call
 from multiverso.kernels import dense as dense_kernels
+from multiverso.kernels import locking
 from multiverso.kernels.compiling import compile_update, load_module
-from multiverso.memory import heap, mutex, segment
+from multiverso.memory import heap, segment
+from multiverso.memory.words import load32, store32, store64
 from multiverso.shards.shard import Shard, initialise
 from multiverso.spec import DTYPES, MODES, Partition, Places, TableSpec
 from multiverso.updaters import Updater
@@ -190,75 +193,85 @@ def test_an_add_that_was_stopped_goes_on_where_it_was(size: int, start: int, me:
     assert touched == {(first + i) % stripes for i in range(done, stripes)}
 
 
-def test_a_held_lock_stops_a_kernel_after_a_slice_and_is_named() -> None:
+def live(worker: int, life: int = 1) -> None:
+    """A life of a worker's number."""
+    block = CONTROL + at.worker_block(worker)
+    store64(block + at.LIFE_NUMBER, life)
+    store32(block + at.LIVENESS, at.ALIVE)
+
+
+@pytest.fixture
+def alive() -> Iterator[None]:
+    for worker in range(WORKERS):
+        live(worker)
+    yield
+    _control[:] = 0
+
+
+def take(shard: Shard, stripe: int, worker: int = 2) -> None:
+    assert locking.hold_stripe.compiled()(CONTROL, shard.base, worker, stripe) == 0
+
+
+def test_a_held_stripe_stops_a_kernel_after_a_slice_and_is_named(alive: None) -> None:
     shard = table(TableSpec("array", 1, 3 * one_stripe))
-    last = shard.base + shard.places.locks + 2 * at.MUTEX_BYTES
     dense = compiled("dense", "float32")
-    import threading
-
-    held, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        assert mutex.lock(last, 1.0) == 0
-        held.set()
-        done.wait(30)
-        mutex.unlock(last)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait(30)
+    take(shard, 2)
     call = new()
     code = dense.add(CONTROL, shard.base, 0, 0, np.ones(3 * one_stripe, "f4"), call)
     assert code == kernels.TIMED_OUT
     assert (_calls[-1].done.value, _calls[-1].complete.value) == (2, 0)
-    assert mutex.owner_pid(last) == os.getpid()
-    done.set()
-    thread.join(30)
+    block = CONTROL + at.worker_block(0)
+    assert (load32(block + at.WAIT_KIND), load32(block + at.WAIT_STAGE)) == (at.FOR_WORD, 2)
+    locking.free_stripe.compiled()(shard.base, 2, 2)
     assert dense.add(CONTROL, shard.base, 0, 0, np.ones(3 * one_stripe, "f4"), call) == 0
     assert (_calls[-1].done.value, _calls[-1].complete.value) == (0, 1)
     assert (shard.values() == 1).all()
 
 
-def take_and_die(lock: int) -> None:
-    """A thread takes a lock and ends: its end is its owner's death."""
-    import threading
-    from pathlib import Path
-
-    thread = threading.Thread(target=mutex.lock, args=(lock, 1.0))
-    thread.start()
-    thread.join(30)
-    while Path(
-        f"/proc/self/task/{thread.native_id}"
-    ).exists():  # joined a moment before the kernel lets go of it
-        threading.Event().wait(0.001)
-
-
-def test_a_lock_whose_owner_died_is_taken_over_and_counted() -> None:
+def test_a_stripe_whose_owner_died_is_taken_over_and_counted(alive: None) -> None:
     shard = table(TableSpec("matrix", 10, 1))
-    lock = shard.base + shard.places.locks
     dense, ones, ids = compiled("dense", "float32"), np.ones(10, "f4"), np.arange(10)
     by_row = compiled("rows", "float32")
+    one = np.zeros(1, np.int64)
     calls = (
         lambda: dense.add(CONTROL, shard.base, 0, 0, ones, new()),
         lambda: dense.get(CONTROL, shard.base, 0, ones.copy(), 0, new()),
         lambda: dense.exchange(CONTROL, shard.base, 0, 0, ones.copy(), ones.copy(), 0, new()),
         lambda: by_row.add_rows(CONTROL, shard.base, 0, 0, ids, ones, new()),
         lambda: by_row.get_rows(CONTROL, shard.base, 0, ids, ones.copy(), 0, new()),
+        lambda: by_row.exchange_rows(CONTROL, shard.base, 0, 0, ids, ones.copy(), ones.copy(), 0, new()),
+        lambda: by_row.get_stripes(CONTROL, shard.base, 0, one, one.copy(), ones.copy(), 0, new()),
         lambda: dense.put(CONTROL, shard.base, 0, ones, new()),
     )
     for number, call in enumerate(calls, 1):
-        take_and_die(lock)
+        take(shard, 0)
+        live(2, life=number + 1)  # it has died, and its number has come again
         assert call() == 0
         assert shard.statistics(0)["locks_recovered"] == number
+        locking.enter.compiled()(CONTROL, shard.base, 2)
     assert shard.values()[0] == 1
+    assert shard.statistics(2)["locks_recovered"] == 0
 
 
-def test_an_unrecoverable_lock_stops_before_data_is_touched() -> None:
-    shard = table(TableSpec("array", 1, 10))
-    lock = shard.base + shard.places.locks
-    take_and_die(lock)
-    assert mutex.lock(lock, 5.0) == mutex.OWNER_DEAD
-    mutex.unlock(lock)  # without making it consistent
-    code = compiled("dense", "float32").add(CONTROL, shard.base, 0, 0, np.ones(10, "f4"), new())
-    assert code == kernels.NOT_RECOVERABLE
+def test_a_new_life_of_a_number_lets_go_of_what_the_last_one_held(alive: None) -> None:
+    shard = table(TableSpec("matrix", 10, 1))
+    take(shard, 0)
+    live(2, life=2)
+    locking.enter.compiled()(CONTROL, shard.base, 2)
+    assert shard.statistics(2)["locks_recovered"] == 1
+    take(shard, 0)
+    locking.enter.compiled()(CONTROL, shard.base, 2)  # not of this life
+    assert shard.statistics(2)["locks_recovered"] == 1
+
+
+def test_threads_of_a_worker_have_a_hand_each_and_wait_for_one(alive: None) -> None:
+    shard = table(TableSpec("matrix", 3, 10_000))
+    take(shard, 0)
+    take(shard, 1)
+    add = compiled("rows", "float32").add_rows
+    arguments = (CONTROL, shard.base, 0, 2, np.array([2]), np.ones(10_000, "f4"))
+    assert add(*arguments, new()) == kernels.TIMED_OUT
     assert not shard.values().any()
+    locking.free_stripe.compiled()(shard.base, 2, 0)
+    assert add(*arguments, new()) == 0
+    assert (shard.values()[-10_000:] == 1).all()

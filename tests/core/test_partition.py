@@ -39,13 +39,18 @@ def test_stripes_cover_every_element_once(spec: TableSpec) -> None:
 
 @settings(deadline=None)
 @given(specs)
-def test_a_row_is_never_cut_and_a_stripe_is_about_128_kib(spec: TableSpec) -> None:
+def test_a_row_is_never_cut_and_a_stripe_is_as_large_as_may_be(spec: TableSpec) -> None:
+    """128 KiB of an array; of a matrix as many rows, a power of two, as 16 KiB hold."""
     part = Partition.of(spec)
-    unit = spec.columns if spec.kind == "matrix" else 1
-    assert part.stripe_size % unit == 0
-    assert part.stripe_size * spec.itemsize <= max(at.STRIPE_BYTES, unit * spec.itemsize)
-    if part.stripe_count > 1:
-        assert (part.stripe_size + unit) * spec.itemsize > at.STRIPE_BYTES
+    if spec.kind == "array":
+        assert part.stripe_size * spec.itemsize == at.STRIPE_BYTES
+    else:
+        rows, row = part.stripe_size // spec.columns, spec.columns * spec.itemsize
+        assert part.stripe_size % spec.columns == 0
+        assert rows == 1 << part.shift
+        assert rows * row <= max(at.BLOCK_BYTES, row)
+        assert 2 * rows * row > at.BLOCK_BYTES
+    assert (part.stripe_count - 1) * part.stripe_size < spec.elements <= part.stripe_count * part.stripe_size
 
 
 @settings(deadline=None)
@@ -53,8 +58,11 @@ def test_a_row_is_never_cut_and_a_stripe_is_about_128_kib(spec: TableSpec) -> No
 def test_the_parts_of_a_table_do_not_overlap(spec: TableSpec, workers: int, synchronous: bool) -> None:
     places = Places.of(spec, workers, synchronous)
     whole = spec.elements * spec.itemsize
-    parts = [(0, at.TABLE_HEADER), (places.locks, Partition.of(spec).stripe_count * at.MUTEX_BYTES)]
-    parts.append((places.lines, workers * at.LINE_STRIDE))
+    parts = [(0, at.TABLE_HEADER), (places.lines, (workers + 1) * at.LINE_STRIDE)]
+    if not synchronous:
+        part = Partition.of(spec)
+        hands = at.HANDS_EACH * (workers + 1) * part.hand_bytes(len(spec.state_names))
+        parts += [(places.words, 8 * part.stripe_count), (places.hands, hands)]
     parts += [(buffer, whole) for buffer in sorted(set(places.buffers))]
     if spec.state_names:
         parts += [(state, whole * len(spec.state_names)) for state in sorted(set(places.states))]

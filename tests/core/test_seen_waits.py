@@ -15,10 +15,10 @@ import multiverso as mv
 from multiverso import layout as at
 from multiverso.errors import DeadlockError, WaitTimeoutError
 from multiverso.kernels import waits
-from multiverso.memory import mutex
 from multiverso.memory.words import store32, store64
 from multiverso.runtime import Node, Session, observe
 from multiverso.runtime.reduce import SMALL_BYTES, Reducer
+from multiverso.testing import faults
 
 SIZES = {"small": 3, "chunks": SMALL_BYTES}
 
@@ -112,7 +112,6 @@ def test_a_worker_that_waits_for_a_lock_shows_so(operation: str) -> None:
     """In ``multiverso top`` (the node's view) and for SIGUSR1 (its own)."""
     with Node(1) as node, Session(node.address, timeout_seconds=60) as session:
         table = mv.MatrixTableHandler(3, 1, name="stuck", session=session)
-        lock = table._shard.base + table._shard.places.locks
         one, other = np.ones(3, "f4"), np.zeros(3, "f4")
         calls: dict[str, Any] = {
             "add": lambda: table.add(one),
@@ -120,7 +119,7 @@ def test_a_worker_that_waits_for_a_lock_shows_so(operation: str) -> None:
             "exchange": lambda: table.exchange(one, other),
             "rows": lambda: table.get([1]),
         }
-        assert mutex.lock(lock, 1.0) == 0
+        faults.hold_stripe(table)
         try:
             waiting = threading.Thread(target=calls[operation])
             waiting.start()
@@ -128,7 +127,7 @@ def test_a_worker_that_waits_for_a_lock_shows_so(operation: str) -> None:
             said = session.wait_graph().describe(time.monotonic_ns())
             (shown,) = observe(node.address)["workers"]
         finally:
-            mutex.unlock(lock)
+            faults.free_stripe(table)
         waiting.join(30)
         assert session.control.worker(0).wait is None
         assert session.statistics()["tables"]["stuck"]["wait_seconds"] > 0

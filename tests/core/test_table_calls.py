@@ -13,6 +13,7 @@ from core_support import MODES, together
 import multiverso as mv
 from multiverso.errors import (
     DtypeMismatchError,
+    MultiversoError,
     RowIdError,
     ShapeMismatchError,
     WaitTimeoutError,
@@ -168,4 +169,111 @@ def test_reads_say_what_they_return(kind: Any) -> None:
         method = getattr(kind, name, None)
         if method is not None:
             results = {overload.__annotations__["return"] for overload in typing.get_overloads(method)}
-            assert results == {"Array", "Out"}, (kind, name)
+            assert results - {"tuple[RowIds, Array]"} == {"Array", "Out"}, (kind, name)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_learning_rate_is_set_for_all_workers(mode: str) -> None:
+    def work(session: Session) -> Any:
+        table = mv.ArrayTableHandler(3, session=session, updater=mv.updaters.momentum(0.5, 0.0))
+        session.barrier()
+        if session.worker_id == 0:
+            table.learning_rate = 0.25
+        session.barrier()
+        if session.worker_id == 1:
+            table.add([4, 4, 4])
+        session.barrier()
+        return table.learning_rate, table.get().tolist()
+
+    assert together(work, 2, **MODES[mode]) == [(0.25, [-1, -1, -1])] * 2
+
+
+def test_a_learning_rate_is_refused_where_it_makes_no_sense(alone: Session) -> None:
+    table = mv.ArrayTableHandler(3, session=alone, updater="adam")
+    for wrong in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="learning rate"):
+            table.learning_rate = wrong
+    assert table.learning_rate == pytest.approx(0.001)
+    plain = mv.ArrayTableHandler(3, session=alone)
+    with pytest.raises(MultiversoError, match="has no learning rate"):
+        plain.learning_rate = 0.1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_only_the_rows_that_changed_are_read(mode: str) -> None:
+    """All of a stripe: here 16 KiB are 256 rows of 16 numbers."""
+
+    def work(session: Session) -> Any:
+        table = mv.MatrixTableHandler(1000, 16, session=session)
+        everything = np.arange(1000)
+        ids, values = table.get(changed=True)
+        first = np.array_equal(ids, everything) and not values.any()
+        session.barrier()
+        if session.worker_id == 0:
+            table.add(np.ones((2, 16)), row_ids=[3, 700])
+        session.barrier()
+        ids, values = table.get(changed=True)
+        expected = np.zeros((1000, 16))
+        expected[[3, 700]] = 1
+        changed = everything if mode == "sync" else np.r_[0:256, 512:768]
+        second = np.array_equal(ids, changed) and np.array_equal(values, expected[changed])
+        session.barrier()
+        ids, values = table.get(changed=True)
+        third = ids.size == (1000 if mode == "sync" else 0) and values.shape == (ids.size, 16)
+        table.add(np.ones((1, 16)), row_ids=[999])  # the last stripe is a part of one; one's own adds count
+        if mode == "sync":
+            table.get()
+        ids, values = table.get(changed=True)
+        session.barrier()
+        return first, second, third, ids[-1], values[-1, 0] >= 1
+
+    for found in together(work, 2, **MODES[mode]):
+        assert found == (True, True, True, 999, True)
+
+
+def test_a_choice_of_rows_beside_those_that_changed_is_refused(alone: Session) -> None:
+    table = mv.MatrixTableHandler(4, 2, session=alone)
+    for options in ({"row_ids": [1]}, {"out": np.empty((4, 2), "f4")}, {"dtype": "float16"}):
+        with pytest.raises(ValueError, match="chooses the rows by itself"):
+            table.get(changed=True, **options)
+
+
+def test_what_changes_while_it_is_read_is_read_the_next_time() -> None:
+    """One worker mirrors the table by what changed while the others add: nothing is missed."""
+
+    def work(session: Session) -> Any:
+        table = mv.MatrixTableHandler(3000, 16, session=session)
+        mirror = np.zeros((3000, 16), "f4")
+        random = np.random.default_rng(session.worker_id)
+        if session.worker_id == 0:
+            while table.version < 2 * 200:
+                ids, values = table.get(changed=True)
+                mirror[ids] = values
+            session.barrier()
+            ids, values = table.get(changed=True)
+            mirror[ids] = values
+            return np.array_equal(mirror, table.get())
+        for turn in range(200):
+            rows = random.integers(0, 3000, 5)
+            (table.exchange if turn % 2 else table.add)(
+                *(
+                    (np.ones((5, 16), "f4"), np.zeros((5, 16), "f4"))
+                    if turn % 2
+                    else (np.ones((5, 16), "f4"),)
+                ),
+                row_ids=rows,
+            )
+        session.barrier()
+        return True
+
+    assert together(work, 3) == [True] * 3
+
+
+def test_rows_of_any_kind_of_ids_and_repeated_ones_are_exchanged(alone: Session) -> None:
+    """Of a row that is named twice both differences count, and both get the sum."""
+    for kind in ("i1", "u1", "i4", "u8"):
+        table = mv.MatrixTableHandler(6, 3, session=alone)
+        local, last = np.full((3, 3), 2.0, "f4"), np.zeros((3, 3), "f4")
+        table.exchange(local, last, row_ids=np.array([5, 0, 5], kind))
+        assert local[:, 0].tolist() == last[:, 0].tolist() == [4, 2, 4]
+        assert table.get([5, 5, 0])[:, 0].tolist() == [4, 4, 2]

@@ -26,11 +26,11 @@ from multiverso.errors import (
     WaitTimeoutError,
     WorkerLostError,
 )
-from multiverso.memory import mutex
 from multiverso.runtime import Node, Session
 from multiverso.runtime.patience import Patience
 from multiverso.runtime.wait_graph import Wait, WaitGraph, WorkerState
 from multiverso.shards.progress import TableProgress, WorkerProgress
+from multiverso.testing import faults
 
 
 def state(worker_id: int, wait: Wait | None = None, **changes: Any) -> WorkerState:
@@ -297,22 +297,10 @@ def test_a_wait_that_others_keep_waking_still_has_its_deadline() -> None:
 def test_a_lock_that_is_held_names_its_holder() -> None:
     with Node(1) as node, Session(node.address) as session:
         table = mv.ArrayTableHandler(3, [1, 2, 3], session=session)
-        lock = table._shard.base + table._shard.places.locks
-        held, done = threading.Event(), threading.Event()
-
-        def hold() -> None:
-            assert mutex.lock(lock, 1.0) == 0
-            held.set()
-            assert done.wait(30)
-            mutex.unlock(lock)
-
-        thread = threading.Thread(target=hold)
-        thread.start()
-        assert held.wait(30)
+        faults.hold_stripe(table)
         with pytest.raises(WaitTimeoutError, match=f"process {os.getpid()} holds the lock"):
             table.get(timeout_seconds=0.1)
-        done.set()
-        thread.join(30)
+        faults.free_stripe(table)
         np.testing.assert_array_equal(table.get(), [1, 2, 3])
 
 

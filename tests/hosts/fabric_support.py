@@ -44,6 +44,10 @@ class Adder:
         self._shard, self._worker, self._call = shard, worker_id, Call()
         self._add = dense.add.compiled(shard.spec.dtype)
         self._control = np.zeros(at.control_bytes(WORKERS) // 8, np.int64)
+        for number in range(WORKERS + 1):
+            block = int(self._control.ctypes.data) + at.worker_block(number)
+            words.store64(block + at.LIFE_NUMBER, 1)
+            words.store32(block + at.LIVENESS, at.ALIVE)
 
     def add(self, delta: Any) -> None:
         self._call.done.value = 0

@@ -16,6 +16,7 @@ SCHEDULES = {
     "barriers": 700,
     "clocks": 700,
     "locks": 500,
+    "rows": 900,
     "reduce_small": 700,
     "reduce_in_chunks": 400,
 }

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from multiverso import kernels
-from multiverso.consistency.port import Array, Call, CompiledRule, Port, RowIds, bad_row
+from multiverso.consistency.port import Array, Call, CompiledRule, Port, RowIds, Versions, bad_row
 from multiverso.deadline import Deadline
-from multiverso.kernels import dense, rows, rules
+from multiverso.kernels import dense, locking, rows, rules
 
 NO_TICK, TICK = 0, 1
 
@@ -17,17 +17,21 @@ class Asynchronous:
 
     ticks = NO_TICK  # of this worker's clock, at each read
     open_round: str | None = None
+    in_rounds = False
 
     def __init__(self, port: Port) -> None:
         self.port = port
         self._control, self._base, self._me = port.control, port.base, port.worker_id
         self._update = port.update
         dtype = port.spec.dtype
+        locking.enter.compiled()(self._control, self._base, self._me)
         self._add, self._get = dense.add.compiled(dtype), dense.get.compiled(dtype)
         self._put, self._exchange = dense.put.compiled(dtype), dense.exchange.compiled(dtype)
         self._version = dense.version.compiled()
         if port.spec.kind == "matrix":
             self._add_rows, self._get_rows = rows.add_rows.compiled(dtype), rows.get_rows.compiled(dtype)
+            self._exchange_rows = rows.exchange_rows.compiled(dtype)
+            self._get_stripes = rows.get_stripes.compiled(dtype)
 
     def add(self, delta: Array, call: Call, deadline: Deadline | None = None) -> None:
         arguments = (self._control, self._base, self._update, self._me, delta, call.address)
@@ -93,6 +97,45 @@ class Asynchronous:
         if code:
             self._resume_rows(code, ids, lambda: self._get_rows(*arguments), deadline)
 
+    def exchange_rows(
+        self, ids: RowIds, local: Array, last: Array, call: Call, deadline: Deadline | None
+    ) -> None:
+        arguments = (
+            self._control,
+            self._base,
+            self._update,
+            self._me,
+            ids,
+            local,
+            last,
+            self.ticks,
+            call.address,
+        )
+        kernel = self._exchange_rows
+        code = kernel(*arguments)
+        if code:
+            self._resume_rows(code, ids, lambda: kernel(*arguments), deadline)
+
+    def changed_stripes(self, seen: Versions, found: Versions) -> int:
+        return int(rows.changed_stripes.compiled()(self._base, self._me, seen, found))
+
+    def get_stripes(
+        self, stripes: Versions, versions: Versions, out: Array, call: Call, deadline: Deadline | None
+    ) -> None:
+        arguments = (
+            self._control,
+            self._base,
+            self._me,
+            stripes,
+            versions,
+            out,
+            self.ticks,
+            call.address,
+        )
+        code = self._get_stripes(*arguments)
+        if code:
+            self._resume(code, lambda: self._get_stripes(*arguments), deadline)
+
     def get_rows_again(self, ids: RowIds, out: Array) -> None:
         call = Call()
         arguments = (self._control, self._base, self._me, ids, out, NO_TICK, call.address)
@@ -131,7 +174,7 @@ class Asynchronous:
         pass
 
     def _resume(self, code: int, again: Callable[[], int], deadline: Deadline | None) -> None:
-        """Goes on where a kernel stopped at a lock that it did not get in half a second."""
+        """Goes on where a kernel stopped at a word that it did not get in half a second."""
         self.port.resume(code, again, deadline, f"a lock of {self.port.name}")
 
     def _resume_rows(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from multiverso import layout as at
 from multiverso.consistency.asynchronous import TICK, Asynchronous
-from multiverso.consistency.port import Array, Call, CompiledRule, Port, RowIds
+from multiverso.consistency.port import Array, Call, CompiledRule, Port, RowIds, Versions
 from multiverso.deadline import Deadline
 from multiverso.kernels import waits
 from multiverso.memory.words import load64
@@ -42,6 +42,18 @@ class Bounded(Asynchronous):
     def get_rows(self, ids: RowIds, out: Array, call: Call, deadline: Deadline | None) -> None:
         self._wait(deadline)
         super().get_rows(ids, out, call, deadline)
+
+    def exchange_rows(
+        self, ids: RowIds, local: Array, last: Array, call: Call, deadline: Deadline | None
+    ) -> None:
+        self._wait(deadline)
+        super().exchange_rows(ids, local, last, call, deadline)
+
+    def get_stripes(
+        self, stripes: Versions, versions: Versions, out: Array, call: Call, deadline: Deadline | None
+    ) -> None:
+        self._wait(deadline)
+        super().get_stripes(stripes, versions, out, call, deadline)
 
     def _wait(self, deadline: Deadline | None) -> None:
         """May this read go ahead? Waits until it may."""

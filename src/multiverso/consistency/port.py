@@ -30,6 +30,7 @@ from multiverso.spec import TableSpec
 
 Array = npt.NDArray[Any]
 RowIds = npt.NDArray[np.int64]
+Versions = npt.NDArray[np.int64]
 
 
 class Call:
@@ -126,7 +127,13 @@ class Consistency(Protocol):
     Each method goes on where ``call`` says that an earlier one stopped, and may raise what a wait may raise:
     WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError. ``deadline`` None is the session's own time
     from when it first has to wait.
+
+    Attributes:
+        in_rounds: whether adds take effect in rounds. If so, an exchange of rows is an ``add_rows`` and a
+            ``get_rows``, and stripes have no versions.
     """
+
+    in_rounds: bool
 
     def add(self, delta: Array, call: Call, deadline: Deadline | None = None) -> None:
         """Adds to the whole table."""
@@ -151,8 +158,21 @@ class Consistency(Protocol):
     def get_rows(self, ids: RowIds, out: Array, call: Call, deadline: Deadline | None) -> None:
         """Reads some rows."""
 
+    def exchange_rows(
+        self, ids: RowIds, local: Array, last: Array, call: Call, deadline: Deadline | None
+    ) -> None:
+        """Pushes ``local - last`` of some rows and pulls the result into both; RowIdError before anything changes."""
+
     def get_rows_again(self, ids: RowIds, out: Array) -> None:
         """As ``get_again``."""
+
+    def changed_stripes(self, seen: Versions, found: Versions) -> int:
+        """Writes the numbers of the stripes of a matrix whose version is not the one seen; returns how many."""
+
+    def get_stripes(
+        self, stripes: Versions, versions: Versions, out: Array, call: Call, deadline: Deadline | None
+    ) -> None:
+        """Reads stripes of a matrix one after another, and the version that each has."""
 
     def snapshot(self, out: Array) -> None:
         """Reads the whole table outside the rounds and clocks."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from multiverso import layout as at
-from multiverso.consistency.port import Array, Call, CompiledRule, Port, RowIds, bad_row
+from multiverso.consistency.port import Array, Call, CompiledRule, Port, RowIds, Versions, bad_row
 from multiverso.deadline import Deadline
 from multiverso.errors import InterruptedRoundError, WaitTimeoutError
 from multiverso.kernels import rounds, rules
@@ -23,6 +23,8 @@ class Synchronous:
     Everything about the unfinished round is in ``_progress``, which only kernels write (``kernels.rounds``): an
     exception may come between any two steps here.
     """
+
+    in_rounds = True
 
     def __init__(self, port: Port) -> None:
         self.port = port
@@ -77,6 +79,19 @@ class Synchronous:
             call.address,
         )
         self._read("get", lambda: rounds.read_rows.compiled(self._dtype)(*arguments), deadline)
+
+    def exchange_rows(
+        self, ids: RowIds, local: Array, last: Array, call: Call, deadline: Deadline | None
+    ) -> None:
+        raise AssertionError("in rounds an exchange of rows is an add and a get")
+
+    def changed_stripes(self, seen: Versions, found: Versions) -> int:
+        raise AssertionError("in rounds stripes have no versions")
+
+    def get_stripes(
+        self, stripes: Versions, versions: Versions, out: Array, call: Call, deadline: Deadline | None
+    ) -> None:
+        raise AssertionError("in rounds stripes have no versions")
 
     def get_rows_again(self, ids: RowIds, out: Array) -> None:
         self._check_rows(ids)

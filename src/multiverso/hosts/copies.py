@@ -65,10 +65,12 @@ class Copy:
     Args:
         shard: the table, all of it mapped.
         chunk_bytes: the most that travels in one frame; the same on all hosts.
+        control: address of the job's control segment, which tells which owners of stripes are dead; 0: none are.
     """
 
-    def __init__(self, shard: Shard, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(self, shard: Shard, chunk_bytes: int = CHUNK_BYTES, control: int = 0) -> None:
         self.shard = shard
+        self._control = control
         self.dtype = np.dtype(shard.spec.dtype)
         self.elements = shard.spec.elements
         self.chunks = chunks_of(
@@ -127,7 +129,7 @@ class Copy:
         while True:
             if self._closed.is_set():
                 raise ClosedError(f"table {self.shard.header['table_id']} is closed")
-            code = kernel(self.shard.base, chunk.low, agreed, frame, address)
+            code = kernel(self._control, self.shard.base, chunk.low, agreed, frame, address)
             if code == DONE:
                 return int(record[1])
             if code != TIMED_OUT:  # a lock's owner is stopped: it is waited for, as workers do

@@ -27,18 +27,12 @@ from multiverso import layout as at
 from multiverso.kernels.atomics import (
     array_at,
     load64,
-    monotonic_ns,
-    mutex_consistent,
-    mutex_timedlock,
-    mutex_trylock,
-    mutex_unlock,
     store64,
 )
-from multiverso.kernels.codes import BUSY, DONE, HELD, OWNER_DEAD
+from multiverso.kernels.codes import DONE, HELD
 from multiverso.kernels.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.dense import version_of
-from multiverso.kernels.locking import stripe_mutex
-from multiverso.kernels.waits import SLICE_NANOSECONDS
+from multiverso.kernels.locking import lock_stripe, unlock_stripe
 
 # a caller's record, in int64 words: elements done, and what was found on the way: bits of the two below
 AGREEING_DONE, AGREEING_FOUND = 0, 8
@@ -47,21 +41,14 @@ REST = 2  # S is not the value itself now: rounding has left something for the n
 
 
 @inner
-def hold_block(base, block):
-    """Locks a stripe for the node: HELD, or why not after a slice of waiting."""
-    mutex = stripe_mutex(base, block)
-    code = mutex_trylock(mutex)
-    if code == BUSY:
-        code = mutex_timedlock(mutex, monotonic_ns() + SLICE_NANOSECONDS)
-    if code == OWNER_DEAD:
-        mutex_consistent(mutex)
-        code = HELD
-    return code
+def hold_block(control, base, block):
+    """Takes a stripe for the node, which is a table's last worker: HELD, or why not after a slice of waiting."""
+    return lock_stripe(control, base, load64(base + at.TABLE_WORKERS), block)
 
 
 @inner
 def release_block(base, block):
-    mutex_unlock(stripe_mutex(base, block))
+    unlock_stripe(base, load64(base + at.TABLE_WORKERS), block)
 
 
 # -- one number ------------------------------------------------------------------------------------------------
@@ -164,7 +151,7 @@ def _differ(values, agreed, frame, one):
 
 
 @inner
-def _each_block(base, low, agreed, frame, record, do):
+def _each_block(control, base, low, agreed, frame, record, do):
     one = frame.dtype.type(1)
     length, size = load64(base + at.STRIPE_SIZE), frame.size
     values = array_at(base + load64(base + at.BUFFER_0), low + size, frame)
@@ -172,7 +159,7 @@ def _each_block(base, low, agreed, frame, record, do):
     while a < size:
         block = (low + a) // length
         b = min(size, (block + 1) * length - low)
-        code = hold_block(base, block)
+        code = hold_block(control, base, block)
         if code != HELD:
             return code
         found = do(values[low + a : low + b], agreed[a:b], frame[a:b], one)
@@ -185,39 +172,39 @@ def _each_block(base, low, agreed, frame, record, do):
 
 
 @kernel
-def push(base: Address, low: Int, agreed: Data, frame: Data, record: Address) -> Int:
+def push(control: Address, base: Address, low: Int, agreed: Data, frame: Data, record: Address) -> Int:
     """The host takes what has changed in its copy: into ``frame``, and into S."""
-    return _each_block(base, low, agreed, frame, record, _push)
+    return _each_block(control, base, low, agreed, frame, record, _push)
 
 
 @kernel
-def serve(base: Address, low: Int, agreed: Data, frame: Data, record: Address) -> Int:
+def serve(control: Address, base: Address, low: Int, agreed: Data, frame: Data, record: Address) -> Int:
     """The home takes what was pushed, and leaves its answer in ``frame``."""
-    return _each_block(base, low, agreed, frame, record, _serve)
+    return _each_block(control, base, low, agreed, frame, record, _serve)
 
 
 @kernel
-def land(base: Address, low: Int, agreed: Data, frame: Data, record: Address) -> Int:
+def land(control: Address, base: Address, low: Int, agreed: Data, frame: Data, record: Address) -> Int:
     """What the other side has sent goes into this side's values and S."""
-    return _each_block(base, low, agreed, frame, record, _land)
+    return _each_block(control, base, low, agreed, frame, record, _land)
 
 
 @kernel
-def catch_up(base: Address, low: Int, agreed: Data, frame: Data, record: Address) -> Int:
+def catch_up(control: Address, base: Address, low: Int, agreed: Data, frame: Data, record: Address) -> Int:
     """``frame`` is the home's S itself: V goes as far as that is from ours, which it replaces."""
-    return _each_block(base, low, agreed, frame, record, _catch_up)
+    return _each_block(control, base, low, agreed, frame, record, _catch_up)
 
 
 @kernel
-def begin(base: Address, low: Int, agreed: Data, frame: Data, record: Address) -> Int:
+def begin(control: Address, base: Address, low: Int, agreed: Data, frame: Data, record: Address) -> Int:
     """The home takes the first push of a host; S and the answer in ``frame`` are its values themselves."""
-    return _each_block(base, low, agreed, frame, record, _begin)
+    return _each_block(control, base, low, agreed, frame, record, _begin)
 
 
 @kernel
-def differ(base: Address, low: Int, agreed: Data, frame: Data, record: Address) -> Int:
+def differ(control: Address, base: Address, low: Int, agreed: Data, frame: Data, record: Address) -> Int:
     """The difference of this side's values to S, which stays as it is: for a wire format that leaves something out."""
-    return _each_block(base, low, agreed, frame, record, _differ)
+    return _each_block(control, base, low, agreed, frame, record, _differ)
 
 
 @kernel

@@ -195,6 +195,10 @@ def prefetch(address: int) -> None:
     """Sends for a cache line that is going to be needed; any address may be asked for."""
 
 
+def prefetch_to_write(address: int) -> None:
+    """As ``prefetch``, of a cache line that is going to be changed."""
+
+
 def pause() -> None:
     """Gives the other thread of this core its turn, for a moment."""
 

@@ -1,4 +1,4 @@
-"""Whole tables, asynchronously: one stripe after another, each under its lock.
+"""Whole tables, asynchronously: one stripe after another, each under its word.
 
 The inner loops are functions of their own that get slices: written as ``for i in range(lo, hi)`` over whole
 arrays they lose their vector code. A worker begins at its own stripe, so that workers do not queue up.
@@ -8,13 +8,23 @@ arrays they lose their vector code. A worker begins at its own stripe, so that w
 from __future__ import annotations
 
 from multiverso import layout as at
-from multiverso.kernels.atomics import add64, array_at, call_update, load64, scratch, store64
-from multiverso.kernels.codes import HELD
+from multiverso.kernels.atomics import (
+    add64,
+    array_at,
+    call_update,
+    fence_acquire,
+    load64,
+    load_acquire64,
+    scratch,
+    store64,
+)
 from multiverso.kernels.declaring import Address, Data, Int, inner, kernel
-from multiverso.kernels.locking import lock_stripe, unlock_stripe
+from multiverso.kernels.locking import rows_of
+from multiverso.kernels.stripe_words import OWNER, drop_hand, give_back, hold, let_go, owner_of, take_hand
 from multiverso.kernels.waits import line_of, tick
 
 _CHUNK = 4096
+_TRIES = 4  # of a read of a stripe without its word
 
 
 @inner
@@ -129,22 +139,52 @@ def add(
 ) -> Int:
     values = array_at(base + load64(base + at.BUFFER_0), delta.size, delta)
     stripes, length = load64(base + at.STRIPE_COUNT), load64(base + at.STRIPE_SIZE)
+    rows = rows_of(base, me)
+    hand = take_hand(rows, control, me)
+    if hand < 0:
+        return -hand
+    owner = owner_of(rows, control, me, hand)
     for done in range(load64(call + at.CALL_DONE), stripes):
         stripe = next_stripe(base, me, done)
-        code = lock_stripe(control, base, me, stripe)
-        if code != HELD:
-            return code
+        word = hold(rows, control, me, owner, hand, stripe)
+        if word < 0:
+            drop_hand(hand)
+            return -word
         lo = stripe * length
         hi = min(delta.size, lo + length)
         if update == 0:
             add_into(values[lo:hi], delta[lo:hi])
         else:
             update_with(base, update, lo, values[lo:hi], delta[lo:hi], load64(base + at.STATE_0))
-        unlock_stripe(base, stripe)
+        let_go(rows, stripe, word)
         store64(call + at.CALL_DONE, done + 1)
+    drop_hand(hand)
     record_operation(base, me, at.ADDS, delta.size)
     end_call(call)
     return 0
+
+
+@inner
+def read_stripe(rows, control, me, stripe, out, values):
+    """Copies a stripe as it is at one moment: the word that it had then, or -TIMED_OUT."""
+    address = rows.words + 8 * stripe
+    for _ in range(_TRIES):
+        word = load_acquire64(address)
+        if word & OWNER != 0:
+            break
+        copy_into(out, values)
+        fence_acquire()
+        if load_acquire64(address) == word:
+            return word
+    hand = take_hand(rows, control, me)
+    if hand < 0:
+        return hand
+    word = hold(rows, control, me, owner_of(rows, control, me, hand), hand, stripe)
+    if word >= 0:
+        copy_into(out, values)
+        give_back(rows, stripe, word)
+    drop_hand(hand)
+    return word
 
 
 @kernel
@@ -158,15 +198,14 @@ def get(
 ) -> Int:
     values = array_at(base + load64(base + at.BUFFER_0), out.size, out)
     stripes, length = load64(base + at.STRIPE_COUNT), load64(base + at.STRIPE_SIZE)
+    rows = rows_of(base, me)
     for done in range(load64(call + at.CALL_DONE), stripes):
         stripe = next_stripe(base, me, done)
-        code = lock_stripe(control, base, me, stripe)
-        if code != HELD:
-            return code
         lo = stripe * length
         hi = min(out.size, lo + length)
-        copy_into(out[lo:hi], values[lo:hi])
-        unlock_stripe(base, stripe)
+        word = read_stripe(rows, control, me, stripe, out[lo:hi], values[lo:hi])
+        if word < 0:
+            return -word
         store64(call + at.CALL_DONE, done + 1)
     end_read(control, base, me, at.GETS, out.size, ticks)
     end_call(call)
@@ -184,15 +223,22 @@ def put(
     """Overwrites the table: initial values and loading."""
     values = array_at(base + load64(base + at.BUFFER_0), source.size, source)
     stripes, length = load64(base + at.STRIPE_COUNT), load64(base + at.STRIPE_SIZE)
+    rows = rows_of(base, me)
+    hand = take_hand(rows, control, me)
+    if hand < 0:
+        return -hand
+    owner = owner_of(rows, control, me, hand)
     for stripe in range(load64(call + at.CALL_DONE), stripes):
-        code = lock_stripe(control, base, me, stripe)
-        if code != HELD:
-            return code
+        word = hold(rows, control, me, owner, hand, stripe)
+        if word < 0:
+            drop_hand(hand)
+            return -word
         lo = stripe * length
         hi = min(source.size, lo + length)
         copy_into(values[lo:hi], source[lo:hi])
-        unlock_stripe(base, stripe)
+        let_go(rows, stripe, word)
         store64(call + at.CALL_DONE, stripe + 1)
+    drop_hand(hand)
     add64(base + at.WRITTEN, 1)
     end_call(call)
     return 0
@@ -212,11 +258,17 @@ def exchange(
     values = array_at(base + load64(base + at.BUFFER_0), local.size, local)
     stripes, length = load64(base + at.STRIPE_COUNT), load64(base + at.STRIPE_SIZE)
     delta = scratch(_CHUNK, local)
+    rows = rows_of(base, me)
+    hand = take_hand(rows, control, me)
+    if hand < 0:
+        return -hand
+    owner = owner_of(rows, control, me, hand)
     for done in range(load64(call + at.CALL_DONE), stripes):
         stripe = next_stripe(base, me, done)
-        code = lock_stripe(control, base, me, stripe)
-        if code != HELD:
-            return code
+        word = hold(rows, control, me, owner, hand, stripe)
+        if word < 0:
+            drop_hand(hand)
+            return -word
         lo = stripe * length
         hi = min(local.size, lo + length)
         if update == 0:
@@ -228,8 +280,9 @@ def exchange(
                 subtract_into(delta[: b - a], local[a:b], last[a:b])
                 update_with(base, update, a, values[a:b], delta[: b - a], state)
                 store_both(values[a:b], local[a:b], last[a:b])
-        unlock_stripe(base, stripe)
+        let_go(rows, stripe, word)
         store64(call + at.CALL_DONE, done + 1)
+    drop_hand(hand)
     end_read(control, base, me, at.EXCHANGES, 2 * local.size, ticks)
     end_call(call)
     return 0

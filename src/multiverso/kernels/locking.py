@@ -1,59 +1,102 @@
-"""A stripe's lock: robust, with a deadline, and seen by the others while it is waited for."""
+"""A table's stripes under their words: for whole-table operations, and for rows.
+
+One stripe at a time, with a hand of this worker's that was taken before::
+
+    rows = rows_of(base, me)
+    hand = take_hand(rows, control, me)
+    if hand < 0:
+        return -hand
+    owner = owner_of(rows, control, me, hand)
+    ...
+    value = hold(rows, control, me, owner, hand, stripe)
+    if value >= 0:
+        <change the stripe>
+        let_go(rows, stripe, value)
+    ...
+    drop_hand(hand)
+
+or, once in a while, ``lock_stripe`` and ``unlock_stripe``.
+"""
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
 
 from __future__ import annotations
 
-import numpy as np
-
 from multiverso import layout as at
-from multiverso.kernels.atomics import (
-    add64,
-    load64,
-    monotonic_ns,
-    mutex_consistent,
-    mutex_timedlock,
-    mutex_trylock,
-    mutex_unlock,
+from multiverso.kernels.atomics import load64, load_acquire64
+from multiverso.kernels.codes import HELD
+from multiverso.kernels.declaring import Address, Int, inner, kernel
+from multiverso.kernels.stripe_words import (
+    HAND_NUMBER,
+    OWNER,
+    Rows,
+    drop_hand,
+    hold,
+    let_go,
+    owner_of,
+    settle_hands,
+    take_hand,
 )
-from multiverso.kernels.codes import BUSY, HELD, OWNER_DEAD
-from multiverso.kernels.declaring import inner
-from multiverso.kernels.waits import SLICE_NANOSECONDS, end_table_wait, line_of, publish_wait
+from multiverso.kernels.waits import line_of
 
 
 @inner
-def stripe_mutex(base, stripe):
-    return base + load64(base + at.LOCKS) + stripe * at.MUTEX_BYTES
-
-
-@inner
-def _wait_for_lock(control, base, me, mutex):
-    """Waits for at most half a second: a signal is handled between two calls, and the owner may be stopped
-    (robustness helps only when it is dead)."""
-    publish_wait(control, me, at.FOR_LOCK, load64(base + at.TABLE_ID), 0, np.int64(mutex - base))
-    code = mutex_timedlock(mutex, monotonic_ns() + SLICE_NANOSECONDS)
-    if code == HELD or code == OWNER_DEAD:
-        end_table_wait(control, base, me)
-    return code
+def rows_of(base, me):
+    """The words of a table that has no rounds, as worker ``me`` uses them."""
+    stride = load64(base + at.COLUMNS) * load64(base + at.ITEMSIZE)
+    return Rows(
+        load64(base + at.TABLE_ID),
+        line_of(base, me) + at.COUNTS,
+        base + load64(base + at.WORDS),
+        load64(base + at.SHIFT),
+        base + load64(base + at.HANDS),
+        load64(base + at.HAND_STRIDE),
+        at.HANDS_EACH,
+        at.HAND_BYTES,
+        base + load64(base + at.BUFFER_0),
+        stride,
+        load64(base + at.KEPT),
+        base + load64(base + at.STATE_0),
+        load64(base + at.ELEMENTS) * load64(base + at.ITEMSIZE),
+        load64(base + at.STATE_COUNT),
+    )
 
 
 @inner
 def lock_stripe(control, base, me, stripe):
-    """Locks a stripe for worker ``me``: HELD, or why it could not (TIMED_OUT, NOT_RECOVERABLE).
-
-    A lock whose owner died is taken over, and counted: the stripe may hold half of what the dead one did.
-    """
-    mutex = stripe_mutex(base, stripe)
-    code = mutex_trylock(mutex)
-    if code == BUSY:
-        code = _wait_for_lock(control, base, me, mutex)
-    if code == OWNER_DEAD:
-        # without this, every later lock would answer ENOTRECOVERABLE
-        mutex_consistent(mutex)
-        add64(line_of(base, me) + at.RECOVERED, 1)
-        code = HELD
-    return code
+    """Takes a stripe's word, and a hand for it: HELD, or TIMED_OUT."""
+    rows = rows_of(base, me)
+    hand = take_hand(rows, control, me)
+    if hand < 0:
+        return -hand
+    value = hold(rows, control, me, owner_of(rows, control, me, hand), hand, stripe)
+    if value < 0:
+        drop_hand(hand)
+        return -value
+    return HELD
 
 
 @inner
-def unlock_stripe(base, stripe):
-    mutex_unlock(stripe_mutex(base, stripe))
+def unlock_stripe(base, me, stripe):
+    """Lets go of a stripe that ``lock_stripe`` has taken: what it guards has changed."""
+    rows = rows_of(base, me)
+    held = load_acquire64(rows.words + 8 * stripe)
+    let_go(rows, stripe, held & ~OWNER)
+    drop_hand(rows.hands + rows.hand_bytes * ((held & HAND_NUMBER) - 1))
+
+
+@kernel
+def enter(control: Address, base: Address, me: Int) -> None:
+    """A new life of a worker's number comes to a table: what an earlier one had in hand is put in order."""
+    settle_hands(rows_of(base, me), control, me)
+
+
+@kernel
+def hold_stripe(control: Address, base: Address, me: Int, stripe: Int) -> Int:
+    """Takes a stripe's word for as long as this process likes: 0 or TIMED_OUT. For tests and scripted faults."""
+    return lock_stripe(control, base, me, stripe)
+
+
+@kernel
+def free_stripe(base: Address, me: Int, stripe: Int) -> None:
+    """The end of :func:`hold_stripe`."""
+    unlock_stripe(base, me, stripe)

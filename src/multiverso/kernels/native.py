@@ -276,14 +276,21 @@ def _builtin(builder: Any, name: str, kinds: list[Any], *values: Any) -> Any:
     return builder.call(builder.module.declare_intrinsic(name, kinds, signature), values)
 
 
-@intrinsic
-def prefetch(typingctx, address):
-    def codegen(context, builder, signature, args):
-        byte = _I8.as_pointer()
-        _builtin(builder, "llvm.prefetch", [byte], builder.inttoptr(args[0], byte), _I32(0), _I32(3), _I32(1))
-        return context.get_dummy_value()
+def _prefetch(write: int) -> Any:
+    @intrinsic
+    def prefetch(typingctx, address):
+        def codegen(context, builder, signature, args):
+            byte = _I8.as_pointer()
+            place = builder.inttoptr(args[0], byte)
+            _builtin(builder, "llvm.prefetch", [byte], place, _I32(write), _I32(3), _I32(1))
+            return context.get_dummy_value()
 
-    return types.void(types.uintp), codegen
+        return types.void(types.uintp), codegen
+
+    return prefetch
+
+
+prefetch, prefetch_to_write = _prefetch(0), _prefetch(1)
 
 
 @intrinsic

@@ -1,29 +1,96 @@
-"""Rows of a matrix, asynchronously. A row lies in one stripe, so a read row is never torn."""
+"""Rows of a matrix, asynchronously, each at once under the word of its stripe: see ``stripe_words``."""
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
 
 from __future__ import annotations
 
+import numpy as np
+
 from multiverso import layout as at
-from multiverso.kernels.atomics import array_at, load64, store64
-from multiverso.kernels.codes import BAD_ROW, HELD
+from multiverso.kernels.atomics import (
+    array_at,
+    compare_swap64,
+    fence_release,
+    load64,
+    load_acquire64,
+    move,
+    prefetch_to_write,
+    scratch,
+    store64,
+    store_release64,
+)
+from multiverso.kernels.codes import BAD_ROW
 from multiverso.kernels.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.dense import (
     add_into,
-    copy_into,
     end_call,
     end_read,
+    push_pull,
+    read_stripe,
     record_operation,
+    store_both,
+    subtract_into,
     update_with,
 )
-from multiverso.kernels.locking import lock_stripe, unlock_stripe
+from multiverso.kernels.locking import rows_of
+from multiverso.kernels.stripe_words import (
+    OWNER,
+    VERSION,
+    drop_hand,
+    hold,
+    keep,
+    let_go,
+    owner_of,
+    read_rows,
+    take_hand,
+)
+
+_AHEAD = 16  # rows that are on their way from memory meanwhile
+_PART = 4096
 
 
 @inner
 def first_bad_row(ids, rows):
+    outside = 0
+    for i in range(ids.size):
+        outside |= ids[i] | (rows - 1 - ids[i])  # one of them is below 0
+    if outside >= 0:
+        return -1
     for i in range(ids.size):
         if ids[i] < 0 or ids[i] >= rows:
             return i
     return -1
+
+
+@inner
+def _bad_row(base, ids, call):
+    """What a call answers, before it changes anything, where an id is out of range; else 0."""
+    if load64(call + at.CALL_DONE) != 0:
+        return 0
+    bad = first_bad_row(ids, load64(base + at.ELEMENTS) // load64(base + at.COLUMNS))
+    return (bad << 16) | BAD_ROW if bad >= 0 else 0
+
+
+@inner
+def _send_for(rows, row):
+    """Sends for a row that is going to be changed, and for what the updater keeps of it."""
+    place = row * rows.stride
+    for line in range(0, rows.stride, 64):
+        prefetch_to_write(rows.values + place + line)
+    for state in range(rows.states):
+        start = rows.state + state * rows.state_stride + place
+        for line in range(0, rows.stride, 64):
+            prefetch_to_write(start + line)
+
+
+@inner
+def _read(control, base, me, ids, out, call):
+    """Reads what is left of a call's rows: 0, or why not."""
+    rows = rows_of(base, me)
+    first = load64(call + at.CALL_DONE)
+    code = read_rows(rows, control, me, ids, np.int64(out.ctypes.data), rows.stride, first)
+    if code != 0:
+        store64(call + at.CALL_DONE, code >> 16)
+    return code & 0xFFFF
 
 
 @kernel
@@ -36,31 +103,11 @@ def get_rows(
     ticks: Int,
     call: Address,
 ) -> Int:
-    columns = load64(base + at.COLUMNS)
-    elements = load64(base + at.ELEMENTS)
-    first = load64(call + at.CALL_DONE)
-    if first == 0:
-        bad = first_bad_row(ids, elements // columns)
-        if bad >= 0:
-            return (bad << 16) | BAD_ROW
-    values = array_at(base + load64(base + at.BUFFER_0), elements, out)
-    rows_in_stripe = load64(base + at.STRIPE_SIZE) // columns
-    held = -1
-    for i in range(first, ids.size):
-        row = ids[i]
-        stripe = row // rows_in_stripe
-        if stripe != held:
-            if held >= 0:
-                unlock_stripe(base, held)
-            held = -1
-            code = lock_stripe(control, base, me, stripe)
-            if code != HELD:
-                store64(call + at.CALL_DONE, i)
-                return code
-            held = stripe
-        copy_into(out[i * columns : (i + 1) * columns], values[row * columns : (row + 1) * columns])
-    if held >= 0:
-        unlock_stripe(base, held)
+    code = _bad_row(base, ids, call)
+    if code == 0:
+        code = _read(control, base, me, ids, out, call)
+    if code != 0:
+        return code
     end_read(control, base, me, at.GETS, out.size, ticks)
     end_call(call)
     return 0
@@ -76,36 +123,183 @@ def add_rows(
     delta: Data,
     call: Address,
 ) -> Int:
-    columns = load64(base + at.COLUMNS)
-    elements = load64(base + at.ELEMENTS)
-    first = load64(call + at.CALL_DONE)
-    if first == 0:
-        bad = first_bad_row(ids, elements // columns)
-        if bad >= 0:
-            return (bad << 16) | BAD_ROW
-    values = array_at(base + load64(base + at.BUFFER_0), elements, delta)
-    rows_in_stripe = load64(base + at.STRIPE_SIZE) // columns
-    held = -1
-    for i in range(first, ids.size):
-        row = ids[i]
-        stripe = row // rows_in_stripe
-        if stripe != held:
-            if held >= 0:
-                unlock_stripe(base, held)
-            held = -1
-            code = lock_stripe(control, base, me, stripe)
-            if code != HELD:
-                store64(call + at.CALL_DONE, i)
-                return code
-            held = stripe
+    code = _bad_row(base, ids, call)
+    if code != 0:
+        return code
+    columns, shift, state = load64(base + at.COLUMNS), load64(base + at.SHIFT), load64(base + at.STATE_0)
+    values = array_at(base + load64(base + at.BUFFER_0), load64(base + at.ELEMENTS), delta)
+    rows = rows_of(base, me)
+    hand = take_hand(rows, control, me)
+    if hand < 0:
+        return -hand
+    # `rows` is large to hand on for each row, so plain adds do `hold`, `keep` and `let_go` here
+    owner, words, start, stride = owner_of(rows, control, me, hand), rows.words, rows.values, rows.stride
+    kept, states = rows.kept, rows.states
+    for i in range(load64(call + at.CALL_DONE), ids.size):
+        if i + _AHEAD < ids.size:
+            if states > 0:
+                _send_for(rows, int(ids[i + _AHEAD]))
+            else:
+                ahead = start + int(ids[i + _AHEAD]) * stride
+                for line in range(0, stride, 64):
+                    prefetch_to_write(ahead + line)
+        row = int(ids[i])
+        address = words + 8 * (row >> shift)
+        store_release64(hand + at.HAND_POSITION, i)
+        store_release64(hand + at.HAND_ROW, 0)
+        store_release64(hand + at.HAND_WORD, (row >> shift) + 1)
+        word = load_acquire64(address)
+        if word & OWNER != 0 or compare_swap64(address, word, word | owner) != word:
+            word = hold(rows, control, me, owner, hand, row >> shift)
+        if word < 0:
+            store64(call + at.CALL_DONE, i)
+            drop_hand(hand)
+            return -word
+        fence_release()  # readers must not see what is written before the word
+        if states > 0:
+            keep(rows, hand, row)
+        elif kept > 0:
+            move(hand + at.HAND_BYTES, start + row * stride, kept)
+            store_release64(hand + at.HAND_ROW, row + 1)
+            fence_release()
         lo = row * columns
         part = delta[i * columns : (i + 1) * columns]
         if update == 0:
             add_into(values[lo : lo + columns], part)
         else:
-            update_with(base, update, lo, values[lo : lo + columns], part, load64(base + at.STATE_0))
-    if held >= 0:
-        unlock_stripe(base, held)
+            update_with(base, update, lo, values[lo : lo + columns], part, state)
+        store_release64(address, word + VERSION)
+    store_release64(hand + at.HAND_POSITION, ids.size)
+    drop_hand(hand)
     record_operation(base, me, at.ADDS, delta.size)
+    end_call(call)
+    return 0
+
+
+@inner
+def _exchange_row(base, update, lo, values, local, last, delta):
+    if update == 0:
+        push_pull(values, local, last)
+        return
+    state = load64(base + at.STATE_0)
+    for a in range(0, values.size, _PART):
+        b = min(values.size, a + _PART)
+        subtract_into(delta[: b - a], local[a:b], last[a:b])
+        update_with(base, update, lo + a, values[a:b], delta[: b - a], state)
+        store_both(values[a:b], local[a:b], last[a:b])
+
+
+@inner
+def _ascend(ids):
+    """Whether each id is greater than the one before it, so that none is there twice."""
+    descents = 0
+    for i in range(1, ids.size):
+        descents += int(ids[i] <= ids[i - 1])
+    return descents == 0
+
+
+@inner
+def _pull_again(control, base, me, ids, local, last, call):
+    """Reads rows that may have been named twice: what the first ones got lacks what the later ones gave."""
+    done = load64(call + at.CALL_DONE)
+    store64(call + at.CALL_DONE, done - ids.size)
+    code = _read(control, base, me, ids, local, call)
+    if code != 0:
+        store64(call + at.CALL_DONE, load64(call + at.CALL_DONE) + ids.size)
+        return code
+    for i in range(local.size):
+        last[i] = local[i]
+    return 0
+
+
+@kernel
+def exchange_rows(
+    control: Address,
+    base: Address,
+    update: Address,
+    me: Int,
+    ids: Words,
+    local: Data,
+    last: Data,
+    ticks: Int,
+    call: Address,
+) -> Int:
+    """Pushes ``local - last`` of each row and pulls the result into both, row by row."""
+    code = _bad_row(base, ids, call)
+    if code != 0:
+        return code
+    columns, shift = load64(base + at.COLUMNS), load64(base + at.SHIFT)
+    values = array_at(base + load64(base + at.BUFFER_0), load64(base + at.ELEMENTS), local)
+    delta = scratch(_PART, local)
+    rows = rows_of(base, me)
+    if load64(call + at.CALL_DONE) < ids.size:
+        hand = take_hand(rows, control, me)
+        if hand < 0:
+            return -hand
+        owner = owner_of(rows, control, me, hand)
+        for i in range(load64(call + at.CALL_DONE), ids.size):
+            if i + _AHEAD < ids.size:
+                _send_for(rows, int(ids[i + _AHEAD]))
+            row = int(ids[i])
+            store_release64(hand + at.HAND_POSITION, i)
+            word = hold(rows, control, me, owner, hand, row >> shift)
+            if word < 0:
+                drop_hand(hand)
+                return -word
+            keep(rows, hand, row)
+            lo, a, b = row * columns, i * columns, (i + 1) * columns
+            _exchange_row(base, update, lo, values[lo : lo + columns], local[a:b], last[a:b], delta)
+            let_go(rows, row >> shift, word)
+            store64(call + at.CALL_DONE, i + 1)
+        drop_hand(hand)
+    if not _ascend(ids):
+        code = _pull_again(control, base, me, ids, local, last, call)
+        if code != 0:
+            return code
+    end_read(control, base, me, at.EXCHANGES, 2 * local.size, ticks)
+    end_call(call)
+    return 0
+
+
+# -- what has changed ------------------------------------------------------------------------------------------------
+
+
+@kernel
+def changed_stripes(base: Address, me: Int, seen: Words, found: Words) -> Int:
+    """Writes the numbers of the stripes whose version is not the one seen, in their order; returns how many."""
+    rows = rows_of(base, me)
+    number = 0
+    for stripe in range(seen.size):
+        if load_acquire64(rows.words + 8 * stripe) & ~OWNER != seen[stripe]:
+            found[number] = stripe
+            number += 1
+    return number
+
+
+@kernel
+def get_stripes(
+    control: Address,
+    base: Address,
+    me: Int,
+    stripes: Words,
+    versions: Words,
+    out: Data,
+    ticks: Int,
+    call: Address,
+) -> Int:
+    """Copies stripes one after another, and the version that each then had."""
+    elements, length = load64(base + at.ELEMENTS), load64(base + at.STRIPE_SIZE)
+    values = array_at(base + load64(base + at.BUFFER_0), elements, out)
+    rows = rows_of(base, me)
+    for i in range(load64(call + at.CALL_DONE), stripes.size):
+        lo = int(stripes[i]) * length
+        hi = min(elements, lo + length)
+        to = i * length
+        word = read_stripe(rows, control, me, int(stripes[i]), out[to : to + hi - lo], values[lo:hi])
+        if word < 0:
+            return -word
+        versions[i] = word
+        store64(call + at.CALL_DONE, i + 1)
+    end_read(control, base, me, at.GETS, out.size, ticks)
     end_call(call)
     return 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from multiverso import layout as at
 from multiverso.kernels.atomics import array_at, call_pull, call_push, load64, scratch, store64
-from multiverso.kernels.codes import HELD
 from multiverso.kernels.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.dense import (
     add_into,
@@ -20,8 +19,9 @@ from multiverso.kernels.dense import (
     update_with,
 )
 from multiverso.kernels.folding import NOTHING, WHOLE, buffer_of, slot_at
-from multiverso.kernels.locking import lock_stripe, unlock_stripe
+from multiverso.kernels.locking import rows_of
 from multiverso.kernels.round_steps import OPEN, ROUND, STAGED, finish, go_through
+from multiverso.kernels.stripe_words import drop_hand, give_back, hold, let_go, owner_of, take_hand
 
 _PART = 4096
 
@@ -59,20 +59,30 @@ def apply_rule(
     ticks: Int,
     call: Address,
 ) -> Int:
-    """At once: stripe after stripe, each under its lock. ``push`` or ``pull`` may be 0."""
+    """At once: stripe after stripe, each under its word. ``push`` or ``pull`` may be 0."""
     values = array_at(base + load64(base + at.BUFFER_0), local.size, local)
     stripes, length = load64(base + at.STRIPE_COUNT), load64(base + at.STRIPE_SIZE)
     delta = scratch(_PART, local)
+    rows = rows_of(base, me)
+    hand = take_hand(rows, control, me)
+    if hand < 0:
+        return -hand
+    owner = owner_of(rows, control, me, hand)
     for done in range(load64(call + at.CALL_DONE), stripes):
         stripe = next_stripe(base, me, done)
-        code = lock_stripe(control, base, me, stripe)
-        if code != HELD:
-            return code
+        word = hold(rows, control, me, owner, hand, stripe)
+        if word < 0:
+            drop_hand(hand)
+            return -word
         lo = stripe * length
         hi = min(local.size, lo + length)
         _apply_to_part(base, update, push, pull, local_state, hyper, lo, values[lo:hi], local[lo:hi], delta)
-        unlock_stripe(base, stripe)
+        if push == 0:
+            give_back(rows, stripe, word)
+        else:
+            let_go(rows, stripe, word)
         store64(call + at.CALL_DONE, done + 1)
+    drop_hand(hand)
     if reads == 0:
         record_operation(base, me, at.ADDS, local.size)
     elif push == 0:

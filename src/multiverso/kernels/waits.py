@@ -206,7 +206,7 @@ def end_table_wait(control, base, me):
     """Like ``end_wait``, and the time counts for the table."""
     waited = end_wait(control, me)
     if waited > 0:
-        add64(line_of(base, me) + at.WAITED, waited)
+        add64(line_of(base, me) + at.LINE_WAITED, waited)
 
 
 @inner

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from multiverso.errors import OutOfMemoryError, StartupError
 from multiverso.layout import PAGE, round_up
+from multiverso.memory.huge_pages import LARGE, Collapser, wanted
 
 _F_ADD_SEALS, _SEAL_SHRINK = 1033, 2
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
@@ -49,6 +50,7 @@ class Heap:
         self._sparse = 0
         self._unasked = 0  # bytes that are given out before the system is asked again what is free
         self._free: list[tuple[int, int]] = []  # (offset, size), by offset, never adjacent
+        self._collapser: Collapser | None = None  # once there is something large
 
     @property
     def descriptor(self) -> int:
@@ -108,9 +110,19 @@ class Heap:
         self._sparse += size
         return self._end - size
 
+    def make_huge(self, offset: int, nbytes: int) -> None:
+        """Lets reserved memory be put into huge pages in the background, if it is large."""
+        if nbytes < LARGE or not wanted():
+            return
+        if self._collapser is None:
+            self._collapser = Collapser(self.descriptor)
+        self._collapser.add(offset, round_up(nbytes, PAGE))
+
     def release(self, offset: int, nbytes: int, sparse: bool = False) -> None:
         """Takes memory back: its pages go to the system, and the place to the next that fits."""
         size = round_up(nbytes, PAGE)
+        if self._collapser is not None:
+            self._collapser.discard(offset, size)
         self._sparse -= size if sparse else 0
         if _libc.fallocate(self.descriptor, _KEEP_SIZE | _PUNCH_HOLE, offset, size) != 0:
             zeros = bytes(1 << 20)  # no holes here: then it stays, and must be zero for the next
@@ -127,6 +139,8 @@ class Heap:
 
     def close(self) -> None:
         """Lets go of the descriptor; the memory stays for as long as somebody has it mapped. May be called again."""
+        if self._collapser is not None:
+            self._collapser.close()
         self._file.close()
 
 

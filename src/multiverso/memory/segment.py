@@ -19,8 +19,11 @@ import numpy.typing as npt
 
 from multiverso.errors import OutOfMemoryError
 from multiverso.layout import PAGE, round_up
+from multiverso.memory.huge_pages import HUGE_PAGE, LARGE, fits
 
 _READ, _WRITE, _MAP_PRIVATE, _MAP_ANONYMOUS = 1, 2, 2, 0x20
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
+_SET_ASIDE = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE
 _MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
 _consume = deque[object](maxlen=0).extend
 _MADV_REMOVE = 9
@@ -106,7 +109,14 @@ class Segment(Mapping):
     ) -> None:
         size = os.fstat(descriptor).st_size - offset if size is None else size
         flags = mmap.MAP_SHARED | (0 if sparse else mmap.MAP_POPULATE)
-        super().__init__(size, _libc.mmap, None, size, _READ | _WRITE, flags, descriptor, offset)
+        if size < LARGE or sparse:
+            super().__init__(size, _libc.mmap, None, size, _READ | _WRITE, flags, descriptor, offset)
+        else:  # at an address where its huge pages fit; the place that is set aside for it goes with it
+            room = size + HUGE_PAGE
+            super().__init__(room, _libc.mmap, None, room, 0, _SET_ASIDE, -1, 0)
+            self.address, self.size = fits(self.address, offset), size
+            flags |= _MAP_FIXED
+            _mapped(_libc.mmap(self.address, size, _READ | _WRITE, flags, descriptor, offset), size)
         self._windows: dict[tuple[int, int, bool], weakref.ref[Mapping]] = {}
 
     def window(

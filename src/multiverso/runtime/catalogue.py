@@ -133,6 +133,7 @@ class Catalogue:
         whole = self._map(offset, places.size, places.size) if _has_values(spec) else head
         initialise(whole.address, spec, number, workers, MODES[mode])
         self._tables = number
+        self._heap.make_huge(offset, places.size)
         return Piece(number, key, spec, offset, places.size, head, Shard(head, spec, workers, MODES[mode]))
 
     def whole(self, piece: Piece) -> Shard:

@@ -48,6 +48,9 @@ class Control:
         store32(self.address + at.CAPACITY, capacity)
         mutex.initialise(self.address + at.NODE_LIFE)
         mutex.initialise(self.address + at.JOB_LOCK)
+        node = self.block(capacity)  # as a worker that changes tables, for other hosts
+        store64(node + at.LIFE_NUMBER, 1)
+        store32(node + at.LIVENESS, at.ALIVE)
 
     def continue_without_lost(self, do: bool) -> None:
         """Says whether waits go on without lost workers (the node, before the first worker is let go)."""
@@ -71,8 +74,10 @@ class Control:
         """Gives a block to a new worker (the node)."""
         self.lost_in_order.pop(worker_id, None)
         block = self.block(worker_id)
+        life = load64(block + at.LIFE_NUMBER) % 255 + 1
         for offset in range(at.LIVENESS, at.WORKER_STRIDE, 8):
             store64(block + offset, 0)
+        store64(block + at.LIFE_NUMBER, life)
         mutex.initialise(block + at.LIFE)
         store32(block + at.PID, pid)
         store32(block + at.LIVENESS, at.ALIVE)
@@ -83,6 +88,10 @@ class Control:
         It has done nothing, and has been live all the while for who waits for it.
         """
         store32(self.block(worker_id) + at.PID, pid)
+
+    def node_is_lost(self) -> None:
+        """Says that what the node holds it will never let go (any worker, which has seen it)."""
+        store32(self.block(self.capacity) + at.LIVENESS, at.LOST)
 
     def settle(self, worker_id: int, liveness: int) -> None:
         """Says that a worker is lost or gone, and wakes whoever waits (the node)."""

@@ -91,6 +91,7 @@ class Liveness:
 
     def _say_node_is_lost(self) -> None:
         self.node_lost.set()
+        self._control.node_is_lost()
         self._control.notify()
         if not self._ends_with_node:
             return

@@ -57,7 +57,7 @@ class Patience:
         if session.closed is not None:
             raise ClosedError(session.closed)
         wait = session.control.worker(session.worker_id).wait
-        for_lock = wait is not None and wait.kind == at.FOR_LOCK  # for which nobody needs the node
+        for_lock = wait is not None and wait.is_for_lock  # for which nobody needs the node
         if session.node_lost and not for_lock:
             raise session.node_error()
         now = time.monotonic()
@@ -81,7 +81,7 @@ class Patience:
         graph = self._session.wait_graph()
         me = graph.workers.get(self._session.worker_id)
         wait = me.wait if me is not None else None
-        if wait is not None and wait.kind == at.FOR_LOCK:
+        if wait is not None and wait.is_for_lock:
             if not wait.holder:
                 return "the lock was free a moment ago"
             return f"process {wait.holder} holds the lock (stopped, or being debugged?)"

@@ -30,7 +30,7 @@ class Wait:
         kind, table, stage, target: see ``layout.py``.
         sequence: another one for each wait.
         since_ns: when it began, on CLOCK_MONOTONIC.
-        holder: of a lock: the process that holds it now; 0 for nobody.
+        holder: of a lock or a word: the process that holds it now; 0 for nobody.
         holder_host: the name of its host, in a job on several.
         phases: of a reduction: how far workers 0, 1, ... are.
     """
@@ -44,6 +44,11 @@ class Wait:
     holder: int = 0
     holder_host: str = ""
     phases: tuple[int, ...] = ()
+
+    @property
+    def is_for_lock(self) -> bool:
+        """Whether a process has something that it will give back by itself."""
+        return self.kind in (at.FOR_LOCK, at.FOR_WORD)
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,8 @@ class WaitGraph:
             return [
                 worker.worker_id for worker in live if wait.holder and (worker.pid, worker.host) == holder
             ]
+        if wait.kind == at.FOR_WORD:
+            return [worker.worker_id for worker in live if worker.worker_id == wait.stage]
         if wait.kind == at.FOR_REDUCTION:
             behind = [i for i, phase in enumerate(wait.phases) if phase < wait.target]
             return [worker.worker_id for worker in live if worker.worker_id in behind]
@@ -111,13 +118,15 @@ class WaitGraph:
         """Returns a wait in words."""
         table = self.tables.get(wait.table)
         name = table.name if table else f"table {wait.table}" if wait.table > 0 else "shared memory"
+        lock = f"a lock of {name}" + (f" that process {wait.holder} holds" if wait.holder else "")
         return {
             at.FOR_BARRIER: f"barrier {wait.target}",
             at.FOR_ROUND: f"round {(wait.target - 1) // (table.chunks if table else 1) + 1} of {name}",
             at.FOR_CLOCK: f"clock {wait.target} of {name}",
             at.FOR_BATCHES: "the end of an epoch's last batches",
             at.FOR_TABLE: f"the creation of table number {wait.target}",
-            at.FOR_LOCK: f"a lock of {name}" + (f" that process {wait.holder} holds" if wait.holder else ""),
+            at.FOR_LOCK: lock,
+            at.FOR_WORD: lock,
             at.FOR_REDUCTION: f"step {wait.target} of a reduction by {wait.stage} workers",
         }.get(wait.kind, "nothing")
 
@@ -175,13 +184,22 @@ def read_wait_graph(
     """
     shards = dict(shards)
     mapped = {**memories, **{number: shard.addresses for number, shard in shards.items()}}
-    workers = {worker.worker_id: _resolved(worker, mapped, control.here) for worker in control.workers()}
+    states = control.workers()
+    all_workers = {worker.worker_id: worker for worker in states}
+    workers = {worker.worker_id: _resolved(worker, mapped, control.here, all_workers) for worker in states}
     return WaitGraph(workers, {number: shard.progress() for number, shard in shards.items()})
 
 
-def _resolved(worker: WorkerState, mapped: Mapping[int, range], here: str) -> WorkerState:
+def _resolved(
+    worker: WorkerState, mapped: Mapping[int, range], here: str, workers: Mapping[int, WorkerState]
+) -> WorkerState:
     """Adds what a wait points to: who holds the lock, how far the others are. Another host's memory is not ours."""
     wait = worker.wait
+    if wait is not None and wait.kind == at.FOR_WORD:
+        holder = workers.get(wait.stage)
+        if holder is None:  # the node, or nobody any more
+            return worker
+        return replace(worker, wait=replace(wait, holder=holder.pid, holder_host=holder.host))
     memory = mapped.get(wait.table) if wait is not None else None
     if wait is None or memory is None or worker.host != here:
         return worker

@@ -1,4 +1,4 @@
-"""One part of a table in a segment: header, locks, workers' lines, values, updater state, slots.
+"""One part of a table in a segment: header, workers' lines, words and hands, values, updater state, slots.
 
 Today a host's shard is the whole table. Made by the node, used by the sessions; it starts nothing and waits
 for nothing.
@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso import layout as at
-from multiverso.memory import mutex
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import load32, load64, store32, store64
 from multiverso.shards.progress import TableProgress, WorkerProgress
@@ -24,7 +23,7 @@ from multiverso.states import states_of
 
 
 def initialise(address: int, spec: TableSpec, table_id: int, workers: int, mode: int) -> None:
-    """Writes a table's header and locks into zeroed memory."""
+    """Writes a table's header into zeroed memory; all that is zero is right: free words, idle hands."""
     partition = Partition.of(spec)
     places = Places.of(spec, workers, mode == at.SYNCHRONOUS)
     words = {
@@ -35,7 +34,11 @@ def initialise(address: int, spec: TableSpec, table_id: int, workers: int, mode:
         "columns": spec.columns,
         "table_workers": workers,
         "mode": mode,
-        "locks": places.locks,
+        "words": places.words,
+        "hands": places.hands,
+        "shift": partition.shift,
+        "hand_stride": partition.hand_bytes(len(spec.state_names)),
+        "kept": partition.kept,
         "buffer_0": places.buffers[0],
         "buffer_1": places.buffers[1],
         "state_0": places.states[0],
@@ -56,7 +59,6 @@ def initialise(address: int, spec: TableSpec, table_id: int, workers: int, mode:
     hyper = np.asarray(spec.hyper, dtype=spec.dtype).tobytes()
     ctypes.memmove(address + at.HYPER, hyper, len(hyper))
     _fill_states(address + places.states[0], spec)
-    mutex.initialise(address + places.locks, partition.stripe_count, at.MUTEX_BYTES)
     store64(address + at.MAGIC, at.TABLE_MAGIC)
 
 
@@ -85,7 +87,7 @@ class Shard:
 
     @property
     def addresses(self) -> range:
-        """Where its header, locks and lines lie in this process: what waits may point to."""
+        """Where its header and lines lie in this process: what waits may point to."""
         return range(self.base, self.base + self.places.head)
 
     @property
@@ -202,8 +204,9 @@ class Shard:
             "gets": load64(line + at.GETS),
             "exchanges": load64(line + at.EXCHANGES),
             "bytes": load64(line + at.BYTES),
-            "wait_seconds": load64(line + at.WAITED) / 1e9,
-            "locks_recovered": load64(line + at.RECOVERED),
+            "wait_seconds": load64(line + at.LINE_WAITED) / 1e9,
+            "locks_recovered": load64(line + at.COUNTS + at.TAKEN_OVER),
+            "rows_put_back": load64(line + at.COUNTS + at.PUT_BACK),
             "staleness_last": load64(line + at.STALENESS_LAST),
             "staleness_max": load64(line + at.STALENESS_MAX),
             "staleness_mean": load64(line + at.STALENESS_SUM) / number if number else 0.0,

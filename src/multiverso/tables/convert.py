@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeVar
 
 import numpy as np
@@ -120,7 +121,7 @@ def check_size(array: Array, shape: tuple[int, ...], spec: TableSpec, what: str)
     For an array table that is any shape of its size; for a matrix its own shape or a flat one, so that a transposed
     one is found out.
     """
-    size = int(np.prod(shape))
+    size = math.prod(shape)
     if array.size == size and (spec.kind == "array" or array.ndim == 1 or array.shape == shape):
         return
     expected = f"shape {shape}" + (f", or {size} numbers flat" if spec.kind == "matrix" else "")
@@ -133,6 +134,13 @@ def as_row_ids(row_ids: Any, rows: int) -> npt.NDArray[np.int64]:
     Raises:
         RowIdError: not one-dimensional, not integers.
     """
+    if (
+        type(row_ids) is np.ndarray
+        and row_ids.dtype == np.int64
+        and row_ids.ndim == 1
+        and row_ids.flags.carray
+    ):
+        return row_ids
     try:
         array = as_numpy(row_ids, "row_ids")
     except ValueError as error:

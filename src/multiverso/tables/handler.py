@@ -10,6 +10,7 @@ from typing import Any, Self, overload
 import numpy as np
 import numpy.typing as npt
 
+from multiverso import layout as at
 from multiverso.consistency.modes import OF_MODE
 from multiverso.consistency.port import Consistency, Port
 from multiverso.deadline import Deadline
@@ -27,6 +28,7 @@ from multiverso.tables.operations import Operations
 from multiverso.tables.output import Output, fresh, into
 from multiverso.tables.pending import Pending, Queue
 from multiverso.updaters import Updater
+from multiverso.updaters.checks import positive
 
 
 class TableHandler:
@@ -53,6 +55,7 @@ class TableHandler:
         self._spec = spec
         self._dtype = np.dtype(spec.dtype)
         self._size = spec.elements
+        self._rate_index = updater.rate_index
         update = 0 if updater.name == "add" else compile_update(updater.apply, spec.dtype)
         name = self._name = f"table {spec.name!r}" if spec.name else f"the {spec}"
         self._queue = Queue(spec.name or spec.kind)
@@ -109,6 +112,36 @@ class TableHandler:
         """Adds and exchanges done by all workers so far; in synchronous mode, rounds finished."""
         self._session.check()
         return self._how.version()
+
+    @property
+    def learning_rate(self) -> float:
+        """The updater's learning rate, as it is now for all workers. Set it in one worker, at any time.
+
+        Whoever adds after that has it: no worker that has seen a later rate comes back to an earlier one. An add
+        that is on its way may take either. In synchronous mode set it between two barriers, so that no round is on its
+        way. Workers that make or open the table still give the updater that it was made with, and so does a saved one.
+
+        Raises:
+            MultiversoError: the updater has no learning rate.
+            ValueError: not a finite number above 0.
+        """
+        self._session.check()
+        return float(self._rate()[0])
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        self._session.check()
+        self._rate()[0] = positive(rate, "learning rate")
+
+    def _rate(self) -> Array:
+        """Returns the number in the table's header itself: it is read anew by every operation."""
+        if self._rate_index is None:
+            raise MultiversoError(
+                f"the updater {self._spec.updater!r} of {self._name} has no learning rate; adagrad, adam, ftrl, "
+                "momentum, nesterov and rmsprop have one"
+            )
+        place = at.HYPER + self._rate_index * self._dtype.itemsize
+        return self._shard.segment.array(place, 1, self._dtype)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._spec}>"

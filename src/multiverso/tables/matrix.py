@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ from multiverso.errors import ShapeMismatchError
 from multiverso.runtime.current import current
 from multiverso.runtime.session import Session
 from multiverso.spec import Initial, TableSpec, checked_count, checked_dtype
+from multiverso.tables.changes import Changes
 from multiverso.tables.convert import Array, Out, as_data, as_numpy, as_row_ids, check_size, writable
 from multiverso.tables.handler import TableHandler
 from multiverso.tables.pending import Pending
@@ -67,6 +68,7 @@ class MatrixTableHandler(TableHandler):
             mean=rule.mean,
         )
         super().__init__(session or current(), spec, rule, init_value, master)
+        self._changes = Changes(spec)
 
     @overload  # type: ignore[override]
     def get(
@@ -98,36 +100,70 @@ class MatrixTableHandler(TableHandler):
         dtype: npt.DTypeLike | None = None,
         timeout_seconds: float | None = None,
     ) -> Out: ...
+    @overload
+    def get(
+        self, *, changed: Literal[True], timeout_seconds: float | None = None
+    ) -> tuple[RowIds, Array]: ...
     def get(
         self,
         row_ids: Any = None,
         out: Any = None,
         sync: bool = True,
         *,
+        changed: bool = False,
         dtype: npt.DTypeLike | None = None,
         timeout_seconds: float | None = None,
     ) -> Any:
-        """Returns the whole matrix, or some of its rows.
+        """Returns the whole matrix, some of its rows, or those that have changed.
+
+        A row that is read is never torn; several rows are not of one moment.
 
         Args:
             row_ids: a one-dimensional sequence of integers in 0 .. num_row - 1, in any order, also repeated;
                 None for all rows.
             out: written to and returned: (len(row_ids), num_col), or flat.
+            changed: return ``(row_ids, values)``: the rows that anybody, this worker included, has changed since the
+                last such call of this handler, and the rest of their stripes (rows that lie together in up to
+                16 KiB); the first time all rows. In synchronous mode, which ends a round, all rows each time. What
+                was written to ``memory()`` does not count. Not with ``row_ids``, ``out`` or ``dtype``.
             sync, dtype, timeout_seconds: see :meth:`TableHandler.get`.
 
         Returns:
-            (num_row, num_col), or (len(row_ids), num_col).
+            (num_row, num_col), or (len(row_ids), num_col); with ``changed`` the ids, int64 and ascending, and
+            (len(ids), num_col).
 
         Raises:
             RowIdError: an id is no integer, or no row.
+            ValueError: ``changed`` beside another choice of rows or place.
         """
+        if changed:
+            if row_ids is not None or out is not None or dtype is not None:
+                raise ValueError(
+                    "get(changed=True) chooses the rows by itself, and gives new arrays: it takes no "
+                    "row_ids, out or dtype"
+                )
+            return self._get_changed(timeout_seconds)
         if row_ids is None:
             return super().get(out, sync, dtype=dtype, timeout_seconds=timeout_seconds)
         deadline = self._ready(timeout_seconds)
         ids = as_row_ids(row_ids, self._spec.rows)
         shape = (ids.size, self._spec.columns)
+        if self._are_plain_rows(out, shape):
+            self._operations.get_rows(ids, out.reshape(-1), deadline, None)
+            return out
         output = self._output(out, dtype, shape)
         return self._operations.get_rows(ids, output.flat, deadline, output.give)
+
+    def _get_changed(self, timeout_seconds: float | None) -> tuple[RowIds, Array]:
+        if self._how.in_rounds:
+            values: Array = super().get(timeout_seconds=timeout_seconds)
+            return np.arange(self._spec.rows), values
+        changed = self._operations.get_changed(self._changes, self._ready(timeout_seconds))
+        result = changed.row_ids, changed.values.reshape(-1, self._spec.columns)
+        self._changes.note(
+            changed
+        )  # the last step: if an exception comes before it, the next call returns them again
+        return result
 
     def add(self, data: Any = None, row_ids: Any = None, sync: bool = False) -> None:  # type: ignore[override]
         """Adds to the whole matrix, or to some of its rows, through the table's updater.
@@ -156,13 +192,13 @@ class MatrixTableHandler(TableHandler):
     ) -> None:
         """Pushes ``local - last`` and pulls the result into both: of the whole matrix, or of some of its rows.
 
-        Of rows it is an ``add`` and a ``get``: other workers' adds may come between.
+        Of rows too it is one step for each row; in synchronous mode an ``add`` and a ``get``.
 
         Args:
             local: (num_row, num_col), or (len(row_ids), num_col), or flat; of the table's dtype, C-contiguous and
                 writable; overwritten.
             last: the same; overwritten.
-            row_ids: as for :meth:`get`; of a row that is named twice both differences are added.
+            row_ids: as for :meth:`get`; of a row that is named twice both differences are added, and both get the sum.
             timeout_seconds: deadline of the wait, instead of the session's.
 
         Raises:
@@ -258,8 +294,19 @@ class MatrixTableHandler(TableHandler):
             )
         return ids, a, b
 
+    def _are_plain_rows(self, array: Any, shape: tuple[int, int]) -> bool:
+        """Whether a kernel can take an array as it is: most calls, so it is quick."""
+        return (
+            type(array) is np.ndarray
+            and array.dtype is self._dtype
+            and array.shape == shape
+            and array.flags.carray
+        )
+
     def _rows(self, data: Any, row_ids: Any) -> tuple[RowIds, Array]:
         ids = as_row_ids(row_ids, self._spec.rows)
+        if self._are_plain_rows(data, (ids.size, self._spec.columns)):
+            return ids, data.reshape(-1)
         array = as_numpy(data, "data")
         check_size(array, (ids.size, self._spec.columns), self._spec, "data")
         return ids, as_data(array, self._dtype, "data")

@@ -11,8 +11,8 @@ Kernels write how far a call is into its ``Call`` in one step with their effects
 
 - ``add``, ``add_rows``: equal numbers. Another call on the table, or a flush, first finishes one of which a part is
   done, from a copy: what was begun is never left half.
-- ``exchange``, ``step``: the same arrays in memory. What is done of one is not lost when other arrays come: each
-  element that has been exchanged has its last value.
+- ``exchange``, ``exchange_rows``, ``step``: the same arrays in memory. What is done of one is not lost when other
+  arrays come: each element that has been exchanged has its last value.
 - ``get``, ``get_rows``: any.
 """
 
@@ -28,6 +28,7 @@ import numpy as np
 from multiverso.consistency.port import Array, Call, CompiledRule, Consistency, RowIds
 from multiverso.deadline import Deadline
 from multiverso.errors import InterruptedRoundError
+from multiverso.tables.changes import Changed, Changes
 
 _MOST_KEPT = 16
 
@@ -149,25 +150,61 @@ class Operations:
         call.complete.value = 0
         return result
 
-    def get_rows(self, ids: RowIds, out: Array, deadline: Deadline | None, give: Callable[[], Any]) -> Any:
-        """Reads some rows."""
-        return self._read(
-            "get_rows",
-            lambda call: self.how.get_rows(ids, out, call, deadline),
-            lambda: self.how.get_rows_again(ids, out),
-            deadline,
-            give,
-        )
+    def get_rows(
+        self, ids: RowIds, out: Array, deadline: Deadline | None, give: Callable[[], Any] | None
+    ) -> Any:
+        """Reads some rows; returns what ``give`` makes of them, as part of the call."""
+        if self._interrupted:
+            return self._read(
+                "get_rows",
+                lambda call: self.how.get_rows(ids, out, call, deadline),
+                lambda: self.how.get_rows_again(ids, out),
+                deadline,
+                give,
+            )
+        call, result = self._mine.call, None
+        try:
+            self.how.get_rows(ids, out, call, deadline)
+            if give is not None:
+                result = give()
+        except BaseException:
+            self._keep_read("get_rows", call)
+            raise
+        call.complete.value = 0
+        return result
 
     def exchange_rows(self, ids: RowIds, local: Array, last: Array, deadline: Deadline | None) -> None:
-        """Pushes ``local - last`` of some rows and pulls them into both: an add and a read."""
-        mine, arguments = self._mine, (ids.copy(), local, last)
-        if mine.pushed is None or not _same_rows(mine.pushed, arguments):
-            self.add_rows(ids, local - last, deadline)
-            mine.pushed = arguments  # no exception comes between the two
-            last[:] = local  # who never calls this again pushes nothing twice
-        self.get_rows(ids, local, deadline, lambda: np.copyto(last, local))
-        mine.pushed = None
+        """Pushes ``local - last`` of some rows and pulls them into both; in rounds an add and a read."""
+        if self.how.in_rounds:
+            mine, arguments = self._mine, (ids.copy(), local, last)
+            if mine.pushed is None or not _same_rows(mine.pushed, arguments):
+                self.add_rows(ids, local - last, deadline)
+                mine.pushed = arguments  # no exception comes between the two
+                last[:] = local  # who never calls this again pushes nothing twice
+            self.get_rows(ids, local, deadline, lambda: np.copyto(last, local))
+            mine.pushed = None
+            return
+        call = self._mine.call
+        try:
+            if self._interrupted:
+                call = self._before("exchange_rows", (ids.tobytes(), local, last), call, deadline)
+            if not call.complete.value:
+                self.how.exchange_rows(ids, local, last, call, deadline)
+            self._forget(call)
+        except BaseException:
+            self._keep(Interrupted("exchange_rows", (ids.tobytes(), local, last), call))
+            raise
+        call.complete.value = 0
+
+    def get_changed(self, changes: Changes, deadline: Deadline | None) -> Changed:
+        """Reads what has changed since ``changes`` was last told; the caller notes what comes, in its last step."""
+        found: list[Changed] = []
+
+        def read(call: Call) -> None:
+            found[:] = [changes.read(self.how, call, deadline)]
+
+        self._read("get_changed", read, lambda: read(Call()), deadline, None)
+        return found[0]
 
     def _read(
         self,

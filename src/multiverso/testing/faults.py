@@ -7,6 +7,8 @@ import os
 import signal
 from typing import Any, NoReturn
 
+from multiverso.kernels import locking
+
 
 def die() -> NoReturn:
     """Kills this process as the kernel would: nothing is flushed, closed or said."""
@@ -47,12 +49,19 @@ def die_at(owner: Any, operation: str, count: int, *, after: bool = False) -> No
 
 
 def die_with_lock(table: Any, stripe: int = 0) -> NoReturn:
-    """Kills this process while it holds the lock of one stripe of an asynchronous table."""
-    from multiverso import layout as at
-    from multiverso.memory import mutex
-    from multiverso.memory.words import load64
-
-    base = table._shard.base
-    if code := mutex.lock(base + load64(base + at.LOCKS) + stripe * at.MUTEX_BYTES, 10.0):
-        raise OSError(code, "the lock could not be had")
+    """Kills this process while it holds one stripe of an asynchronous table."""
+    hold_stripe(table, stripe)
     die()
+
+
+def hold_stripe(table: Any, stripe: int = 0) -> None:
+    """Takes one stripe of an asynchronous table, as a process would that is stopped there."""
+    session = table._session
+    place = (session.control.address, table._shard.base, session.worker_id, stripe)
+    if code := locking.hold_stripe.compiled()(*place):
+        raise OSError(code, "the stripe could not be had")
+
+
+def free_stripe(table: Any, stripe: int = 0) -> None:
+    """The end of :func:`hold_stripe`: what the stripe guards counts as changed."""
+    locking.free_stripe.compiled()(table._shard.base, table._session.worker_id, stripe)

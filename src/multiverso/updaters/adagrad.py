@@ -29,4 +29,4 @@ def adagrad(learning_rate: float = 0.01, initial: float = 0.0, epsilon: float = 
     """
     hyper = (positive(learning_rate, "learning rate"), positive(epsilon, "epsilon"))
     state = State("sum_of_squares", not_negative(initial, "initial sum of squares"))
-    return Updater("adagrad", _apply, states=(state,), hyper=hyper)
+    return Updater("adagrad", _apply, states=(state,), hyper=hyper, rate_index=0)

@@ -47,4 +47,6 @@ def adam(
     one, two = fraction(beta_1, "beta_1"), fraction(beta_2, "beta_2")
     rate, small = positive(learning_rate, "learning rate"), positive(epsilon, "epsilon")
     states = (State("mu"), State("nu"), State("beta_1_power", 1.0), State("beta_2_power", 1.0))
-    return Updater("adam", _apply, states=states, hyper=(rate, one, two, small, 1 - one, 1 - two))
+    return Updater(
+        "adam", _apply, states=states, hyper=(rate, one, two, small, 1 - one, 1 - two), rate_index=0
+    )

@@ -25,4 +25,4 @@ def nesterov(learning_rate: float = 0.7, momentum: float = 0.9) -> Updater:
         momentum: from 0, less than 1.
     """
     hyper = (positive(learning_rate, "learning rate"), fraction(momentum, "momentum"))
-    return Updater("nesterov", _apply, states=(State("momentum"),), hyper=hyper)
+    return Updater("nesterov", _apply, states=(State("momentum"),), hyper=hyper, rate_index=0)

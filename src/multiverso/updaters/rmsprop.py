@@ -31,4 +31,4 @@ def rmsprop(learning_rate: float = 0.01, decay: float = 0.99, epsilon: float = 1
     """
     kept = fraction(decay, "decay")
     hyper = (positive(learning_rate, "learning rate"), kept, positive(epsilon, "epsilon"), 1 - kept)
-    return Updater("rmsprop", _apply, states=(State("mean_square"),), hyper=hyper)
+    return Updater("rmsprop", _apply, states=(State("mean_square"),), hyper=hyper, rate_index=0)

@@ -22,6 +22,8 @@ class Updater:
         states: the arrays of the table's size that it keeps, in their order; each is saved under its name. A number
             stands for so many without names, zero at first.
         hyper: its hyperparameters; at most 8.
+        rate_index: place of the learning rate among ``hyper``, which can then be set while a job runs
+            (``table.learning_rate``); None where there is none.
         mean: in synchronous mode, gets the mean over the workers that contributed instead of their sum.
     """
 
@@ -30,6 +32,7 @@ class Updater:
     states: int | tuple[State, ...] = ()
     hyper: tuple[float, ...] = ()
     mean: bool = False
+    rate_index: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "states", states_of(self.states))

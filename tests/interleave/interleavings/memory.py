@@ -17,6 +17,7 @@ from interleavings.scheduler import Scheduler
 from interleavings.standins import Standin
 
 SIZE = 1 << 18
+NAP = 100_000  # nanoseconds of a sleep that ends by itself
 EAGAIN, EBUSY, ETIMEDOUT, EOWNERDEAD, ENOTRECOVERABLE, EINTR = 11, 16, 110, 130, 131, 4
 
 
@@ -34,6 +35,7 @@ class Memory:
         self._used = 0
         self._mutexes: dict[int, Mutex] = {}
         self.takeovers = 0  # of mutexes whose owner died
+        self.torn = False  # whether data are written in two parts, between which others may go on
         self._kept = self._used
 
     def reset(self, scheduler: Scheduler) -> None:
@@ -45,6 +47,7 @@ class Memory:
         self._used = self._kept
         self._mutexes.clear()
         self.takeovers = 0
+        self.torn = False
 
     def take(self, size: int) -> int:
         """Returns the address of zeroed memory, at the beginning of a page."""
@@ -61,6 +64,16 @@ class Memory:
     def array(self, address: int, count: int, dtype: Any) -> np.ndarray:
         """Returns memory as an array."""
         return np.ndarray((count,), dtype, self._map, int(address) - self.origin)
+
+    def write(self, out: Any, values: Any) -> None:
+        """Writes data that no atomic guards; where ``values`` are memory, they are read at the same steps."""
+        self.scheduler.step("data", 0)
+        if not self.torn or len(out) < 2:
+            out[:] = values
+            return
+        out[:1] = values[:1]
+        self.scheduler.step("data", 0)
+        out[1:] = values[1:]
 
     # -- robust mutexes ----------------------------------------------------------------------------------------
 
@@ -162,6 +175,9 @@ def atomics(memory: Memory) -> ModuleType:
         return seen
 
     def futex_wait(address: int, value: int, nanoseconds: int) -> int:
+        if nanoseconds <= NAP:  # nobody wakes it: it looks again
+            memory.scheduler.give_way()
+            return ETIMEDOUT
         memory.scheduler.step("sleep", address, value)
         if memory.words32[(int(address) - origin) >> 2] != value:
             return EAGAIN
@@ -183,10 +199,25 @@ def atomics(memory: Memory) -> ModuleType:
     ) -> None:
         memory.scheduler.step("update", values)
         total = np.frombuffer((ctypes.c_int64 * count).from_address(delta), np.int64)
-        for kept in (values, state):
-            memory.array(kept, count, np.int64)[:] += total
+        for kept in (state, values):
+            array = memory.array(kept, count, np.int64)
+            memory.write(array, array + total)
+
+    def move(to: int, source: int, nbytes: int) -> None:
+        def bytes_at(address: int) -> np.ndarray:
+            return np.frombuffer((ctypes.c_char * nbytes).from_address(int(address)), np.int64)
+
+        memory.write(bytes_at(to), bytes_at(source))
 
     known = {
+        "load_acquire64": module.load64,
+        "store_release64": module.store64,
+        "fence_acquire": lambda: None,
+        "fence_release": lambda: None,
+        "prefetch": lambda address: None,
+        "prefetch_to_write": lambda address: None,
+        "pause": lambda: memory.scheduler.give_way(),
+        "move": move,
         "call_update": call_update,
         "compare_swap64": compare_swap64,
         "array_at": lambda address, count, like: memory.array(address, count, like.dtype),

@@ -32,12 +32,14 @@ LAWS_OF = {
     "rounds": ("rounds", "joining", "corners", "stopped", "latecomers"),
     "waits": ("barriers", "clocks", "rounds", "latecomers", "reduce_small"),
     "reduce": ("reduce_small", "reduce_in_chunks"),
-    "locking": ("locks",),
+    "stripe_words": ("rows", "locks"),
 }
+# of which only what is written out below is spoilt: a search through all their lines has not been made
+WRITTEN_ONLY = {"stripe_words"}
 # Words that only tell people and the search for deadlocks something: no wait and no value depends on them.
 TOLD = {
-    "ADDS", "BYTES", "EXCHANGES", "GETS", "RECOVERED", "WAITED", "WAITED_NS", "WAIT_KIND", "WAIT_SEQ", "WAIT_SINCE",
-    "WAIT_STAGE", "WAIT_TABLE", "WAIT_TARGET", "NOT_WAITING",
+    "ADDS", "BYTES", "EXCHANGES", "GETS", "COUNTS", "TAKEN_OVER", "PUT_BACK", "WAITS", "WAITED", "WAITED_NS",
+    "WAIT_KIND", "WAIT_SEQ", "WAIT_SINCE", "WAIT_STAGE", "WAIT_TABLE", "WAIT_TARGET", "NOT_WAITING",
 }  # fmt: skip
 TELLING = {
     "describe_wait",
@@ -75,7 +77,7 @@ def mutants() -> Iterator[Mutant]:
     """Yields each mutant of today's source, in its order."""
     for module in LAWS_OF:
         full = f"multiverso.kernels.{module}"
-        if not path_of(full).exists():
+        if module in WRITTEN_ONLY or not path_of(full).exists():
             continue
         used: dict[str, int] = {}
         for function in tree_of(full).body:
@@ -186,6 +188,63 @@ WRITTEN = (
         "rounds",
         "if compare_swap64(decision, seen, touched) == seen:",
         "if touched >= seen - 0xFF00:",
+    ),
+    (
+        "a row is kept before its first byte changes",
+        "stripe_words",
+        "    store_release64(hand + at.HAND_ROW, row + 1)\n    fence_release()\n",
+        "    fence_release()\n",
+    ),
+    (
+        "a hand names its word before it takes it",
+        "stripe_words",
+        """    name_word(hand, word)
+    value = load_acquire64(address)
+    if value""",
+        """    value = load_acquire64(address)
+    if value""",
+    ),
+    (
+        "the updater's arrays are put back with the row",
+        "stripe_words",
+        "move(place, hand + rows.copy + (state + 1) * rows.kept, rows.kept)",
+        "pass",
+    ),
+    (
+        "who takes over has the copy in its own hand first",
+        "stripe_words",
+        "            store_release64(hand + at.HAND_ROW, row + 1)\n",
+        "            pass\n",
+    ),
+    (
+        "a row that is read is looked at again",
+        "stripe_words",
+        "                if load_acquire64(address) == value:\n",
+        "                if value >= 0:\n",
+    ),
+    (
+        "a word that is given back has another version",
+        "stripe_words",
+        "store_release64(rows.words + 8 * word, value + VERSION)",
+        "store_release64(rows.words + 8 * word, value)",
+    ),
+    (
+        "a word is taken by one swap",
+        "stripe_words",
+        "if value & OWNER != 0 or compare_swap64(address, value, value | owner) != value:",
+        "if value & OWNER != 0 or store_release64(address, value | owner):",
+    ),
+    (
+        "a new life puts in order what any earlier one had in hand",
+        "stripe_words",
+        "if value & HAND_NUMBER == owner & HAND_NUMBER and value & OWNER != owner:",
+        "if value == -1:",
+    ),
+    (
+        "an owner whose number has another life is dead",
+        "stripe_words",
+        "        return True\n    return load32(block",
+        "        pass\n    return load32(block",
     ),
 )
 

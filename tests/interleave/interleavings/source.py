@@ -31,7 +31,7 @@ PRIVATE = (
     "multiverso.runtime.control",
 )
 # small, so that a schedule is short: what a loop over all possible workers costs, and how often one yields
-CONSTANTS = {"MAX_WORKERS": 8, "_YIELDS": 1, "YIELDS": 1}
+CONSTANTS = {"MAX_WORKERS": 8, "_YIELDS": 1, "YIELDS": 1, "_PAUSES": 1, "_TRIES": 2}
 
 
 class Source:
@@ -136,13 +136,11 @@ def compiled(module: str) -> Any:
 def data_loops(memory: Memory) -> dict[str, Any]:
     """Returns the loops over data: they read, take a step, and write; copies take one before they read, too."""
 
-    def put(out: Any, values: Any) -> None:
-        memory.scheduler.step("data", 0)
-        out[:] = values
+    put = memory.write
 
     def copy_into(out: Any, table: Any) -> None:
         memory.scheduler.step("data", 0)
-        put(out, table.copy())
+        put(out, table if memory.torn else table.copy())
 
     def push_pull(table: Any, local: Any, last: Any) -> None:
         value = table + (local - last)

@@ -54,6 +54,4 @@ TOLERATED: dict[str, str] = {
     "reduce._publish: never load64(_line(base, worker) + at.PHASE) < phase": _WAKES,
     "reduce.reduce_chunks: always worker != me": _ITS_OWN,
     "reduce.reduce_chunks: always t == 0": "signs every chunk as it has signed the first",
-    "locking._wait_for_lock: never code == HELD or code == OWNER_DEAD": _TOLD,
-    "locking._wait_for_lock: always code == HELD or code == OWNER_DEAD": _TOLD,
 }

@@ -194,14 +194,19 @@ class World:
 
         return bool(self.ask_node(admit))
 
-    def table(self, elements: int, mode: int, **spec: Any) -> Any:
-        """Makes a table of int64 that the workers that are there take part in; returns its shard."""
+    def table(self, elements: int, mode: int, columns: int = 0, **spec: Any) -> Any:
+        """Makes a table of int64 that the workers that are there take part in; returns its shard.
+
+        Args:
+            elements: of an array, or with ``columns`` of a matrix.
+        """
         specs, shards, memory = (
             self.source["spec"],
             self.source["shards.shard"],
             self.source.memory,
         )
-        spec = specs.TableSpec("array", 1, elements, dtype="int64", **spec)
+        shape = ("matrix", elements // columns, columns) if columns else ("array", 1, elements)
+        spec = specs.TableSpec(*shape, dtype="int64", **spec)
         size = specs.Places.of(spec, self.capacity, mode == self.at.SYNCHRONOUS).size
         address = memory.take(size)
         shards.initialise(address, spec, len(self.shards) + 1, self.capacity, mode)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from interleavings.laws.locking import locks
 from interleavings.laws.reducing import reduce_in_chunks, reduce_small
 from interleavings.laws.rounds import corners, exchanges_and_reads, joining, latecomers, stopped
+from interleavings.laws.rows import rows
 from interleavings.laws.waiting import barriers, clocks
 
 Law = Callable[..., int]
@@ -20,6 +21,7 @@ LAWS: dict[str, Law] = {
     "barriers": barriers,
     "clocks": clocks,
     "locks": locks,
+    "rows": rows,
     "reduce_small": reduce_small,
     "reduce_in_chunks": reduce_in_chunks,
 }
