@@ -71,12 +71,16 @@ class LookedUp(InPlace):
     def whole(self) -> bool:
         """Whether rows that no forward has read may have changed."""
         gradient = self.tensors[0].grad  # a dense one: it was used in another way than by looking up
-        return self._whole or bool(self._moved) or (gradient is not None and not gradient.is_sparse)
+        return self._whole or self._elsewhere() or (gradient is not None and not gradient.is_sparse)
+
+    def _elsewhere(self) -> bool:
+        """Whether somebody has pointed the tensor elsewhere since."""
+        return bool(self.tensors[0].data_ptr() != self._addresses[0])
 
     def read(self, ids: Any, changes: bool) -> None:
         """Before a forward reads rows."""
         assert self._rows is not None
-        if self.tensors[0].data_ptr() != self._addresses[0]:
+        if self._elsewhere():
             return  # pointed elsewhere: the next exchange takes it up whole
         flat = np.ascontiguousarray(ids.detach().reshape(-1).numpy(), np.int64)
         if (
