@@ -198,6 +198,32 @@ def test_a_lost_host_is_an_error_on_the_others() -> None:
     assert error.worker_ids == (1,)
 
 
+def test_the_others_go_on_without_a_lost_host_where_they_are_to() -> None:
+    size = 300_000  # some chunks at each home
+    with rehearsal(1, 1, 1, on_lost="continue") as job:
+        gone = threading.Event()
+
+        def work(worker_id: int) -> Any:
+            with job.session(worker_id) as session:
+                table = ArrayTableHandler(size, session=session)
+                table.add(np.ones(size))
+                session.barrier()
+                if worker_id == 1:
+                    job.nodes[1].close()
+                    gone.set()
+                    return None
+                assert gone.wait(30)
+                table.add(np.full(size, 10.0))
+                session.barrier()
+                new = ArrayTableHandler(5, np.full(5, 2.0), session=session)
+                seen = session.live_workers(), *(set(values.tolist()) for values in (table.get(), new.get()))
+                session.barrier()
+                return seen
+
+        results = in_threads([lambda i=i: work(i) for i in range(3)])  # type: ignore[misc]
+    assert results == [([0, 2], {23.0}, {2.0}), None, ([0, 2], {23.0}, {2.0})]
+
+
 def test_what_works_on_one_host_only_is_refused_in_a_sentence() -> None:
     def work(session: Session) -> list[str]:
         table = ArrayTableHandler(4, np.arange(4.0), session=session)

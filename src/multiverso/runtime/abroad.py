@@ -12,7 +12,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from multiverso import layout as at
@@ -57,6 +57,9 @@ class Carrier(Protocol):
     def lost(self, peer: int) -> None:
         """Says that a host is lost: waits for it end with an error."""
 
+    def regroup(self, live: Sequence[int]) -> None:
+        """Goes on without lost hosts: what had its home there gets a new one. Waits for them end with an error."""
+
     def close(self) -> None:
         """Ends all connections."""
 
@@ -91,6 +94,7 @@ class Abroad:
         self._gone = False
         self._joined: set[int] = set()  # tables that the carrier knows; of the thread that moves
         self._lost: set[int] = set()
+        self._regroups = 0  # how often the hosts that are left have given out new homes
         address = carrier.listen()
         if roster.addresses:  # it listens at all of its addresses; this is the one that others know
             address = (roster.addresses[roster.host], address[1])
@@ -195,11 +199,16 @@ class Abroad:
 
     def _move(self) -> None:
         while (task := self._tasks.get()) is not None:
-            try:
-                task()
-            except Exception as error:
-                if not self._closing.is_set():
+            while not self._closing.is_set():
+                regroups = self._regroups
+                try:
+                    task()
+                    break
+                except Exception as error:
+                    if self._closing.is_set() or self._regroups != regroups:
+                        continue  # a host was lost meanwhile: once more, without it
                     self._post({"do": "broken", "why": f"{type(error).__name__}: {error}"})
+                    break
 
     # -- what the node's thread does -------------------------------------------------------------------------
 
@@ -218,7 +227,11 @@ class Abroad:
             self._lost.add(host)
             if any(self.control.worker(i).is_live for i in self.roster.workers_of(host)):
                 _log(f"{self.roster.names[host]} is lost: {order['why']}")
-            self._carrier.lost(host)
+            if self.control.continues:
+                self._carrier.regroup([h for h in range(self.roster.hosts) if h not in self._lost])
+                self._regroups += 1
+            else:
+                self._carrier.lost(host)
         elif do == "take":
             barrier = int(order["barrier"])
             self._do(lambda: self._carrier.take(_deadline()), lambda: self._release(barrier))

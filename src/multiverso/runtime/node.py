@@ -180,12 +180,12 @@ class Node:
         self._poke()
         if threading.current_thread() is self._thread:
             return
-        if self._abroad is not None:
-            self._abroad.close()
         if self._thread.ident is None:  # an exception came before it began
             self._end()
         else:
             self._thread.join()
+        if self._abroad is not None:  # after the thread that does what it hears from other hosts
+            self._abroad.close()
         for watcher in self._watchers:
             watcher.join()
         for end in self._wake:
@@ -446,7 +446,7 @@ class Node:
         elif do == "told":
             members.told(int(order["number"]), order["notes"])
         elif do in ("alone", "broken"):
-            if not abroad.over.is_set() and not abroad.lost_hosts:
+            if not abroad.over.is_set() and (members.control.continues or not abroad.lost_hosts):
                 _log(
                     f"{abroad.roster.names[0]}, which leads the job, is gone: {order['why']}"
                     if do == "alone"
@@ -456,9 +456,6 @@ class Node:
         else:
             for worker_id in abroad.obey(order):
                 members.changed(worker_id)
-        if do == "lost" and members.control.continues:
-            _log("on_lost='continue' goes on without lost workers, not yet without a lost host: the job ends")
-            self._closing.set()
 
     def _tell(self, connection: Connection, request: Message) -> None:
         if self._abroad is None:
