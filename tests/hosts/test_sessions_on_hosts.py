@@ -271,6 +271,26 @@ def test_other_arguments_of_init_on_another_host_are_refused() -> None:
     assert any(isinstance(r, StartupError) and "call init with the same arguments" in str(r) for r in results)
 
 
+def test_every_node_knows_what_the_workers_of_all_hosts_have_done() -> None:
+    with rehearsal(1, 1) as job:
+
+        def work(session: Session) -> None:
+            table = ArrayTableHandler(4, session=session, name="weights")
+            for _ in range(session.worker_id + 3):
+                table.add(np.ones(4))
+            for node in job.nodes:
+                wait_for(lambda node=node: _adds(node.status()) == {0: 3, 1: 4})
+            session.barrier()
+
+        job.run(work)
+
+
+def _adds(status: dict[str, Any]) -> dict[int, int]:
+    hosts = {worker["id"]: worker["host"] for worker in status["workers"]}
+    assert hosts == {0: "host-0", 1: "host-1"}
+    return {worker: line["adds"] for worker, line in status["tables"][0]["workers"].items()}
+
+
 def test_workers_tell_each_other_across_hosts() -> None:
     def work(session: Session) -> Any:
         return [tell_all(session, f"{session.worker_id} says {i}") for i in range(3)]

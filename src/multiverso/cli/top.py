@@ -157,9 +157,9 @@ def render_workers(job: Status, rates: Rates) -> Table:
             per_second = done[worker["id"]] / job["up_seconds"]
         table.add_row(
             str(worker["id"]),
-            str(worker["pid"]),
+            f"{worker['pid']} on {worker['host']}" if worker.get("host") else str(worker["pid"]),
             Text(worker["state"], style=_STATE_STYLES.get(worker["state"], "")),
-            _resident(worker["pid"]) if alive else "",
+            _resident(worker["pid"]) if alive and worker.get("host") == job.get("host") else "",
             "" if per_second is None else f"{per_second:,.0f}",
             f"{_staleness_of(job, worker['id']):.1f}",
             f"{max(done.values()) - done[worker['id']]:,.0f}",

@@ -117,6 +117,7 @@ class Coordinator:
             "done": self._done,
             "gone": self._gone,
             "tell": self._tell,
+            "statistics": self._relay_statistics,
         }[report["do"]]
         return handler(host, report)
 
@@ -173,6 +174,15 @@ class Coordinator:
             for key, creation in list(self._creations.items()):
                 orders += self._go_on(key, creation)
         return orders + self._hand_round()
+
+    def _relay_statistics(self, host: int, report: Message) -> list[Order]:
+        """How much a host's workers have done with each table: for who looks on another host."""
+        own = {str(worker) for worker in self._roster.workers_of(host)}
+        tables = {
+            str(number): {worker: line for worker, line in lines.items() if worker in own}
+            for number, lines in report["tables"].items()
+        }
+        return self._to_all({"do": "statistics", "tables": tables}, but=host)
 
     def _gone(self, host: int, report: Message) -> list[Order]:
         """The last worker of a host has gone, and what they added is at the homes."""

@@ -8,11 +8,12 @@ coordinator's orders. What they find out reaches the node's thread as orders.
 from __future__ import annotations
 
 import functools
+import itertools
 import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from multiverso import layout as at
@@ -27,6 +28,7 @@ from multiverso.shards.shard import Shard
 from multiverso.wire.messages import Message
 
 _LOOK_SECONDS = 0.05
+_STATISTICS_EVERY = 10  # looks
 _MOVE_SECONDS = 1800.0
 _JOIN_SECONDS = 10.0
 
@@ -75,6 +77,7 @@ class Abroad:
 
     Attributes:
         over: set when all workers of all hosts have gone, so that nobody needs this host's copies any more.
+        remote_statistics: what workers of other hosts have done with each table, by its number and theirs.
     """
 
     def __init__(self, roster: Roster, carrier: Carrier, listener: Listener | None, post: Post) -> None:
@@ -94,6 +97,8 @@ class Abroad:
         self._gone = False
         self._joined: set[int] = set()  # tables that the carrier knows; of the thread that moves
         self._lost: set[int] = set()
+        self._shards: Callable[[], Mapping[int, Shard]] = dict
+        self.remote_statistics: dict[int, dict[int, dict[str, float]]] = {}
         self._regroups = 0  # how often the hosts that are left have given out new homes
         address = carrier.listen()
         if roster.addresses:  # it listens at all of its addresses; this is the one that others know
@@ -112,9 +117,15 @@ class Abroad:
         if roster.leads:
             self._centre.report({"do": "hello", "address": list(address)})
 
-    def begin(self, control: Control) -> None:
-        """The memory is there: from here on this host's workers are told of, and remote ones shown in it."""
+    def begin(self, control: Control, shards: Callable[[], Mapping[int, Shard]]) -> None:
+        """The memory is there: from here on this host's workers are told of, and remote ones shown in it.
+
+        Args:
+            control: the control segment.
+            shards: returns the tables by number; called by any thread.
+        """
         self._control = control
+        self._shards = shards
         for thread in self._threads:
             thread.start()
 
@@ -148,8 +159,22 @@ class Abroad:
             self._tell_changes()
 
     def _tell(self) -> None:
-        while not self._closing.wait(_LOOK_SECONDS):
+        told: dict[str, dict[str, dict[str, float]]] = {}
+        for look in itertools.count():
+            if self._closing.wait(_LOOK_SECONDS):
+                return
             self.tell_now()
+            if look % _STATISTICS_EVERY == 0:
+                found = self._statistics()
+                if found != told:
+                    told = found
+                    self._centre.report({"do": "statistics", "tables": found})
+
+    def _statistics(self) -> dict[str, dict[str, dict[str, float]]]:
+        return {
+            str(number): {str(i): shard.statistics(i) for i in self.roster.local}
+            for number, shard in self._shards().items()
+        }
 
     def _tell_changes(self) -> None:
         if self._control is None:
@@ -235,6 +260,11 @@ class Abroad:
         elif do == "take":
             barrier = int(order["barrier"])
             self._do(lambda: self._carrier.take(_deadline()), lambda: self._release(barrier))
+        elif do == "statistics":
+            for number, lines in order["tables"].items():
+                self.remote_statistics.setdefault(int(number), {}).update(
+                    {int(worker): line for worker, line in lines.items()}
+                )
         elif do == "over":
             self.over.set()
         return []

@@ -102,7 +102,8 @@ class Membership:
         else:
             self.creations = HostCreations(self.catalogue, self.control, self._abroad.roster, self._abroad)
             self.control.span_hosts()
-            self._abroad.begin(self.control)
+            catalogue = self.catalogue
+            self._abroad.begin(self.control, lambda: catalogue.shards)
 
     def _places(self) -> tuple[tuple[str, ...], str]:
         if self._abroad is None:

@@ -135,6 +135,7 @@ class Node:
             members.catalogue,
             members.memory_bytes,
             self._began,
+            None if self._abroad is None else dict(self._abroad.remote_statistics),
         )
 
     def wait(self, timeout_seconds: float | None = None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ def status_of(
     catalogue: Catalogue,
     memory_bytes: int,
     began: float,
+    remote: Mapping[int, Mapping[int, dict[str, float]]] | None = None,
 ) -> dict[str, Any]:
     """Returns the job's workers, their waits and the tables with each worker's statistics."""
     graph = catalogue.wait_graph()
@@ -56,12 +58,14 @@ def status_of(
             "dtype": shard.spec.dtype,
             "updater": shard.spec.updater,
             "rounds": shard.committed,
-            "workers": {i: shard.statistics(i) for i in sorted(graph.workers) if i < shard.workers},
+            "workers": {i: shard.statistics(i) for i in sorted(graph.workers) if i < shard.workers}
+            | dict((remote or {}).get(table_id, {})),
         }
         for table_id, shard in catalogue.shards.items()
     ]
     return {
         "address": address,
+        "host": control.here or None,
         "workers_num": workers_num,
         "up_seconds": time.monotonic() - began,
         "memory_bytes": memory_bytes,
