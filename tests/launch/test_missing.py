@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 from launch_support import MULTIVERSO, SECONDS, environ, script
 
+import multiverso as mv
+from multiverso.errors import StartupError
+from multiverso.runtime.joining import join
+
 FORBIDS = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
@@ -101,3 +105,42 @@ def test_platoons_launcher_where_another_platoon_was_installed_over_it(tmp_path:
     assert done.returncode == 2
     assert f"the package platoon in {tmp_path / 'platoon'} is not the one of multiverso" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+MANY: dict[str, dict[str, str]] = {
+    "torchrun": {
+        "TORCHELASTIC_RUN_ID": "x",
+        "MASTER_PORT": "29500",
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "65",
+        "LOCAL_WORLD_SIZE": "65",
+    },
+    "openmpi": {
+        "PMIX_NAMESPACE": "x",
+        **{f"OMPI_COMM_WORLD_{name}": number for name, number in (("SIZE", "65"), ("RANK", "0"))},
+        **{f"OMPI_COMM_WORLD_LOCAL_{name}": number for name, number in (("SIZE", "65"), ("RANK", "0"))},
+    },
+    "slurm": {
+        **SLURM,
+        "SLURM_NTASKS": "65",
+        "SLURM_STEP_NUM_TASKS": "65",
+        "SLURM_STEP_TASKS_PER_NODE": "65",
+    },
+}
+
+
+@pytest.mark.parametrize("launcher", MANY)
+def test_more_workers_than_a_host_runs_are_refused_in_words(launcher: str) -> None:
+    with pytest.raises(
+        StartupError, match=f"runs 1 to 64 workers of a job; {launcher} has started 65: start fewer"
+    ):
+        join(MANY[launcher])
+
+
+def test_more_workers_than_a_host_runs_are_not_started(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="it must be from 1 to 64"):
+        mv.run(print, workers=65)
+    done = run(*MULTIVERSO, "run", "-n", "65", str(script(tmp_path, JOB)))
+    assert done.returncode == 2
+    assert "-n 65: the number of workers must be from 1 to 64" in done.stderr
