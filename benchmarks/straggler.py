@@ -32,7 +32,10 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-def data() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+Data = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def load() -> Data:
     """Images with a 1 at their end and labels, to train on and to validate."""
     from sklearn.datasets import load_digits
 
@@ -52,9 +55,9 @@ def gradient(weights: np.ndarray, images: np.ndarray, labels: np.ndarray) -> np.
     return images.T @ scores / np.float32(len(labels))
 
 
-def train(mode: str, slowed: float, seed: int, options: argparse.Namespace) -> tuple[float, int]:
+def train(mode: str, slowed: float, seed: int, options: argparse.Namespace, data: Data) -> tuple[float, int]:
     """One worker, once; returns its seconds (the master's count) and minibatches."""
-    images, labels, validation, validation_labels = data()
+    images, labels, validation, validation_labels = data
     weights = np.zeros((images.shape[1], 10), np.float32)
     flat = weights.reshape(-1)
     mv.init(**MODES[mode], timeout_seconds=options.most)
@@ -86,12 +89,12 @@ def train(mode: str, slowed: float, seed: int, options: argparse.Namespace) -> t
     return took, done
 
 
-def train_all(options: argparse.Namespace) -> dict[tuple[str, float], list[tuple[float, int]]]:
+def train_all(options: argparse.Namespace, data: Data) -> dict[tuple[str, float], list[tuple[float, int]]]:
     """One worker, every run of the report: a session of its own for each, in the same processes."""
     for mode in MODES:  # what is paid once is paid here
-        train(mode, 1.0, 0, options)
+        train(mode, 1.0, 0, options, data)
     return {
-        (mode, slowed): [train(mode, slowed, seed, options) for seed in range(options.repeat)]
+        (mode, slowed): [train(mode, slowed, seed, options, data) for seed in range(options.repeat)]
         for slowed in (options.slowed, 1.0)
         for mode in MODES
     }
@@ -127,7 +130,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="file for the JSON, too")
     options = parser.parse_args()
     limit = options.most * options.repeat * 2 * len(MODES) + 300
-    runs = mv.run(train_all, WORKERS, (options,), timeout_seconds=limit)
+    runs = mv.run(train_all, WORKERS, (options, load()), timeout_seconds=limit)
     with_straggler = medians(runs, options.slowed)
     alike = medians(runs, 1.0)
     report = {

@@ -2,52 +2,48 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
+import functools
+import importlib
+import io
 import re
-import subprocess
+import runpy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from multiverso.testing.laws import Job, run_jobs, unless_raised
+
 ROOT = Path(__file__).resolve().parents[1]
-LAUNCHER = str(Path(sys.executable).parent / "multiverso")
 FRAMEWORKS = ("torch", "keras", "jax")
 # Epochs, and the accuracy that they reach in any case. After 4 some runs of cnn.py are still below 0.7, as its workers
 # happen to meet; after 10, as many as the example does, the lowest of 20 was 0.95.
 SCRIPTS = {"logistic_regression.py": (4, 0.8), "cnn.py": (10, 0.7), "resnet.py": (4, 0.5)}
 
 
-def run(*command: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "KERAS_BACKEND": "torch"}
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250, check=False
-    )
+def import_framework(framework: str) -> None:
+    """What the examples of it import, before the process forks."""
+    for unused in ("orbax", "matplotlib"):  # by Keras, only because they are installed here
+        sys.modules.setdefault(unused, None)  # type: ignore[arg-type]
+    for name in (framework, "sklearn.datasets", "multiverso", *(["optax"] if framework == "jax" else [])):
+        importlib.import_module(name)
 
 
-ONE_AFTER_ANOTHER = """
-import runpy, sys
-folder, *scripts = sys.argv[1:]
-sys.path.insert(0, folder)
-for script, epochs in map(str.split, scripts):
-    sys.argv = [script, "--epochs", epochs]
-    runpy.run_path(f"{folder}/{script}", run_name="__main__")
-"""
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_two_workers_learn_the_digits(framework: str, tmp_path: Path) -> None:
-    """One job after another in the same two processes, which import the framework once."""
-    job = tmp_path / "job.py"
-    job.write_text(ONE_AFTER_ANOTHER)
-    scripts = [f"{script} {epochs}" for script, (epochs, _) in SCRIPTS.items()]
-    result = run(LAUNCHER, "run", "-n", "2", str(job), str(ROOT / "examples" / framework), *scripts)
-    assert result.returncode == 0, result.stdout + result.stderr
-    reached = [float(found) for found in re.findall(r"workers=2 accuracy=([\d.]+)", result.stdout)]
-    assert len(reached) == len(SCRIPTS), result.stdout
-    assert all(accuracy > least for accuracy, (_, least) in zip(reached, SCRIPTS.values(), strict=True)), (
-        reached
-    )
+def run_programs(folder: str, programs: Sequence[tuple[str, ...]]) -> str:
+    """Runs them one after another, as somebody types them in; returns what they printed, or why one ended."""
+    sys.path.insert(0, folder)
+    sys.modules.pop("load_data", None)  # another folder's
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        for script, *arguments in programs:
+            sys.argv = [script, *arguments]
+            try:
+                runpy.run_path(f"{folder}/{script}", run_name="__main__")
+            except SystemExit as error:
+                print(error.code)
+    return said.getvalue()
 
 
 def unmarked(path: Path) -> str:
@@ -65,24 +61,55 @@ def unmarked(path: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_without_their_marked_lines_they_are_programs_for_one_process(framework: str, tmp_path: Path) -> None:
-    folder = ROOT / "examples" / framework
-    (tmp_path / "load_data.py").write_text((folder / "load_data.py").read_text())
+def unmark(folder: Path, there: Path) -> None:
+    """Writes the programs as they are without their marked lines."""
+    (there / "load_data.py").write_text((folder / "load_data.py").read_text())
     for script in SCRIPTS:
         source = unmarked(folder / script)
         assert "multiverso" not in source.split('"""', 2)[2]
-        (tmp_path / script).write_text(source)
-    result = run(
-        sys.executable, "-c", ONE_AFTER_ANOTHER, str(tmp_path), *(f"{script} 1" for script in SCRIPTS)
+        (there / script).write_text(source)
+
+
+@pytest.fixture(scope="module", params=FRAMEWORKS)
+def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    """What the programs print: for one process, then two workers', then one that does not find its files.
+
+    Two processes are forked from one that has imported the framework. What JAX has compiled for the first programs, the
+    others find.
+    """
+    framework, folder = request.param, ROOT / "examples" / request.param
+    there = tmp_path_factory.mktemp(framework)
+    unmark(folder, there)
+    shared = [(script, "--epochs", str(epochs)) for script, (epochs, _) in SCRIPTS.items()]
+    jobs = [
+        Job((0,), (str(there), [(script, "--epochs", "1") for script in SCRIPTS])),
+        Job((0, 1), (str(folder), shared)),
+        Job((0,), (str(folder), [("cnn.py", "--data", str(there))])),
+    ]
+    env = {
+        "KERAS_BACKEND": "torch",
+        "JAX_COMPILATION_CACHE_DIR": str(there / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    preload = (functools.partial(import_framework, framework),)
+    return [unless_raised(job) for job in run_jobs(jobs, run_programs, env=env, preload=preload)]
+
+
+def test_two_workers_learn_the_digits(said: list[list[str]]) -> None:
+    """One job after another in the same two processes."""
+    reached = [float(found) for found in re.findall(r"workers=2 accuracy=([\d.]+)", "".join(said[1]))]
+    assert len(reached) == len(SCRIPTS), said[1]
+    assert all(accuracy > least for accuracy, (_, least) in zip(reached, SCRIPTS.values(), strict=True)), (
+        reached
     )
-    assert result.returncode == 0, result.stderr
-    assert len(re.findall(r"workers=1 accuracy=0\.\d+", result.stdout)) == len(SCRIPTS)
 
 
-def test_missing_files_are_named_and_the_examples_read_alike(tmp_path: Path) -> None:
-    result = run(sys.executable, "examples/torch/cnn.py", "--data", str(tmp_path))
-    assert result.returncode == 1
-    assert "missing data_batch_1, data_batch_2" in result.stderr
+def test_without_their_marked_lines_they_are_programs_for_one_process(said: list[list[str]]) -> None:
+    assert len(re.findall(r"workers=1 accuracy=0\.\d+", said[0][0])) == len(SCRIPTS)
+
+
+def test_missing_files_are_named_and_the_examples_read_alike(said: list[list[str]]) -> None:
+    assert "missing data_batch_1, data_batch_2" in said[2][0]
     readers = {(ROOT / "examples" / framework / "load_data.py").read_text() for framework in FRAMEWORKS}
     assert len(readers) == 1

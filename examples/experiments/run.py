@@ -65,7 +65,7 @@ def main() -> None:
     for number, configuration in enumerate(configurations, 1):
         print(f"[{number} of {len(configurations)}] {configuration.code}", flush=True)
         workers = configuration.workers
-        epochs = mv.run(train, workers, (settings, configuration))[0]
+        epochs = mv.run(train, workers, (settings, configuration, images))[0]
         runs[configuration.code] = (configuration, epochs)
         # after each, so that an interrupted experiment has results, too
         text = report.write(options.out, settings, numbers, runs)

@@ -86,12 +86,20 @@ class Run:
     fold: int
 
 
-def digits(seed: int, fold: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Images and labels to train on, and those of the fold."""
+Digits = tuple[np.ndarray, np.ndarray]
+
+
+def digits() -> Digits:
+    """All images, and their labels."""
     from sklearn.datasets import load_digits
 
     source = load_digits()
-    images, labels = (source.data / 16).astype(np.float32), source.target
+    return (source.data / 16).astype(np.float32), source.target
+
+
+def divided(source: Digits, seed: int, fold: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Images and labels to train on, and those of the fold."""
+    images, labels = source
     parts = np.array_split(np.random.default_rng([seed, 1]).permutation(len(labels)), FOLDS)
     train = np.concatenate([part for number, part in enumerate(parts) if number != fold])
     return images[train], labels[train], images[parts[fold]], labels[parts[fold]]
@@ -151,16 +159,16 @@ def minibatches(
             yield rate, mine[start : start + settings.batch]
 
 
-def alone(settings: Settings, seed: int, fold: int) -> float:
+def alone(settings: Settings, source: Digits, seed: int, fold: int) -> float:
     """Final accuracy of one worker."""
-    images, labels, test_images, test_labels = digits(seed, fold)
+    images, labels, test_images, test_labels = divided(source, seed, fold)
     flat = initial(seed, fold)
     for rate, rows in minibatches(len(labels), settings, seed, 0, 1):
         step(flat, images[rows], labels[rows], rate)
     return accuracy(flat, test_images, test_labels)
 
 
-def together(settings: Settings, mode: str, runs: list[Run]) -> list[tuple[float, float]]:
+def together(settings: Settings, source: Digits, mode: str, runs: list[Run]) -> list[tuple[float, float]]:
     """Final accuracies of the shared parameters, one run after another; called in each of four workers.
 
     Beside each, the most pushes of others that came between two reads of this worker: the mean is 3 for four
@@ -169,7 +177,7 @@ def together(settings: Settings, mode: str, runs: list[Run]) -> list[tuple[float
     mv.init(**MODES[mode])
     results = []
     for number, run in enumerate(runs):
-        images, labels, test_images, test_labels = digits(run.seed, run.fold)
+        images, labels, test_images, test_labels = divided(source, run.seed, run.fold)
         rule, every = run.way.at(run.every)
         local = initial(run.seed, run.fold)
         shared = mv.rules.share(local, rule)
@@ -218,7 +226,8 @@ def main() -> None:
 
     began = time.monotonic()
     pairs = [(seed, fold) for seed in options.seeds for fold in range(FOLDS)]
-    one = {pair: alone(settings, *pair) for pair in pairs}
+    source = digits()
+    one = {pair: alone(settings, source, *pair) for pair in pairs}
     print(f"one worker: {np.mean(list(one.values())):.2%} in the mean of {len(pairs)} runs", flush=True)
     four: dict[Run, tuple[float, float]] = {}
     for mode in MODES:
@@ -226,7 +235,8 @@ def main() -> None:
             Run(way, every, *pair) for way in ways if way.mode == mode for every in EVERY for pair in pairs
         ]
         if runs:
-            four |= dict(zip(runs, mv.run(together, WORKERS, (settings, mode, runs))[0], strict=True))
+            ended = mv.run(together, WORKERS, (settings, source, mode, runs))[0]
+            four |= dict(zip(runs, ended, strict=True))
 
     results = []
     for way in ways:

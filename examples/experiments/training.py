@@ -25,7 +25,7 @@ class Epoch:
     accuracy: float  # of the shared model on the validation images
 
 
-def train(settings: Settings, configuration: Configuration) -> list[Epoch]:
+def train(settings: Settings, configuration: Configuration, images: data.Images) -> list[Epoch]:
     """Trains from the start and returns the epochs, in the master; the others return nothing.
 
     As the originals did: the workers divide the data equally and an epoch is all of them going through it once,
@@ -37,7 +37,6 @@ def train(settings: Settings, configuration: Configuration) -> list[Epoch]:
     device = torch.device("cuda", me % torch.cuda.device_count()) if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(1)  # where there are no GPUs, a core stands for one
     torch.manual_seed(settings.seed)  # the same in all, and without multiverso: the same initial model
-    images = data.load(settings.dataset, settings.folder)
 
     def make() -> torch.nn.Module:
         return models.resnet(images.train.shape[1], images.classes, settings.depth, settings.width).to(device)

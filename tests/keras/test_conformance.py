@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -10,16 +11,18 @@ import numpy as np
 
 from multiverso.testing import bindings
 
-UNUSED = ("sklearn", "orbax", "matplotlib")
-"""What Keras imports only because it is installed here: a third of the time, in each of the suite's processes."""
+
+def import_keras() -> None:
+    """Without what it imports only because it is installed here, a third of the time."""
+    for unused in ("sklearn", "orbax", "matplotlib"):
+        sys.modules.setdefault(unused, None)  # type: ignore[arg-type]
+    importlib.import_module("keras")
 
 
 class KerasModel:
     """Weights in a layer, shared by a ParamManager."""
 
     def __init__(self, values: Sequence[Any], statistics: Sequence[Any]) -> None:
-        for unused in UNUSED:
-            sys.modules.setdefault(unused, None)  # type: ignore[arg-type]
         import keras
 
         from multiverso.keras import ParamManager
@@ -62,5 +65,7 @@ class KerasModel:
 
 
 DTYPES = ("float32", "float16")
-TestKerasOnTorch = bindings.suite(KerasModel, dtypes=DTYPES, env={"KERAS_BACKEND": "torch"})
-TestKerasOnJax = bindings.suite(KerasModel, dtypes=DTYPES, env={"KERAS_BACKEND": "jax"})
+TestKerasOnTorch, TestKerasOnJax = (
+    bindings.suite(KerasModel, dtypes=DTYPES, env={"KERAS_BACKEND": backend}, preload=(import_keras,))
+    for backend in ("torch", "jax")
+)

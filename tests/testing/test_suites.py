@@ -59,8 +59,8 @@ class NumpyModel:
         return [f"{array.dtype} {array.shape}" for array in self._shared.arrays]
 
 
-TestNumpy = bindings.suite(NumpyModel, dtypes=("float32", "float64"))
-TestArrayTable = tables.suite(array_table)
+TestNumpy = bindings.suite(NumpyModel, dtypes=("float32", "float64"), preload=("multiverso",))
+TestArrayTable = tables.suite(array_table, preload=("multiverso",))
 TestAdd = updaters.suite(mv.updaters.add(), add)
 TestSgd = updaters.suite(mv.updaters.sgd(), subtract)
 
@@ -123,7 +123,7 @@ class Careless(NumpyModel):
     ],
 )
 def test_a_wrong_binding_is_found_out(factory: Any, law: str) -> None:
-    suite = bindings.suite(factory, workers=(2,), deaths=False)
+    suite = bindings.suite(factory, workers=(2,), deaths=False, preload=("multiverso",))
     with pytest.raises(AssertionError):
         suite().test_law(2, law)
 

@@ -53,4 +53,4 @@ class TorchModel:
         return [f"{t.dtype} {tuple(t.shape)} {t.device} {t.requires_grad}" for t in tensors]
 
 
-TestTorch = bindings.suite(TorchModel, dtypes=("float32", "float64", "float16"))
+TestTorch = bindings.suite(TorchModel, dtypes=("float32", "float64", "float16"), preload=("torch",))

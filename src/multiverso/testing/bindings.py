@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -12,7 +11,8 @@ from numpy.typing import NDArray
 import multiverso as mv
 from multiverso.errors import WorkerLostError
 from multiverso.testing import faults
-from multiverso.testing.laws import JOBS_SECONDS, WAIT_SECONDS, Job, Law, Raised, run_jobs, suite_of
+from multiverso.testing.laws import JOBS_SECONDS, WAIT_SECONDS, Job, Law, Raised, suite_of
+from multiverso.testing.nursery import Preload
 
 Array = NDArray[Any]
 _STEPS = 10
@@ -263,6 +263,7 @@ def suite(
     workers: Sequence[int] = (1, 2, 4),
     deaths: bool = True,
     env: Mapping[str, str] | None = None,
+    preload: Preload = (),
 ) -> type:
     """Returns a class of pytest tests of a binding; give it a name that begins with ``Test``.
 
@@ -273,6 +274,9 @@ def suite(
         workers: how many real processes to run with.
         deaths: whether to kill workers, too, one in each of several jobs of three, whatever ``workers`` says.
         env: environment variables for the workers: a framework's backend, say.
+        preload: modules that one process imports (or functions that it calls) to fork itself for each worker:
+            with ``("torch",)`` the suite pays for that import once. They must start no threads and use no
+            accelerator. With none, the workers are fresh interpreters.
     """
     import pytest
 
@@ -280,16 +284,13 @@ def suite(
     laws = {
         name: law for name, law in LAWS.items() if statistics or law is not LAWS["statistics are averaged"]
     }
-    base = suite_of(laws, subject, workers, env)
-
+    # Two processes live through all, and each job takes the life of another one, which the laws did without: who is
+    # killed brings nothing.
+    first = max(2, *workers)
+    ends = [Job((0, 1, first + i), (_survive, subject, *death)) for i, death in enumerate(_DEATHS) if deaths]
+    base, end = suite_of(laws, subject, workers, more=ends, env=env, preload=preload)
     if not deaths:
         return base
-
-    @functools.cache
-    def results() -> list[list[Any]]:
-        # two processes live through all, and each job takes the life of another one
-        jobs = [Job((0, 1, 2 + i), death) for i, death in enumerate(_DEATHS)]
-        return run_jobs(jobs, _survive, subject, on_failure="continue", env=env)
 
     class Conformance(base):  # type: ignore[misc, valid-type]
         """Laws of a binding, and what a death does."""
@@ -297,6 +298,6 @@ def suite(
         @pytest.mark.parametrize(("sync", "on_lost"), _DEATHS)
         def test_death(self, sync: bool, on_lost: str) -> None:
             """A worker that dies stops the others only where it should."""
-            _check_death(results()[_DEATHS.index((sync, on_lost))], sync, on_lost)
+            _check_death(end(_DEATHS.index((sync, on_lost))), sync, on_lost)
 
     return Conformance

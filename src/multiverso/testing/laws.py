@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import multiverso as mv
+from multiverso.errors import WorkerLostError
 from multiverso.launch.job import OnFailure
 from multiverso.runtime import Node
+from multiverso.testing.nursery import Preload, run_forked
 
 MODES = (False, True)
 JOBS_SECONDS = 250.0  # compiling kernels on a cold and busy machine takes minutes
@@ -58,6 +60,7 @@ def run_jobs(
     *args: Any,
     on_failure: OnFailure = "stop",
     env: Mapping[str, str] | None = None,
+    preload: Preload = (),
 ) -> list[list[Any]]:
     """Runs several jobs, one after the other, in the same processes: to start those is what takes the time.
 
@@ -67,6 +70,8 @@ def run_jobs(
         args: what the function is called with in every job.
         on_failure: "continue" where workers are killed on purpose, each in the last job that it takes part in.
         env: environment variables for the processes.
+        preload: modules that one process imports (or functions that it calls) to fork itself for each of
+            these; with none of them the processes are fresh interpreters.
 
     Returns:
         For each job what its workers returned: `Raised` for one that raised, WorkerLostError for one that was
@@ -74,23 +79,38 @@ def run_jobs(
     """
     with ExitStack() as stack:
         nodes = [stack.enter_context(closing(Node(len(job.members)))) for job in jobs]
-        found = mv.run(
-            _take_part,
-            1 + max(number for job in jobs for number in job.members),
-            args=([(node.address, job) for node, job in zip(nodes, jobs, strict=True)], function, *args),
-            timeout_seconds=JOBS_SECONDS,
-            on_failure=on_failure,
-            env=env,
-        )
+        number = 1 + max(number for job in jobs for number in job.members)
+        what = ([(node.address, job) for node, job in zip(nodes, jobs, strict=True)], function, *args)
+        if preload:
+            found = run_forked(
+                _take_part, number, what, preload=preload, timeout_seconds=JOBS_SECONDS, env=env
+            )
+            lost = [outcome for outcome in found if isinstance(outcome, WorkerLostError)]
+            if lost and on_failure == "stop":
+                raise lost[0]
+        else:
+            found = mv.run(
+                _as_worker,
+                number,
+                args=what,
+                timeout_seconds=JOBS_SECONDS,
+                on_failure=on_failure,
+                env=env,
+            )
     return [
         [found[n] if isinstance(found[n], Exception) else found[n][i] for n in job.members]
         for i, job in enumerate(jobs)
     ]
 
 
-def _take_part(jobs: Sequence[tuple[str, Job]], function: Callable[..., Any], *args: Any) -> list[Any]:
+def _as_worker(*args: Any) -> list[Any]:
+    return _take_part(int(os.environ["MULTIVERSO_WORKER_ID"]), *args)
+
+
+def _take_part(
+    me: int, jobs: Sequence[tuple[str, Job]], function: Callable[..., Any], *args: Any
+) -> list[Any]:
     """The life of one process; returns a result for each job, None where it takes no part."""
-    me = int(os.environ["MULTIVERSO_WORKER_ID"])
     results = []
     for address, job in jobs:
         result = None
@@ -112,6 +132,7 @@ def in_each(
     function: Callable[..., Any],
     *args: Any,
     env: Mapping[str, str] | None = None,
+    preload: Preload = (),
 ) -> Callable[..., list[Any]]:
     """Returns a function that gives a run's results, in worker order; all runs are made when it is first called.
 
@@ -121,30 +142,57 @@ def in_each(
         function: called in each worker of each run.
         args: what the function is called with in every run.
         env: environment variables for the processes.
+        preload: what they import once for all, as in `run_jobs`.
 
     Example:
         >>> trained = in_each([(1, False), (2, True)], train)  # doctest: +SKIP
         >>> trained(2, True)  # doctest: +SKIP
     """
 
+    largest_first = sorted(runs, key=lambda run: -run[0])  # nobody waits while others import and compile
+    jobs = [Job(tuple(range(workers)), tuple(own)) for workers, *own in largest_first]
+    results = when_asked(jobs, function, *args, env=env, preload=preload)
+    return lambda *run: unless_raised(results(largest_first.index(run)))
+
+
+def when_asked(
+    jobs: Sequence[Job],
+    function: Callable[..., Any],
+    *args: Any,
+    on_failure: OnFailure = "stop",
+    env: Mapping[str, str] | None = None,
+    preload: Preload = (),
+) -> Callable[[int], list[Any]]:
+    """Returns a function that gives the results of a job, by its place; it does `run_jobs` when first called."""
+
     @functools.cache
-    def outcomes() -> dict[tuple[Any, ...], list[Any]] | Exception:
-        largest_first = sorted(runs, key=lambda run: -run[0])  # nobody waits while others import and compile
-        jobs = [Job(tuple(range(workers)), tuple(own)) for workers, *own in largest_first]
+    def outcomes() -> list[list[Any]] | Exception:
         try:
-            return dict(zip(largest_first, run_jobs(jobs, function, *args, env=env), strict=True))
+            return run_jobs(jobs, function, *args, on_failure=on_failure, env=env, preload=preload)
         except Exception as error:
             return error
 
-    def results(*run: Any) -> list[Any]:
+    def results(place: int) -> list[Any]:
         found = outcomes()
         if isinstance(found, Exception):
             raise found
-        for me, result in enumerate(found[run]):
-            assert not isinstance(result, Raised), f"worker {me}:\n{result.text}"
-        return found[run]
+        return found[place]
 
     return results
+
+
+def unless_raised(results: list[Any]) -> list[Any]:
+    """Returns them; raises AssertionError with the traceback if a worker raised, and what a lost one left."""
+    for me, result in enumerate(results):
+        assert not isinstance(result, Raised), f"worker {me}:\n{result.text}"
+        if isinstance(result, WorkerLostError):
+            raise result
+    return results
+
+
+def call(function: Callable[..., Any], *args: Any) -> Any:
+    """Calls it: what `run_jobs` is to do where each job has a function of its own."""
+    return function(*args)
 
 
 def try_out(laws: Mapping[str, Law], subject: Any) -> list[dict[str, Any]]:
@@ -179,12 +227,35 @@ def judge(law: Law, name: str, results: Sequence[Sequence[Mapping[str, Any]]]) -
 
 
 def suite_of(
-    laws: Mapping[str, Law], subject: Any, workers: Sequence[int], env: Mapping[str, str] | None
-) -> type:
-    """Returns a class of pytest tests: each law with each number of workers. One job of a number tries all."""
+    laws: Mapping[str, Law],
+    subject: Any,
+    workers: Sequence[int],
+    *,
+    more: Sequence[Job] = (),
+    env: Mapping[str, str] | None = None,
+    preload: Preload = (),
+) -> tuple[type, Callable[[int], list[Any]]]:
+    """Returns a class of pytest tests: each law with each number of workers. One job of a number tries all.
+
+    Args:
+        laws: what is to hold, by name.
+        subject: what the laws are about.
+        workers: numbers of workers.
+        more: jobs that the same processes do afterwards, each called with its own arguments only: a function and
+            what it is called with. Workers may be killed in them that are none of the laws'.
+        env: environment variables for the processes.
+        preload: what they import once for all, as in `run_jobs`.
+
+    Returns:
+        The class, and a function that gives the results of a job of ``more`` by its place.
+    """
     import pytest
 
-    results = in_each([(number,) for number in workers], try_out, laws, subject, env=env)
+    numbers = sorted(workers, reverse=True)  # nobody waits while others import and compile
+    jobs = [Job(tuple(range(number)), (try_out, laws, subject)) for number in numbers]
+    results = when_asked(
+        [*jobs, *more], call, on_failure="continue" if more else "stop", env=env, preload=preload
+    )
 
     class Conformance:
         """Laws, each with several numbers of workers."""
@@ -193,6 +264,6 @@ def suite_of(
         @pytest.mark.parametrize("law", list(laws))
         def test_law(self, number: int, law: str) -> None:
             """The law holds."""
-            judge(laws[law], law, results(number))
+            judge(laws[law], law, unless_raised(results(numbers.index(number))))
 
-    return Conformance
+    return Conformance, lambda place: results(len(jobs) + place)

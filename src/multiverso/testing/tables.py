@@ -9,6 +9,7 @@ import numpy as np
 
 import multiverso as mv
 from multiverso.testing.laws import Law, suite_of
+from multiverso.testing.nursery import Preload
 
 Factory = Callable[[int, Any, str], Any]
 """Makes a table of (size, initial value, dtype name) with ``get()``, ``add(data)`` and ``size``; collective."""
@@ -109,7 +110,11 @@ LAWS: dict[str, Law] = {
 
 
 def suite(
-    factory: Factory, *, workers: Sequence[int] = (1, 2, 4), env: Mapping[str, str] | None = None
+    factory: Factory,
+    *,
+    workers: Sequence[int] = (1, 2, 4),
+    env: Mapping[str, str] | None = None,
+    preload: Preload = (),
 ) -> type:
     """Returns a class of pytest tests of a table; give it a name that begins with ``Test``.
 
@@ -117,5 +122,7 @@ def suite(
         factory: makes a table (`Factory`); must travel to other processes, as with `multiverso.run`.
         workers: how many real processes to run with; each asynchronously and synchronously.
         env: environment variables for the workers.
+        preload: modules that one process imports, to fork itself for each worker; with none, the workers are
+            fresh interpreters.
     """
-    return suite_of(LAWS, factory, workers, env)
+    return suite_of(LAWS, factory, workers, env=env, preload=preload)[0]
