@@ -9,7 +9,9 @@ import io
 import re
 import runpy
 import sys
+import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,15 @@ ROOT = Path(__file__).resolve().parents[1]
 FRAMEWORKS = ("torch", "keras", "jax")
 # Epochs, and the accuracy that they reach in any case. After 4 some runs of cnn.py are still below 0.7, as its workers
 # happen to meet; after 10, as many as the example does, the lowest of 20 was 0.95.
+# What of each is saved and resumed, beside with_torch.py (test_resuming_examples.py), and what that imports.
+RESUMING = {
+    "torch": {
+        "with_lightning.py": "multiverso.torch.lightning",
+        "with_huggingface.py": "multiverso.torch.huggingface",
+    },
+    "keras": {"with_keras.py": "multiverso.keras"},
+    "jax": {"with_jax.py": "multiverso.jax"},
+}
 SCRIPTS = {"logistic_regression.py": (4, 0.8), "cnn.py": (10, 0.7), "resnet.py": (4, 0.5)}
 
 
@@ -27,12 +38,13 @@ def import_framework(framework: str) -> None:
     """What the examples of it import, before the process forks."""
     for unused in ("orbax", "matplotlib"):  # by Keras, only because they are installed here
         sys.modules.setdefault(unused, None)  # type: ignore[arg-type]
-    for name in (framework, "sklearn.datasets", "multiverso", *(["optax"] if framework == "jax" else [])):
+    for name in (framework, "sklearn.datasets", *RESUMING[framework].values()):
         importlib.import_module(name)
 
 
 def run_programs(folder: str, programs: Sequence[tuple[str, ...]]) -> str:
     """Runs them one after another, as somebody types them in; returns what they printed, or why one ended."""
+    warnings.simplefilter("ignore")
     sys.path.insert(0, folder)
     sys.modules.pop("load_data", None)  # another folder's
     said = io.StringIO()
@@ -70,9 +82,20 @@ def unmark(folder: Path, there: Path) -> None:
         (there / script).write_text(source)
 
 
+@dataclass(frozen=True)
+class Said:
+    """What one framework's programs printed: all workers', one after the other."""
+
+    alone: str
+    shared: str
+    without_files: str
+    resumed: str
+    programs: int  # of those that resume
+
+
 @pytest.fixture(scope="module", params=FRAMEWORKS)
-def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
-    """What the programs print: for one process, then two workers', then one that does not find its files.
+def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Said:
+    """What the programs print.
 
     Two processes are forked from one that has imported the framework. What JAX has compiled for the first programs, the
     others find.
@@ -81,10 +104,16 @@ def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     there = tmp_path_factory.mktemp(framework)
     unmark(folder, there)
     shared = [(script, "--epochs", str(epochs)) for script, (epochs, _) in SCRIPTS.items()]
+    resumed = [
+        (script, "--directory", str(there / script.removesuffix(".py")), "--epochs", epochs)
+        for script in RESUMING[framework]
+        for epochs in "12"
+    ]
     jobs = [
         Job((0,), (str(there), [(script, "--epochs", "1") for script in SCRIPTS])),
         Job((0, 1), (str(folder), shared)),
         Job((0,), (str(folder), [("cnn.py", "--data", str(there))])),
+        Job((0, 1), (str(ROOT / "examples" / "resuming"), resumed)),
     ]
     env = {
         "KERAS_BACKEND": "torch",
@@ -93,23 +122,34 @@ def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
     preload = (functools.partial(import_framework, framework),)
-    return [unless_raised(job) for job in run_jobs(jobs, run_programs, env=env, preload=preload)]
+    printed = [unless_raised(job) for job in run_jobs(jobs, run_programs, env=env, preload=preload)]
+    return Said(*("".join(workers) for workers in printed), programs=len(RESUMING[framework]))
 
 
-def test_two_workers_learn_the_digits(said: list[list[str]]) -> None:
+def test_two_workers_learn_the_digits(said: Said) -> None:
     """One job after another in the same two processes."""
-    reached = [float(found) for found in re.findall(r"workers=2 accuracy=([\d.]+)", "".join(said[1]))]
-    assert len(reached) == len(SCRIPTS), said[1]
+    reached = [float(found) for found in re.findall(r"workers=2 accuracy=([\d.]+)", said.shared)]
+    assert len(reached) == len(SCRIPTS), said.shared
     assert all(accuracy > least for accuracy, (_, least) in zip(reached, SCRIPTS.values(), strict=True)), (
         reached
     )
 
 
-def test_without_their_marked_lines_they_are_programs_for_one_process(said: list[list[str]]) -> None:
-    assert len(re.findall(r"workers=1 accuracy=0\.\d+", said[0][0])) == len(SCRIPTS)
+def test_without_their_marked_lines_they_are_programs_for_one_process(said: Said) -> None:
+    assert len(re.findall(r"workers=1 accuracy=0\.\d+", said.alone)) == len(SCRIPTS)
 
 
-def test_missing_files_are_named_and_the_examples_read_alike(said: list[list[str]]) -> None:
-    assert "missing data_batch_1, data_batch_2" in said[2][0]
+def test_missing_files_are_named_and_the_examples_read_alike(said: Said) -> None:
+    assert "missing data_batch_1, data_batch_2" in said.without_files
     readers = {(ROOT / "examples" / framework / "load_data.py").read_text() for framework in FRAMEWORKS}
     assert len(readers) == 1
+
+
+def test_they_go_on_where_they_were_saved(said: Said) -> None:
+    assert len(re.findall(r"worker [01] goes on", said.resumed)) == 2 * said.programs, said.resumed
+    assert len(re.findall(r"epochs=2 accuracy=0\.[5-9]", said.resumed)) == said.programs, said.resumed
+
+
+def test_each_program_that_resumes_is_run() -> None:
+    scripts = {script for of_one in RESUMING.values() for script in of_one} | {"with_torch.py"}
+    assert scripts == {path.name for path in (ROOT / "examples" / "resuming").glob("with_*.py")}

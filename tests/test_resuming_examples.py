@@ -1,4 +1,4 @@
-"""The examples of resuming: one is killed whole, and all go on where they were saved."""
+"""The examples of resuming: one is killed whole and goes on; test_framework_examples.py runs the others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "examples" / "resuming"
-LAUNCHER = str(Path(sys.executable).parent / "multiverso")
 SCRIPTS = ["with_lightning.py", "with_huggingface.py", "with_keras.py", "with_jax.py"]
 
 
@@ -32,27 +31,6 @@ def test_all_processes_are_killed_and_the_run_goes_on() -> None:
     for worker in range(2):
         assert re.search(rf"worker {worker} goes on after epoch [12]\n", after)
     assert re.search(r"epochs=3 accuracy=0\.[89]", after)
-
-
-IN_TURNS = """
-import runpy, sys, warnings
-warnings.simplefilter("ignore")
-folder, place, *scripts = sys.argv[1:]
-for script in scripts:
-    for epochs in "12":
-        sys.argv = [script, "--directory", f"{place}/{script}", "--epochs", epochs]
-        runpy.run_path(f"{folder}/{script}", run_name="__main__")
-"""
-
-
-def test_the_others_go_on_where_they_were_saved(tmp_path: Path) -> None:
-    """One job after another in the same two processes."""
-    job = tmp_path / "job.py"
-    job.write_text(IN_TURNS)
-    result = run(LAUNCHER, "run", "-n", "2", str(job), str(FOLDER), str(tmp_path), *SCRIPTS)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert len(re.findall(r"worker [01] goes on", result.stdout)) == 2 * len(SCRIPTS), result.stdout
-    assert len(re.findall(r"epochs=2 accuracy=0\.[5-9]", result.stdout)) == len(SCRIPTS), result.stdout
 
 
 @pytest.mark.parametrize("script", [*SCRIPTS, "with_torch.py"])

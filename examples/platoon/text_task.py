@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import io
+import os
 import pickle
 import re
 import sysconfig
@@ -76,12 +77,10 @@ def _sources() -> dict[str, Path]:
 def _paragraphs(folder: Path, enough: int) -> list[tuple[str, list[str]]]:
     """Returns the different paragraphs of the docstrings below a folder, each with its file's set."""
     found: dict[tuple[str, ...], str] = {}
-    files = {hashlib.sha256(str(f.relative_to(folder)).encode()).digest(): f for f in folder.rglob("*.py")}
+    files = {hashlib.sha256(str(f.relative_to(folder)).encode()).digest(): f for f in _files(folder)}
     for digest, file in sorted(files.items()):
         if len(found) >= enough:
             break
-        if {"site-packages", "test", "tests", "idlelib"} & set(file.relative_to(folder).parts):
-            continue
         share = digest[-1] % 10
         part = "train" if share < 7 else "valid" if share == 7 else "test"
         for text in _docstrings(file):
@@ -92,14 +91,28 @@ def _paragraphs(folder: Path, enough: int) -> list[tuple[str, list[str]]]:
     return [(part, list(words)) for words, part in found.items()]
 
 
+def _files(folder: Path) -> Iterator[Path]:
+    for place, folders, names in os.walk(folder):
+        folders[:] = {*folders} - {"site-packages", "test", "tests", "idlelib"}
+        yield from (Path(place, name) for name in names if name.endswith(".py"))
+
+
 def _docstrings(file: Path) -> Iterator[str]:
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (SyntaxError, UnicodeDecodeError, ValueError):
         return
-    for node in ast.walk(tree):
+    inner: list[ast.AST] = [tree]
+    while inner:  # statements only: ast.walk goes through every expression, too
+        node = inner.pop()
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield ast.get_docstring(node) or ""
+        inner += [below for name in ("body", "orelse", "finalbody") for below in _statements(node, name)]
+
+
+def _statements(node: ast.AST, name: str) -> list[ast.AST]:
+    found = getattr(node, name, [])
+    return found if isinstance(found, list) else []  # a lambda's body is one expression
 
 
 class _Plain(pickle.Unpickler):

@@ -15,9 +15,9 @@ import optax
 import pytest
 
 import multiverso as mv
-from multiverso.errors import DtypeMismatchError, ShapeMismatchError
+from multiverso.errors import DtypeMismatchError, ShapeMismatchError, WorkerLostError
 from multiverso.jax import ParamManager
-from multiverso.testing.laws import in_each
+from multiverso.testing.laws import Job, call, unless_raised, when_asked
 
 SECONDS = 280
 JITTED = [(2, True, 3, 20, 1000), (3, False, 1, 30, 300_000)]
@@ -105,12 +105,9 @@ def jitted(sync: bool, every: int, steps: int, size: int) -> Any:
     return jax.tree.map(np.asarray, params), exchanges
 
 
-ended_jitted = in_each(JITTED, jitted)
-
-
 @pytest.mark.parametrize(("workers", "sync", "every", "steps", "size"), JITTED)
 def test_a_jitted_step_exchanges(workers: int, sync: bool, every: int, steps: int, size: int) -> None:
-    results = ended_jitted(workers, sync, every, steps, size)
+    results = unless_raised(ended(JITTED.index((workers, sync, every, steps, size))))
     for params, exchanges in results:
         assert exchanges == steps // every
         np.testing.assert_array_equal(params["w"], workers * steps)
@@ -140,7 +137,7 @@ def learn() -> Any:
 
 
 def test_workers_learn_together() -> None:
-    for error in mv.run(learn, workers=2, timeout_seconds=SECONDS):
+    for error in unless_raised(ended(len(JITTED))):
         assert np.abs(error).max() < 0.2
 
 
@@ -164,8 +161,17 @@ def killed() -> Any:
 
 
 def test_a_death_reaches_a_jitted_step() -> None:
-    results = mv.run(killed, workers=2, timeout_seconds=SECONDS, on_failure="continue")
+    results = ended(len(JITTED) + 1)
     assert results[0] == "told"
+    assert isinstance(results[1], WorkerLostError)
+
+
+# In the same processes, but for one: a killed worker brings nothing.
+JOBS = [Job(tuple(range(run[0])), (jitted, *run[1:])) for run in JITTED] + [
+    Job((0, 1), (learn,)),
+    Job((0, 3), (killed,)),
+]
+ended = when_asked(JOBS, call, on_failure="continue", preload=("optax", "multiverso.jax"))
 
 
 def test_the_missing_framework_is_named() -> None:

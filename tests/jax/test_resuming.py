@@ -98,7 +98,11 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Any:
         Job((0, 1), (two, False)),
         Job((0, 1), (two, True)),
     ]
-    return run_jobs([*jobs, Job((0,), (grown, False)), Job((0, 1), (grown, True))], train)
+    return run_jobs(
+        [*jobs, Job((0,), (grown, False)), Job((0, 1), (grown, True))],
+        train,
+        preload=("optax", "multiverso.jax"),
+    )
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -1,17 +1,19 @@
-"""`model.fit` with sharing: validation, early stopping, several epochs, on PyTorch and on JAX."""
+"""`model.fit` with sharing: validation, early stopping, several epochs, saved and resumed, on PyTorch and on JAX."""
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import multiverso as mv
+from multiverso.testing.laws import Job, call, unless_raised, when_asked
 
-BACKENDS = ["torch", "jax"]
 SECONDS = 280
 
 
@@ -70,10 +72,65 @@ def fit(freq: int, sync: bool) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("backend", "freq", "sync"), [("torch", 4, True), ("jax", 1, False)])
-def test_two_workers_fit_one_model(backend: str, freq: int, sync: bool) -> None:
-    env = {"KERAS_BACKEND": backend}
-    results = mv.run(fit, workers=2, args=(freq, sync), timeout_seconds=SECONDS, env=env)
+EPOCHS, SAVED = 4, 2
+
+
+def save_and_resume(folder: str, part: str) -> Any:
+    import keras
+
+    from multiverso.keras import MVCallback
+
+    mv.init(sync=True)
+    keras.utils.set_random_seed(mv.worker_id() if part != "resumed" else 9)
+    model = keras.Sequential(
+        [
+            keras.Input((3,)),
+            keras.layers.Dense(4),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.2),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile(keras.optimizers.Adam(0.05), "mse")
+    x = np.random.default_rng(mv.worker_id()).normal(size=(40, 3)).astype("float32")
+    y = x.sum(1, keepdims=True)
+    place = Path(folder, {"whole": "whole", "alone": "grown", "joined": "grown"}.get(part, "parts"))
+    callback = MVCallback(model, freq=3, directory=place, rule=mv.rules.easgd(0.3))
+    first = callback.resume()
+    assert first == (SAVED if part in ("resumed", "joined") else 0)
+    if part == "joined":
+        assert callback.kpm.newcomer == (mv.worker_id() == 1)
+        now = [weight.numpy() for weight in (*model.trainable_weights, *model.non_trainable_weights)]
+        held = callback.kpm._shared.centre()
+        same = all(any(np.array_equal(a, b) for b in now) for a in held)
+        assert same == callback.kpm.newcomer, "the other one goes on with its own"
+    epochs = SAVED if part in ("begun", "alone") else EPOCHS
+    model.fit(x, y, batch_size=8, epochs=epochs, initial_epoch=first, callbacks=[callback], verbose=0)
+    return [variable.numpy() for variable in (*model.variables, *model.optimizer.variables)]
+
+
+def import_keras() -> None:
+    """Before the processes fork; without what it imports only because it is installed here."""
+    for unused in ("orbax", "matplotlib"):
+        sys.modules.setdefault(unused, None)  # type: ignore[arg-type]
+    for name in ("keras", "sklearn.datasets", "multiverso.keras"):
+        importlib.import_module(name)
+
+
+@pytest.fixture(scope="module", params=[("torch", 4, True), ("jax", 1, False)], ids=lambda run: run[0])
+def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """How often its workers exchange, and what a run returns, by its name; two processes do all of a backend."""
+    backend, freq, sync = request.param
+    folder = str(tmp_path_factory.mktemp(backend))
+    jobs = {"fit": Job((0, 1), (fit, freq, sync))}
+    for part in ("whole", "begun", "resumed", "alone", "joined"):
+        jobs[part] = Job((0,) if part == "alone" else (0, 1), (save_and_resume, folder, part))
+    results = when_asked([*jobs.values()], call, env={"KERAS_BACKEND": backend}, preload=(import_keras,))
+    return freq, lambda name: unless_raised(results([*jobs].index(name)))
+
+
+def test_two_workers_fit_one_model(ended: Any) -> None:
+    freq, results = ended[0], ended[1]("fit")
     batches = -(-720 // 32)
     for result in results:
         for name in ("begun", "ended"):
@@ -86,6 +143,14 @@ def test_two_workers_fit_one_model(backend: str, freq: int, sync: bool) -> None:
         assert result["optimizer"] == 10 * batches
         assert all(np.isfinite(weight).all() for weight in result["ended"])
         assert result["accuracy"] > 0.8
+
+
+def test_a_resumed_fit_ends_as_one_that_went_on(ended: Any) -> None:
+    whole, begun, resumed, *_ = (ended[1](part) for part in ("whole", "begun", "resumed", "alone", "joined"))
+    for me in range(2):
+        for one, other in zip(whole[me], resumed[me], strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+        assert any((one != other).any() for one, other in zip(whole[me], begun[me], strict=True))
 
 
 def test_the_missing_framework_is_named() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from multiverso.testing import bindings
+from multiverso.theano.framework import framework
 
 
 class Variables:
@@ -59,7 +60,12 @@ class MultiversoShared(Variables):
         self.sync = sync_all_mv_shared_vars
 
 
-TestParamManager = bindings.suite(Variables, dtypes=("float32", "float64", "float16"))
+TestParamManager = bindings.suite(Variables, dtypes=("float32", "float64", "float16"), preload=(framework,))
 TestMVShared = bindings.suite(
-    MultiversoShared, dtypes=("float32", "float16"), statistics=False, workers=(2,), deaths=False
+    MultiversoShared,
+    dtypes=("float32", "float16"),
+    statistics=False,
+    workers=(2,),
+    deaths=False,
+    preload=(framework,),
 )

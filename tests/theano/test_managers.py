@@ -70,7 +70,7 @@ def train(sync: bool) -> Any:
     return begun, vars(model)
 
 
-trained = in_each(RUNS, train)
+trained = in_each(RUNS, train, preload=(framework,))
 
 
 @pytest.mark.parametrize(("workers", "sync"), RUNS)
@@ -145,7 +145,7 @@ def share_variables(sync: bool) -> Any:
     return exchanged, w.get_value(), v.get_value(), mean.get_value()
 
 
-exchanged_in_one = in_each(RUNS, share_variables)
+exchanged_in_one = in_each(RUNS, share_variables, preload=(framework,))
 
 
 @pytest.mark.parametrize(("workers", "sync"), RUNS)

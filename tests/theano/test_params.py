@@ -17,6 +17,7 @@ from multiverso.errors import ClosedError, DtypeMismatchError, NotInitializedErr
 from multiverso.params import Every, SharedParams, shared_dtype
 from multiverso.runtime import Node, Session
 from multiverso.testing.laws import in_each
+from multiverso.theano.framework import framework
 
 RUNS = [(1, False), (2, True), (3, False)]
 
@@ -53,7 +54,7 @@ def train(rounds: int, sync: bool) -> Any:
     return untouched, begun, [view.copy() for view in shared.arrays + shared.statistics]
 
 
-trained = in_each(RUNS, train, ROUNDS)
+trained = in_each(RUNS, train, ROUNDS, preload=(framework,))
 
 
 @pytest.mark.parametrize(("workers", "sync"), RUNS)

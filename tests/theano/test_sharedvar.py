@@ -21,7 +21,7 @@ from multiverso.errors import (
     ShapeMismatchError,
     WorkerLostError,
 )
-from multiverso.testing.laws import in_each
+from multiverso.testing.laws import Job, call, in_each, unless_raised, when_asked
 from multiverso.theano import MVSharedVariable, mv_shared, sync_all_mv_shared_vars
 from multiverso.theano.framework import framework
 
@@ -74,7 +74,7 @@ def train(rounds: int, sync: bool) -> Any:
     return type(W).__module__, type(W).__name__, begun, seen
 
 
-trained = in_each(RUNS, train, ROUNDS)
+trained = in_each(RUNS, train, ROUNDS, preload=(framework,))
 
 
 @pytest.mark.parametrize(("workers", "sync"), RUNS)
@@ -181,7 +181,7 @@ def begin(values: list[float]) -> Any:
 
 
 BEGUN = {(0, 5, 0): 5.0, (2, 5, 0): 2.0, (0, 5, 5): 5.0, (0, 0, 0): 0.0, (0, 5, 6): "zeros in the master"}
-begun = in_each([(3, values) for values in BEGUN], begin)
+begun = in_each([(3, values) for values in BEGUN], begin, preload=(framework,))
 
 
 @pytest.mark.parametrize("values", BEGUN)
@@ -215,7 +215,7 @@ def test_a_new_session_has_a_list_of_its_own() -> None:
         W.mv_sync()
 
 
-def many(count: int) -> tuple[int, float]:
+def many_variables(count: int) -> tuple[int, float]:
     mv.init()
     variables = [mv_shared(np.full(10, i, "float32")) for i in range(count)]
     for variable in variables:
@@ -227,7 +227,7 @@ def many(count: int) -> tuple[int, float]:
 
 
 def test_a_thousand_variables_take_few_descriptors() -> None:
-    for descriptors, total in mv.run(many, workers=2, args=(1000,), timeout_seconds=SECONDS):
+    for descriptors, total in unless_raised(ended(0)):
         assert descriptors < 100
         assert total == 10 * sum(range(1000)) + 2 * 10 * 1000
 
@@ -248,14 +248,12 @@ def die(sync: bool, on_lost: str) -> Any:
     return W.get_value()
 
 
-@pytest.mark.parametrize(
-    ("sync", "on_lost", "expected"),
-    [(False, "stop", [1, 1, 1]), (True, "continue", [1, 1, 1]), (True, "stop", (1,))],
-)
+DEATHS = [(False, "stop", [1, 1, 1]), (True, "continue", [1, 1, 1]), (True, "stop", (1,))]
+
+
+@pytest.mark.parametrize(("sync", "on_lost", "expected"), DEATHS)
 def test_a_worker_that_dies_stops_the_others_only_in_a_round(sync: bool, on_lost: str, expected: Any) -> None:
-    survivor, lost = mv.run(
-        die, workers=2, args=(sync, on_lost), timeout_seconds=SECONDS, on_failure="continue"
-    )
+    survivor, lost = ended(2 + DEATHS.index((sync, on_lost, expected)))
     np.testing.assert_array_equal(survivor, expected)
     assert isinstance(lost, WorkerLostError)
 
@@ -272,6 +270,13 @@ def add_small_steps(steps: int) -> Any:
 
 
 def test_sixteen_bits_add_up_in_thirty_two() -> None:
-    for value in mv.run(add_small_steps, workers=2, args=(50,), timeout_seconds=SECONDS):
+    for value in unless_raised(ended(1)):
         assert value == 2048 + 2 * 50 * 2
         assert value.dtype == np.float16
+
+
+# In the same processes, but for those that are killed.
+JOBS = [Job((0, 1), (many_variables, 1000)), Job((0, 1), (add_small_steps, 50))] + [
+    Job((0, 2 + i), (die, sync, on_lost)) for i, (sync, on_lost, _) in enumerate(DEATHS)
+]
+ended = when_asked(JOBS, call, on_failure="continue", preload=(framework,))

@@ -18,7 +18,7 @@ from torch import nn
 
 import multiverso as mv
 from multiverso.errors import ClosedError, DtypeMismatchError, NotInitializedError
-from multiverso.testing.laws import in_each
+from multiverso.testing.laws import Job, call, unless_raised, when_asked
 from multiverso.torch import ParamManager, SharedOptimizer
 from multiverso.torch.groups import InPlace
 
@@ -164,12 +164,12 @@ def frozen_work() -> Any:
 
 
 def test_frozen_parameters_and_buffers_begin_alike_and_integers_stay() -> None:
-    for me, (begun, ended, _) in enumerate(mv.run(frozen_work, workers=2, timeout_seconds=SECONDS)):
+    for me, (begun, after, _) in enumerate(ended(frozen_work)):
         assert all((begun[name] == 1).all() for name in begun if "weight" in name or name == "narrow")
-        assert begun["mask"].tolist() == ended["mask"].tolist() == [0, float("-inf")]
-        assert begun["count"] == ended["count"] == me
-        assert (ended["0.weight"] == 2).all(), "frozen: this worker's alone"
-        assert (ended["1.weight"] == 3).all(), "trained: both workers'"
+        assert begun["mask"].tolist() == after["mask"].tolist() == [0, float("-inf")]
+        assert begun["count"] == after["count"] == me
+        assert (after["0.weight"] == 2).all(), "frozen: this worker's alone"
+        assert (after["1.weight"] == 3).all(), "trained: both workers'"
 
 
 @pytest.mark.parametrize("change", ["add", "replace parameter", "replace module", "inside"])
@@ -287,12 +287,9 @@ def small_changes(dtype: Any) -> Any:
     )
 
 
-changed_little = in_each([(2, torch.bfloat16), (2, torch.float16)], small_changes)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_roundings_of_16_bits_are_not_pushed(dtype: Any) -> None:
-    results = changed_little(2, dtype)
+    results = ended(small_changes, dtype)
     for kept, weight, table in results:
         assert kept == dtype
         np.testing.assert_array_equal(table, results[0][2])
@@ -318,12 +315,9 @@ def overlapped(steps: int, sync: bool) -> Any:
     return [p.detach().numpy().copy() for p in model.parameters()]
 
 
-ended_overlapped = in_each([(2, False), (2, True)], overlapped, 9)
-
-
 @pytest.mark.parametrize("sync", [False, True])
 def test_overlapped_exchanges_lose_nothing(sync: bool) -> None:
-    for values in ended_overlapped(2, sync):
+    for values in ended(overlapped, 9, sync):
         assert [value.dtype.name for value in values] == ["float32", "float64"]
         for value in values:
             np.testing.assert_array_equal(value, 9 * 3)
@@ -482,12 +476,26 @@ def by_rule(sync: bool, rule: Any) -> Any:
 
 
 def test_other_rules() -> None:
-    averaging, easgd = (2, True, mv.rules.model_averaging()), (2, False, mv.rules.easgd(0.5))
-    ended = in_each([averaging, easgd], by_rule)
-    np.testing.assert_array_equal(ended(*averaging), np.ones((2, 2, 2)))
-    first, second = ended(*easgd)
+    np.testing.assert_array_equal(ended(by_rule, True, mv.rules.model_averaging()), np.ones((2, 2, 2)))
+    first, second = ended(by_rule, False, mv.rules.easgd(0.5))
     assert (second == 1).all(), "half-way to the centre"
     assert np.isin(first, [0, 0.5]).all(), "by who came first"
+
+
+# One job after the other, in the same two processes.
+JOBS = [
+    (frozen_work,),
+    *((small_changes, dtype) for dtype in (torch.bfloat16, torch.float16)),
+    *((overlapped, 9, sync) for sync in (False, True)),
+    (by_rule, True, mv.rules.model_averaging()),
+    (by_rule, False, mv.rules.easgd(0.5)),
+]
+results_of = when_asked([Job((0, 1), job) for job in JOBS], call, preload=("multiverso.torch",))
+
+
+def ended(*job: Any) -> list[Any]:
+    """What both workers return from one of the jobs."""
+    return unless_raised(results_of(JOBS.index(job)))
 
 
 def test_the_missing_framework_is_named() -> None:

@@ -127,7 +127,7 @@ WORKERS = (1, 2, 4)
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = str(tmp_path_factory.mktemp("saved"))
     runs = [(n, folder, what) for n in WORKERS for what in ("saved", "resumed")]
-    results = in_each([*runs, (2, folder, "never saved")], all_cases)
+    results = in_each([*runs, (2, folder, "never saved")], all_cases, preload=("multiverso.torch",))
     return lambda workers, what: results(workers, folder, what)
 
 
@@ -147,7 +147,7 @@ def test_another_number_goes_on(tmp_path: Path) -> None:
     folder = str(tmp_path)
     numbers = ((0,), (0, 1), (0, 1), (0,))
     jobs = [Job(workers, (folder, "saved" if i % 2 == 0 else "other")) for i, workers in enumerate(numbers)]
-    results = run_jobs(jobs, go_on_as_others)
+    results = run_jobs(jobs, go_on_as_others, preload=("multiverso.torch",))
     for ended in results:
         for result in ended:
             assert not isinstance(result, Raised), result.text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import multiverso as mv
+from multiverso.testing.laws import in_each
 
 
 def one_epoch(loader_workers: int) -> Any:
@@ -25,6 +25,9 @@ def one_epoch(loader_workers: int) -> Any:
     return [*epochs, again]
 
 
+dealt = in_each([(2, 0), (2, 2)], one_epoch, preload=("multiverso.torch",))
+
+
 def check(results: list[Any]) -> None:
     epochs = [sorted(tuple(batch) for worker in results for batch in worker[epoch]) for epoch in range(3)]
     for epoch in epochs:
@@ -34,8 +37,8 @@ def check(results: list[Any]) -> None:
 
 
 def test_each_pass_over_a_loader_deals_the_next_epoch() -> None:
-    check(mv.run(one_epoch, workers=2, args=(0,), timeout_seconds=200))
+    check(dealt(2, 0))
 
 
 def test_a_loader_with_processes_takes_batches_ahead() -> None:
-    check(mv.run(one_epoch, workers=2, args=(2,), timeout_seconds=200))
+    check(dealt(2, 2))
