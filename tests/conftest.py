@@ -14,10 +14,13 @@ What is allowed to stay, because a test does not decide it:
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -77,9 +80,7 @@ LONGEST_FIRST = (
     "jax/test_conformance.py",
     "torch/test_resuming.py",
     "jax/test_resuming.py",
-    "keras/test_resuming.py",
     "test_resuming_examples.py",
-    "torch/test_resumed_trainers.py",
     "interleave/test_interleavings.py",
     "theano/test_conformance.py",
 )
@@ -90,6 +91,23 @@ for name in OTHERS:
     os.environ.pop(name, None)
 # A thread per core in each process of several tests at once only waits for the others' threads, spinning.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def _compile_once_for_all() -> None:
+    """JAX's compiler takes most of the time of tests that run each program for a moment, in several workers.
+
+    They share what it has made, quickly and not optimised, in a folder that goes with the process that is first here.
+    """
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        folder = tempfile.mkdtemp(prefix="multiverso-tests-jax-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+        os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
+
+_compile_once_for_all()
 
 
 def _ignore_by_a_handler(number: int, frame: object) -> None:
@@ -126,23 +144,37 @@ class Held:
     frameworks: frozenset[str]
 
 
+def _read(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
+
+
+def _fields(pid: int | str) -> list[bytes]:
+    """What /proc says of a process after its name: state, parent, ..., its start in ticks at 19."""
+    return _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+
+
+BEGAN = int(_fields("self")[19])
+
+
 def _processes() -> dict[int, str]:
     token = f"{MARK}={os.environ[MARK]}".encode()
     me = os.getpid()
     found = {}
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit() or int(entry.name) == me:
+    for name in os.listdir("/proc"):
+        if not name.isdecimal() or (pid := int(name)) == me:
             continue
         try:
-            stat = Path(entry.path, "stat").read_text()
-            state, parent = stat.rpartition(")")[2].split()[:2]
-            if state in "ZX" or (int(parent) != me and token not in Path(entry.path, "environ").read_bytes()):
+            fields = _fields(pid)
+            if fields[0] in b"ZX" or int(fields[19]) < BEGAN:  # older than this process: nothing of ours
                 continue
-            command = Path(entry.path, "cmdline").read_bytes().replace(b"\0", b" ").strip()
+            if int(fields[1]) != me and token not in _read(f"/proc/{name}/environ"):
+                continue
+            command = _read(f"/proc/{name}/cmdline").replace(b"\0", b" ").strip()
         except OSError:  # it ended while we looked
             continue
         if not any(name in command for name in LIVES_ON):
-            found[int(entry.name)] = command.decode(errors="replace")
+            found[pid] = command.decode(errors="replace")
     return found
 
 
@@ -166,13 +198,15 @@ def _tracker_file() -> int | None:
 
 def _sockets(files: dict[str, str]) -> dict[str, str]:
     inodes = {target[len("socket:[") : -1] for target in files.values() if target.startswith("socket:[")}
+    if not inodes:
+        return {}
     rows = (line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:])
     return {row[6]: row[7] for row in rows if len(row) > 7 and row[6] in inodes and row[7].startswith("@")}
 
 
 def _mappings() -> dict[str, str]:
-    rows = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
-    return {row[0].partition("-")[0]: row[5] for row in rows if len(row) > 5 and "memfd:multiverso" in row[5]}
+    ours = (line for line in _read("/proc/self/maps").decode().splitlines() if "memfd:multiverso" in line)
+    return {row[0].partition("-")[0]: row[5] for row in (line.split(maxsplit=5) for line in ours)}
 
 
 def _held() -> Held:

@@ -36,8 +36,8 @@ SCRIPTS = {"logistic_regression.py": (4, 0.8), "cnn.py": (10, 0.7), "resnet.py":
 
 def import_framework(framework: str) -> None:
     """What the examples of it import, before the process forks."""
-    for unused in ("orbax", "matplotlib"):  # by Keras, only because they are installed here
-        sys.modules.setdefault(unused, None)  # type: ignore[arg-type]
+    if framework == "keras":  # what it imports only because it is installed here
+        sys.modules.update(dict.fromkeys(("orbax", "matplotlib")))  # type: ignore[arg-type]
     for name in (framework, "sklearn.datasets", *RESUMING[framework].values()):
         importlib.import_module(name)
 
@@ -115,14 +115,9 @@ def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         Job((0,), (str(folder), [("cnn.py", "--data", str(there))])),
         Job((0, 1), (str(ROOT / "examples" / "resuming"), resumed)),
     ]
-    env = {
-        "KERAS_BACKEND": "torch",
-        "JAX_COMPILATION_CACHE_DIR": str(there / "compiled"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
     preload = (functools.partial(import_framework, framework),)
-    printed = [unless_raised(job) for job in run_jobs(jobs, run_programs, env=env, preload=preload)]
+    done = run_jobs(jobs, run_programs, env={"KERAS_BACKEND": "torch"}, preload=preload)
+    printed = [unless_raised(workers) for workers in done]
     return Said(*("".join(workers) for workers in printed), programs=len(RESUMING[framework]))
 
 
