@@ -22,6 +22,7 @@ class Record:
         self.size = size
         self._end = 0
         self._fields: dict[str, tuple[npt.DTypeLike, int]] = {}
+        self._dtype: np.dtype[Any] | None = None  # once it has been asked for
 
     def int32(self, name: str, count: int = 1, *, apart: bool = False) -> int:
         """Declares an int32, or ``count`` of them; ``apart`` begins a cache line (another writer's words)."""
@@ -48,6 +49,7 @@ class Record:
         if self._end > self.size:
             raise ValueError(f"{name} ends at byte {self._end} of a record of {self.size}")
         self._fields[name] = (dtype, offset)
+        self._dtype = None
         return offset
 
     @property
@@ -58,14 +60,16 @@ class Record:
     @property
     def dtype(self) -> np.dtype[Any]:
         """The record as a structured dtype."""
-        return np.dtype(
-            {
-                "names": list(self._fields),
-                "formats": [dtype for dtype, _ in self._fields.values()],
-                "offsets": [offset for _, offset in self._fields.values()],
-                "itemsize": self.size,
-            }
-        )
+        if self._dtype is None:
+            self._dtype = np.dtype(
+                {
+                    "names": list(self._fields),
+                    "formats": [dtype for dtype, _ in self._fields.values()],
+                    "offsets": [offset for _, offset in self._fields.values()],
+                    "itemsize": self.size,
+                }
+            )
+        return self._dtype
 
     def at(self, address: int) -> Any:
         """Returns the record at an address: ``record["name"]`` reads and writes the memory itself.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
@@ -110,7 +111,8 @@ class TableSpec:
 
     def as_message(self) -> dict[str, Any]:
         """Returns it as JSON can carry it."""
-        return asdict(self)
+        states = [asdict(state) for state in states_of(self.states)]
+        return {**{name: getattr(self, name) for name in self.__dataclass_fields__}, "states": states}
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> TableSpec:
@@ -287,6 +289,7 @@ class Places:
     size: int
 
     @classmethod
+    @functools.lru_cache(maxsize=64)
     def of(cls, spec: TableSpec, workers: int, synchronous: bool) -> Places:
         """Lays a table out: header, lines, words and hands, values, state, slots, local state.
 

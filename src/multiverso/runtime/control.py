@@ -157,6 +157,11 @@ class Control:
         """Every worker that has ever been admitted and whose number is not free again."""
         return [w for w in map(self.worker, range(self.capacity)) if w.liveness != at.FREE]
 
+    def live(self) -> list[int]:
+        """The numbers of those who are alive and have not left: others wait for them."""
+        everyone = range(self.capacity)
+        return [i for i in everyone if self.liveness(i) == at.ALIVE and self.participation(i) == at.ACTIVE]
+
     def waited_seconds(self, worker_id: int) -> float:
         """Returns the seconds that a worker has spent in finished waits of every kind."""
         return load64(self.block(worker_id) + at.WAITED_NS) / 1e9

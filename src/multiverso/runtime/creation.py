@@ -166,7 +166,7 @@ class Creations:
         if lost and self._fixed and not self._control.continues:
             self._refuse(creation, self.lost_error(lost, f"before {words(creation.key)} was created"))
             return False
-        concerned = [w.worker_id for w in self._control.workers() if w.is_live and w.worker_id in self._local]
+        concerned = [i for i in self._control.live() if i in self._local]
         if not creation.waiting or any(i not in creation.waiting for i in concerned):
             return False
         if len({asked.spec for asked in creation.waiting.values()}) > 1:
@@ -303,7 +303,8 @@ class Creations:
             self._catalogue.release(piece)
 
     def _lost(self) -> list[int]:
-        return [w.worker_id for w in self._control.workers() if w.liveness == at.LOST]
+        control = self._control
+        return [i for i in range(control.capacity) if control.liveness(i) == at.LOST]
 
     @staticmethod
     def lost_error(lost: list[int], when: str) -> WorkerLostError:

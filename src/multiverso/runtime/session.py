@@ -165,7 +165,7 @@ class Session:
 
     def live_workers(self) -> list[int]:
         """Returns the workers that take part now."""
-        return [w.worker_id for w in self.control.workers() if w.is_live]
+        return self.control.live()
 
     @property
     def hosts(self) -> tuple[str, ...]:

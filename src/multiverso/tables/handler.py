@@ -68,7 +68,8 @@ class TableHandler:
             fill(shard, value, last, number)
 
         self._number, self._shard = session.open_table(spec, take_turn, master=master, keep=False)
-        twin = next((h for h in session.handlers() if h.number == self._number), None)
+        same = session.handlers() if spec.name else []  # by order each table is made once
+        twin = next((h for h in same if h.number == self._number), None)
         if twin is None:
             self._operations = Operations(_consistency_of(session, self._shard, update, name), name)
         else:  # the same named table again: one slot, one round, one order of pending operations
