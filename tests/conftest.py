@@ -96,9 +96,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 def _compile_once_for_all() -> None:
     """JAX's compiler takes most of the time of tests that run each program for a moment, in several workers.
 
-    They share what it has made, quickly and not optimised, in a folder that goes with the process that is first here.
+    They share what it has made, in a folder that goes with the process that is first here.
     """
-    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         folder = tempfile.mkdtemp(prefix="multiverso-tests-jax-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)

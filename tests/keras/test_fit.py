@@ -125,7 +125,9 @@ def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     jobs = {"fit": Job((0, 1), (fit, freq, sync))}
     for part in ("whole", "begun", "resumed", "alone", "joined"):
         jobs[part] = Job((0,) if part == "alone" else (0, 1), (save_and_resume, folder, part))
-    results = when_asked([*jobs.values()], call, env={"KERAS_BACKEND": backend}, preload=(import_keras,))
+    # what is small is compiled, not optimised, in half of the time
+    env = {"KERAS_BACKEND": backend, "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    results = when_asked([*jobs.values()], call, env=env, preload=(import_keras,))
     return freq, lambda name: unless_raised(results([*jobs].index(name)))
 
 
