@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from multiverso import rules, updaters
 from multiverso.kernels import compiling
+from multiverso.kernels.compiler_process import CompilerProcess
 from multiverso.kernels.object_code import is_loop
 from multiverso.kernels.storing import cache_directory
 from multiverso.spec import DTYPES
@@ -41,9 +42,20 @@ def _with_loops(package: object) -> list[str]:
 
 
 def warm_up(dtypes: Sequence[str] = DTYPES) -> None:
-    """Compiles everything for tables of some dtypes that is not on disk yet, on all cores."""
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        list(pool.map(lambda what: compiling.ensure(*what), everything(dtypes)))
+    """Compiles everything for tables of some dtypes that is not on disk yet, on all cores.
+
+    A process for each core compiles one thing after another: to import the compiler takes as long as a small one.
+    """
+    wanted = iter(everything(dtypes))  # of a list, so that several threads may take from it
+
+    def compile_some() -> None:
+        with CompilerProcess() as process:
+            for what in wanted:
+                compiling.ensure(*what, process)
+
+    with ThreadPoolExecutor() as pool:
+        for done in [pool.submit(compile_some) for _ in os.sched_getaffinity(0)]:
+            done.result()
 
 
 def report(dtypes: Sequence[str]) -> str:

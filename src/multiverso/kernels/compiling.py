@@ -9,14 +9,10 @@ compiler, the processor.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import importlib.util
 import os
 import platform
-import select
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -26,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from multiverso.kernels import storing
+from multiverso.kernels.compiler_process import CompilerProcess, serve
 from multiverso.kernels.object_code import HEAD, Code
 from multiverso.kernels.sources import digest_of, sources_of
 
@@ -69,11 +66,18 @@ def load_loop(function: Callable[..., None], dtype: str) -> int:
 compile_update = compile_push = compile_pull = load_loop
 
 
-def ensure(kind: str, name: str, dtype: str | None) -> None:
-    """Compiles what is not on disk yet, without linking it: ``kind`` is ``"module"`` or ``"loops"``."""
+def ensure(kind: str, name: str, dtype: str | None, process: CompilerProcess | None = None) -> None:
+    """Compiles what is not on disk yet, without linking it: ``kind`` is ``"module"`` or ``"loops"``.
+
+    Args:
+        kind: what the module holds.
+        name: the module.
+        dtype: for tables of this dtype, or None for what needs none.
+        process: what compiles it; without, a process of its own.
+    """
     file = _file_name(name, dtype)
     if storing.read(file) is None:
-        _build(kind, name, dtype, file)
+        _build(kind, name, dtype, file, process)
 
 
 def _is_ours(function: Callable[..., None]) -> bool:
@@ -136,7 +140,9 @@ def _numba_version() -> list[str]:
     return sorted(name for name in os.listdir(Path(found.origin).parent.parent) if name.startswith("numba-"))
 
 
-def _build(kind: str, name: str, dtype: str | None, file: str) -> Code:
+def _build(
+    kind: str, name: str, dtype: str | None, file: str, process: CompilerProcess | None = None
+) -> Code:
     what = file.rpartition("-")[0]
     with storing.one_at_a_time(what):
         code = storing.read(file)
@@ -144,7 +150,12 @@ def _build(kind: str, name: str, dtype: str | None, file: str) -> Code:
             return code
         began = time.monotonic()
         _say(f"compiling kernels ({what}), once on this machine ...")
-        code = _built_by_a_child(kind, name, dtype) or _built_here(kind, name, dtype)
+        code = (
+            process.build(kind, name, dtype, _BUILD_SECONDS)
+            if process
+            else _built_by_a_child(kind, name, dtype)
+        )
+        code = code or _built_here(kind, name, dtype)
         storing.write(file, code)
         _say(f"compiled in {time.monotonic() - began:.1f} s")
         return code
@@ -156,68 +167,13 @@ def _say(text: str) -> None:
 
 def _built_by_a_child(kind: str, name: str, dtype: str | None) -> Code | None:
     """Returns what a child process has compiled, or None where none can be started or it has failed."""
-    reading, writing = os.pipe()
-    arguments = (os.getpid(), writing, kind, name, dtype)
-    program = (
-        f"import sys; sys.path[:] = {[p for p in sys.path if p]!r}\n"
-        f"from multiverso.kernels.compiling import child; child(*{arguments!r})"
-    )
-    environment = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith("NUMBA_") and key != "PYTHONWARNINGS"
-    }
-    nothing = subprocess.DEVNULL  # what is wrong with it is said by trying it here
-    try:
-        with subprocess.Popen(
-            [sys.executable, "-c", program],
-            env=environment,
-            stdin=nothing,
-            stdout=nothing,
-            stderr=nothing,
-            pass_fds=[writing],
-        ) as process:
-            os.close(writing)
-            writing = -1
-            try:
-                return Code.from_bytes(_read_all(reading, _BUILD_SECONDS))
-            finally:
-                process.kill()  # it is done, hangs, or is not wanted any more
-    except (OSError, ValueError):
-        return None
-    finally:
-        os.close(reading)
-        if writing >= 0:
-            os.close(writing)
+    with CompilerProcess() as process:
+        return process.build(kind, name, dtype, _BUILD_SECONDS)
 
 
-def _read_all(descriptor: int, seconds: float) -> bytes:
-    """Returns what is written to a pipe until its other end is closed.
-
-    Raises:
-        TimeoutError: it was not in time.
-    """
-    deadline = time.monotonic() + seconds
-    pieces: list[bytes] = []
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    while poll.poll(1000 * max(0.0, deadline - time.monotonic())):
-        piece = os.read(descriptor, 1 << 20)
-        if not piece:
-            return b"".join(pieces)
-        pieces.append(piece)
-    raise TimeoutError(f"nothing came in {seconds:.0f} s")
-
-
-def child(parent: int, writing: int, kind: str, name: str, dtype: str | None) -> None:
-    """What the child process does: compiles, and writes the object code to a pipe."""
-    prctl_set_death_signal = 1
-    ctypes.CDLL(None).prctl(prctl_set_death_signal, signal.SIGKILL)
-    if os.getppid() != parent:
-        return
-    code = _built_here(kind, name, dtype)
-    with open(writing, "wb") as file:
-        file.write(code.to_bytes())
+def child(parent: int, writing: int) -> None:
+    """What that process does."""
+    serve(parent, writing, _built_here)
 
 
 def _built_here(kind: str, name: str, dtype: str | None) -> Code:

@@ -148,7 +148,6 @@ def in_each(
         >>> trained = in_each([(1, False), (2, True)], train)  # doctest: +SKIP
         >>> trained(2, True)  # doctest: +SKIP
     """
-
     largest_first = sorted(runs, key=lambda run: -run[0])  # nobody waits while others import and compile
     jobs = [Job(tuple(range(workers)), tuple(own)) for workers, *own in largest_first]
     results = when_asked(jobs, function, *args, env=env, preload=preload)
