@@ -268,8 +268,9 @@ def test_built_in_updaters_and_rules_need_no_numba_and_users_settings_for_it_bre
 def test_warming_up_compiles_every_module_of_kernels() -> None:
     folder = Path(kernels.__file__).parent
     declaring = {path.stem for path in folder.glob("*.py") if "\n@kernel\n" in path.read_text()}
-    assert {*warmup.OF_A_DTYPE, *warmup.OF_NONE} == declaring
-    for dtype, names in (("float32", warmup.OF_A_DTYPE), (None, warmup.OF_NONE)):
+    assert {*warmup.OF_A_DTYPE, *warmup.OF_A_FLOAT, *warmup.OF_NONE} == declaring
+    of_floats = (*warmup.OF_A_DTYPE, *warmup.OF_A_FLOAT)
+    for dtype, names in (("float32", of_floats), (None, warmup.OF_NONE)):
         for name in names:
             assert kernels_of(importlib.import_module(f"multiverso.kernels.{name}"), dtype)
     loops = {name for kind, name, _ in warmup.everything(["float32"]) if kind == "loops"}
