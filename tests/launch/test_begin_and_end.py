@@ -11,6 +11,7 @@ from launch_support import SECONDS, Running, command, environ, multiverso, scrip
 
 # What the program is about to do when Ctrl-C comes: an event of sys.addaudithook, and a word in its arguments.
 MOMENTS = {
+    "its first import": ("import", "multiverso.cli"),
     "numpy": ("import", "numpy"),
     "the command line": ("import", "typer"),
     "its options": ("import", "multiverso.launch.local"),
