@@ -56,6 +56,7 @@ class Credentials:
         Raises:
             StartupError: it is damaged, or what it needs is not installed here.
         """
+        text = text.strip()
         try:
             if len(text) > _LONGEST_TEXT:
                 raise ValueError("it is too long")
