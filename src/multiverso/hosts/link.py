@@ -421,6 +421,8 @@ class Link:
             theirs, mine = Opened.unpack(body), table.opened
             if (theirs.elements, theirs.dtype, theirs.chunk) != (mine.elements, mine.dtype, mine.chunk):
                 raise ProtocolError(f"table {header.table} is {theirs} on host {self.peer} and {mine} here")
+            if table.theirs is not None and theirs.epoch < table.theirs.epoch:
+                raise ProtocolError(f"an OPEN of epoch {theirs.epoch} after one of {table.theirs.epoch}")
             if table.theirs is None:  # when we said that we have it, it may not have had it
                 self._say_open(table)
             was_ready, table.theirs = table.ready, theirs
