@@ -12,7 +12,10 @@ from core_support import in_threads, outcome, wait_for
 from rehearsing import rehearsal
 
 import multiverso as mv
+from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, StartupError, TableMismatchError, WorkerLostError
+from multiverso.hosts.credentials import new_credentials
+from multiverso.hosts.transport import CONTROL, Hello, connect
 from multiverso.runtime import Session
 from multiverso.runtime.agreement import tell_all
 from multiverso.runtime.reduce import Reducer
@@ -269,6 +272,27 @@ def test_other_arguments_of_init_on_another_host_are_refused() -> None:
 
         results = in_threads([lambda: begin(0), lambda: begin(1)])
     assert any(isinstance(r, StartupError) and "call init with the same arguments" in str(r) for r in results)
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_a_stranger_at_the_coordinators_port_is_turned_away_and_changes_nothing(encrypted: bool) -> None:
+    if encrypted:
+        pytest.importorskip("OpenSSL", reason="what encrypts between hosts is not installed")
+
+    def work(session: Session) -> list[float]:
+        table = ArrayTableHandler(3, session=session)
+        if session.worker_id == 0:
+            for host in (1, 2):
+                stranger = Hello(host, 2 + host // 2, 7, role=CONTROL)
+                with pytest.raises((OSError, StartupError)):
+                    connect(job.roster.coordinator, new_credentials(encrypted), stranger, Deadline.after(10))
+        table.add(np.ones(3))
+        session.barrier()
+        values: list[float] = table.get().tolist()
+        return values
+
+    with rehearsal(1, 1, encrypted=encrypted) as job:
+        assert job.run(work) == [[2.0] * 3] * 2
 
 
 def test_every_node_knows_what_the_workers_of_all_hosts_have_done() -> None:
