@@ -22,13 +22,21 @@ from multiverso.api import (
 )
 from multiverso.launch import run
 from multiverso.runtime.current import current
-from multiverso.tables import ArrayTableHandler, Counter, KeyedTable, MatrixTableHandler, TableHandler
+from multiverso.tables import (
+    ArrayTableHandler,
+    Counter,
+    Eviction,
+    KeyedTable,
+    MatrixTableHandler,
+    TableHandler,
+)
 
 __version__ = "1.0.0.dev0"
 
 __all__ = [
     "ArrayTableHandler",
     "Counter",
+    "Eviction",
     "KeyedTable",
     "MatrixTableHandler",
     "TableHandler",

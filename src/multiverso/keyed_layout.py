@@ -3,10 +3,12 @@
 A keyed table is one sparse piece of memory. What is not written takes no memory, so each part has room for as much as
 the machine could ever hold, and nothing ever moves::
 
-    header       64-bit words, written once, and two that grow: HINT, NEXT_ROW
-    lines        one a worker: its incarnation and what it has done
+    header       64-bit words, written once, and a few that grow: HINT, NEXT_ROW, EPOCH ...
+    lines        one a worker: its incarnation, what it reads just now, and what it has done
     hands        one a worker: what it is about to change, for whoever takes over if it dies
     row words    one for each 16 KiB of rows: lock, version and owner at once
+    stamps       one int32 a row: the generation in which it was last changed
+    removals     the keys that were removed of late, as a ring: 64 bits each
     segment words  one for each segment that could exist: existence, depth, lock, version and owner
     segments     16 KiB each, number s at s * 16 KiB: 128 buckets of 7 entries
     rows         [values | updater state], padded to a cache line
@@ -18,9 +20,15 @@ A word that is lock, version and owner::
 
 A bucket::
 
-    tags 7 x 8 bits: 0x80 | 7 bits of the hash, 0: free   far 8: how many buckets on its keys may lie
-    8 bytes unused
-    7 x (key 8, row 4, metadata 4)
+    tags 7 x 8 bits: 0: free, DEAD: removed, else 0x80 | 7 bits of the hash, at least 2
+    far 8: how many buckets on its keys may lie
+    8 bytes unused; of bucket 0: how many entries of the segment are keys with a row, candidates, and dead, 16 bits each
+    7 x (key 8, value 8)
+
+A value of a key is [0: 7 | candidate 1 | frequency 8 | last use 16 | row 32], of a dead entry [epoch 32 | row 32].
+
+A *candidate* has been added to, but not often enough to get a row; its frequency is how often. A dead entry keeps the
+row that its key had, for the next key that comes to this place: no list of free rows is needed, and none can be lost.
 """
 
 from __future__ import annotations
@@ -28,107 +36,116 @@ from __future__ import annotations
 from collections import namedtuple
 from typing import Any
 
-import numpy as np
-
 from multiverso.layout import CACHE_LINE, MAX_WORKERS, PAGE, round_up
+from multiverso.records import Record
 
-HEADER = np.dtype(
-    [
-        (name, np.int64)
-        for name in (
-            "MAGIC",
-            "COLUMNS",  # numbers of a row that are values
-            "DTYPE",  # FLOAT32, FLOAT64, INT32, INT64
-            "ITEMSIZE",
-            "STATES",  # further numbers for each value that the updater keeps
-            "ROW_BYTES",  # from one row to the next
-            "SHIFT",  # a row's word is number row >> SHIFT
-            "CAPACITY",  # rows that there is room for
-            "MOST_DEPTH",  # segments are numbered below 1 << MOST_DEPTH
-            "HAND_BYTES",  # from one worker's hand to the next
-            "HANDS",  # where each part begins
-            "ROW_WORDS",
-            "SEGMENT_WORDS",
-            "SEGMENTS",
-            "ROWS",
-            "SEED",  # of the initial rows
-            "KIND",  # of the initial rows: CONSTANT, UNIFORM, NORMAL
-        )
-    ]
-    + [
-        ("SCALE", np.float64),  # of the initial rows
-        ("HYPER", np.float64, 8),  # the updater's hyperparameters, in the table's dtype, packed
-        ("STATE_INITIAL", np.float64, 8),  # what each of the updater's numbers begins with
-        ("_growing", np.uint8, 56),
-        ("HINT", np.int64),  # at least the depth of the deepest segment, soon; only a hint
-        ("_next", np.uint8, 56),
-        ("NEXT_ROW", np.int64),  # rows handed out
-    ]
-)
-LINE = np.dtype(
-    [
-        (name, np.int64)
-        for name in (
-            "INCARNATION",  # 1 .. 255, another one for each life of a worker's number
-            "ADDS",  # calls
-            "GETS",
-            "ROWS_ADDED",
-            "ROWS_READ",
-            "KEYS_ADMITTED",
-            "TAKEN_OVER",  # words of dead owners
-            "PUT_BACK",  # rows that a dead owner had half written
-            "SPLITS",
-            "WAITS",
-        )
-    ]
-)
-HAND = np.dtype(
-    [
-        ("ROW_WORD", np.int64),  # 1 + number of the row word that is about to be held; 0: none
-        ("ROW", np.int64),  # the row whose copy is in COPY; -1: none
-        ("POSITION", np.int64),  # how far the call has come: rows before this are done
-        ("SEGMENT", np.int64),  # 1 + number of the segment that is about to be held; 0: none
-        ("KEY", np.int64),  # the key that CLAIMED_ROW is for
-        ("CLAIMED_ROW", np.int64),
-        ("CLAIMED", np.int64),  # 1 while CLAIMED_ROW is not known to be entered
-        ("_to_line", np.int64),
-        ("COPY", np.uint8),  # the row as it was
-    ]
-)
+MOST_STATES = 8
+MOST_HYPER = 8
 
+HEADER = Record(1024)
+HEADER.int64("MAGIC")
+for _name in (
+    "COLUMNS",  # numbers of a row that are values
+    "DTYPE",  # FLOAT32, FLOAT64, INT32, INT64
+    "ITEMSIZE",
+    "STATES",  # further numbers for each value that the updater keeps
+    "ROW_STATES",  # further numbers for the whole row that it keeps, after those
+    "ROW_BYTES",  # from one row to the next
+    "SHIFT",  # a row's word is number row >> SHIFT
+    "CAPACITY",  # rows that there is room for
+    "MOST_DEPTH",  # segments are numbered below 1 << MOST_DEPTH
+    "HAND_BYTES",  # from one worker's hand to the next
+    "HANDS",  # where each part begins
+    "ROW_WORDS",
+    "STAMPS",
+    "REMOVALS",
+    "RING",  # keys that there is room for in it, a power of two
+    "SEGMENT_WORDS",
+    "SEGMENTS",
+    "ROWS",
+    "SEED",  # of the initial rows
+    "KIND",  # of the initial rows: CONSTANT, UNIFORM, NORMAL
+    "ADMIT_AFTER",  # adds that a key needs before it gets a row; 1: at once
+    "KEEPS_USE",  # whether entries say when and how often their keys are added to
+    "IDLE_TICKS",  # keys that are not added to for so many ticks may be evicted; 0: none
+    "MOST_KEYS",  # keys beyond so many are evicted; 0: none
+    "BY_FREQUENCY",  # the least frequent ones first, else the least recent ones
+):
+    HEADER.int64(_name)
+HEADER.float64("SCALE")  # of the initial rows
+HEADER.float64("LEAST_NORM")  # rows whose L2 norm is less may be evicted; 0: none
+HEADER.float64("STATE_INITIAL", MOST_STATES)  # what each of the updater's numbers begins with
+HEADER.float64("HYPER_AT_FIRST", MOST_HYPER)  # the updater's hyperparameters, as the table was made with them
+# set by whoever may: the updater's hyperparameters, in the table's dtype, packed
+HEADER.float64("HYPER", MOST_HYPER, apart=True)  # everything before this is the same in all workers
+# all writers, from here on
+HEADER.int64("HINT", apart=True)  # at least the depth of the deepest segment, soon; only a hint
+HEADER.int64("NEXT_ROW", apart=True)  # [rows handed out 48 | worker + 1 that got the last one 16]
+HEADER.int64("EPOCH", apart=True)  # counted up after keys were removed
+HEADER.int64("TICK")  # what entries call now
+HEADER.int64("EVICT_AT")  # the hash pattern at which the next eviction goes on
+HEADER.int64("GENERATION", apart=True)  # counted up by each snapshot; what changes is stamped with it
+HEADER.int64("REMOVED", apart=True)  # keys that were ever written into the ring
+HEADER.int64("IDENTITY", apart=True)  # a random number, written once: no other table has it
 
-def _offsets(*records: np.dtype[np.void]) -> dict[str, int]:
-    return {
-        name: field[1]
-        for record in records
-        for name, field in (record.fields or {}).items()
-        if name[0] != "_"
-    }
+LINE = Record(3 * CACHE_LINE)
+LINE.int64("INCARNATION")  # 1 .. 255, another one for each life of a worker's number
+LINE.int64("PIN")  # 1 + the epoch in which the call that is under way began; 0: none is
+for _name in (
+    "ADDS",  # calls
+    "GETS",
+    "ROWS_ADDED",
+    "ROWS_READ",
+    "KEYS_ADMITTED",
+    "KEYS_REMOVED",
+    "KEYS_EVICTED",
+    "TAKEN_OVER",  # words of dead owners
+    "PUT_BACK",  # rows that a dead owner had half written
+    "SPLITS",
+    "WAITS",
+):
+    LINE.int64(_name)
 
+HAND = Record(2 * CACHE_LINE)
+HAND.int64("ROW_WORD")  # 1 + number of the row word that is about to be held; 0: none
+HAND.int64("ROW")  # the row whose copy is in COPY; -1: none
+HAND.int64("POSITION")  # how far the call has come: rows before this are done
+HAND.int64("SEGMENT")  # 1 + number of the segment that is about to be held; 0: none
+HAND.int64("KEY")  # the key that the claimed row is for
+HAND.int64("CLAIM")  # [row 62 | UNCLAIMED, CLAIMED or CLAIMING]
+HAND.int64("COPY", apart=True)  # the row as it was, from here on
 
-_named = _offsets(HEADER, LINE, HAND)
-assert len(_named) == sum(name[0] != "_" for r in (HEADER, LINE, HAND) for name in (r.names or ()))
+_named = {**HEADER.offsets, **LINE.offsets, **HAND.offsets}
+assert len(_named) == sum(len(record.offsets) for record in (HEADER, LINE, HAND))
 at: Any = namedtuple("At", _named)(**_named)  # numbers that a compiled kernel takes as constants
 
-MAGIC = 0x6D766B6579656431
-LINES = round_up(HEADER.itemsize, CACHE_LINE)
-LINE_BYTES = round_up(LINE.itemsize, CACHE_LINE)
+MAGIC = 0x6D766B6579656432
+LINES = HEADER.size
+LINE_BYTES = LINE.size
 BUCKETS = 128  # of a segment
 BUCKET_BYTES = 128
 SEGMENT_BYTES = BUCKETS * BUCKET_BYTES
 ENTRIES = 7  # of a bucket
+COUNTS = 8  # of a segment: where its counts lie
 BLOCK_BYTES = 16 * 1024  # of rows under one word
 PROBES = 15  # an insert looks into its home bucket and at most so many after it; then the segment is split
+MOST_RING = 1 << 22  # keys in the ring of removed ones
 KEYED = -1  # what a wait for a word of a keyed table names as its table
 CONSTANT, UNIFORM, NORMAL = range(3)
 FLOAT32, FLOAT64, INT32, INT64 = range(4)
+UNCLAIMED, CLAIMED, CLAIMING = range(3)
 
 OWNER_BITS = 20
 OWNER = (1 << OWNER_BITS) - 1
 ROW_VERSION = 1 << OWNER_BITS
 DEPTH_BIT = 1 << OWNER_BITS
 SEGMENT_VERSION = 1 << 26
-TAGS = 0x80808080808080  # set in the tag of an occupied entry
+TAGS = 0x80808080808080  # set in the tag of an entry that is not free
+DEAD = 0x80
+NO_ROW = 0xFFFFFFFF  # of a candidate, mostly
+CANDIDATE = 1 << 56
+USED_SHIFT, FREQUENCY_SHIFT = 32, 48
+EPOCHS = 0x7FFFFFFF  # of an epoch, as a dead entry notes it
 
 
 def places(row_bytes: int, capacity: int) -> dict[str, int]:
@@ -141,7 +158,7 @@ def places(row_bytes: int, capacity: int) -> dict[str, int]:
     shift = max(0, (BLOCK_BYTES // row_bytes).bit_length() - 1)
     # a segment is half full just after its split; keys are not spread evenly, so four times as many, and twice again
     depth = max(3, (8 * capacity // (BUCKETS * ENTRIES // 2)).bit_length())
-    hand = round_up(HAND.itemsize - 1 + row_bytes, CACHE_LINE)
+    hand = round_up(at.COPY + row_bytes, CACHE_LINE)
     end = LINES + LINE_BYTES * MAX_WORKERS
     found = {
         "SHIFT": shift,
@@ -149,10 +166,13 @@ def places(row_bytes: int, capacity: int) -> dict[str, int]:
         "HAND_BYTES": hand,
         "CAPACITY": capacity,
         "ROW_BYTES": row_bytes,
+        "RING": min(MOST_RING, 1 << capacity.bit_length()),
     }
     for name, size in (
         ("HANDS", hand * MAX_WORKERS),
         ("ROW_WORDS", 8 * ((capacity >> shift) + 1)),
+        ("STAMPS", 4 * capacity),
+        ("REMOVALS", 8 * found["RING"]),
         ("SEGMENT_WORDS", 8 << depth),
         ("SEGMENTS", SEGMENT_BYTES << depth),
         ("ROWS", row_bytes * capacity),

@@ -36,6 +36,10 @@ class Record:
         """Declares so many bytes of text or the like."""
         return self._add(name, f"V{count}", 1, 1)
 
+    def float64(self, name: str, count: int = 1, *, apart: bool = False) -> int:
+        """Declares a float64, or ``count`` of them."""
+        return self._add(name, "<f8", count, CACHE_LINE if apart else 8)
+
     def mutex(self, name: str) -> int:
         """Declares a robust mutex, on a cache line of its own."""
         return self._add(name, "V64", 1, CACHE_LINE)

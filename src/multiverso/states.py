@@ -8,15 +8,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class State:
-    """One array of the table's size that an updater keeps beside the values, saved under its name.
+    """One array that an updater keeps beside the values, of the table's size, saved under its name.
 
     Attributes:
         name: what it is in the updater's paper: ``"momentum"``.
         initial: what each of its elements is at first.
+        per: ``"element"`` of the values, or ``"row"``: one number for each row, in tables of rows by key. Those come
+            after the others.
     """
 
     name: str
     initial: float = 0.0
+    per: str = "element"
 
 
 def states_of(states: int | Iterable[State]) -> tuple[State, ...]:
@@ -31,4 +34,7 @@ def states_of(states: int | Iterable[State]) -> tuple[State, ...]:
     names = [state.name for state in found]
     if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
         raise ValueError(f"an updater's states have a name each; got {names}")
+    kinds = [state.per for state in found]
+    if not set(kinds) <= {"element", "row"} or kinds != sorted(kinds):
+        raise ValueError(f"a state is per 'element' or per 'row', those per row last; got {kinds}")
     return found

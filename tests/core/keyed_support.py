@@ -10,14 +10,20 @@ import numpy as np
 
 from multiverso import keyed_layout as keyed
 from multiverso import layout
-from multiverso.kernels import atomics  # rebound asks for what is imported
-from multiverso.kernels.declaring import Kernel, rebound
+from multiverso.kernels import atomics, keyed_removal  # rebound asks for what is imported
+from multiverso.kernels.declaring import rebound
 from multiverso.keyed_layout import at
 from multiverso.layout import CACHE_LINE, PAGE, round_up
 from multiverso.memory.words import load64, store64
 from multiverso.updaters import Updater
 
-WRITES = ("store_release64", "compare_swap64", "add64", "move", "call_update", "store_float64", "store_int64")
+WRITES = (
+    *("store_release64", "store32", "compare_swap64", "add64", "move", "call_update"),
+    *("store_float64", "store_int64"),
+)
+
+
+assert keyed_removal
 
 
 class Died(BaseException):
@@ -32,16 +38,25 @@ class Bench:
         capacity: rows.
         updater: how adds reach a row; plain addition by default.
         integer: whether the rows are int64.
+        broken: functions of the kernels' modules, by name, in whose places others stand.
+        header: words of the header: ADMIT_AFTER, MOST_KEYS and the like.
     """
 
     def __init__(
-        self, dim: int = 3, capacity: int = 4000, updater: Updater | None = None, integer: bool = True
+        self,
+        dim: int = 3,
+        capacity: int = 4000,
+        updater: Updater | None = None,
+        integer: bool = True,
+        broken: dict[str, Callable[..., Any]] | None = None,
+        **header: int,
     ) -> None:
         self.dim, self.dtype = dim, np.dtype("int64" if integer else "float64")
         self.states = len(updater.states) if updater else 0
         self.writes_left = -1  # until the worker that is at work dies; -1: never
         self.writes = 0
         self._updater = updater
+        self.broken = broken or {}
         row_bytes = round_up(8 * dim * (1 + self.states), CACHE_LINE)
         self.places = keyed.places(row_bytes, capacity)
         self._raw = np.zeros(self.places["size"] + PAGE, np.uint8)
@@ -56,6 +71,10 @@ class Bench:
         store64(self.base + at.DTYPE, keyed.INT64 if integer else keyed.FLOAT64)
         store64(self.base + at.ITEMSIZE, 8)
         store64(self.base + at.STATES, self.states)
+        store64(self.base + at.GENERATION, 2)
+        self.after = header.get("ADMIT_AFTER", 1)
+        for name, value in header.items():
+            store64(self.base + getattr(at, name), value)
         store64(self.base + self.places["SEGMENT_WORDS"], keyed.SEGMENT_VERSION | keyed.DEPTH_BIT)
         for worker in range(layout.MAX_WORKERS):
             store64(self.base + self.places["HANDS"] + self.places["HAND_BYTES"] * worker + at.ROW, -1)
@@ -73,25 +92,43 @@ class Bench:
         ctypes.c_int32.from_address(self.control + word).value = layout.ALIVE if alive else layout.LOST
 
     def add(self, worker: int, keys: Any, delta: Any) -> None:
-        keys = np.asarray(keys, np.int64)
+        keys = self.array(keys)
         rows = np.empty(keys.size, np.int64)
         data = np.ascontiguousarray(np.broadcast_to(delta, (keys.size, self.dim)), self.dtype)
-        assert self.kernels["admit"](self.control, self.base, worker, keys, rows, 0) == 0
+        call = np.array([0, 0, self.after])
+        assert self.kernels["admit"](self.control, self.base, worker, keys, rows, call, 0) == 0
         assert self.kernels["add"](self.control, self.base, 1, worker, rows, data.ctypes.data, 0) == 0
 
     def find(self, worker: int, keys: Any) -> Any:
-        keys = np.asarray(keys, np.int64)
+        keys = self.array(keys)
         rows = np.empty(keys.size, np.int64)
         assert self.kernels["find"](self.control, self.base, worker, keys, rows, 0) == 0
+        self.kernels["release"](self.base, worker)
         return rows
 
+    @staticmethod
+    def array(numbers: Any) -> Any:
+        return np.array(numbers, np.int64)
+
+    def remove(self, worker: int, keys: Any) -> Any:
+        keys = self.array(keys)
+        removed = np.zeros(keys.size, np.int64)
+        assert self.kernels["remove"](self.control, self.base, worker, keys, removed, 0) == 0
+        return removed
+
+    def evict(self, worker: int) -> int:
+        seen = np.zeros(2, np.int64)
+        assert self.kernels["evict"](self.control, self.base, worker, seen, 2**62) == 0
+        return int(seen[1])
+
     def get(self, worker: int, keys: Any) -> Any:
-        keys = np.asarray(keys, np.int64)
-        rows, out = self.find(worker, keys), np.empty((keys.size, self.dim), self.dtype)
+        keys = self.array(keys)
+        rows, out = np.empty(keys.size, np.int64), np.empty((keys.size, self.dim), self.dtype)
+        assert self.kernels["find"](self.control, self.base, worker, keys, rows, 0) == 0
         assert self.kernels["read"](self.control, self.base, worker, keys, rows, out.ctypes.data, 0) == 0
         return out
 
-    def dies_after(self, writes: int, function: Callable[[], None]) -> bool:
+    def dies_after(self, writes: int, function: Callable[[], object]) -> bool:
         """Runs a worker's work until its given write, which does not happen; returns whether it came so far."""
         self.writes_left = writes
         try:
@@ -109,19 +146,49 @@ class Bench:
             raise Died
         self.writes_left -= 1
 
-    def entries(self) -> list[tuple[int, int]]:
-        """All (key, row) that stand in segments, twins too."""
+    def entries(self) -> list[tuple[int, int, int]]:
+        """All (key, value, tag) that stand in segments: twins and dead ones, too."""
         words = self.memory[self.places["SEGMENT_WORDS"] :][: 8 << self.places["MOST_DEPTH"]].view(np.int64)
         found = []
         for number in np.flatnonzero(words):
             start = self.places["SEGMENTS"] + keyed.SEGMENT_BYTES * int(number)
             buckets = self.memory[start : start + keyed.SEGMENT_BYTES].reshape(-1, keyed.BUCKET_BYTES)
-            used = (buckets[:, : keyed.ENTRIES] & 0x80) != 0
+            tags = buckets[:, : keyed.ENTRIES]
+            used = (tags & 0x80) != 0
             words_of = buckets.view(np.int64)
-            found += zip(
-                words_of[:, 2::2][used].tolist(), (words_of[:, 3::2][used] & 0xFFFFFFFF).tolist(), strict=True
-            )
+            parts = (words_of[:, 2::2][used], words_of[:, 3::2][used], tags[used])
+            found += zip(*(part.tolist() for part in parts), strict=True)
         return found
+
+    def keys(self) -> dict[int, int]:
+        """The row of each key that has one. Fails if one is there twice."""
+        live = [
+            (k, v & keyed.NO_ROW)
+            for k, v, tag in self.entries()
+            if tag != keyed.DEAD and not v & keyed.CANDIDATE
+        ]
+        assert len(dict(live)) == len(live), "a key is there twice"
+        return dict(live)
+
+    def check_rows(self) -> None:
+        """Every row that was handed out belongs to exactly one entry, live or dead, or is claimed in one hand."""
+        rows = [v & keyed.NO_ROW for _, v, _ in self.entries() if v & keyed.NO_ROW != keyed.NO_ROW]
+        hands = self.base + self.places["HANDS"]
+        for worker in range(layout.MAX_WORKERS):
+            claim = load64(hands + self.places["HAND_BYTES"] * worker + at.CLAIM)
+            rows += [claim >> 2] if claim & 3 == keyed.CLAIMED else []
+        assert sorted(rows) == list(range(load64(self.base + at.NEXT_ROW) >> 16))
+
+    def check_counts(self) -> None:
+        """What each segment says of how many there are of each kind is so."""
+        words = self.memory[self.places["SEGMENT_WORDS"] :][: 8 << self.places["MOST_DEPTH"]].view(np.int64)
+        totals = [0, 0, 0]
+        for number in np.flatnonzero(words):
+            place = self.base + self.places["SEGMENTS"] + keyed.SEGMENT_BYTES * int(number)
+            for kind in range(3):
+                totals[kind] += (load64(place + keyed.COUNTS) >> (16 * kind)) & 0xFFFF
+        dead = sum(tag == keyed.DEAD for _, _, tag in self.entries())
+        assert totals == [len(self.keys()), len(self.entries()) - dead - len(self.keys()), dead]
 
     def held(self) -> int:
         """Words that have an owner."""
@@ -164,6 +231,9 @@ def _uncompiled(bench: Bench) -> dict[str, Any]:
     def replace(value: Any) -> Any:
         if getattr(value, "__module__", "") == atomics.__name__ and value.__name__ in WRITES:
             return update if value.__name__ == "call_update" else counted(value)
-        return value.function if isinstance(value, Kernel) else value
+        return bench.broken.get(getattr(value, "__name__", ""), value)
 
-    return rebound("multiverso.kernels.keyed", replace)
+    return {
+        **rebound("multiverso.kernels.keyed_removal", replace),
+        **rebound("multiverso.kernels.keyed", replace),
+    }

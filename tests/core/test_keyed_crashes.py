@@ -22,14 +22,13 @@ def _check(bench: Bench, before: set[int], mine: list[int]) -> None:
     found = bench.find(1, everything)
     assert (found[: len(before)] >= 0).all()
     bench.begin(0)
-    entries = bench.entries()
-    keys, rows = [k for k, _ in entries], [r for _, r in entries]
-    assert len(set(keys)) == len(keys)
-    assert len(set(rows)) == len(rows)
-    assert set(keys) <= set(everything)
-    assert dict(entries) == {
+    rows = bench.keys()
+    assert set(rows) <= set(everything)
+    assert rows == {
         k: r for k, r in zip(everything, bench.find(0, everything).tolist(), strict=True) if r >= 0
     }
+    bench.check_rows()
+    bench.check_counts()
     assert bench.held() == 0
 
 

@@ -17,7 +17,7 @@ from multiverso.spec import DTYPES
 
 OF_A_DTYPE = ("dense", "rows", "rounds", "rules", "reduce", "agreeing")
 OF_A_FLOAT = ("row_cache",)
-OF_NONE = ("locking", "rows", "waits", "dense", "rounds", "keyed", "agreeing")
+OF_NONE = ("locking", "rows", "waits", "dense", "rounds", "keyed", "keyed_removal", "agreeing")
 _RULES_DTYPES = ("float32", "float64")
 
 

@@ -16,6 +16,8 @@ import numpy.typing as npt
 FUTEX_CALL = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 98)
 FUTEX_WAIT, FUTEX_WAKE = 0, 1  # never FUTEX_PRIVATE: the words are shared between processes
 CLOCK_MONOTONIC = 1
+MADVISE_CALL = {"x86_64": 28, "aarch64": 233}.get(platform.machine(), 233)
+POPULATE_WRITE = 23  # Linux 5.14
 ALL = 1 << 30
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -191,6 +193,15 @@ def fence_release() -> None:
     """Nothing that follows is stored before what precedes it has been."""
 
 
+def fence_all() -> None:
+    """Nothing that follows happens before what precedes it has been seen: also no load before a store."""
+
+
+def populate(address: int, nbytes: int) -> int:
+    """Makes whole pages be there that are about to be written to: 0, or why they cannot be (EFAULT, ENOMEM, EINVAL)."""
+    return 0 * (address + nbytes)
+
+
 def prefetch(address: int) -> None:
     """Sends for a cache line that is going to be needed; any address may be asked for."""
 
@@ -201,6 +212,11 @@ def prefetch_to_write(address: int) -> None:
 
 def pause() -> None:
     """Gives the other thread of this core its turn, for a moment."""
+
+
+def load_float32(address: int) -> float:
+    """Returns the float32 at an address."""
+    return ctypes.c_float.from_address(address).value
 
 
 def move(to: int, source: int, nbytes: int) -> None:

@@ -15,7 +15,15 @@ from numba import carray, njit, types
 from numba.core import cgutils, typing
 from numba.extending import intrinsic
 
-from multiverso.kernels.atomics import ALL, CLOCK_MONOTONIC, FUTEX_CALL, FUTEX_WAIT, FUTEX_WAKE
+from multiverso.kernels.atomics import (
+    ALL,
+    CLOCK_MONOTONIC,
+    FUTEX_CALL,
+    FUTEX_WAIT,
+    FUTEX_WAKE,
+    MADVISE_CALL,
+    POPULATE_WRITE,
+)
 
 _I32, _I64, _I8 = ir.IntType(32), ir.IntType(64), ir.IntType(8)
 _LINE = 64
@@ -194,6 +202,13 @@ def futex_wake(address):
     return types.int32(0)
 
 
+@_inline
+def populate(address, nbytes):
+    if _syscall(MADVISE_CALL, address, nbytes, POPULATE_WRITE, 0, 0, 0) != 0:
+        return load32(_errno_location())
+    return types.int32(0)
+
+
 def _call(kinds: str) -> Any:
     """Calls a loop by its address; p is an address, n a number."""
     signature = types.void(_address, *(_address if kind == "p" else _long for kind in kinds))
@@ -256,6 +271,15 @@ def load_double(typingctx, address):
     return types.float64(types.uintp), codegen
 
 
+@intrinsic
+def load_float32(typingctx, address):
+    def codegen(context, builder, signature, args):
+        number = builder.load(builder.inttoptr(args[0], ir.FloatType().as_pointer()))
+        return builder.fpext(number, ir.DoubleType())
+
+    return types.float64(types.uintp), codegen
+
+
 def _fence(order: str) -> Any:
     @intrinsic
     def fence(typingctx):
@@ -268,7 +292,7 @@ def _fence(order: str) -> Any:
     return fence
 
 
-fence_acquire, fence_release = _fence("acquire"), _fence("release")
+fence_acquire, fence_release, fence_all = _fence("acquire"), _fence("release"), _fence("seq_cst")
 
 
 def _builtin(builder: Any, name: str, kinds: list[Any], *values: Any) -> Any:

@@ -30,6 +30,7 @@ from multiverso.kernels.atomics import (
     pause,
     prefetch,
     sched_yield,
+    store32,
     store_release64,
 )
 from multiverso.kernels.codes import DONE, TIMED_OUT
@@ -122,7 +123,7 @@ def nap(control, owner, address, tries, began):
 
 
 @inner
-def _await_row(control, base, owner, word):
+def await_row(control, base, owner, word):
     """Waits until nobody holds a row word, taking it over from the dead: its value, or -TIMED_OUT."""
     address = base + load_acquire64(base + at.ROW_WORDS) + 8 * word
     count_up(keyed_line(base, owner), at.WAITS, 1)
@@ -154,7 +155,7 @@ def hold_row(control, base, owner, hand, word, address):
     _name_word(hand, word)
     value = load_acquire64(address)
     while value & OWNER != 0 or compare_swap64(address, value, value | owner) != value:
-        value = _await_row(control, base, owner, word)
+        value = await_row(control, base, owner, word)
         if value < 0:
             return value
         _name_word(hand, word)  # a take-over may have used the hand
@@ -164,18 +165,21 @@ def hold_row(control, base, owner, hand, word, address):
 
 @inner
 def add_to_rows(control, base, updater, me, rows, delta, progress):
-    """Gives ``delta``, row by row, to the updater: ``(done << 16) | code``."""
+    """Gives ``delta``, row by row, to the updater; rows numbered below 0 are left out. ``(done << 16) | code``"""
     columns, size = load_acquire64(base + at.COLUMNS), load_acquire64(base + at.ROW_BYTES)
     wanted = columns * load_acquire64(base + at.ITEMSIZE)
     values, words = base + load_acquire64(base + at.ROWS), base + load_acquire64(base + at.ROW_WORDS)
     shift, owner = load_acquire64(base + at.SHIFT), owner_of(base, me)
-    hand = hand_of(base, owner)
+    stamps, hand = base + load_acquire64(base + at.STAMPS), hand_of(base, owner)
     for k in range(progress, rows.size):
         if k + _AHEAD < rows.size:
-            ahead = values + int(rows[k + _AHEAD]) * size
+            ahead = values + max(int(rows[k + _AHEAD]), 0) * size
+            prefetch(stamps + 4 * max(int(rows[k + _AHEAD]), 0))
             for line in range(0, size, 64):
                 prefetch(ahead + line)
         row = int(rows[k])
+        if row < 0:
+            continue
         word = row >> shift
         address = words + 8 * word
         store_release64(hand + at.POSITION, k)
@@ -183,6 +187,11 @@ def add_to_rows(control, base, updater, me, rows, delta, progress):
         if value < 0:
             return (k << 16) | -value
         place = values + row * size
+        generation = load_acquire64(
+            base + at.GENERATION
+        )  # under the word: see `pass_through` in keyed_snapshots
+        if load32(stamps + 4 * row) != generation:
+            store32(stamps + 4 * row, generation)
         move(hand + at.COPY, place, size)
         store_release64(hand + at.ROW, row)
         fence_release()
@@ -195,10 +204,9 @@ def add_to_rows(control, base, updater, me, rows, delta, progress):
 
 
 @inner
-def read_rows(control, base, me, rows, out, progress):
-    """Copies rows; those numbered below 0 are left as they are. ``(done << 16) | code``"""
+def read_rows(control, base, me, rows, out, wanted, progress):
+    """Copies ``wanted`` bytes of rows; those numbered below 0 are left as they are. ``(done << 16) | code``"""
     size = load_acquire64(base + at.ROW_BYTES)
-    wanted = load_acquire64(base + at.COLUMNS) * load_acquire64(base + at.ITEMSIZE)
     values, words = base + load_acquire64(base + at.ROWS), base + load_acquire64(base + at.ROW_WORDS)
     shift, owner = load_acquire64(base + at.SHIFT), owner_of(base, me)
     for k in range(progress, rows.size):
@@ -220,7 +228,7 @@ def read_rows(control, base, me, rows, out, progress):
                 if load_acquire64(address) == value:
                     break
             else:
-                value = _await_row(control, base, owner, word)
+                value = await_row(control, base, owner, word)
                 if value < 0:
                     return (k << 16) | -value
             tries += 1

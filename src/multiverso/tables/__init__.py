@@ -6,7 +6,16 @@ from multiverso.tables.array import ArrayTableHandler
 from multiverso.tables.counter import Counter
 from multiverso.tables.handler import TableHandler
 from multiverso.tables.keyed import KeyedTable
+from multiverso.tables.keyed_spec import Eviction
 from multiverso.tables.matrix import MatrixTableHandler
 from multiverso.tables.pending import Pending
 
-__all__ = ["ArrayTableHandler", "Counter", "KeyedTable", "MatrixTableHandler", "Pending", "TableHandler"]
+__all__ = [
+    "ArrayTableHandler",
+    "Counter",
+    "Eviction",
+    "KeyedTable",
+    "MatrixTableHandler",
+    "Pending",
+    "TableHandler",
+]

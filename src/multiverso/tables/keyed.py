@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from multiverso.errors import OutOfMemoryError, RowIdError, ShapeMismatchError
-from multiverso.kernels import keyed as kernels
-from multiverso.kernels.codes import FULL
-from multiverso.memory.heap import free_memory
+from multiverso.errors import ShapeMismatchError
+from multiverso.kernels.compiling import compile_update
+from multiverso.kernels.keyed_removal import GONE, KEY
+from multiverso.keyed_layout import NO_ROW
 from multiverso.runtime.current import current
 from multiverso.runtime.session import Session
 from multiverso.spec import check_name, checked_count, checked_dtype
-from multiverso.tables import keyed_saving
-from multiverso.tables.convert import Array, Out, as_data, as_numpy, readable
-from multiverso.tables.keyed_memory import KeyedMemory, KeyedSpec
+from multiverso.tables import keyed_export, keyed_saving, keyed_snapshots
+from multiverso.tables.convert import Array, Out, as_data, as_numpy
+from multiverso.tables.keyed_calls import KeyedCalls
+from multiverso.tables.keyed_memory import KeyedMemory
+from multiverso.tables.keyed_saving import Content
+from multiverso.tables.keyed_snapshots import Snapshot
+from multiverso.tables.keyed_spec import Eviction, KeyedSpec
+from multiverso.tables.keys import Keys, as_keys, summed
 from multiverso.tables.output import fresh, into
 from multiverso.updaters import Updater, resolve
 
-Keys = npt.NDArray[np.int64]
 _MOST_AT_ONCE = 1 << 16
-_SPARE_BYTES = 256 * 1024 * 1024
+_SHORT_SECONDS = 0.001  # what an add spends on keys beyond the most that there may be
 
 
 class KeyedTable:
@@ -51,6 +56,9 @@ class KeyedTable:
         seed: of the initial rows.
         updater: how adds reach a row: a name or an ``Updater``. Keys named twice in one call are summed first, unless
             the updater is plain addition: one call is one step of each row.
+        admission: how many adds, one in each call, a key needs before it gets a row, at most 255. The deltas of those
+            before are not applied: rare keys cost 16 bytes of the index, and no row.
+        eviction: which keys `tick` and `evict` let go of; None: none. Beyond `most_keys` adds do so by themselves.
         name: create the table by this name, or attach to it.
         session: the session it belongs to; the current one by default.
 
@@ -80,6 +88,8 @@ class KeyedTable:
         initial: float | str | tuple[str, float] = 0.0,
         seed: int = 0,
         updater: str | Updater = "add",
+        admission: int = 1,
+        eviction: Eviction | None = None,
         name: str | None = None,
         session: Session | None = None,
     ) -> None:
@@ -102,18 +112,26 @@ class KeyedTable:
             if name is not None
             else f"order:{sum(t.name is None for t in tables.values()) + 1}"
         )
-        self._spec = KeyedSpec.of(checked_count(dim, "dim"), checked_dtype(dtype), initial, seed, rule, name)
+        self._spec = KeyedSpec.of(
+            checked_count(dim, "dim"),
+            checked_dtype(dtype),
+            initial,
+            seed,
+            rule,
+            name,
+            admission,
+            eviction,
+        )
         self._dtype = np.dtype(self._spec.dtype)
         twin: KeyedTable | None = tables.get(called)
         if twin is None:
             self._memory = KeyedMemory.of(self._session, called, self._spec)
-            self._lock = threading.Lock()  # one hand for each worker
+            self._calls = KeyedCalls(self._session, self._memory, self._spec)
         else:
             twin._memory.check_equal(self._spec)
-            self._memory, self._lock = twin._memory, twin._lock
-        self._update = self._memory.updater(rule)
-        self._sums_first = bool(rule.states or rule.hyper)
-        self._budget = 0  # bytes that may be used before memory is looked at again
+            self._memory, self._calls = twin._memory, twin._calls
+        self._update = compile_update(rule.apply, self._spec.dtype)
+        self._sums_first = bool(rule.states or rule.hyper or self._spec.admission > 1)
         tables.setdefault(called, self)
 
     # -- what it is ------------------------------------------------------------------------------------------
@@ -142,9 +160,8 @@ class KeyedTable:
         return f"<{type(self).__name__} {self._spec}>"
 
     def __len__(self) -> int:
-        """Keys that have a row."""
-        self._session.check()
-        return self._memory.keys()
+        """Keys that have a row: counted segment by segment, about 10 microseconds for a million keys."""
+        return self._calls.counts()[0]
 
     # -- reading and adding ----------------------------------------------------------------------------------
 
@@ -189,11 +206,7 @@ class KeyedTable:
         shape = (*array.shape, self.dim)
         output = fresh(shape, self._dtype, dtype) if out is None else into(out, shape, self._dtype, False)
         flat = array.reshape(-1)
-        with self._lock:
-            self._session.check()
-            rows = self._find(flat, timeout_seconds)
-            address = output.flat.ctypes.data
-            self._call(kernels.read, (flat, rows, address), timeout_seconds)
+        self._calls.get(flat, output.flat.ctypes.data, timeout_seconds)
         return output.give()
 
     def add(self, delta: Any, keys: Any, *, timeout_seconds: float | None = None) -> None:
@@ -220,28 +233,89 @@ class KeyedTable:
         data = as_data(values, self._dtype, "delta")
         flat = array.reshape(-1)
         if self._sums_first:
-            flat, data = _summed(flat, data, self.dim)
-        with self._lock:
-            self._session.check()
-            rows = self._admit(flat, timeout_seconds)
-            self._call(kernels.add, (rows, data.ctypes.data), timeout_seconds, self._update)
+            flat, data = summed(flat, data, self.dim)
+        self._calls.add(self._update, flat, data.ctypes.data, timeout_seconds)
+        if self._calls.excess() > self._leeway:
+            self._calls.evict(_SHORT_SECONDS)
 
     def contains(self, keys: Any) -> npt.NDArray[np.bool_]:
         """Returns for each key whether it has a row; in the keys' shape."""
         array = as_keys(keys)
-        with self._lock:
-            self._session.check()
-            found: npt.NDArray[np.bool_] = self._find(array.reshape(-1), None) >= 0
-        return found.reshape(array.shape)
+        return self._calls.contains(array.reshape(-1)).reshape(array.shape)
 
     def items(self, batch: int = 65_536) -> Iterator[tuple[Keys, Array]]:
         """Yields all keys and their rows, in batches of at most ``batch`` keys, in no particular order.
 
         Every key that has a row when the iteration begins comes exactly once, with the row as it is when its batch is
-        read; keys that get a row meanwhile may come or not.
+        read, unless it is removed before; keys that get a row meanwhile may come or not.
         """
-        for keys, rows in self._entries(checked_count(batch, "batch")):
-            yield keys, self._read_rows(keys, rows)
+        batch = checked_count(batch, "batch")
+        size = self.dim * self._dtype.itemsize
+        for keys, _, kinds in self._calls.entries(batch):
+            keys = keys[kinds == KEY]
+            for start in range(0, keys.size, batch):
+                there, rows = self._calls.existing(keys[start : start + batch], size)
+                if there.size:
+                    yield there, rows.view(self._dtype)
+
+    # -- letting go ------------------------------------------------------------------------------------------
+
+    def remove(self, keys: Any, *, timeout_seconds: float | None = None) -> npt.NDArray[np.bool_]:
+        """Removes keys: they read as their initial rows again, and get a new row when something is added to them.
+
+        What other workers add to a key at the same time comes before the removal or after it. The memory of the rows
+        is used again for other keys, once every call that is under way in any worker has ended.
+
+        Args:
+            keys: as for :meth:`get`.
+            timeout_seconds: as for :meth:`get`.
+
+        Returns:
+            Whether each key had a row, in the keys' shape; a key that is named twice had one the first time.
+        """
+        array = as_keys(keys)
+        return self._calls.remove(array.reshape(-1), timeout_seconds).reshape(array.shape)
+
+    @property
+    def ticks(self) -> int:
+        """How often `tick` was called, by all workers; what ``Eviction.idle_ticks`` counts in."""
+        return self._memory.word("TICK")
+
+    def tick(self, *, seconds: float = _SHORT_SECONDS) -> int:
+        """Lets the table's time go on by one, and evicts keys for a moment. Call it in one worker: each epoch, say.
+
+        Args:
+            seconds: as for :meth:`evict`.
+
+        Returns:
+            How many keys were evicted.
+        """
+        self._session.check()
+        self._memory.set_word("TICK", self.ticks + 1)
+        return self.evict(seconds=seconds) if self._spec.eviction is not None else 0
+
+    def evict(self, *, seconds: float | None = None) -> int:
+        """Removes the keys that the table's ``eviction`` names, one segment of some hundred keys after another.
+
+        Any worker may call it at any time, several at once: each goes on where the last one stopped. It waits for
+        nobody: a segment that another worker is changing just now is left out.
+
+        Args:
+            seconds: stop after so long, at the end of a segment (some ten microseconds); None looks at all keys.
+
+        Returns:
+            How many keys were evicted.
+
+        Raises:
+            ValueError: the table has no eviction.
+        """
+        if self._spec.eviction is None:
+            raise ValueError(
+                f"{self!r} has no eviction; make it with eviction=Eviction(...), or remove(keys)"
+            )
+        if seconds is not None and not seconds >= 0:
+            raise ValueError(f"seconds is 0 or more; got {seconds!r}")
+        return self._calls.evict(seconds)
 
     # -- keeping ---------------------------------------------------------------------------------------------
 
@@ -250,38 +324,96 @@ class KeyedTable:
 
         Other workers' adds meanwhile may be in it or not: call ``barrier()`` first for an exact moment.
         """
+        keyed_saving.save(path, self._spec, self._content(0))
+
+    def save_increment(self, directory: str | os.PathLike[str], *, whole: bool = False) -> Snapshot:
+        """Writes what has changed since the last snapshot in a directory; everything the first time.
+
+        Nobody waits for it: other workers, and this one's other threads, go on. What they change meanwhile is in this
+        snapshot or in the next one; after a `barrier()` the snapshots together are the table, bit for bit. It takes
+        memory for what it writes.
+
+        Everything is written again, and what was there before removed, where the last snapshot there is of another run,
+        or more keys were removed since than the table remembers (some millions).
+
+        Args:
+            directory: a folder of its own for this table's snapshots, made if it is not there.
+            whole: write everything.
+
+        Returns:
+            What was written: its number, its parent's, how many keys, how many bytes.
+
+        Raises:
+            SnapshotError: the directory holds something else.
+            TimeoutError: another process writes to it.
+        """
         self._session.check()
-        found = list(self._entries(_MOST_AT_ONCE))
-        keys = np.concatenate([k for k, _ in found]) if found else np.empty(0, np.int64)
-        rows = np.concatenate([r for _, r in found]) if found else np.empty(0, np.int64)
-        order = np.argsort(keys, kind="stable")
-        keys, rows = keys[order], rows[order]
-        values = self._read_rows(keys, rows)
-        keyed_saving.save(path, self._spec, keys, values, self._memory.states(rows))
+        place = Path(directory)
+        with keyed_snapshots.alone_in(place):
+            before = keyed_snapshots.chain(place)
+            table = f"{self._memory.word('IDENTITY'):014x}"
+            if whole or not before or before[-1].table != table:
+                before = []
+            generation, removals = self._calls.begin_snapshot()
+            if before and removals - before[-1].removals > self._memory.word("RING") // 2:
+                before = []
+            content = self._content(before[-1].generation if before else 0)
+            if before:
+                gone = np.unique(self._memory.removals(before[-1].removals, removals))
+                content = replace(content, removed=gone[~self._calls.contains(gone)])
+            of = {"table": table, "generation": generation, "removals": removals}
+            return keyed_snapshots.write(place, self._spec, content, before, **of)
+
+    def export(self, path: str | os.PathLike[str], *, name: Callable[[int], str] | None = None) -> int:
+        """Writes keys and values for other programs, sorted by key, whole or not at all.
+
+        Args:
+            path: its suffix says what: ``.npz`` (NumPy: ``keys``, ``values``), ``.parquet`` (columns ``key`` and
+                ``values``; needs pyarrow), ``.txt`` or ``.vec`` (the text format of word2vec, as gensim reads it).
+            name: what a key is called there, instead of its number.
+
+        Returns:
+            How many keys.
+        """
+        return keyed_export.export(path, self.items(), self.dim, name)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Gives each key of a file that :meth:`save` wrote its row and state; all others read as their initial rows.
+        """Gives each key of a file that :meth:`save` wrote its row and state, and removes all others.
+
+        Or of a directory that :meth:`save_increment` has written to: all its snapshots, each checked.
 
         Call it in one worker, and ``barrier()`` before anyone goes on.
 
         Raises:
-            SnapshotError: no such file, not a saved keyed table, or another dim, dtype or updater.
+            SnapshotError: no such file, not a saved keyed table, or another dim, dtype or updater; a snapshot that is
+                missing, damaged or does not follow the one before. Nothing was changed.
         """
         self._session.check()
         self._replace(*self._read(path))
 
-    def _read(self, path: str | os.PathLike[str]) -> tuple[Keys, Array, list[Array]]:
-        """Returns the keys, values and updater state that :meth:`save` wrote, if they fit this table."""
-        return keyed_saving.load(path, self._spec)
+    def _content(self, since: int) -> Content:
+        """Returns what was changed after a generation, sorted by key."""
+        size = sum(self._spec.widths()) * self._dtype.itemsize
+        found = list(self._calls.rows_since(since, size))
+        keys, values, rows = (np.concatenate(part) for part in zip(*found, strict=True))
+        order = np.argsort(keys, kind="stable")
+        uses = values[order] & ~NO_ROW if self._spec.keeps_use else None
+        return Content(keys[order], rows[order], uses, ticks=self.ticks)
 
-    def _replace(self, keys: Keys, values: Array, states: list[Array]) -> None:
-        """Overwrites rows and updater state; keys that are not among these read as their initial rows."""
-        present, rows = (np.concatenate(part) for part in zip(*self._all(), strict=True))
-        others = ~np.isin(present, keys)
-        initial = self._read_rows(present[others], np.full(np.count_nonzero(others), -1))
-        with self._lock:
-            self._memory.write(rows[others], initial, self._memory.initial_states(initial.shape))
-            self._memory.write(self._admit(keys, None), values, states)
+    def _read(self, path: str | os.PathLike[str]) -> tuple[Content]:
+        """Returns what :meth:`save` wrote, if it fits this table."""
+        if Path(path).is_dir():
+            return (keyed_snapshots.read(Path(path), self._spec),)
+        return (keyed_saving.load(path, self._spec),)
+
+    def _replace(self, content: Content) -> None:
+        """Makes the table hold what was saved, and nothing else."""
+        for keys, _, kinds in self._calls.entries(_MOST_AT_ONCE):
+            self._calls.remove(np.setdiff1d(keys[kinds != GONE], content.keys))
+        self._calls.overwrite(content.keys, content.rows)
+        self._memory.set_word("TICK", content.ticks)
+        if content.uses is not None and self._spec.keeps_use:
+            self._calls.note_use(content.keys, content.uses)
 
     # -- looking at it ---------------------------------------------------------------------------------------
 
@@ -289,155 +421,27 @@ class KeyedTable:
         """Returns what the table holds and what all workers have done with it.
 
         Returns:
-            ``keys``, ``bytes`` (memory in use), ``segments``, and over all workers: ``adds`` and ``gets`` (calls),
-            ``rows_added``, ``rows_read``, ``splits``, ``waits``, ``taken_over`` (words of dead workers) and
-            ``put_back`` (rows that one of them had half written).
+            ``keys`` (with a row), ``candidates`` (for a row), ``dead`` (entries of removed keys, whose rows the next
+            keys get), ``bytes`` (memory in use), ``segments``, and over all workers: ``adds`` and ``gets`` (calls),
+            ``rows_added``, ``rows_read``, ``keys_removed``, ``keys_evicted``, ``splits``, ``waits``, ``taken_over``
+            (words of dead workers) and ``put_back`` (rows that one of them had half written).
         """
-        self._session.check()
-        return self._memory.statistics()
+        keys, candidates, dead = self._calls.counts()
+        return {"keys": keys, "candidates": candidates, "dead": dead, **self._memory.statistics()}
 
     def check(self) -> dict[str, int]:
-        """Looks at every entry, as fsck does, while nobody adds.
+        """Looks at every entry, as fsck does, while nobody adds or removes.
 
         Returns:
             ``keys``, ``twins`` (keys entered twice), ``misplaced`` (entries that a search would not find), ``shared``
-            (rows of two keys), ``lost`` (rows of no key) and ``held`` (words that somebody holds). All but ``keys``
-            are 0 in a sound table; a worker that was killed may cost one lost row until its number has a new life.
+            (rows of two entries), ``lost`` (rows of none), ``miscounted`` (by how many keys, candidates and dead
+            entries the segments' counts are wrong) and ``held`` (words that somebody holds). All but ``keys`` are 0 in
+            a sound table.
         """
-        keys, rows = (np.concatenate(part) for part in zip(*self._all(), strict=True))
-        with self._lock:
-            found = self._find(keys, None)
-        return {
-            "keys": keys.size,
-            "twins": int(keys.size - np.unique(keys).size),
-            "misplaced": int((found != rows).sum()),
-            "shared": int(rows.size - np.unique(rows).size),
-            "lost": int(self._memory.rows_handed_out() - np.unique(rows).size),
-            "held": self._memory.held(),
-        }
+        return self._calls.check()
 
-    # -- inside ----------------------------------------------------------------------------------------------
-
-    def _all(self) -> list[tuple[Keys, Keys]]:
-        none = np.empty(0, np.int64)
-        return [(none, none), *self._entries(_MOST_AT_ONCE)]
-
-    def _call(
-        self, kernel: Any, arguments: tuple[Any, ...], timeout_seconds: float | None, *updater: int
-    ) -> None:
-        """Runs a kernel to its end; under the lock."""
-        compiled, session = kernel.compiled(), self._session
-        deadline = session.deadline(timeout_seconds)
-        control, base, me = session.control.address, self._memory.address, session.worker_id
-        code = [compiled(control, base, *updater, me, *arguments, 0)]
-        if code[0] & 0xFFFF == FULL:
-            raise self._full()
-        if code[0]:
-
-            def again() -> int:
-                code[0] = compiled(control, base, *updater, me, *arguments, code[0] >> 16)
-                if code[0] & 0xFFFF == FULL:
-                    raise self._full()
-                return int(code[0])
-
-            session.resume(code[0], again, deadline, f"a row of {self!r}")
-
-    def _find(self, keys: Keys, timeout_seconds: float | None) -> Keys:
-        rows = np.empty(keys.size, np.int64)
-        self._call(kernels.find, (keys, rows), timeout_seconds)
-        return rows
-
-    def _admit(self, keys: Keys, timeout_seconds: float | None) -> Keys:
-        rows = np.empty(keys.size, np.int64)
-        for start in range(0, keys.size, _MOST_AT_ONCE):
-            part = slice(start, start + _MOST_AT_ONCE)
-            self._make_room(keys[part].size)
-            self._call(kernels.admit, (keys[part], rows[part]), timeout_seconds)
-        return rows
-
-    def _make_room(self, keys: int) -> None:
-        """Looks, now and then, whether the machine has memory for as many more rows as this worker may make."""
-        self._budget -= keys * self._memory.bytes_a_key
-        if self._budget >= 0:
-            return
-        free = free_memory()
-        needed = keys * self._memory.bytes_a_key
-        if free < needed + _SPARE_BYTES:
-            raise OutOfMemoryError(
-                f"{self!r} has {len(self):,} keys, and only {free / 1e6:,.0f} MB of memory are available: no rows can "
-                "be added to new keys"
-            )
-        self._budget = (free - _SPARE_BYTES) // 16 - needed
-
-    def _full(self) -> OutOfMemoryError:
-        return OutOfMemoryError(f"{self!r} is full: it has {len(self):,} keys")
-
-    def _entries(self, batch: int) -> Iterator[tuple[Keys, Keys]]:
-        def rest(segment: int) -> None:
-            arguments = (
-                self._session.control.address,
-                self._memory.address,
-                self._session.worker_id,
-                segment,
-            )
-            compiled: Callable[..., int] = kernels.rest.compiled()
-            with self._lock:
-                code = compiled(*arguments)
-                if code:
-                    self._session.resume(code, lambda: compiled(*arguments), None, f"a segment of {self!r}")
-
-        waiting: list[tuple[Keys, Keys]] = []
-        number = 0
-        for keys, rows in self._memory.segments(rest):
-            self._session.check()
-            waiting.append((keys, rows))
-            number += keys.size
-            if number >= batch:
-                all_keys, all_rows = (np.concatenate(part) for part in zip(*waiting, strict=True))
-                whole = number - number % batch
-                for start in range(0, whole, batch):
-                    yield all_keys[start : start + batch], all_rows[start : start + batch]
-                waiting, number = [(all_keys[whole:], all_rows[whole:])], number - whole
-        if number:
-            all_keys, all_rows = (np.concatenate(part) for part in zip(*waiting, strict=True))
-            yield all_keys, all_rows
-
-    def _read_rows(self, keys: Keys, rows: Keys) -> Array:
-        values = np.empty((keys.size, self.dim), self._dtype)
-        with self._lock:
-            self._session.check()
-            address = values.ctypes.data
-            self._call(kernels.read, (keys, rows, address), None)
-        return values
-
-
-def as_keys(keys: Any) -> Keys:
-    """Returns keys as int64, C-contiguous, in their shape.
-
-    Raises:
-        RowIdError: no integers, or too large for 64 bits with a sign.
-    """
-    try:
-        array = as_numpy(keys, "keys")
-    except ValueError as error:
-        raise RowIdError(f"keys must be integers: {error}") from error
-    if array.size == 0 and array.dtype.kind in "iuf":
-        return np.empty(array.shape, np.int64)
-    if array.dtype.kind not in "iu":
-        raise RowIdError(
-            f"keys must be integers of at most 64 bits; got {array.dtype} of shape {array.shape}"
-        )
-    if array.dtype == np.uint64 and array.max() >= 2**63:
-        raise RowIdError(f"keys must fit in 64 bits with a sign; got {array.max()}: take view('int64')")
-    return readable(np.ascontiguousarray(array, dtype=np.int64)).reshape(array.shape)
-
-
-def _summed(keys: Keys, delta: Array, dim: int) -> tuple[Keys, Array]:
-    """Returns each different key once, with the sum of its deltas."""
-    different, place = np.unique(keys, return_inverse=True)
-    if different.size == keys.size:
-        return keys, delta
-    order = np.argsort(place, kind="stable")
-    starts = np.searchsorted(place[order], np.arange(different.size))
-    total = np.add.reduceat(delta.reshape(-1, dim)[order], starts, axis=0)
-    return different, np.ascontiguousarray(total, delta.dtype).reshape(-1)
+    @property
+    def _leeway(self) -> int:
+        """Keys beyond the most that there may be, before adds begin to evict."""
+        most = self._spec.eviction.most_keys if self._spec.eviction else None
+        return most // 16 if most else 0

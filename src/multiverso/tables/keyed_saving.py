@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,30 +12,66 @@ import numpy.typing as npt
 
 from multiverso.errors import SnapshotError
 from multiverso.files import write_whole
-from multiverso.tables.keyed_memory import KeyedSpec
+from multiverso.states import State
+from multiverso.tables.keyed_spec import KeyedSpec
 
 _FORMAT = "multiverso keyed table 1"
 Array = npt.NDArray[Any]
 Keys = npt.NDArray[np.int64]
 
 
+@dataclass(frozen=True)
+class Content:
+    """What a table holds, or what has changed in it.
+
+    Attributes:
+        keys: (n,), sorted.
+        rows: (n, bytes): values and updater state.
+        uses: (n,): what the index says of when and how often each was used; None: nothing.
+        removed: keys that are to go.
+        ticks: of the table.
+    """
+
+    keys: Keys
+    rows: npt.NDArray[np.uint8]
+    uses: Keys | None = None
+    removed: Keys = field(default_factory=lambda: np.empty(0, np.int64))
+    ticks: int = 0
+
+
 def save(
-    path: str | os.PathLike[str], spec: KeyedSpec, keys: Keys, values: Array, states: list[Array]
-) -> None:
-    """Writes a table's keys (n,), values (n, dim) and updater state (n, dim) to one file, whole or not at all."""
+    path: str | os.PathLike[str], spec: KeyedSpec, content: Content, more: dict[str, str] | None = None
+) -> bytes:
+    """Writes keys (n,), values (n, dim) and updater state to one file, whole or not at all; returns its bytes."""
     from safetensors.numpy import save as serialise
 
-    header = {"format": _FORMAT, "table": json.dumps(spec.as_message())}
-    arrays = {"keys": keys, "values": values}
-    arrays |= {f"state.{s.name}": np.ascontiguousarray(a) for s, a in zip(spec.states, states, strict=True)}
-    write_whole(path, serialise(arrays, metadata=header))
+    header = {"format": _FORMAT, "table": json.dumps(spec.as_message()), "ticks": str(content.ticks)}
+    header |= more or {}
+    arrays = {"keys": content.keys, **_columns(spec, content.rows)}
+    if content.uses is not None:
+        arrays["uses"] = (content.uses >> 32).astype(np.int32)
+    if content.removed.size:
+        arrays["removed"] = content.removed
+    whole: bytes = serialise(arrays, metadata=header)
+    write_whole(path, whole)
+    return whole
 
 
-def load(path: str | os.PathLike[str], spec: KeyedSpec) -> tuple[Keys, Array, list[Array]]:
-    """Returns keys, values and updater state that :func:`save` wrote, if they fit the table.
+def _columns(spec: KeyedSpec, rows: npt.NDArray[np.uint8]) -> dict[str, Array]:
+    """Takes rows apart: values and each of the updater's states."""
+    names = ["values", *(f"state.{state.name}" for state in spec.states)]
+    numbers, end, found = rows.view(spec.dtype), 0, {}
+    for name, width in zip(names, spec.widths(), strict=True):
+        found[name] = np.ascontiguousarray(numbers[:, end : end + width])
+        end += width
+    return found
+
+
+def load(path: str | os.PathLike[str], spec: KeyedSpec) -> Content:
+    """Returns what :func:`save` wrote, if it fits the table.
 
     Raises:
-        SnapshotError: they do not, or this is no saved keyed table.
+        SnapshotError: it does not, or this is no saved keyed table.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -46,6 +83,8 @@ def load(path: str | os.PathLike[str], spec: KeyedSpec) -> tuple[Keys, Array, li
                     f"{path} is a safetensors file, but not a saved keyed table of multiverso"
                 )
             saved = json.loads(header["table"])
+            ticks = int(header.get("ticks", 0))
+            saved["states"] = [asdict(State(**state)) for state in saved["states"]]
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SnapshotError:
         raise
@@ -57,13 +96,24 @@ def load(path: str | os.PathLike[str], spec: KeyedSpec) -> tuple[Keys, Array, li
             raise SnapshotError(
                 f"{path} holds a keyed table whose {what} is another than {asked[what]!r}; nothing was changed"
             )
-    keys = arrays.get("keys")
-    names = ["values", *(f"state.{state.name}" for state in spec.states)]
-    shape = (0 if keys is None else keys.size, spec.dim)
-    good = keys is not None and keys.dtype == np.int64 and keys.ndim == 1
-    for name in names:
+    return replace(_content(path, spec, arrays), ticks=ticks)
+
+
+def _content(path: str | os.PathLike[str], spec: KeyedSpec, arrays: dict[str, Array]) -> Content:
+    none = np.empty(0, np.int64)
+    keys, uses, removed = arrays.get("keys", none), arrays.get("uses"), arrays.get("removed", none)
+    good = "keys" in arrays and all(a.dtype == np.int64 and a.ndim == 1 for a in (keys, removed))
+    good = good and (uses is None or (uses.dtype == np.int32 and uses.shape == keys.shape))
+    parts = []
+    for name, width in zip(
+        ["values", *(f"state.{state.name}" for state in spec.states)], spec.widths(), strict=True
+    ):
         array = arrays.get(name)
-        good = good and array is not None and array.shape == shape and array.dtype == spec.dtype
-    if not good or keys is None:
+        if array is None or array.shape != (keys.size, width) or array.dtype != spec.dtype:
+            good = False
+        else:
+            parts.append(array)
+    if not good:
         raise SnapshotError(f"{path} is damaged: keys, values or state missing, or of another shape or dtype")
-    return keys, arrays["values"], [arrays[name] for name in names[1:]]
+    rows = np.concatenate(parts, axis=1).view(np.uint8) if keys.size else np.empty((0, 0), np.uint8)
+    return Content(keys, rows, None if uses is None else uses.astype(np.int64) << 32, removed)

@@ -1,0 +1,296 @@
+"""A keyed table's kernels as a worker calls them: one at a time, each to its end, with deadlines."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from multiverso import keyed_layout as layout
+from multiverso.errors import OutOfMemoryError
+from multiverso.kernels import keyed as kernels
+from multiverso.kernels import keyed_removal as removal
+from multiverso.kernels.codes import FULL
+from multiverso.memory.heap import free_memory
+from multiverso.runtime.session import Session
+from multiverso.tables.convert import Array
+from multiverso.tables.keyed_memory import KeyedMemory
+from multiverso.tables.keyed_spec import KeyedSpec
+
+Keys = npt.NDArray[np.int64]
+_MOST_AT_ONCE = 1 << 16
+_SPARE_BYTES = 256 * 1024 * 1024
+_SEGMENT_ENTRIES = layout.BUCKETS * layout.ENTRIES
+
+
+class KeyedCalls:
+    """What this worker does with a keyed table. Owner: the table of its session that was made first.
+
+    A worker has one hand, so it makes one call at a time, whatever its threads ask for.
+    """
+
+    def __init__(self, session: Session, memory: KeyedMemory, spec: KeyedSpec) -> None:
+        self._session, self._memory, self._spec = session, memory, spec
+        self._lock = threading.Lock()
+        self._budget = 0  # bytes that may be used before memory is looked at again
+        enter = kernels.enter.compiled()
+        arguments = (session.control.address, memory.address, session.worker_id)
+        code = enter(*arguments)
+        if code:
+            session.resume(code, lambda: enter(*arguments), None, f"a row of the {spec}")
+
+    # -- rows ------------------------------------------------------------------------------------------------
+
+    def get(self, keys: Keys, out: int, timeout_seconds: float | None = None) -> None:
+        """Writes the rows of keys, or their initial rows, to an address."""
+        with self._lock:
+            self._session.check()
+            try:
+                rows = self._find(keys, timeout_seconds)
+                self._run(kernels.read, (keys, rows, out), timeout_seconds)
+            except BaseException:
+                self._release()
+                raise
+
+    def add(self, updater: int, keys: Keys, delta: int, timeout_seconds: float | None = None) -> None:
+        """Gives each key's delta to the updater, once it has a row."""
+        with self._lock:
+            self._session.check()
+            try:
+                rows = self._admit(keys, self._spec.admission, timeout_seconds)
+                self._run(kernels.add, (rows, delta), timeout_seconds, updater)
+            except BaseException:
+                self._release()
+                raise
+
+    def overwrite(self, keys: Keys, rows: npt.NDArray[np.uint8]) -> None:
+        """Gives each key these bytes as its row, while nobody else uses the table."""
+        with self._lock:
+            self._session.check()
+            try:
+                places = self._admit(keys, 1, None)
+                self._memory.rows()[places, : rows.shape[1]] = rows
+                stamps = self._memory.stamps()
+                stamps[places] = self._memory.word("GENERATION")
+            finally:
+                self._release()
+
+    def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
+        """Returns whether each key has a row."""
+        with self._lock:
+            self._session.check()
+            try:
+                found: npt.NDArray[np.bool_] = self._find(keys, None) >= 0
+            finally:
+                self._release()
+        return found
+
+    def find(self, keys: Keys) -> Keys:
+        """Returns the rows of keys (-1: none), which may be other keys' by the time that it returns."""
+        with self._lock:
+            self._session.check()
+            try:
+                return self._find(keys, None)
+            finally:
+                self._release()
+
+    def existing(self, keys: Keys, size: int) -> tuple[Keys, npt.NDArray[np.uint8]]:
+        """Returns those of the keys that have a row, and the first ``size`` bytes of each row."""
+        with self._lock:
+            self._session.check()
+            try:
+                rows = self._find(keys, None)
+                there = rows >= 0
+                return keys[there], self._bytes(rows[there], size)
+            finally:
+                self._release()
+
+    # -- going -----------------------------------------------------------------------------------------------
+
+    def remove(self, keys: Keys, timeout_seconds: float | None = None) -> npt.NDArray[np.bool_]:
+        """Removes keys; returns which of them had a row."""
+        removed = np.zeros(keys.size, np.int64)
+        with self._lock:
+            self._session.check()
+            self._run(removal.remove, (keys, removed), timeout_seconds)
+        gone: npt.NDArray[np.bool_] = removed != 0
+        return gone
+
+    def evict(self, seconds: float | None) -> int:
+        """Evicts keys until all of the table was looked at, or a time is over: how many."""
+        seen = np.zeros(2, np.int64)
+        end = 2**62 if seconds is None else time.monotonic_ns() + int(seconds * 1e9)
+        with self._lock:
+            while seen[0] < removal.WHOLE:
+                self._session.check()  # a slice at a time: the interpreter may have a signal to handle
+                slice_end = min(end, time.monotonic_ns() + 50_000_000)
+                self._one(removal.evict, seen, slice_end)
+                if time.monotonic_ns() >= end:
+                    break
+        return int(seen[1])
+
+    def excess(self) -> int:
+        """Returns how many keys there are beyond what the table's eviction allows, roughly."""
+        return removal.excess.compiled()(self._memory.address)
+
+    def note_use(self, keys: Keys, uses: Keys) -> None:
+        """Writes when and how often keys were used."""
+        with self._lock:
+            self._run(removal.note_use, (keys, uses), None)
+
+    # -- all of it -------------------------------------------------------------------------------------------
+
+    def counts(self) -> tuple[int, int, int]:
+        """Returns how many keys have a row, how many are candidates for one, and how many entries are dead."""
+        totals = np.zeros(3, np.int64)
+        with self._lock:
+            self._session.check()
+            self._run(removal.counts, (totals,), None)
+        return int(totals[0]), int(totals[1]), int(totals[2])
+
+    def entries(self, batch: int) -> Iterator[tuple[Keys, Keys, Keys]]:
+        """Yields keys, what stands beside them, and their kinds, each key once while others add and remove."""
+        found = np.zeros(2, np.int64)
+        while found[0] >= 0:
+            found[1] = 0
+            parts = tuple(np.empty(batch + _SEGMENT_ENTRIES, np.int64) for _ in range(3))
+            with self._lock:
+                self._session.check()
+                self._fill(found, parts)
+            yield tuple(part[: found[1]] for part in parts)  # type: ignore[misc]
+
+    def rows_since(self, generation: int, size: int) -> Iterator[tuple[Keys, Keys, npt.NDArray[np.uint8]]]:
+        """Yields keys whose rows were changed after a generation, what stands beside them, and their rows' bytes."""
+        found = np.zeros(2, np.int64)
+        while found[0] >= 0:
+            found[1] = 0
+            parts = tuple(np.empty(16 * _SEGMENT_ENTRIES, np.int64) for _ in range(3))
+            with self._lock:
+                self._session.check()
+                try:
+                    kernels.hold.compiled()(self._memory.address, self._session.worker_id)
+                    self._fill(found, parts)
+                    keys, values, kinds = (part[: found[1]] for part in parts)
+                    places = values & layout.NO_ROW
+                    wanted = kinds == removal.KEY
+                    wanted[wanted] = self._memory.stamps()[places[wanted]] > generation
+                    rows = self._bytes(places[wanted], size)
+                finally:
+                    self._release()
+            yield keys[wanted], values[wanted], rows
+
+    def check(self) -> dict[str, int]:
+        """Looks at every entry; see ``KeyedTable.check``."""
+        keys, values, kinds = (
+            np.concatenate(part) for part in zip(*self.entries(_MOST_AT_ONCE), strict=True)
+        )
+        rows, live = values & layout.NO_ROW, kinds == removal.KEY
+        entered = keys[kinds != removal.GONE]
+        with_row = rows[rows != layout.NO_ROW]
+        counted = [int((kinds == kind).sum()) for kind in (removal.KEY, removal.WAITING, removal.GONE)]
+        return {
+            "keys": counted[0],
+            "twins": int(entered.size - np.unique(entered).size),
+            "misplaced": int((self.find(keys[live]) != rows[live]).sum()),
+            "shared": int(with_row.size - np.unique(with_row).size),
+            "lost": int(self._memory.rows_handed_out() - np.unique(with_row).size),
+            "miscounted": sum(abs(a - b) for a, b in zip(self.counts(), counted, strict=True)),
+            "held": self._memory.held(),
+        }
+
+    def begin_snapshot(self) -> tuple[int, int]:
+        """Returns the number of the generation that ends here, and of the next key to be removed.
+
+        What is stamped with that generation or an earlier one has been done.
+        """
+        with self._lock:
+            self._session.check()
+            generation = removal.next_generation.compiled()(self._memory.address)
+            removed = self._memory.word("REMOVED")
+            self._run(removal.pass_through, (), None)
+        return generation, removed
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _fill(self, found: Keys, parts: tuple[Array, ...]) -> None:
+        arguments = (self._session.control.address, self._memory.address, self._session.worker_id)
+        call: Callable[..., int] = removal.entries.compiled()
+        code = call(*arguments, found, *parts)
+        if code:
+            self._session.resume(code, lambda: call(*arguments, found, *parts), None, self._what)
+
+    def _bytes(self, rows: Keys, size: int) -> npt.NDArray[np.uint8]:
+        """Returns the first bytes of rows that are pinned."""
+        out = np.empty((rows.size, size), np.uint8)
+        self._run(kernels.read_whole, (np.ascontiguousarray(rows), out.ctypes.data, size), None)
+        return out
+
+    def _find(self, keys: Keys, timeout_seconds: float | None) -> Keys:
+        rows = np.empty(keys.size, np.int64)
+        self._run(kernels.find, (keys, rows), timeout_seconds)
+        return rows
+
+    def _admit(self, keys: Keys, after: int, timeout_seconds: float | None) -> Keys:
+        rows = np.empty(keys.size, np.int64)
+        call = np.array([0, 0, after])
+        for start in range(0, keys.size, _MOST_AT_ONCE):
+            part = slice(start, start + _MOST_AT_ONCE)
+            self._make_room(keys[part].size)
+            self._run(kernels.admit, (keys[part], rows[part], call), timeout_seconds)
+        return rows
+
+    def _make_room(self, keys: int) -> None:
+        """Looks, now and then, whether the machine has memory for as many more rows as this worker may make."""
+        self._budget -= keys * self._memory.bytes_a_key
+        if self._budget >= 0:
+            return
+        free = free_memory()
+        needed = keys * self._memory.bytes_a_key
+        if free < needed + _SPARE_BYTES:
+            raise OutOfMemoryError(
+                f"{self._spec!s} has {self._memory.rows_handed_out():,} rows, and only {free / 1e6:,.0f} MB of memory "
+                "are available: no rows can be added to new keys"
+            )
+        self._budget = (free - _SPARE_BYTES) // 16 - needed
+
+    def _release(self) -> None:
+        kernels.release.compiled()(self._memory.address, self._session.worker_id)
+
+    @property
+    def _what(self) -> str:
+        return f"a row of the {self._spec}"
+
+    def _one(self, kernel: Any, *arguments: Any) -> int:
+        code: int = kernel.compiled()(
+            self._session.control.address, self._memory.address, self._session.worker_id, *arguments
+        )
+        return code
+
+    def _run(
+        self, kernel: Any, arguments: tuple[Any, ...], timeout_seconds: float | None, *updater: int
+    ) -> None:
+        """Runs a kernel to its end; under the lock."""
+        compiled, session = kernel.compiled(), self._session
+        control, base, me = session.control.address, self._memory.address, session.worker_id
+        deadline = session.deadline(timeout_seconds)
+        code = [compiled(control, base, *updater, me, *arguments, 0)]
+        if code[0] & 0xFFFF == FULL:
+            raise self._full()
+        if code[0]:
+
+            def again() -> int:
+                code[0] = compiled(control, base, *updater, me, *arguments, code[0] >> 16)
+                if code[0] & 0xFFFF == FULL:
+                    raise self._full()
+                return int(code[0])
+
+            session.resume(code[0], again, deadline, self._what)
+
+    def _full(self) -> OutOfMemoryError:
+        return OutOfMemoryError(
+            f"the {self._spec} is full, or the machine's memory is: it has {self._memory.rows_handed_out():,} rows"
+        )

@@ -1,0 +1,169 @@
+"""A keyed table's snapshots in a directory: one of everything, then increments with what has changed since.
+
+    manifest.json
+    snapshot-7.safetensors    everything: keys, rows, updater state
+    snapshot-8.safetensors    what was changed since 7, and the keys that were removed
+    snapshot-9.safetensors    since 8
+
+``manifest.json`` is replaced last. It names the files in their order, each with its parent's number and the SHA-256 of
+its bytes, so a file that is missing, damaged or another one is noticed before anything is changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from multiverso import files
+from multiverso.errors import SnapshotError
+from multiverso.tables import keyed_saving
+from multiverso.tables.keyed_saving import Content
+from multiverso.tables.keyed_spec import KeyedSpec
+
+Keys = npt.NDArray[np.int64]
+_MANIFEST = "manifest.json"
+_LOCK = ".lock"
+_FORMAT = "multiverso keyed snapshots 1"
+_LONGEST = 64 << 20
+_LOCK_SECONDS = 600.0
+_FILE = re.compile(r"snapshot-(\d+)\.safetensors")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One file of a directory of snapshots.
+
+    Attributes:
+        number: counts up from 1.
+        parent: the number of the snapshot that it is to be applied to; None: it holds everything.
+        file: its name.
+        sha256: of its bytes.
+        table: which table in which job it is of; increments are of the same one.
+        generation: the table's when it was made; what is stamped later is in the next one.
+        removals: how many keys had been removed from the table by then.
+        keys, removed: how many rows it has, and how many keys it lets go.
+        nbytes: of the file.
+    """
+
+    number: int
+    parent: int | None
+    file: str
+    sha256: str
+    table: str
+    generation: int
+    removals: int
+    keys: int
+    removed: int
+    nbytes: int
+
+
+def chain(directory: Path) -> list[Snapshot]:
+    """Returns the snapshots of a directory in the order in which they are applied; none where there is no manifest.
+
+    Raises:
+        SnapshotError: what is there is no such directory, or its snapshots do not follow one another.
+    """
+    path = directory / _MANIFEST
+    if not os.path.lexists(path):
+        return []
+    try:
+        manifest = json.loads(files.read_plain(path, _LONGEST))
+        if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
+            raise SnapshotError(f"{path} is not the manifest of a keyed table's snapshots")
+        found = [Snapshot(**entry) for entry in manifest["snapshots"]]
+        good = all(isinstance(s.number, int) and _FILE.fullmatch(s.file) for s in found)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise SnapshotError(f"{path} cannot be read as the manifest of snapshots: {error}") from error
+    before: int | None = None
+    for snapshot in found:
+        if not good or snapshot.parent != before:
+            raise SnapshotError(
+                f"{path} has a gap: snapshot {snapshot.number} is to be applied to {snapshot.parent}, and {before} "
+                "is what comes before it"
+            )
+        before = snapshot.number
+    return found
+
+
+def read(directory: Path, spec: KeyedSpec) -> Content:
+    """Returns what all snapshots of a directory make together, each file checked against its hash.
+
+    Raises:
+        SnapshotError: there are none; one is missing, damaged or another one; or they are of another table.
+    """
+    snapshots = chain(directory)
+    if not snapshots:
+        raise SnapshotError(f"{directory} holds no snapshots of a keyed table: {_MANIFEST} is not there")
+    whole: Content | None = None
+    for snapshot in snapshots:
+        path = directory / snapshot.file
+        try:
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError as error:
+            raise SnapshotError(f"snapshot {snapshot.number} is missing: {error}") from error
+        if digest != snapshot.sha256:
+            raise SnapshotError(
+                f"{path} is damaged, or another file: its SHA-256 is {digest}, the manifest's {snapshot.sha256}"
+            )
+        part = keyed_saving.load(path, spec)
+        whole = part if whole is None else _applied(whole, part)
+    assert whole is not None
+    return whole
+
+
+def _applied(whole: Content, part: Content) -> Content:
+    """Returns a table's content after an increment."""
+    stays = ~np.isin(whole.keys, np.concatenate([part.keys, part.removed]))
+    keys = np.concatenate([whole.keys[stays], part.keys])
+    order = np.argsort(keys, kind="stable")
+    width = part.rows.shape[1] or whole.rows.shape[1]
+    rows = [c.rows.reshape(-1, width) if width else c.rows for c in (whole, part)]
+    uses = None
+    if whole.uses is not None and part.uses is not None:
+        uses = np.concatenate([whole.uses[stays], part.uses])[order]
+    return Content(keys[order], np.concatenate([rows[0][stays], rows[1]])[order], uses, ticks=part.ticks)
+
+
+def write(directory: Path, spec: KeyedSpec, content: Content, before: list[Snapshot], **of: Any) -> Snapshot:
+    """Writes the snapshot that follows ``before`` (none: it holds everything), and then the manifest.
+
+    Args:
+        of: the table, generation and removals of the snapshot.
+    """
+    number = 1 + max((s.number for s in (before or chain(directory))), default=0)
+    parent = before[-1].number if before else None
+    name = f"snapshot-{number}.safetensors"
+    link = {"number": str(number), "parent": str(parent or "")}
+    data = keyed_saving.save(directory / name, spec, content, link)
+    snapshot = Snapshot(
+        number,
+        parent,
+        name,
+        hashlib.sha256(data).hexdigest(),
+        keys=content.keys.size,
+        removed=content.removed.size,
+        nbytes=len(data),
+        **of,
+    )
+    now = [*before, snapshot]
+    manifest = {"format": _FORMAT, "snapshots": [asdict(s) for s in now]}
+    files.write_whole(directory / _MANIFEST, json.dumps(manifest, indent=1).encode())
+    kept = {s.file for s in now}
+    for path in directory.iterdir():
+        if _FILE.fullmatch(path.name) and path.name not in kept:
+            path.unlink(missing_ok=True)
+    return snapshot
+
+
+def alone_in(directory: Path) -> Any:
+    """Lets one process at a time write to a directory of snapshots, which is made."""
+    directory.mkdir(parents=True, exist_ok=True)
+    return files.locked(directory / _LOCK, _LOCK_SECONDS)

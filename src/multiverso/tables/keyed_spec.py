@@ -1,0 +1,160 @@
+"""What the workers of a keyed table agree on."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from multiverso.keyed_layout import MOST_STATES
+from multiverso.layout import CACHE_LINE, round_up
+from multiverso.states import State, states_of
+from multiverso.updaters import Updater
+
+KINDS = ("constant", "uniform", "normal")
+_SCALE = 0.05
+_MOST_ADDS = 255  # that an entry of the index can count
+_MOST_IDLE = 50_000  # its ticks begin again after 65,536
+
+
+@dataclass(frozen=True)
+class Eviction:
+    """Which keys a `KeyedTable` lets go of. Each condition that is given is a reason of its own.
+
+    A key is *used* when something is added to it; reading it is not. How often is counted roughly: exactly up to 16,
+    then to within a fifth or so.
+
+    Attributes:
+        idle_ticks: keys that have not been used for so many ticks of the table (`KeyedTable.tick`), at most 50,000.
+        most_keys: keys beyond so many. Which of them is decided within each segment of some hundred keys.
+        by: of those, ``"recency"``: the least recently used go first, or ``"frequency"``: the least frequently used.
+        least_norm: keys whose row has a smaller L2 norm.
+    """
+
+    idle_ticks: int | None = None
+    most_keys: int | None = None
+    by: str = "recency"
+    least_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.idle_ticks is not None and not 1 <= _whole(self.idle_ticks, "idle_ticks") <= _MOST_IDLE:
+            raise ValueError(f"idle_ticks is from 1 to {_MOST_IDLE:,}; got {self.idle_ticks!r}")
+        if self.most_keys is not None and _whole(self.most_keys, "most_keys") < 1:
+            raise ValueError(f"most_keys is 1 or more; got {self.most_keys!r}")
+        if self.by not in ("recency", "frequency"):
+            raise ValueError(f"by is 'recency' or 'frequency'; got {self.by!r}")
+        if self.least_norm is not None and not (self.least_norm > 0 and np.isfinite(self.least_norm)):
+            raise ValueError(f"least_norm is above 0; got {self.least_norm!r}")
+        if self.idle_ticks is None and self.most_keys is None and self.least_norm is None:
+            raise ValueError("an Eviction names what goes: idle_ticks=, most_keys= or least_norm=")
+
+
+def _whole(value: Any, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ValueError(f"{what} is a whole number; got {value!r}")
+    return int(value)
+
+
+@dataclass(frozen=True)
+class KeyedSpec:
+    """A keyed table: everything that its workers have to agree on."""
+
+    dim: int
+    dtype: str
+    kind: str
+    scale: float
+    seed: int
+    updater: str
+    hyper: tuple[float, ...]
+    states: tuple[State, ...]
+    name: str | None = None
+    admission: int = 1
+    eviction: Eviction | None = None
+
+    @classmethod
+    def of(
+        cls,
+        dim: int,
+        dtype: str,
+        initial: Any,
+        seed: int,
+        updater: Updater,
+        name: str | None,
+        admission: int = 1,
+        eviction: Eviction | None = None,
+    ) -> KeyedSpec:
+        """Returns the table that a constructor's arguments mean.
+
+        Raises:
+            ValueError: an initial value, a seed, an admission or an eviction that is none, or fractions for a table of
+                integers.
+        """
+        kind, scale = initial if isinstance(initial, tuple) and len(initial) == 2 else (initial, _SCALE)
+        if (
+            isinstance(kind, int | float | np.number)
+            and not isinstance(kind, bool)
+            and not isinstance(initial, tuple)
+        ):
+            kind, scale = "constant", float(kind)
+        if kind not in KINDS or not isinstance(scale, int | float) or not np.isfinite(scale):
+            raise ValueError(
+                f"initial is a number, 'uniform', 'normal', or (kind, scale) with a finite scale; got {initial!r}"
+            )
+        integer = np.dtype(dtype).kind == "i"
+        if integer and (kind != "constant" or scale != int(scale)):
+            raise ValueError(f"the rows of a table of {dtype} begin with a whole number; got {initial!r}")
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not -(2**63) <= seed < 2**63:
+            raise ValueError(f"seed is an integer of at most 64 bits; got {seed!r}")
+        if not 1 <= _whole(admission, "admission") <= _MOST_ADDS:
+            raise ValueError(
+                f"admission is how many adds a key needs to get a row, from 1 to {_MOST_ADDS}; got {admission!r}"
+            )
+        if eviction is not None and not isinstance(eviction, Eviction):
+            raise ValueError(f"eviction is an Eviction or None; got {eviction!r}")
+        if integer and eviction is not None and eviction.least_norm is not None:
+            raise ValueError(f"least_norm is for tables of floats; this one is of {dtype}")
+        states = states_of(updater.states)
+        if len(states) > MOST_STATES:
+            raise ValueError(
+                f"an updater of a keyed table keeps at most {MOST_STATES} numbers; got {len(states)}"
+            )
+        hyper = tuple(map(float, updater.hyper))
+        return cls(
+            dim,
+            dtype,
+            kind,
+            float(scale),
+            int(seed),
+            updater.name,
+            hyper,
+            states,
+            name,
+            int(admission),
+            eviction,
+        )
+
+    def as_message(self) -> dict[str, Any]:
+        """Returns it as JSON can carry it."""
+        return asdict(self)
+
+    @property
+    def keeps_use(self) -> bool:
+        """Whether the index says when and how often each key is used."""
+        return self.eviction is not None and (
+            self.eviction.idle_ticks is not None or self.eviction.most_keys is not None
+        )
+
+    def widths(self) -> list[int]:
+        """Numbers of a row: its values, then each of the updater's states."""
+        return [self.dim, *(1 if state.per == "row" else self.dim for state in self.states)]
+
+    @property
+    def row_bytes(self) -> int:
+        """From one row to the next: values and state, in whole cache lines."""
+        return round_up(sum(self.widths()) * np.dtype(self.dtype).itemsize, CACHE_LINE)
+
+    def __str__(self) -> str:
+        name = f" named {self.name!r}" if self.name else ""
+        initial = f"{self.kind} {self.scale:g}"
+        return f"keyed table of {self.dim} {self.dtype}{name} (updater {self.updater}, initial {initial})"
