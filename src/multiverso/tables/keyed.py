@@ -132,6 +132,7 @@ class KeyedTable:
             self._memory, self._calls = twin._memory, twin._calls
         self._update = compile_update(rule.apply, self._spec.dtype)
         self._sums_first = bool(rule.states or rule.hyper or self._spec.admission > 1)
+        self._most_keys = (eviction.most_keys if eviction else None) or 0
         tables.setdefault(called, self)
 
     # -- what it is ------------------------------------------------------------------------------------------
@@ -235,7 +236,7 @@ class KeyedTable:
         if self._sums_first:
             flat, data = summed(flat, data, self.dim)
         self._calls.add(self._update, flat, data.ctypes.data, timeout_seconds)
-        if self._calls.excess() > self._leeway:
+        if self._most_keys and self._calls.excess() > self._most_keys // 16:
             self._calls.evict(_SHORT_SECONDS)
 
     def contains(self, keys: Any) -> npt.NDArray[np.bool_]:
@@ -439,9 +440,3 @@ class KeyedTable:
             a sound table.
         """
         return self._calls.check()
-
-    @property
-    def _leeway(self) -> int:
-        """Keys beyond the most that there may be, before adds begin to evict."""
-        most = self._spec.eviction.most_keys if self._spec.eviction else None
-        return most // 16 if most else 0
