@@ -1,0 +1,74 @@
+"""Large memory goes into huge pages in the background, and nothing that it holds changes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from multiverso.memory.heap import Heap
+from multiverso.memory.huge_pages import HUGE_PAGE, LARGE, Collapser, fits
+from multiverso.memory.segment import Segment
+
+SECONDS = 60.0
+SIZE = LARGE + 3 * 4096
+
+
+@pytest.fixture
+def heap() -> Iterator[Heap]:
+    made = Heap("huge")
+    yield made
+    made.close()
+
+
+def test_an_address_fits_a_place_in_the_file() -> None:
+    for address, offset in ((0, 0), (4096, 0), (3 * HUGE_PAGE - 4096, 8192), (12345 * 4096, 77 * 4096)):
+        found = fits(address, offset)
+        assert address <= found < address + HUGE_PAGE
+        assert (found - offset) % HUGE_PAGE == 0
+
+
+def test_what_large_memory_holds_stays_while_its_pages_become_huge(heap: Heap) -> None:
+    heap.reserve(4096)  # so that the next one does not begin where a huge page could
+    offset = heap.reserve(SIZE)
+    segment = Segment(heap.descriptor, offset, SIZE)
+    assert (segment.address - offset) % HUGE_PAGE == 0
+    numbers = segment.array(0, SIZE // 8, np.int64)
+    numbers[:] = np.arange(SIZE // 8)
+    collapser = Collapser(heap.descriptor, rest=lambda seconds: False)
+    collapser.add(offset, SIZE)
+    numbers[::4096] += 1  # meanwhile
+    assert collapser.wait(SECONDS)
+    expected = np.arange(SIZE // 8)
+    expected[::4096] += 1
+    assert np.array_equal(numbers, expected)
+    assert collapser.made <= SIZE // HUGE_PAGE
+    collapser.close()
+
+
+def test_memory_that_is_given_back_stays_a_hole(heap: Heap) -> None:
+    offset = heap.reserve(SIZE)
+    heap.make_huge(offset, SIZE)
+    heap.release(offset, SIZE)
+    heap.close()  # waits for the page in hand
+    again = Heap("other")
+    try:
+        place = again.reserve(SIZE)
+        again.make_huge(place, SIZE)
+        again.release(place, SIZE)
+        assert again._collapser is not None
+        assert again._collapser.wait(SECONDS)
+        assert os.fstat(again.descriptor).st_blocks * 512 < HUGE_PAGE
+    finally:
+        again.close()
+
+
+def test_small_memory_and_memory_of_who_does_not_want_it_is_left_alone(
+    heap: Heap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heap.make_huge(heap.reserve(4096), 4096)
+    monkeypatch.setenv("MULTIVERSO_HUGE_PAGES", "0")
+    heap.make_huge(heap.reserve(SIZE), SIZE)
+    assert heap._collapser is None
