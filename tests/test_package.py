@@ -45,11 +45,13 @@ def test_the_wheel_has_both_packages_their_types_and_the_licence(tmp_path: Path)
     assert {"multiverso/__init__.py", "multiverso/py.typed", "platoon/__init__.py", "platoon/py.typed"} <= {
         *names
     }
+    assert "multiverso_program.py" in names, "both programs begin there"
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [
         name
         for name in names
-        if name.split("/")[0] not in ("multiverso", "platoon") and ".dist-info/" not in name
+        if name.split("/")[0] not in ("multiverso", "platoon", "multiverso_program.py")
+        and ".dist-info/" not in name
     ]
 
 
