@@ -141,11 +141,9 @@ GETS = LINE.int64("gets")
 EXCHANGES = LINE.int64("exchanges")
 BYTES = LINE.int64("bytes")
 # of words, one after another: those of dead owners, rows that these had half written, waits, nanoseconds waited
-COUNTS = LINE.int64("taken_over")
+COUNTS = LINE.int64("counts", 4)
 TAKEN_OVER, PUT_BACK, WAITS, WAITED = (8 * i for i in range(4))
-LINE.int64("put_back")
-LINE.int64("waits")
-LINE_WAITED = LINE.int64("waited")  # and those of clocks
+LINE_WAITED = COUNTS + WAITED  # and those of clocks
 STALENESS_LAST = LINE.int64("staleness_last")
 STALENESS_MAX = LINE.int64("staleness_max")
 STALENESS_SUM = LINE.int64("staleness_sum")
@@ -156,10 +154,10 @@ SEEN = LINE.int64("seen")
 HANDS_EACH = 2  # of a worker: so many of its threads change a table at once
 HAND_BYTES = 64
 HAND = Record(HAND_BYTES)
-HAND_WORD = HAND.int64("word")  # 1 + number of the word that is about to be held; 0: none
-HAND_ROW = HAND.int64("row")  # 1 + number of the row whose copy follows; 0: none
-HAND_POSITION = HAND.int64("position")  # how far the call has come: rows before this are done
-HAND_USER = HAND.int64("user")  # the life whose thread is using it; 0: nobody
+HAND_WORD = HAND.int64("hand_word")  # 1 + number of the word that is about to be held; 0: none
+HAND_ROW = HAND.int64("hand_row")  # 1 + number of the row whose copy follows; 0: none
+HAND_POSITION = HAND.int64("hand_position")  # how far the call has come: rows before this are done
+HAND_USER = HAND.int64("hand_user")  # the life whose thread is using it; 0: nobody
 
 # a worker's line in the memory of a reduction
 REDUCTION_STRIDE = 128
