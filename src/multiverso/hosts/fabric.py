@@ -186,6 +186,7 @@ class Fabric:
         wire: str = "native",
         every: Every | None = None,
         rule: str = "sum",
+        control: int = 0,
     ) -> None:
         """Begins to keep a table near the other hosts' copies of it.
 
@@ -194,9 +195,10 @@ class Fabric:
             shard: all of it mapped; its values are zero, or what they were when homes were last given out.
             wire: how differences travel, see ``hosts/wires.py``.
             every: how often a pass over it begins; by default whenever the budget allows.
+            control: address of the job's control segment, which tells whose locks are a dead worker's; 0: nobody's.
             rule: what a home makes of what hosts push, see ``hosts/outer.py``; from the first ``take`` on.
         """
-        copy, changes = Copy(shard), Changes()
+        copy, changes = Copy(shard, control=control), Changes()
         coded, ruled = Wire.of(wire, copy.dtype), OuterRule.of(rule, copy.dtype)
         homes = homes_of(table_id, len(copy.chunks), list(range(self.hosts)))
         with self._lock:

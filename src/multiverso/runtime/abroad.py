@@ -44,7 +44,7 @@ class Carrier(Protocol):
     def connect(self, peer: int, address: tuple[str, int]) -> None:
         """Begins to connect to a host of a lower number, and keeps it up."""
 
-    def attach(self, table_id: int, shard: Shard) -> None:
+    def attach(self, table_id: int, shard: Shard, *, control: int = 0) -> None:
         """Begins to keep a table near the other hosts' copies."""
 
     def detach(self, table_id: int) -> None:
@@ -192,7 +192,7 @@ class Abroad:
         """Lets a table join the exchange between hosts, then calls `then` in the node's thread."""
 
         def join() -> None:
-            self._carrier.attach(number, shard)
+            self._carrier.attach(number, shard, control=self.control.address)
             self._joined.add(number)
 
         self._do(join, then)
