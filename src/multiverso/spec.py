@@ -82,7 +82,12 @@ class TableSpec:
 
     def __post_init__(self) -> None:
         check_name(self.name)
-        object.__setattr__(self, "states", states_of(self.states))
+        states = states_of(self.states)
+        object.__setattr__(self, "states", states)
+        if any(state.per == "row" for state in states):
+            raise ValueError(
+                f"the updater {self.updater} keeps a number for each row, which only a KeyedTable has a place for"
+            )
         if np.dtype(self.dtype).kind == "i" and not all(float(value).is_integer() for value in self.hyper):
             raise DtypeMismatchError(
                 f"the updater {self.updater} computes with {self.hyper}, which {self.dtype} cannot hold; "

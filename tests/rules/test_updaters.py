@@ -21,6 +21,11 @@ def momentum(values: Array, g: Array, states: list[Array]) -> None:
     values -= 0.1 * states[0]
 
 
+def nesterov(values: Array, g: Array, states: list[Array]) -> None:
+    states[0][:] = 0.9 * states[0] + g
+    values += 0.1 * (g + 0.9 * states[0])
+
+
 def adagrad(values: Array, g: Array, states: list[Array]) -> None:
     states[0] += g**2
     values -= 0.1 * g / (np.sqrt(states[0]) + 1e-10)
@@ -40,6 +45,11 @@ def adam(values: Array, g: Array, states: list[Array]) -> None:
     values -= 0.1 * (mu / (1 - power_1)) / (np.sqrt(nu / (1 - power_2)) + 1e-8)
 
 
+def adamw(values: Array, g: Array, states: list[Array]) -> None:
+    values *= 1 - 0.1 * 0.05
+    adam(values, g, states)
+
+
 def ftrl(values: Array, g: Array, states: list[Array]) -> None:
     n, z = states
     sigma = (np.sqrt(n + g**2) - np.sqrt(n)) / 0.1
@@ -53,12 +63,15 @@ ALL: dict[str, tuple[Updater, updaters.Reference]] = {
     "adagrad": (mv.updaters.adagrad(0.1, initial=0.5), adagrad),
     "rmsprop": (mv.updaters.rmsprop(0.1, 0.9), rmsprop),
     "adam": (mv.updaters.adam(0.1, 0.9, 0.99), adam),
+    "adamw": (mv.updaters.adamw(0.1, 0.9, 0.99, weight_decay=0.05), adamw),
+    "nesterov": (mv.updaters.nesterov(0.1, 0.9), nesterov),
     "ftrl": (mv.updaters.ftrl(0.1, 1.0, 0.2, 0.3), ftrl),
 }
 TestMomentum = updaters.suite(*ALL["momentum"])
 TestAdagrad = updaters.suite(*ALL["adagrad"])
 TestRmsprop = updaters.suite(*ALL["rmsprop"])
 TestAdam = updaters.suite(*ALL["adam"])
+TestAdamw = updaters.suite(*ALL["adamw"])
 TestFtrl = updaters.suite(*ALL["ftrl"])
 
 
@@ -81,6 +94,26 @@ def test_rows_by_key_step_when_they_are_named_and_then_once(name: str) -> None:
         np.testing.assert_allclose(table.get(np.arange(6)), expected, rtol=1e-12)
 
 
+def test_rowwise_adagrad_keeps_one_number_a_row() -> None:
+    random = np.random.default_rng(6)
+    expected, sums = np.zeros((6, 5)), np.full(6, 0.25)
+    with Node(1) as node, Session(node.address) as session:
+        updater = mv.updaters.rowwise_adagrad(0.1, initial=0.25)
+        table = mv.KeyedTable(5, dtype="float64", updater=updater, session=session)
+        assert table.spec.row_bytes == 64  # five numbers and one
+        for _ in range(12):
+            keys = random.integers(0, 6, 4)
+            delta = random.normal(size=(4, 5))
+            table.add(delta, keys)
+            for key in np.unique(keys):
+                gradient = delta[keys == key].sum(axis=0)
+                sums[key] += (gradient**2).mean()
+                expected[key] -= 0.1 * gradient / (np.sqrt(sums[key]) + 1e-10)
+        np.testing.assert_allclose(table.get(np.arange(6)), expected, rtol=1e-12)
+        with pytest.raises(ValueError, match="KeyedTable"):
+            mv.MatrixTableHandler(4, 2, updater="rowwise_adagrad", session=session)
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -90,6 +123,8 @@ def test_rows_by_key_step_when_they_are_named_and_then_once(name: str) -> None:
         lambda: mv.updaters.rmsprop(decay=-0.1),
         lambda: mv.updaters.momentum(momentum=1.5),
         lambda: mv.updaters.ftrl(l1=-1),
+        lambda: mv.updaters.adamw(weight_decay=-1),
+        lambda: mv.updaters.rowwise_adagrad(initial=-1),
         lambda: mv.updaters.adam(float("nan")),
         lambda: mv.updaters.adam(float("inf")),
     ],

@@ -7,24 +7,28 @@ from collections.abc import Callable
 from multiverso.states import State
 from multiverso.updaters.adagrad import adagrad
 from multiverso.updaters.adam import adam
+from multiverso.updaters.adamw import adamw
 from multiverso.updaters.add import add
 from multiverso.updaters.ftrl import ftrl
 from multiverso.updaters.mean import mean
 from multiverso.updaters.momentum import momentum
 from multiverso.updaters.nesterov import nesterov
 from multiverso.updaters.rmsprop import rmsprop
+from multiverso.updaters.rowwise_adagrad import rowwise_adagrad
 from multiverso.updaters.sgd import sgd
 from multiverso.updaters.updater import Updater
 
 BY_NAME: dict[str, Callable[[], Updater]] = {
     "adagrad": adagrad,
     "adam": adam,
+    "adamw": adamw,
     "add": add,
     "ftrl": ftrl,
     "mean": mean,
     "momentum": momentum,
     "nesterov": nesterov,
     "rmsprop": rmsprop,
+    "rowwise_adagrad": rowwise_adagrad,
     "sgd": sgd,
 }
 
@@ -52,6 +56,7 @@ __all__ = [
     "Updater",
     "adagrad",
     "adam",
+    "adamw",
     "add",
     "ftrl",
     "mean",
@@ -59,5 +64,6 @@ __all__ = [
     "nesterov",
     "resolve",
     "rmsprop",
+    "rowwise_adagrad",
     "sgd",
 ]
