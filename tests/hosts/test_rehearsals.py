@@ -155,3 +155,28 @@ def test_what_is_no_list_of_hosts_is_refused(tmp_path: Path, hosts: str) -> None
     done = run("--hosts", hosts, "-n", 2, program(tmp_path, ADDING))
     assert done.returncode == 2
     assert done.stderr.startswith("multiverso: --hosts")
+
+
+def test_two_agents_of_torchrun_are_two_hosts_of_one_job(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    torchrun = [Path(sys.executable).parent / "torchrun", "--nnodes", 2, "--nproc-per-node", 1]
+    place = ["--master-addr", "127.0.0.1", "--master-port", port]
+    agents = [
+        subprocess.Popen(
+            list(map(str, [*torchrun, "--node-rank", rank, *place, program(tmp_path, ADDING)])),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "MULTIVERSO_INSECURE_FABRIC": "1"},
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [agent.communicate(timeout=SECONDS) for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.wait()
+    assert [agent.returncode for agent in agents] == [0, 0], said
+    assert [out.splitlines() for out, _ in said] == [[f"sum {i} 2 35.0 35.0 60.0 [0, 1]"] for i in range(2)]

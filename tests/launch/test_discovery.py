@@ -184,6 +184,19 @@ def test_several_hosts_are_refused_at_once(environ: dict[str, str]) -> None:
         place(environ)
 
 
+def test_torchruns_hosts_find_each_other_at_its_store() -> None:
+    two = TORCHRUN | {
+        "WORLD_SIZE": "8",
+        "GROUP_WORLD_SIZE": "2",
+        "MASTER_ADDR": "node1",
+        "MASTER_PORT": "29400",
+    }
+    first, second = (place(two | {"GROUP_RANK": rank}) for rank in "01")
+    assert (first.host, second.host, first.hosts, first.store) == (0, 1, 2, ("node1", 29400))
+    assert first.key != second.key  # two agents on one machine are two hosts
+    assert first.attempt == second.attempt
+
+
 @pytest.mark.parametrize(
     ("environ", "words"),
     [

@@ -9,6 +9,7 @@ from typing import Any
 from multiverso.errors import StartupError
 
 ROSTER_VARIABLE = "MULTIVERSO_ROSTER"
+LISTENER_VARIABLE = "MULTIVERSO_ROSTER_LISTENER"
 
 
 def spread(workers: int, hosts: int) -> tuple[int, ...]:

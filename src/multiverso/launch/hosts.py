@@ -19,11 +19,11 @@ from pathlib import Path
 
 from multiverso.errors import StartupError
 from multiverso.hosts.credentials import new_credentials
-from multiverso.hosts.roster import ROSTER_VARIABLE, Roster, spread
+from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster, spread
 from multiverso.launch.job import Job, WorkerExit, let_signals_end_us
 from multiverso.launch.local import RunOptions, check
 from multiverso.launch.output import Output
-from multiverso.launch.place import FROM_INPUT, LISTENER_VARIABLE
+from multiverso.launch.place import FROM_INPUT
 from multiverso.launch.processes import WorkerCommand
 from multiverso.launch.sinks import Stream, unbuffered, write_all
 

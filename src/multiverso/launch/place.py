@@ -2,17 +2,13 @@
 
 import os
 import signal
-import socket
 import threading
 from dataclasses import dataclass
 
-from multiverso.hosts.control import credentials_of
-from multiverso.hosts.fabric import Fabric
-from multiverso.hosts.roster import ROSTER_VARIABLE, Roster
+from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster
 from multiverso.hosts.transport import Listener
-from multiverso.runtime.abroad import Carrier
+from multiverso.runtime.abroad import Carrier, means
 
-LISTENER_VARIABLE = "MULTIVERSO_ROSTER_LISTENER"
 FROM_INPUT = "-"  # what the variable of the roster says where that comes by standard input, see `_ssh`
 _LONGEST_ROSTER = 1 << 20
 
@@ -34,14 +30,6 @@ def _obey_input() -> None:
         if line.isdecimal() and int(line) in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
             os.kill(os.getpid(), int(line))
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-class Inherited(Listener):
-    """A listening socket that the launcher has opened, so that its port was known before this process began."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._socket = socket.socket(fileno=descriptor)
-        self._socket.set_inheritable(False)
 
 
 @dataclass(frozen=True)
@@ -89,19 +77,13 @@ def here(workers_num: int) -> Place:
     if text is None:
         return Place.alone(workers_num)
     roster = Roster.from_text(text)
-    listener: Listener | None = None
-    if descriptor is not None:
-        listener = Inherited(int(descriptor))
-    elif roster.leads:
-        listener = Listener((roster.bind, roster.coordinator[1]))
     on_machine = roster.workers_num if roster.rehearsal else len(roster.local)
     first = roster.local.start if roster.rehearsal else 0
-    carrier = Fabric(roster.host, roster.hosts, credentials_of(roster), bind=(roster.bind, 0))
     return Place(
         roster.local,
         roster.workers_num,
         on_machine,
         first,
         roster.names[roster.host],
-        (roster, carrier, listener),
+        means(roster, None if descriptor is None else int(descriptor)),
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import queue
+import socket
 import sys
 import threading
 import time
@@ -19,7 +20,8 @@ from typing import Protocol
 from multiverso import layout as at
 from multiverso.deadline import Deadline
 from multiverso.errors import StartupError
-from multiverso.hosts.control import Centre, Outpost
+from multiverso.hosts.control import Centre, Outpost, credentials_of
+from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport import Listener
 from multiverso.runtime.control import Control
@@ -301,6 +303,29 @@ class Abroad:
         self._released = barrier
         self.control.release(barrier)
         self.look()
+
+
+def means(roster: Roster, descriptor: int | None) -> tuple[Roster, Carrier, Listener | None]:
+    """Returns what a node of a job on several hosts is made with.
+
+    Args:
+        roster: the job's hosts.
+        descriptor: a listening socket of the coordinator's, where one was opened before this process began.
+    """
+    listener: Listener | None = None
+    if descriptor is not None:
+        listener = _Inherited(descriptor)
+    elif roster.leads:
+        listener = Listener((roster.bind, roster.coordinator[1]))
+    return roster, Fabric(roster.host, roster.hosts, credentials_of(roster), bind=(roster.bind, 0)), listener
+
+
+class _Inherited(Listener):
+    """A listening socket that the launcher has opened, so that its port was known before this process began."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        self._socket.set_inheritable(False)
 
 
 def _deadline() -> Deadline:

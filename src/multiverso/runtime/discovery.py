@@ -48,6 +48,10 @@ class JobInfo:
         on_lost: What the launcher wants when a worker dies, or None: the caller of `init` decides.
         launched: Whether our launcher started this process, so that it must not outlive the node.
         secret: What only this job's processes know, if their environment has one.
+        host: This host's number, in a job on several hosts that can find each other.
+        hosts: How many there are.
+        store: Where those hosts can leave each other word.
+        attempt: What tells this start of them from others at the same store.
     """
 
     worker_id: int
@@ -60,6 +64,10 @@ class JobInfo:
     on_lost: OnLost | None = None
     launched: bool = False
     secret: str | None = field(default=None, repr=False)
+    host: int = 0
+    hosts: int = 1
+    store: tuple[str, int] | None = None
+    attempt: str = ""
 
 
 def discover(
@@ -164,13 +172,25 @@ def _torchrun(environ: Mapping[str, str]) -> JobInfo:
     attempt = os.path.dirname(os.path.dirname(error_file))
     parts = [environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")]
     restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return JobInfo(
+    job = JobInfo(
         _number(environ, "RANK"),
         _number(environ, "WORLD_SIZE"),
         _number(environ, "LOCAL_RANK"),
         _number(environ, "LOCAL_WORLD_SIZE"),
         "torchrun",
         key=_key("torchrun", *parts, attempt, restarts),
+    )
+    hosts = _number(environ, "GROUP_WORLD_SIZE", 1)
+    if hosts == 1:
+        return job
+    host = _number(environ, "GROUP_RANK")
+    return replace(
+        job,
+        key=_key(job.key or "", f"host {host}"),
+        host=host,
+        hosts=hosts,
+        store=(environ.get("MASTER_ADDR", ""), _number(environ, "MASTER_PORT")),
+        attempt=_key(environ.get("TORCHELASTIC_RUN_ID", ""), restarts),
     )
 
 
@@ -278,8 +298,8 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
 
 def _several_hosts(starter: str, workers_num: int, where: str) -> StartupError:
     return StartupError(
-        f"The job that {starter} started has {workers_num} workers on {where}; in this version all workers "
-        "of a job must run on one host. Start it on one host."
+        f"The job that {starter} started has {workers_num} workers on {where}; jobs on several hosts are started "
+        "by `multiverso run --hosts a,b` or torchrun. Start it by one of them, or on one host."
     )
 
 
@@ -289,7 +309,7 @@ def _check(job: JobInfo) -> None:
             f"{job.started_by} says that this is worker {job.worker_id} of {job.workers_num}; the number "
             "must be from 0 to the number of workers minus 1."
         )
-    if job.workers_num > job.local_num:
+    if job.workers_num > job.local_num and job.store is None:
         raise _several_hosts(
             job.started_by, job.workers_num, f"several hosts (only {job.local_num} of them on this one)"
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import os
 import platform
 import subprocess
@@ -15,9 +17,11 @@ from typing import Any
 import numpy
 
 from multiverso.errors import NodeLostError, StartupError
+from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE
 from multiverso.layout import MAX_WORKERS
 from multiverso.runtime.discovery import JobInfo, discover, socket_name
 from multiverso.runtime.node import Node
+from multiverso.runtime.rendezvous import Found, Meeting
 from multiverso.runtime.session import START_SECONDS, Session
 from multiverso.runtime.sigusr1 import explain_on_sigusr1
 from multiverso.runtime.trust import new_secret, proof_needed, user_secret
@@ -102,6 +106,8 @@ def _join(job: JobInfo, options: dict[str, Any], start: float) -> Session:
             raise
     deadline = time.monotonic() + start
     secret = job.secret or _user_secret()
+    if job.hosts > 1:
+        return _join_hosts(job, secret, options, start)
     name = socket_name(job.key, secret)
     for attempt in range(1, _NODE_ATTEMPTS + 1):
         left = max(0.1, deadline - time.monotonic())
@@ -122,6 +128,27 @@ def _join(job: JobInfo, options: dict[str, Any], start: float) -> Session:
     raise AssertionError("unreachable")
 
 
+def _join_hosts(job: JobInfo, secret: str, options: dict[str, Any], start: float) -> Session:
+    """Of a job on several hosts: each host's first worker starts its node once the hosts have found each other."""
+    number = next(_hosts_joined)
+    name = socket_name(f"{job.key}|{number}", secret)
+    deadline = time.monotonic() + start
+    meeting = Meeting(job, number, start)
+    if job.local_id == 0:
+        found = meeting.found()
+        with contextlib.ExitStack() as stack:
+            if found.listening is not None:
+                stack.enter_context(found.listening)
+            _start_node_unless_there(name, job, options["on_lost"] or "stop", found)
+        meeting.say_started()
+    meeting.wait_started()
+    left = max(0.1, deadline - time.monotonic())
+    return Session(name, job.worker_id, start_timeout_seconds=left, secret=secret or None, **options)
+
+
+_hosts_joined = itertools.count()
+
+
 def _user_secret() -> str:
     try:
         return user_secret()
@@ -131,7 +158,7 @@ def _user_secret() -> str:
         return ""  # no home: another user can guess the name and take it, but is found out by its number
 
 
-def _start_node_unless_there(name: str, job: JobInfo, on_lost: str) -> None:
+def _start_node_unless_there(name: str, job: JobInfo, on_lost: str, found: Found | None = None) -> None:
     """The worker that gets the name starts the node, and hands it the listening socket."""
     try:
         listener = messages.listen(name)
@@ -143,6 +170,12 @@ def _start_node_unless_there(name: str, job: JobInfo, on_lost: str) -> None:
     # that our program lies in, where a file may be called json.py.
     environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     arguments = [str(listener.fileno()), str(job.workers_num), on_lost]
+    inherited = [listener.fileno()]
+    if found is not None:
+        environ[ROSTER_VARIABLE] = found.roster.as_text()
+        if found.listening is not None:
+            inherited.append(found.listening.fileno())
+            environ[LISTENER_VARIABLE] = str(found.listening.fileno())
     with listener:
         # Standard streams and a process group of its own: a child that holds the launcher's pipe keeps mpiexec
         # waiting, and Ctrl-C must reach the workers first.
@@ -151,7 +184,7 @@ def _start_node_unless_there(name: str, job: JobInfo, on_lost: str) -> None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=None if os.environ.get("MULTIVERSO_NODE_STDERR") else subprocess.DEVNULL,
-            pass_fds=(listener.fileno(),),
+            pass_fds=inherited,
             start_new_session=True,
             env=environ,
         ).returncode = 0  # never waited for: it outlives us, and subprocess would warn

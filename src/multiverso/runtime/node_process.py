@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import threading
+from typing import Any
 
+from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster
+from multiverso.runtime.abroad import means
 from multiverso.runtime.node import Node
 from multiverso.runtime.trust import SECRET_VARIABLE
 
@@ -17,21 +21,32 @@ _LINGER_SECONDS = 0.5  # `init` again, right after `shutdown`, finds the same no
 def main(descriptor: int, workers: int, on_lost: str) -> None:
     """Serves a job until its last worker has gone."""
     # descriptors of the worker's launcher (pipes, MPI's control sockets) would keep that waiting for us
-    top = os.sysconf("SC_OPEN_MAX")
-    os.closerange(3, descriptor)
-    os.closerange(descriptor + 1, min(top, 65536))
+    text, port = os.environ.pop(ROSTER_VARIABLE, None), os.environ.pop(LISTENER_VARIABLE, None)
+    kept = sorted({descriptor, *([int(port)] if port else [])})
+    for low, high in itertools.pairwise([2, *kept, min(os.sysconf("SC_OPEN_MAX"), 65536)]):
+        os.closerange(low + 1, high)
     os.chdir("/")
     listener = socket.socket(fileno=descriptor)
     listener.set_inheritable(False)
     emptied = threading.Event()
     secret = os.environ.get(SECRET_VARIABLE) or None
-    with Node(workers, on_lost=on_lost, listener=listener, secret=secret, linger=emptied.set) as node:
+    abroad = means(Roster.from_text(text), int(port) if port else None) if text else None
+    options: dict[str, Any] = {
+        "listener": listener,
+        "secret": secret,
+        "linger": emptied.set,
+        "abroad": abroad,
+    }
+    with Node(workers, on_lost=on_lost, **options) as node:
         if not node.wait(_FIRST_WORKER_SECONDS) and not node.live_workers():
             return
         while True:
             emptied.clear()
             if node.live_workers():
                 emptied.wait()
+            if abroad is not None:
+                node.stay()
+                return
             if not _someone_comes(node):
                 return
 
