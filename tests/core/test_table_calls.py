@@ -220,6 +220,7 @@ def test_only_the_rows_that_changed_are_read(mode: str) -> None:
         session.barrier()
         ids, values = table.get(changed=True)
         third = ids.size == (1000 if mode == "sync" else 0) and values.shape == (ids.size, 16)
+        session.barrier()
         table.add(np.ones((1, 16)), row_ids=[999])  # the last stripe is a part of one; one's own adds count
         if mode == "sync":
             table.get()
