@@ -80,6 +80,8 @@ def test_a_deadlock_needs_everybody_to_wait_for_somebody() -> None:
     assert not stuck(state(0, barrier), state(1))
     assert not stuck(state(0, barrier, barrier=1), state(1, barrier, barrier=1))  # they only have to wake up
     assert not stuck(state(0, barrier), state(1, clock, threaded=True))
+    # the word may be free by now, and its waiter stopped before it has looked
+    assert not stuck(state(0, barrier), state(1, wait(at.FOR_WORD, 8, table=1, stage=0)))
     assert stuck(state(0, barrier), state(1, liveness=at.LOST), state(2, participation=at.LEFT)) is True
     assert not stuck(state(1, liveness=at.LOST))
     assert not stuck()

@@ -134,11 +134,16 @@ class WaitGraph:
         """Returns whether every live worker waits for one that waits too, so that nobody can go on.
 
         Only workers can make each other go on. A wait whose condition holds (its worker only has to wake up)
-        and a worker that is used by several threads both mean: no.
+        and a worker that is used by several threads both mean: no. So does a wait for a word: who holds one waits for
+        nobody meanwhile, and one that is free by now does not show.
         """
         live = [worker for worker in self.workers.values() if worker.is_live]
         return len(live) > 0 and all(
-            worker.wait is not None and not worker.threaded and self.missing(worker.wait) for worker in live
+            worker.wait is not None
+            and worker.wait.kind != at.FOR_WORD
+            and not worker.threaded
+            and self.missing(worker.wait)
+            for worker in live
         )
 
     def given_up(self, worker_id: int) -> bool:
