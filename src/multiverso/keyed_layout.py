@@ -89,7 +89,7 @@ HEADER.int64("REMOVED", apart=True)  # keys that were ever written into the ring
 HEADER.int64("IDENTITY", apart=True)  # a random number, written once: no other table has it
 
 LINE = Record(3 * CACHE_LINE)
-LINE.int64("INCARNATION")  # 1 .. 255, another one for each life of a worker's number
+LINE.int64("INCARNATION")  # the LIFE_NUMBER of the worker's life that came here last
 LINE.int64("PIN")  # 1 + the epoch in which the call that is under way began; 0: none is
 for _name in (
     "ADDS",  # calls

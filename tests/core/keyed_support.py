@@ -83,13 +83,26 @@ class Bench:
     def begin(self, worker: int) -> None:
         """A new life of a worker's number."""
         line = self.base + keyed.LINES + keyed.LINE_BYTES * worker
-        store64(line + at.INCARNATION, load64(line + at.INCARNATION) % 255 + 1)
-        self.set_alive(worker, True)
+        store64(line + at.INCARNATION, self.admit(worker))
         assert self.kernels["enter"](self.control, self.base, worker) == 0
 
+    def admit(self, worker: int) -> int:
+        """The node gives a worker's number to a new life, whose number is returned; it may never come to the table."""
+        life = self._life(worker) % 255 + 1
+        self._say(worker, layout.ALIVE, life)
+        return life
+
     def set_alive(self, worker: int, alive: bool) -> None:
-        word = layout.WORKERS + layout.WORKER_STRIDE * worker + layout.LIVENESS
-        ctypes.c_int32.from_address(self.control + word).value = layout.ALIVE if alive else layout.LOST
+        """What the node says of the life that came to the table last."""
+        self._say(worker, layout.ALIVE if alive else layout.LOST, self._life(worker))
+
+    def _life(self, worker: int) -> int:
+        return load64(self.base + keyed.LINES + keyed.LINE_BYTES * worker + at.INCARNATION)
+
+    def _say(self, worker: int, liveness: int, life: int) -> None:
+        block = self.control + layout.worker_block(worker)
+        store64(block + layout.LIFE_NUMBER, life)
+        ctypes.c_int32.from_address(block + layout.LIVENESS).value = liveness
 
     def add(self, worker: int, keys: Any, delta: Any) -> None:
         keys = self.array(keys)

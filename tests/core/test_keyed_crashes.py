@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from keyed_support import Bench
 
+from multiverso.kernels.declaring import rebound
+
 FULL_OF = 640  # keys in the first segment when the test's keys come
 
 
@@ -106,6 +108,52 @@ def test_a_death_at_each_write_of_a_split_loses_nothing(both: bool) -> None:
 
     assert _deaths(bench, lambda: bench.add(0, [key], 1), check, step=61 if both else 23) > 20
     assert both == bool(deaths)
+
+
+def test_who_takes_over_may_die_at_any_write_and_no_row_comes_to_two_keys() -> None:
+    bench = Bench(dim=1)
+    for worker in range(3):
+        bench.begin(worker)
+    bench.add(1, range(5), 1)
+    image, deaths = bench.memory.copy(), 0
+    for first in range(1000):
+        for second in range(6):
+            bench.memory[:] = image
+            for worker in range(3):
+                bench.set_alive(worker, True)
+            died = bench.dies_after(first, lambda: bench.add(0, [100], 1))
+            bench.set_alive(0, False)
+            if bench.dies_after(second, lambda: bench.add(1, [200], 1)):
+                deaths += 1
+                bench.set_alive(1, False)
+            bench.add(2, [300], 1)
+            bench.begin(0)
+            bench.add(0, [400], 1)  # with the row that its first life had claimed, if that is nobody's
+            _check(bench, {*range(5), 300, 400}, [100, 200])
+            bench.check_rows()
+        if not died:
+            break
+    assert deaths > 50
+
+
+def test_a_number_that_comes_again_elsewhere_leaves_no_word_held() -> None:
+    """The dead worker's number has a new life at once, which never comes to this table."""
+    bench = Bench(dim=3)
+    bench.begin(0)
+    bench.begin(1)
+    old = list(range(20))
+    bench.add(1, old, 1)
+    safe_epoch = rebound("multiverso.kernels.keyed_rows", lambda value: value)["safe_epoch"]
+
+    def check() -> None:
+        bench.admit(0)
+        bench.add(1, [*old, 100], 1)
+        assert (bench.get(1, old) >= 2).all()
+        bench.remove(1, [3])
+        assert bench.held() == 0
+        assert safe_epoch(bench.control, bench.base) > 0  # its call keeps no rows from being used again
+
+    assert _deaths(bench, lambda: bench.add(0, [3, 100], 10), check) > 20
 
 
 def test_a_reader_meets_a_dead_owner_and_puts_the_row_back() -> None:

@@ -317,9 +317,10 @@ def take_over_segment(base, owner, segment, value):
     """The owner of a segment's word is dead: the word becomes mine, and what it had begun is finished."""
     mine = (value & ~OWNER) | owner
     store_release64(hand_of(base, owner) + at.SEGMENT, segment + 1)
+    # before the word is mine: if I die then, nobody knows any more whose it was
+    _settle_claim(base, value, segment)
     if compare_swap64(word_at(base, segment), value, mine) == value:
         count_up(keyed_line(base, owner), at.TAKEN_OVER, 1)
-        _settle_claim(base, value, segment)
         _finish(base, segment, mine, True)
 
 
@@ -335,11 +336,11 @@ def await_segment(control, base, owner, segment):
         if value & OWNER == 0:
             end_wait(control, (owner & 4095) - 1)
             return 0
-        if is_dead(control, base, value):
+        if is_dead(control, value):
             take_over_segment(base, owner, segment, value)
             continue
         tries += 1
-        code = nap(control, owner, address, tries, began)
+        code = nap(control, owner, value, address, tries, began)
         if code != 0:
             return code
 

@@ -272,7 +272,7 @@ def evict(control: Address, base: Address, me: Int, seen: Words, until_ns: Int) 
         store_release64(base + at.EVICT_AT, max(next_pattern(segment, depth), 0))
         seen[0] += WHOLE >> depth
         if word & OWNER:
-            if is_dead(control, base, word):
+            if is_dead(control, word):
                 take_over_segment(base, owner, segment, word)
             continue
         store_release64(hand + at.SEGMENT, segment + 1)

@@ -97,7 +97,7 @@ def safe_epoch(control, base):
         pinned = load_acquire64(line + at.PIN)
         if pinned != 0 and pinned - 1 < safe:
             owner = (load_acquire64(line + at.INCARNATION) << 12) | (worker + 1)
-            if not is_dead(control, base, owner):
+            if not is_dead(control, owner):
                 safe = pinned - 1
     return safe
 

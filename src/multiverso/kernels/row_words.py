@@ -35,7 +35,7 @@ from multiverso.kernels.atomics import (
 )
 from multiverso.kernels.codes import DONE, TIMED_OUT
 from multiverso.kernels.declaring import inner
-from multiverso.kernels.waits import SLICE_NANOSECONDS, end_wait, publish_wait
+from multiverso.kernels.waits import SLICE_NANOSECONDS, block_of, end_wait, publish_wait
 from multiverso.keyed_layout import KEYED, LINE_BYTES, LINES, OWNER, ROW_VERSION, at
 
 _PAUSES, _YIELDS = 20, 50
@@ -63,12 +63,12 @@ def owner_of(base, me):
 
 
 @inner
-def is_dead(control, base, owner):
+def is_dead(control, owner):
     """Returns whether the owner of a word will never let it go: its number has another life, or none."""
-    worker = (owner & 4095) - 1
-    if load_acquire64(keyed_line(base, owner) + at.INCARNATION) != (owner >> 12) & 255:
+    block = block_of(control, (owner & 4095) - 1)
+    # the node's word for the life, and not the table's: a new life of the number may never come to this table
+    if load_acquire64(block + layout.LIFE_NUMBER) != (owner >> 12) & 255:
         return True
-    block = control + layout.WORKERS + layout.WORKER_STRIDE * worker
     return load32(block + layout.LIVENESS) != layout.ALIVE
 
 
@@ -108,14 +108,14 @@ def _take_over_row(base, owner, word, value):
 
 
 @inner
-def nap(control, owner, address, tries, began):
+def nap(control, owner, value, address, tries, began):
     """One turn of waiting for a word: DONE, or TIMED_OUT once a slice is over, to look at signals and deadlines."""
     if tries <= _PAUSES:
         pause()
     elif tries <= _PAUSES + _YIELDS:
         sched_yield()
     else:
-        publish_wait(control, (owner & 4095) - 1, layout.FOR_LOCK, KEYED, 0, 0)
+        publish_wait(control, (owner & 4095) - 1, layout.FOR_WORD, KEYED, (value & 4095) - 1, 0)
         if monotonic_ns() - began > SLICE_NANOSECONDS:
             return TIMED_OUT
         futex_wait(address, load32(address), _NAP_NANOSECONDS)
@@ -134,11 +134,11 @@ def await_row(control, base, owner, word):
         if value & OWNER == 0:
             end_wait(control, (owner & 4095) - 1)
             return value
-        if is_dead(control, base, value):
+        if is_dead(control, value):
             _take_over_row(base, owner, word, value)
             continue
         tries += 1
-        code = nap(control, owner, address, tries, began)
+        code = nap(control, owner, value, address, tries, began)
         if code != 0:
             return -code
 

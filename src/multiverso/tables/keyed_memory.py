@@ -11,7 +11,7 @@ import numpy.typing as npt
 from multiverso import keyed_layout as layout
 from multiverso.errors import TableMismatchError
 from multiverso.keyed_layout import at
-from multiverso.layout import MAX_WORKERS
+from multiverso.layout import LIFE_NUMBER, MAX_WORKERS
 from multiverso.memory.shared import SharedMemory
 from multiverso.memory.words import load64, store64
 from multiverso.runtime.session import Session
@@ -59,7 +59,8 @@ class KeyedMemory:
         memory = cls(found, spec)
         memory.check_equal(spec)
         line = memory._line(session.worker_id)
-        store64(line + at.INCARNATION, load64(line + at.INCARNATION) % 255 + 1)
+        block = session.control.block(session.worker_id)
+        store64(line + at.INCARNATION, load64(block + LIFE_NUMBER))
         return memory
 
     def check_equal(self, spec: KeyedSpec) -> None:
