@@ -154,6 +154,28 @@ def test_stopped_with_a_lock() -> None:
             assert stopped.gone() == 0
 
 
+def test_killed_with_a_lock_when_the_node_is_gone_too() -> None:
+    """The node would say whose words may be taken over; who meets one finds it out alone."""
+    with victim(victims.node, 2) as node:
+        address = node.hear()
+        with (
+            victim(victims.run, address, 1, "stopped_with_a_lock") as stopped,
+            Session(address, 0) as session,
+        ):
+            table = mv.ArrayTableHandler(victims.SIZE, 1.0, session=session)
+            assert stopped.hear() == "there"
+            stopped.go()
+            while "T" not in _state(stopped.process.pid):
+                threading.Event().wait(0.001)
+            os.kill(node.process.pid, signal.SIGKILL)
+            while not session.node_lost:
+                threading.Event().wait(0.001)
+            with pytest.raises(WaitTimeoutError, match=f"process {stopped.process.pid} holds the lock"):
+                table.get(timeout_seconds=0.1)
+            os.kill(stopped.process.pid, signal.SIGKILL)
+            assert (table.get(timeout_seconds=SECONDS) == 1).all()
+
+
 def _state(pid: int | None) -> str:
     with open(f"/proc/{pid}/stat") as file:
         return file.read().rpartition(")")[2].split()[0]

@@ -100,6 +100,17 @@ class Control:
         store32(self.block(worker_id) + at.LIVENESS, liveness)
         self.notify()
 
+    def settle_without_node(self, worker_id: int) -> None:
+        """Says that a worker is lost if it does not hold its life mutex (any worker, once the node is gone)."""
+        if not 0 <= worker_id < self.capacity or self.liveness(worker_id) != at.ALIVE:
+            return
+        life = self.block(worker_id) + at.LIFE
+        code = mutex.try_lock(life)
+        if code in (0, mutex.OWNER_DEAD):
+            mutex.recover(life)
+            mutex.unlock(life)
+            self.settle(worker_id, at.LOST)
+
     def activate(self, worker_id: int, joins_late: bool) -> None:
         """Says that this worker takes part (the worker).
 

@@ -60,6 +60,8 @@ class Patience:
         for_lock = wait is not None and wait.is_for_lock  # for which nobody needs the node
         if session.node_lost and not for_lock:
             raise session.node_error()
+        if session.node_lost and wait is not None and wait.kind == at.FOR_WORD:
+            session.control.settle_without_node(wait.stage)  # or nobody would ever take the word over
         now = time.monotonic()
         waited = now - self._began
         if now >= self.deadline.at:
