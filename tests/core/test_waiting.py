@@ -19,6 +19,7 @@ from core_support import MODES, Worker, in_threads, outcome, together, wait_for
 
 import multiverso as mv
 from multiverso import layout as at
+from multiverso.consistency import asynchronous
 from multiverso.errors import (
     ClosedError,
     DeadlockError,
@@ -27,6 +28,7 @@ from multiverso.errors import (
     WorkerLostError,
 )
 from multiverso.runtime import Node, Session
+from multiverso.runtime.control import Control
 from multiverso.runtime.patience import Patience
 from multiverso.runtime.wait_graph import Wait, WaitGraph, WorkerState
 from multiverso.shards.progress import TableProgress, WorkerProgress
@@ -304,6 +306,32 @@ def test_a_lock_that_is_held_names_its_holder() -> None:
             table.get(timeout_seconds=0.1)
         faults.free_stripe(table)
         np.testing.assert_array_equal(table.get(), [1, 2, 3])
+
+
+def test_who_leaves_ends_first_what_its_threads_have_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has left is dead to the others: they would take the word over from a thread that goes on writing."""
+    order: list[str] = []
+    leave = Control.leave
+
+    def leave_noted(control: Control, worker_id: int) -> None:
+        order.append("left")
+        leave(control, worker_id)
+
+    def add_to_its_end() -> None:
+        wait_for(lambda: session.closed)
+        order.append("done")
+        faults.free_stripe(table)
+
+    monkeypatch.setattr(Control, "leave", leave_noted)
+    monkeypatch.setattr(asynchronous, "_IDLE_SECONDS", 60.0)
+    with Node(1) as node, Session(node.address) as session:
+        table = mv.ArrayTableHandler(3, session=session)
+        faults.hold_stripe(table)  # as a thread has it that is in the middle of an add
+        other = threading.Thread(target=add_to_its_end)
+        other.start()
+        session.shutdown()
+        other.join(30)
+    assert order == ["done", "left"]
 
 
 def test_a_wait_ends_when_the_session_does() -> None:

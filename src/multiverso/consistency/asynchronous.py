@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from multiverso import kernels
+from multiverso import layout as at
 from multiverso.consistency.port import Array, Call, CompiledRule, Port, RowIds, Versions, bad_row
 from multiverso.deadline import Deadline
 from multiverso.kernels import dense, locking, rows, rules
+from multiverso.memory.words import load64
 
 NO_TICK, TICK = 0, 1
+_IDLE_SECONDS, _LOOK_SECONDS = 5.0, 0.001
 
 
 class Asynchronous:
@@ -171,7 +175,18 @@ class Asynchronous:
         pass
 
     def leave(self) -> None:
-        pass
+        """Waits until no other thread of this worker is in a call: to the others who has left is dead.
+
+        They would take a word over from a thread that goes on writing.
+        """
+        deadline = Deadline.after(_IDLE_SECONDS)
+        while self._is_in_a_call() and not deadline.passed:
+            time.sleep(_LOOK_SECONDS)
+
+    def _is_in_a_call(self) -> bool:
+        stride = load64(self._base + at.HAND_STRIDE)
+        first = self._base + load64(self._base + at.HANDS) + stride * at.HANDS_EACH * self._me
+        return any(load64(first + stride * hand + at.HAND_USER) != 0 for hand in range(at.HANDS_EACH))
 
     def _resume(self, code: int, again: Callable[[], int], deadline: Deadline | None) -> None:
         """Goes on where a kernel stopped at a word that it did not get in half a second."""
