@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_support import MODES, Worker, in_threads, outcome, together, wait_for
+from core_support import MODES, SECONDS, Worker, in_threads, outcome, together, wait_for
 
 import multiverso as mv
 from multiverso import layout as at
@@ -306,6 +306,23 @@ def test_a_lock_that_is_held_names_its_holder() -> None:
             table.get(timeout_seconds=0.1)
         faults.free_stripe(table)
         np.testing.assert_array_equal(table.get(), [1, 2, 3])
+
+
+def test_a_worker_ends_with_its_launcher_which_read_what_it_says_of_that() -> None:
+    text = """
+reader, writer = os.pipe()
+os.dup2(writer, 2)
+os.close(writer)
+os.close(reader)  # as the launcher's end has done
+session = Session(node, worker_id, ends_with_node=True)
+say("there")
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+sys.stdin.readline()
+"""
+    with Node(1) as node, Worker(node, 0, text) as worker:
+        assert worker.hear() == ["there"]
+        node.close()
+        assert worker.process.wait(SECONDS) == -signal.SIGTERM
 
 
 def test_who_leaves_ends_first_what_its_threads_have_begun(monkeypatch: pytest.MonkeyPatch) -> None:

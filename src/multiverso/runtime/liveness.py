@@ -95,7 +95,8 @@ class Liveness:
         self._control.notify()
         if not self._ends_with_node:
             return
-        print("multiverso: the launcher is gone, so this worker ends", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError, ValueError):  # it may have been the launcher that read it
+            print("multiverso: the launcher is gone, so this worker ends", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(_GRACE_SECONDS)
         os._exit(128 + signal.SIGTERM)
