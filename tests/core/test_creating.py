@@ -280,3 +280,19 @@ def test_a_large_updater_state_begins_with_its_own_value(mode: str) -> None:
         return float(state.min()), float(state.max())
 
     assert together(work, 2, **MODES[mode]) == [(2.5, 2.5)] * 2
+
+
+def test_threads_that_open_one_table_at_once_share_its_calls() -> None:
+    """A worker has one hand in a keyed table: two objects with calls of their own would give one row to two keys."""
+    with Node(1) as node, Session(node.address) as session:
+        for name in map(str, range(5)):
+            gate = threading.Barrier(4)
+
+            def open_it(kind: Any, size: int, name: str = name, gate: threading.Barrier = gate) -> Any:
+                gate.wait(30)
+                return kind(size, name=f"{kind.__name__} {name}", session=session)
+
+            kinds = [mv.ArrayTableHandler, mv.ArrayTableHandler, mv.KeyedTable, mv.KeyedTable]
+            tables = in_threads([lambda kind=kind: open_it(kind, 3) for kind in kinds])
+            assert tables[0]._operations is tables[1]._operations
+            assert tables[2]._calls is tables[3]._calls

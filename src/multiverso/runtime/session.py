@@ -97,6 +97,8 @@ class Session:
         self.made_by = threading.get_ident()
         self._handlers: list[Handler] = []
         self.keyed_tables: dict[str, Any] = {}  # the first of each, by what the job calls it
+        # held while a table's object is made: threads that open one table at once share its calls, and its hand
+        self.making = threading.RLock()
         self._barrier = Barrier()
         self._link = Link()
         self._holdings = Holdings(self, self._link)

@@ -67,14 +67,15 @@ class TableHandler:
         def take_turn(shard: Shard, last: bool, number: int) -> None:
             fill(shard, value, last, number)
 
-        self._number, self._shard = session.open_table(spec, take_turn, master=master, keep=False)
-        same = session.handlers() if spec.name else []  # by order each table is made once
-        twin = next((h for h in same if h.number == self._number), None)
-        if twin is None:
-            self._operations = Operations(_consistency_of(session, self._shard, update, name), name)
-        else:  # the same named table again: one slot, one round, one order of pending operations
-            self._operations, self._queue = twin._operations, twin._queue
-        session.adopt(self, self._number, self._shard)
+        with session.making:
+            self._number, self._shard = session.open_table(spec, take_turn, master=master, keep=False)
+            same = session.handlers() if spec.name else []  # by order each table is made once
+            twin = next((h for h in same if h.number == self._number), None)
+            if twin is None:
+                self._operations = Operations(_consistency_of(session, self._shard, update, name), name)
+            else:  # the same named table again: one slot, one round, one order of pending operations
+                self._operations, self._queue = twin._operations, twin._queue
+            session.adopt(self, self._number, self._shard)
 
     # -- what it is ------------------------------------------------------------------------------------------
 

@@ -107,33 +107,34 @@ class KeyedTable:
         )
         rule = resolve(updater)
         tables = self._session.keyed_tables
-        called = (
-            f"name:{name}"
-            if name is not None
-            else f"order:{sum(t.name is None for t in tables.values()) + 1}"
-        )
-        self._spec = KeyedSpec.of(
-            checked_count(dim, "dim"),
-            checked_dtype(dtype),
-            initial,
-            seed,
-            rule,
-            name,
-            admission,
-            eviction,
-        )
-        self._dtype = np.dtype(self._spec.dtype)
-        twin: KeyedTable | None = tables.get(called)
-        if twin is None:
-            self._memory = KeyedMemory.of(self._session, called, self._spec)
-            self._calls = KeyedCalls(self._session, self._memory, self._spec)
-        else:
-            twin._memory.check_equal(self._spec)
-            self._memory, self._calls = twin._memory, twin._calls
-        self._update = compile_update(rule.apply, self._spec.dtype)
-        self._sums_first = bool(rule.states or rule.hyper or self._spec.admission > 1)
-        self._most_keys = (eviction.most_keys if eviction else None) or 0
-        tables.setdefault(called, self)
+        with self._session.making:
+            called = (
+                f"name:{name}"
+                if name is not None
+                else f"order:{sum(t.name is None for t in tables.values()) + 1}"
+            )
+            self._spec = KeyedSpec.of(
+                checked_count(dim, "dim"),
+                checked_dtype(dtype),
+                initial,
+                seed,
+                rule,
+                name,
+                admission,
+                eviction,
+            )
+            self._dtype = np.dtype(self._spec.dtype)
+            twin: KeyedTable | None = tables.get(called)
+            if twin is None:
+                self._memory = KeyedMemory.of(self._session, called, self._spec)
+                self._calls = KeyedCalls(self._session, self._memory, self._spec)
+            else:
+                twin._memory.check_equal(self._spec)
+                self._memory, self._calls = twin._memory, twin._calls
+            self._update = compile_update(rule.apply, self._spec.dtype)
+            self._sums_first = bool(rule.states or rule.hyper or self._spec.admission > 1)
+            self._most_keys = (eviction.most_keys if eviction else None) or 0
+            tables.setdefault(called, self)
 
     # -- what it is ------------------------------------------------------------------------------------------
 
