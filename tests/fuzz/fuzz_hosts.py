@@ -40,13 +40,14 @@ from multiverso.spec import TableSpec
 
 MOST_GROWTH_BYTES = 64 << 20
 _FRAMES_AT_ONCE = 400
+_LEAST_ROUNDS = 20  # however little time there is
 _NUMBERS = (0, 1, 2, 3, 7, 8, 255, 256, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1)
 
 
 def run(seconds: float, seed: int) -> int:
     """Returns how many frames and strangers there were; an AssertionError says what is wrong."""
     source = random.Random(seed)
-    tried, until = 0, time.monotonic() + seconds
+    tried = rounds = 0
     with fabrics(2, job := new_credentials(encrypted=False), share=0) as made:
         shards = [new_shard(TableSpec("array", 1, 1000)) for _ in made]
         for fabric, shard in zip(made, shards, strict=True):
@@ -56,8 +57,9 @@ def run(seconds: float, seed: int) -> int:
         barrier(made)
         hello = Hello(1, 2, 5).pack(job_of(job), os.urandom(32))
         place = made[0]._listener.address  # type: ignore[union-attr]
-        grown = 0
-        while time.monotonic() < until:
+        grown, until = 0, time.monotonic() + seconds
+        while rounds < _LEAST_ROUNDS or time.monotonic() < until:
+            rounds += 1
             tried += _frames(source)
             tried += _stranger(place, source, hello)
             grown = grown or _resident()  # what the first round takes is no growth
