@@ -84,22 +84,28 @@ def test_who_left_without_a_word_is_named_and_not_only_who_failed_of_it(tmp_path
 
 
 AGAIN = """
-import os
+import os, sys, time
 import multiverso as mv
+me, folder = os.environ["MULTIVERSO_WORKER_ID"], sys.argv[1]
 mv.init()
 mv.barrier()
 mv.shutdown()
-if mv.worker_id_of_this_process == 1:
+if me == "1":
     os._exit(0)
 try:
     mv.init()
 except mv.errors.WorkerLostError as error:
     print("told:", error)
-""".replace("mv.worker_id_of_this_process", 'int(os.environ["MULTIVERSO_WORKER_ID"])')
+open(f"{folder}/told-{me}", "x").close()
+end = time.monotonic() + 60
+while not all(os.path.exists(f"{folder}/told-{number}") for number in (0, 2)):  # one that ends is named, too
+    assert time.monotonic() < end
+    time.sleep(0.01)
+"""
 
 
 def test_a_process_that_has_ended_is_not_waited_for_in_the_next_generation(tmp_path: Path) -> None:
-    done = multiverso("run", "-n", 3, script(tmp_path, AGAIN))
+    done = multiverso("run", "-n", 3, script(tmp_path, AGAIN), tmp_path)
     assert done.returncode == 0, done.stderr
     assert [line.partition(" ")[2].startswith("told: worker 1 ") for line in done.stdout.splitlines()] == [
         True
