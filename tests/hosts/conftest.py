@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import random
+import socket
 import sys
 from pathlib import Path
 
@@ -22,3 +25,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for dtype in DTYPES:
         for group in ("agreeing", "dense", "rows"):
             ensure("module", f"multiverso.kernels.{group}", dtype)
+
+
+@pytest.fixture
+def port() -> int:
+    """A port that is free, and stays so: not one of those that the kernel gives out, nor another test process's."""
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+    while True:
+        with socket.socket() as probe:
+            port = random.SystemRandom().randrange(20_000 + number % 10, 32_000, 10)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +35,8 @@ import multiverso as mv
 
 mv.init()
 me, how = mv.worker_id(), sys.argv[1]
+if me == 0 and how in ("worker", "code"):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it has to tell what it sees before it is ended
 mv.barrier()
 if me == 1 and how == "worker":
     os.kill(os.getpid(), signal.SIGKILL)
@@ -94,7 +95,7 @@ def test_a_rehearsal_adds_up_exactly(tmp_path: Path, hosts: int, workers: int) -
     ],
 )
 def test_whoever_is_killed_ends_the_job_with_its_name(tmp_path: Path, how: str, code: int, said: str) -> None:
-    done = run("--hosts", 2, "-n", 2, program(tmp_path, DYING), how)
+    done = run("--hosts", 2, "-n", 2, "--grace", 30, program(tmp_path, DYING), how)
     assert done.returncode == code, (done.stdout, done.stderr)
     before, after = said.split("{}")
     assert any(
@@ -121,13 +122,11 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, arguments: tuple[object,
 
 
 @pytest.fixture
-def by_ssh(tmp_path: Path) -> list[object]:
+def by_ssh(tmp_path: Path, port: int) -> list[object]:
     """Options that reach two hosts by a command in ssh's place, which runs on this machine what it is given."""
     ssh = tmp_path / "ssh"
     ssh.write_text('#!/bin/sh\nshift\nexec sh -c "$1"\n')
     ssh.chmod(0o755)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     return ["--hosts", "127.0.0.1,localhost", "--ssh", ssh, "--port", port, "--insecure-fabric"]
 
 
@@ -138,7 +137,7 @@ def test_hosts_by_name_add_up_exactly(tmp_path: Path, by_ssh: list[object]) -> N
 
 
 def test_a_failure_on_a_host_by_name_ends_all_with_its_code(tmp_path: Path, by_ssh: list[object]) -> None:
-    done = run(*by_ssh, "-n", 2, program(tmp_path, DYING), "code")
+    done = run(*by_ssh, "-n", 2, "--grace", 30, program(tmp_path, DYING), "code")
     assert done.returncode == 7, done.stderr
     assert "on localhost) died" in done.stdout
 
@@ -157,9 +156,7 @@ def test_what_is_no_list_of_hosts_is_refused(tmp_path: Path, hosts: str) -> None
     assert done.stderr.startswith("multiverso: --hosts")
 
 
-def test_two_agents_of_torchrun_are_two_hosts_of_one_job(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+def test_two_agents_of_torchrun_are_two_hosts_of_one_job(tmp_path: Path, port: int) -> None:
     torchrun = [Path(sys.executable).parent / "torchrun", "--nnodes", 2, "--nproc-per-node", 1]
     place = ["--master-addr", "127.0.0.1", "--master-port", port]
     agents = [
