@@ -16,7 +16,7 @@ def test_killed_calls_are_prefixes_of_whole_rows(tmp_path: Path) -> None:
         [sys.executable, CHAOS, "--seed", "7", "--kills", "24", "--json", path],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

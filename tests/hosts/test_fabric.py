@@ -126,7 +126,7 @@ def test_tables_at_rest_send_nothing() -> None:
         barrier(made)
         before = None
         still = 0
-        for _ in range(400):  # the last passes find nothing, and then no more begin
+        for _ in range(3000):  # the last passes find nothing, and then no more begin
             now = [fabric.statistics()["peers"] for fabric in made]
             still = still + 1 if now == before else 0
             before = now

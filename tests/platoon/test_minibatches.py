@@ -230,7 +230,7 @@ def test_what_was_on_its_way_to_a_dead_worker_is_dealt_again(experiment: Any, po
     class Waits(Echo):
         def handle_control(self, req: Any, worker_id: int, req_info: Any) -> Any:
             if req == "sent":
-                assert sent.wait(20)
+                assert sent.wait(60)
             elif req == ["received", 0]:
                 received.set()
             return req
@@ -246,7 +246,7 @@ def test_what_was_on_its_way_to_a_dead_worker_is_dealt_again(experiment: Any, po
             for i in range(6):
                 values[:] = i  # it may change as soon as it is sent
                 controller.send_mb([values])
-            assert received.wait(20)
+            assert received.wait(60)
             sent.set()
             experiment.finish(dead, -9)
             worker.init_mb_sock(data_hwm=2)
@@ -255,7 +255,7 @@ def test_what_was_on_its_way_to_a_dead_worker_is_dealt_again(experiment: Any, po
             )
             dealer.start()
             came = [int(worker.recv_mb()[0][0]) for _ in range(8)]
-            dealer.join(10)
+            dealer.join(60)
             assert sorted(came) == [1, 2, 3, 4, 5, 6, 7, 8]
             controller.end_mb()
             assert worker.recv_mb() == []
