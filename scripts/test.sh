@@ -45,6 +45,7 @@ done
 # once must not both begin the file of its settings.
 mkdir -p "$scratch/home/.keras" "$scratch/theano"
 echo '{}' >"$scratch/home/.keras/keras.json"
+home=~  # also where nobody has set HOME
 theano_flags="device=cpu,floatX=float32,cxx=,mode=FAST_COMPILE,optimizer_excluding=AbstractConvCheck"
 
 # Compiled before any test's deadline begins: on a machine that has never run them it takes minutes. Both environments
@@ -55,7 +56,7 @@ old_name="NumPy 1.23.5 and Theano 1.0.5"
 new_name="newest NumPy and frameworks"
 SECONDS=0
 env PATH="$LEGACY/bin:$PATH" HOME="$scratch/home" \
-    XDG_CACHE_HOME="${XDG_CACHE_HOME:-$HOME/.cache}" KERAS_BACKEND=theano OMP_NUM_THREADS=1 \
+    XDG_CACHE_HOME="${XDG_CACHE_HOME:-$home/.cache}" KERAS_BACKEND=theano OMP_NUM_THREADS=1 \
     THEANO_FLAGS="$theano_flags,base_compiledir=$scratch/theano" \
     "$LEGACY/bin/python" -m pytest -n 1 "${together[@]}" -p no:cacheprovider "${on_numpy[@]}" "$@" \
     >"$scratch/old.log" 2>&1 </dev/null &
