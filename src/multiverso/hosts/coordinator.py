@@ -30,7 +30,7 @@ Order = tuple[int, Message]
 
 Key = tuple[str, int | str]
 _ORDER = "order"
-_STEPS = ("make", "write", "join", "push")
+STEPS = ("make", "write", "join", "push")
 
 ID, PID, FATE, STATE, BARRIER, CREATED = range(6)
 """Where a worker's line has what: the first columns; the others are for the mirror only (`runtime.mirror`)."""
@@ -269,7 +269,7 @@ class Coordinator:
             return self._decide(key, creation) if self._all_asked(key, creation) else []
         if creation.waits_for:
             return []
-        then = dict(itertools.pairwise(_STEPS)).get(creation.step)
+        then = dict(itertools.pairwise(STEPS)).get(creation.step)
         if then is not None:
             return self._begin(key, creation, then, {})
         del self._creations[key]
