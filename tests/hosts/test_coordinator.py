@@ -108,6 +108,50 @@ def test_a_table_by_order_goes_through_its_steps_when_all_hosts_have_done_each()
         assert words(coordinator.receive(1, done(step))) == [(host, then) for host in ALL]
 
 
+def made(coordinator: Coordinator, key: Any = ("name", "w")) -> int:
+    """Has a table made; returns its number."""
+    orders = [order for host in ALL for order in coordinator.receive(host, ask(host, key))]
+    number: int = orders[0][1]["number"]
+    for step in ("make", "write", "join", "push"):
+        for host in ALL:
+            coordinator.receive(host, done(step, key))
+    return number
+
+
+def of(do: str, number: int, key: Any = ("name", "w"), **more: Any) -> Message:
+    return {"do": do, "key": list(key), "number": number, **more}
+
+
+def test_a_closed_table_is_freed_when_all_hosts_have_parted_with_it() -> None:
+    coordinator = begun()
+    number = made(coordinator)
+    assert coordinator.receive(0, of("unused", number, closing=True)) == []
+    assert coordinator.receive(1, of("unused", number, closing=False)) == []
+    assert words(coordinator.receive(1, of("used", number))) == [(1, "used")]
+    assert coordinator.receive(2, of("unused", number, closing=False)) == []
+    orders = coordinator.receive(1, of("unused", number, closing=False))
+    assert words(orders) == [(host, "part") for host in ALL]
+    assert coordinator.receive(1, of("used", number)) == []  # too late: its name is free
+    assert made(coordinator) == number + 1
+    assert coordinator.receive(0, of("unused", number, closing=True)) == []
+    assert coordinator.receive(0, of("parted", number)) == coordinator.receive(1, of("parted", number)) == []
+    assert words(coordinator.receive(2, of("parted", number))) == [(host, "free") for host in ALL]
+    assert coordinator.receive(2, of("parted", number)) == []
+
+
+def test_a_table_that_nobody_has_closed_stays_and_a_lost_host_is_not_waited_for() -> None:
+    coordinator = begun()
+    number = made(coordinator)
+    assert all(not coordinator.receive(host, of("unused", number, closing=False)) for host in ALL)
+    other = made(coordinator, ("order", 1))
+    coordinator.receive(0, of("unused", other, ("order", 1), closing=True))
+    coordinator.receive(1, of("unused", other, ("order", 1), closing=True))
+    orders = coordinator.lose(2, "cut")
+    assert [order["number"] for _, order in orders if order["do"] == "part"] == [other] * 2
+    coordinator.receive(0, of("parted", other, ("order", 1)))
+    assert words(coordinator.lose(1, "cut")) == [(0, "lost"), (0, "workers"), (0, "free")]
+
+
 def test_whose_initial_value_counts() -> None:
     def writers(spec: Message, masters: dict[int, list[int]]) -> list[int]:
         coordinator = begun()

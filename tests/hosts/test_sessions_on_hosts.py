@@ -53,6 +53,85 @@ def test_adds_of_all_hosts_add_up_exactly_at_all_workers(workers: tuple[int, ...
         assert matrix[:n, 0].tolist() == [rounds * (i + 1) for i in range(n)]
 
 
+@pytest.mark.parametrize("workers", [(2, 1), (1, 1, 1)], ids=str)
+def test_a_closed_tables_memory_is_the_next_ones_and_sums_stay_exact(workers: tuple[int, ...]) -> None:
+    sizes = [300_000, 300_000, 70_000, 400_000, 400_000]  # one and several chunks at each home
+
+    with rehearsal(*workers) as job:
+
+        def work(session: Session) -> list[tuple[float, float]]:
+            me, seen = session.worker_id, []
+            kept = ArrayTableHandler(10, session=session)
+            session.barrier()
+            used = [node.status()["memory_bytes"] for node in job.nodes]
+            for turn, size in enumerate(sizes):
+                with ArrayTableHandler(size, np.full(size, turn), session=session) as table:
+                    kept.add(np.ones(10))
+                    for _ in range(5):
+                        table.add(np.full(size, me + 1.0))
+                    if turn % 2:  # otherwise it is closed while its adds are on their way
+                        session.barrier()
+                        values = table.get()
+                        seen.append((float(values.min()), float(values.max())))
+                session.barrier()
+                wait_for(lambda: [node.status()["memory_bytes"] for node in job.nodes] == used)
+                session.barrier()
+            values = kept.get()
+            return [*seen, (float(values.min()), float(values.max()))]
+
+        n = sum(workers)
+        sums = 5 * n * (n + 1) // 2
+        want = [(turn + sums, turn + sums) for turn in (1, 3)] + [(len(sizes) * n,) * 2]
+        assert job.run(work) == [want] * n
+        assert all(node.stay() for node in job.nodes)
+
+
+def test_a_name_is_free_when_all_hosts_have_closed_its_table_and_not_before() -> None:
+    def work(session: Session) -> Any:
+        me, other = session.worker_id, 1 - session.worker_id
+        table = ArrayTableHandler(3, np.ones(3), name="shared", session=session)
+        session.barrier()
+        if me == 0:
+            table.close()
+        session.barrier()
+        if me == 0:  # the other host has it still
+            table = ArrayTableHandler(3, np.full(3, 9.0), name="shared", session=session)
+        first = table.number, float(table.get()[0])
+        session.barrier()
+        table.close()
+        table.close()
+        session.barrier()
+        numbers = tell_all(session, str(first[0]))
+        again = ArrayTableHandler(4, np.full(4, 2.0), name="shared", session=session)
+        session.barrier()
+        again.add(np.ones(4))
+        session.barrier()
+        assert numbers[other] == str(first[0])
+        return first, again.number > first[0], again.get().tolist()
+
+    with rehearsal(1, 1) as job:
+        assert job.run(work) == [((1, 1.0), True, [4.0] * 4)] * 2
+
+
+def test_one_that_leaves_without_closing_and_a_host_that_never_had_it_keep_no_closed_table() -> None:
+    with rehearsal(1, 1, 1) as job:
+
+        def work(session: Session) -> None:
+            if session.worker_id == 2:
+                session.barrier()
+                session.barrier()
+                for node in job.nodes:
+                    wait_for(lambda node=node: not node.status()["tables"])
+                return
+            table = ArrayTableHandler(5, name="theirs", session=session)
+            session.barrier()
+            if session.worker_id == 0:
+                table.close()
+            session.barrier()
+
+        job.run(work)
+
+
 def test_whose_initial_value_counts_is_the_same_as_on_one_host() -> None:
     def work(session: Session) -> Any:
         me = session.worker_id

@@ -12,6 +12,9 @@ return).
 
 A barrier takes two: a host whose workers are all there pushes what they have added and says so (*settled*); when all
 have, everyone takes what the others pushed and lets its workers go (*take*).
+
+A table ends when no worker of any host has it and one of them has closed it (the others may have left): everyone
+*parts* with it, so that nobody waits for its values any more, and when all have, *frees* it.
 """
 
 from __future__ import annotations
@@ -57,6 +60,16 @@ class _Creation:
 
 
 @dataclass
+class _Unused:
+    """A table that some hosts' workers have no more; ``waits_for``: who has not parted with it, once all are to."""
+
+    key: Key
+    hosts: set[int] = field(default_factory=set)
+    closing: bool = False
+    waits_for: set[int] | None = None
+
+
+@dataclass
 class _Host:
     """What is known of one host."""
 
@@ -93,6 +106,7 @@ class Coordinator:
         self._hosts = [_Host() for _ in range(roster.hosts)]
         self._creations: dict[Key, _Creation] = {}
         self._made: dict[Key, int] = {}
+        self._unused: dict[int, _Unused] = {}
         self._tables = 0
         self._released = 0
         self._notes: dict[int, dict[int, str]] = {}  # what workers tell each other: by number, then by worker
@@ -115,6 +129,9 @@ class Coordinator:
             "create": self._create,
             "withdraw": self._withdraw,
             "done": self._done,
+            "unused": self._note_unused,
+            "used": self._note_used,
+            "parted": self._note_parted,
             "gone": self._gone,
             "tell": self._tell,
             "statistics": self._relay_statistics,
@@ -144,6 +161,8 @@ class Coordinator:
             creation.asked.pop(host, None)
             creation.waits_for.discard(host)
             orders += self._go_on(key, creation)
+        for number in list(self._unused):
+            orders += self._part_or_free(number)
         return orders + self._release() + self._hand_round() + self._end()
 
     # -- who is there ----------------------------------------------------------------------------------------
@@ -307,6 +326,47 @@ class Coordinator:
         del self._creations[key]
         self._made.pop(key, None)
         return self._to_all({"do": "drop", "key": list(key), "error": [kind, message], "specs": specs})
+
+    def _note_unused(self, host: int, report: Message) -> list[Order]:
+        """No worker of a host has a table any more, or none ever had."""
+        key, number = _key(report), int(report["number"])
+        if self._made.get(key) != number or key in self._creations:
+            return []
+        unused = self._unused.setdefault(number, _Unused(key))
+        unused.hosts.add(host)
+        unused.closing |= bool(report["closing"])
+        return self._part_or_free(number)
+
+    def _note_used(self, host: int, report: Message) -> list[Order]:
+        """A worker of a host asks again for a table that its host has said that it has no use for."""
+        key, number = _key(report), int(report["number"])
+        if self._made.get(key) != number:
+            return []  # too late: it is told to part with it
+        self._unused[number].hosts.discard(host)
+        return [(host, {"do": "used", "key": list(key), "number": number})]
+
+    def _note_parted(self, host: int, report: Message) -> list[Order]:
+        number = int(report["number"])
+        unused = self._unused.get(number)
+        if unused is None or unused.waits_for is None:
+            return []
+        unused.waits_for.discard(host)
+        return self._part_or_free(number)
+
+    def _part_or_free(self, number: int) -> list[Order]:
+        unused = self._unused[number]
+        there = {host for host, known in enumerate(self._hosts) if not known.lost}
+        which = {"key": list(unused.key), "number": number}
+        if unused.waits_for is None:
+            if not unused.closing or not there <= unused.hosts:
+                return []
+            del self._made[unused.key]
+            unused.waits_for = there
+            return self._to_all({"do": "part", **which})
+        if unused.waits_for & there:
+            return []
+        del self._unused[number]
+        return self._to_all({"do": "free", **which})
 
     # -- telling ---------------------------------------------------------------------------------------------
 

@@ -77,6 +77,8 @@ class Copy:
             self.elements, int(shard.header["stripe_size"]), self.dtype.itemsize, chunk_bytes
         )
         self._closed = threading.Event()
+        self._inside = 0  # calls that are in the table's memory now
+        self._left = threading.Condition()
         name = shard.spec.dtype
         self._push = agreeing.push.compiled(name)
         self._serve = agreeing.serve.compiled(name)
@@ -92,8 +94,11 @@ class Copy:
         return self.shard.base
 
     def close(self) -> None:
-        """Ends calls that wait for a lock, and refuses all that follow."""
-        self._closed.set()
+        """Ends calls that wait for a lock, and refuses all that follow. The memory may be freed afterwards."""
+        with self._left:
+            self._closed.set()
+            while self._inside:  # a kernel that waits for a lock gives up by itself
+                self._left.wait()
 
     def push(self, chunk: Chunk, agreed: Array, frame: Array) -> int:
         """Takes V - S into ``frame`` and S; returns SOME if any of it is not zero, and REST if S is not V now."""
@@ -124,11 +129,21 @@ class Copy:
         self._advance(agreed, frame)
 
     def _go(self, kernel: Callable[..., int], chunk: Chunk, agreed: Array, frame: Array) -> int:
+        with self._left:
+            self._inside += 1
+        try:
+            return self._call(kernel, chunk, agreed, frame)
+        finally:
+            with self._left:
+                self._inside -= 1
+                self._left.notify_all()
+
+    def _call(self, kernel: Callable[..., int], chunk: Chunk, agreed: Array, frame: Array) -> int:
         record = np.zeros(2, np.int64)
         address = int(record.ctypes.data)
         while True:
             if self._closed.is_set():
-                raise ClosedError(f"table {self.shard.header['table_id']} is closed")
+                raise ClosedError("the table is closed")
             code = kernel(self._control, self.shard.base, chunk.low, agreed, frame, address)
             if code == DONE:
                 return int(record[1])

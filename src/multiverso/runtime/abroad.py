@@ -97,7 +97,8 @@ class Abroad:
         ] = {}  # workers of this host: the last barrier that each said it has reached
         self._released = self._settling = 0
         self._gone = False
-        self._joined: set[int] = set()  # tables that the carrier knows; of the thread that moves
+        self._attached: set[int] = set()  # tables that the carrier knows; of the thread that moves
+        self._joined: set[int] = set()  # those of them that a worker may still want
         self._lost: set[int] = set()
         self._shards: Callable[[], Mapping[int, Shard]] = dict
         self.remote_statistics: dict[int, dict[int, dict[str, float]]] = {}
@@ -195,6 +196,7 @@ class Abroad:
 
         def join() -> None:
             self._carrier.attach(number, shard, control=self.control.address)
+            self._attached.add(number)
             self._joined.add(number)
 
         self._do(join, then)
@@ -207,12 +209,17 @@ class Abroad:
         """Brings what the homes have into this host's copy, then calls `then` in the node's thread."""
         self._do(lambda: self._carrier.take(_deadline(), [number]), then)
 
+    def part(self, number: int, then: Callable[[], None]) -> None:
+        """From here on nobody on this host waits for a table's values to travel; then calls `then`, as above."""
+        self._do(lambda: self._joined.discard(number), then)
+
     def detach(self, number: int, then: Callable[[], None]) -> None:
         """Ends a table's part in the exchange, then calls `then` in the node's thread."""
 
         def part() -> None:
-            if number in self._joined:
-                self._joined.remove(number)
+            if number in self._attached:
+                self._joined.discard(number)
+                self._attached.remove(number)
                 self._carrier.detach(number)
 
         self._do(part, then)
@@ -261,7 +268,7 @@ class Abroad:
                 self._carrier.lost(host)
         elif do == "take":
             barrier = int(order["barrier"])
-            self._do(lambda: self._carrier.take(_deadline()), lambda: self._release(barrier))
+            self._do(lambda: self._carrier.take(_deadline(), self._joined), lambda: self._release(barrier))
         elif do == "statistics":
             for number, lines in order["tables"].items():
                 self.remote_statistics.setdefault(int(number), {}).update(
@@ -296,7 +303,7 @@ class Abroad:
             self._tasks.put(lambda: self._settle({"do": "gone"}))
 
     def _settle(self, report: Message) -> None:
-        self._carrier.settle(_deadline())
+        self._carrier.settle(_deadline(), self._joined)
         self.report(report)
 
     def _release(self, barrier: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -63,10 +64,15 @@ class Catalogue:
     Args:
         control: the job's control segment.
         heap: the job's memory.
+
+    Attributes:
+        ordered: tables made by order, those that are closed included.
+        unused: called, instead of freeing what is closed, with a table that no worker of this host has any more.
     """
 
     def __init__(self, control: Control, heap: Heap) -> None:
-        self.ordered = 0  # tables made by order, those that are closed included
+        self.ordered = 0
+        self.unused: Callable[[Piece], None] | None = None
         self._control = control
         self._heap = heap
         self._pieces: dict[int, Piece] = {}
@@ -156,7 +162,7 @@ class Catalogue:
             self.ordered -= 1
         if piece.number == self._tables:
             self._tables -= 1
-        self._remove(piece)
+        self.remove(piece)
 
     def release(self, piece: Piece) -> None:
         """Frees the memory of a piece that is forgotten."""
@@ -194,11 +200,16 @@ class Catalogue:
             self._free_if_unused(piece)
 
     def _free_if_unused(self, piece: Piece) -> None:
-        if piece.closing and not piece.holders:
-            self._remove(piece)
+        if piece.holders:
+            return
+        if self.unused is not None:
+            self.unused(piece)
+        elif piece.closing:
+            self.remove(piece)
             self.release(piece)
 
-    def _remove(self, piece: Piece) -> None:
+    def remove(self, piece: Piece) -> None:
+        """Forgets a piece; its number, and its place in the order, are not given to another. Its memory stays."""
         del self._pieces[piece.number], self._number_of[piece.key]
 
     def needs(self, worker_id: int) -> bool:

@@ -4,6 +4,10 @@ To the states of `creation` come the steps of `hosts.coordinator`: this host *as
 table when all hosts have asked, lets its own of the workers whose initial value counts *write*, *joins* the exchange
 between hosts, *pushes* what they wrote, and lets everyone go when all hosts have pushed and the rest was taken. Plain
 memory is each host's own, as before.
+
+A table that all have closed goes in two steps, as no host may wait for the answer of one that has let go of it: when no
+worker of any host has it, all are told to *part* with it (its name is free, and nothing waits for its values any more),
+and when all have, to *free* it.
 """
 
 from __future__ import annotations
@@ -16,12 +20,15 @@ from multiverso import errors
 from multiverso import layout as at
 from multiverso.errors import MultiversoError, OutOfMemoryError, TableMismatchError
 from multiverso.hosts.roster import Roster
-from multiverso.runtime.catalogue import Catalogue, Key, Piece, words
+from multiverso.runtime.catalogue import Catalogue, Key, Piece, Spec, words
+from multiverso.runtime.connection import Connection
 from multiverso.runtime.control import Control
 from multiverso.runtime.creation import Creation, Creations, check_equal
 from multiverso.shards.shard import Shard
 from multiverso.spec import TableSpec
 from multiverso.wire.messages import Message
+
+_Late = tuple[Connection, Message, Key, Spec, str]
 
 
 class Copies(Protocol):
@@ -41,6 +48,9 @@ class Copies(Protocol):
 
     def take(self, number: int, then: Callable[[], None]) -> None:
         """What the homes have reaches this host's copy."""
+
+    def part(self, number: int, then: Callable[[], None]) -> None:
+        """Nobody will want a table's values any more."""
 
     def detach(self, number: int, then: Callable[[], None]) -> None:
         """A table is no more."""
@@ -62,11 +72,19 @@ class HostCreations(Creations):
         self._copies = copies
         self._steps: dict[Key, str] = {}
         self._writers: dict[Key, list[int]] = {}  # of all hosts: whose initial value counts
+        self._unused: dict[
+            int, list[_Late]
+        ] = {}  # tables that nobody here has, and who has asked for them again
+        self._parting: dict[int, Piece] = {}
+        catalogue.unused = self._tell_unused
 
     def obey(self, order: Message) -> None:
-        """Does what the coordinator says of a table: make, write, join, push, finish, drop."""
+        """Does what the coordinator says of a table: make, write, join, push, finish, drop; used, part, free."""
         kind, which = order["key"]
         key: Key = (kind, which)
+        if order["do"] in ("used", "part", "free"):
+            self._end_or_keep(order["do"], key, int(order["number"]))
+            return
         creation = self._creations.get(key)
         if order["do"] == "make":
             self._make_here(creation or self._creations.setdefault(key, Creation(key)), order)
@@ -187,6 +205,60 @@ class HostCreations(Creations):
             self._steps.pop(key, None)
             self._writers.pop(key, None)
             self._let_go(creation)
+            if creation.piece is not None and not creation.piece.holders:
+                self._tell_unused(creation.piece)
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    def _tell_unused(self, piece: Piece) -> None:
+        """No worker of this host has a table any more, or none ever had."""
+        if piece.shard is None or piece.key in self._creations or piece.number in self._unused:
+            return
+        self._unused[piece.number] = []
+        self._copies.report({"do": "unused", **_which(piece.key, piece.number), "closing": piece.closing})
+
+    def ask(self, connection: Connection, request: Message, key: Key, spec: Spec, mode: str) -> None:
+        """As on one host; but what the others may be about to free is handed out only when the coordinator says so."""
+        piece = None if key in self._creations else self._catalogue.find(key)
+        if piece is None or piece.number not in self._unused:
+            super().ask(connection, request, key, spec, mode)
+            return
+        self._forget_late(connection)  # its first call was interrupted, and nobody told us
+        late = self._unused[piece.number]
+        late.append((connection, request, key, spec, mode))
+        if len(late) == 1:
+            self._copies.report({"do": "used", **_which(key, piece.number)})
+
+    def _end_or_keep(self, do: str, key: Key, number: int) -> None:
+        if do == "free":
+            piece = self._parting.pop(number)
+            self._copies.detach(number, lambda: self._catalogue.release(piece))
+            return
+        late = self._unused.pop(number, [])
+        kept = self._catalogue.piece(number)
+        if do == "part" and kept is not None:
+            self._catalogue.remove(kept)
+            self._parting[number] = kept
+            self._copies.part(number, lambda: self._copies.report({"do": "parted", **_which(key, number)}))
+        for asked in late:
+            connection, request = asked[:2]
+            if connection.worker_id is None:
+                continue  # it is gone
+            try:
+                self.ask(*asked)
+            except MultiversoError as error:
+                connection.refuse(request, error)
+        if do == "used" and kept is not None and not kept.holders:
+            self._tell_unused(kept)
+
+    def _forget_late(self, connection: Connection) -> None:
+        for late in self._unused.values():
+            late[:] = [asked for asked in late if asked[0] is not connection]
+
+    def cancel(self, connection: Connection, why: str | None) -> None:
+        """A worker no longer waits."""
+        self._forget_late(connection)
+        super().cancel(connection, why)
 
     # -- what goes wrong --------------------------------------------------------------------------------------
 
@@ -213,3 +285,7 @@ class HostCreations(Creations):
             self._doomed[writes] = piece
         else:
             self._catalogue.release(piece)
+
+
+def _which(key: Key, number: int) -> Message:
+    return {"key": list(key), "number": number}

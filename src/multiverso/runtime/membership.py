@@ -140,6 +140,7 @@ class Membership:
             self._held = False
         self.control.notify()
         self.attached.clear()
+        self.catalogue.unused = None
         del (
             self._watch,
             self._watch_process,

@@ -439,7 +439,7 @@ class Node:
         members, abroad = self._members, self._abroad
         assert abroad is not None
         do = order["do"]
-        if do in ("make", "write", "join", "push", "finish", "drop"):
+        if do in ("make", "write", "join", "push", "finish", "drop", "used", "part", "free"):
             assert isinstance(members.creations, HostCreations)
             members.creations.obey(order)
         elif do == "refuse":
