@@ -24,6 +24,9 @@ def init(
     *,
     staleness: int | None = None,
     on_lost: str | None = None,
+    wire: str | None = None,
+    every: float | str | None = None,
+    between: str | None = None,
     timeout_seconds: float | None = None,
     start_timeout_seconds: float | None = None,
 ) -> None:
@@ -37,6 +40,12 @@ def init(
         staleness: bounded staleness instead: a read waits for workers more than this many ticks behind.
         on_lost: what waits do when a worker dies: ``"stop"`` raise WorkerLostError (default), ``"continue"``
             go on without it. None takes what the launcher was told.
+        wire: the format in which changes travel between hosts: ``"native"`` (default), ``"float32"``, ``"bfloat16"``,
+            ``"int8"``, ``"topk"`` or ``"topk:0.05"``. This and the next two mean nothing in a job on one host.
+        every: how often a host sends what has changed: a number of seconds, or ``"100 adds"`` of its workers to a
+            table; by default as soon as anything has changed.
+        between: what is made of the changes of the hosts: ``"sum"`` (default), ``"mean"``, ``"local_sgd"``,
+            ``"diloco"`` or ``"diloco:LR,MOMENTUM"``. Tables of integers are summed.
         timeout_seconds: deadline of barriers, rounds and clocks; by default MULTIVERSO_TIMEOUT_SECONDS, or
             30 minutes.
         start_timeout_seconds: deadline for all workers to come; 120 s by default.
@@ -55,6 +64,9 @@ def init(
                     sync=sync,
                     staleness=staleness,
                     on_lost=on_lost,
+                    wire=wire,
+                    every=every,
+                    between=between,
                     timeout_seconds=timeout_seconds,
                     start_timeout_seconds=start_timeout_seconds,
                 )

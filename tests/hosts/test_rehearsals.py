@@ -113,6 +113,8 @@ def test_whoever_is_killed_ends_the_job_with_its_name(tmp_path: Path, how: str, 
         (("--hosts", 0, "-n", 2), "the number of hosts must be from 1"),
         (("--hosts", 2, "-n", 2, "--json"), "--json works on one host only yet"),
         (("--hosts", 2, "-n", 2, "--summary"), "--summary works on one host only yet"),
+        (("--hosts", 2, "-n", 2, "--wire", "int9"), "a wire format is one of"),
+        (("-n", 2, "--every", "3"), "--every: of use between hosts only"),
     ],
 )
 def test_what_makes_no_sense_is_refused(tmp_path: Path, arguments: tuple[object, ...], said: str) -> None:
@@ -130,10 +132,16 @@ def by_ssh(tmp_path: Path, port: int) -> list[object]:
     return ["--hosts", "127.0.0.1,localhost", "--ssh", ssh, "--port", port, "--insecure-fabric"]
 
 
-def test_hosts_by_name_add_up_exactly(tmp_path: Path, by_ssh: list[object]) -> None:
-    done = run(*by_ssh, "-n", 2, program(tmp_path, ADDING))
+@pytest.mark.parametrize(
+    ("options", "values"),
+    [((), "35.0 35.0 60.0"), (("--wire", "int8", "--between", "mean"), "20.0 20.0 30.0")],
+)
+def test_hosts_by_name_add_up_exactly(
+    tmp_path: Path, by_ssh: list[object], options: tuple[str, ...], values: str
+) -> None:
+    done = run(*by_ssh, *options, "-n", 2, program(tmp_path, ADDING))
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"[{i}] sum {i} 2 35.0 35.0 60.0 [0, 1]" for i in (0, 1)]
+    assert sorted(done.stdout.splitlines()) == [f"[{i}] sum {i} 2 {values} [0, 1]" for i in (0, 1)]
 
 
 def test_a_failure_on_a_host_by_name_ends_all_with_its_code(tmp_path: Path, by_ssh: list[object]) -> None:

@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 from core_support import in_threads, outcome, wait_for
-from rehearsing import rehearsal
+from rehearsing import Rehearsal, rehearsal
 
 import multiverso as mv
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, StartupError, TableMismatchError, WorkerLostError
 from multiverso.hosts.credentials import new_credentials
+from multiverso.hosts.exchange import Exchange
 from multiverso.hosts.transport import CONTROL, Hello, connect
+from multiverso.hosts.wires import Wire
 from multiverso.runtime import Session
 from multiverso.runtime.agreement import tell_all
 from multiverso.runtime.reduce import Reducer
@@ -130,6 +132,104 @@ def test_one_that_leaves_without_closing_and_a_host_that_never_had_it_keep_no_cl
             session.barrier()
 
         job.run(work)
+
+
+@pytest.mark.parametrize(
+    "exchange", [Exchange.of("int8"), Exchange.of("topk:0.1", "5 adds"), Exchange.of(every=0.01)], ids=str
+)
+def test_sums_of_whole_numbers_are_exact_after_a_barrier_however_they_travel(exchange: Exchange) -> None:
+    size, rounds = 70_000, 10
+
+    def work(session: Session) -> Any:
+        me = session.worker_id
+        table = ArrayTableHandler(size, np.full(size, 3.0), session=session)
+        counts = ArrayTableHandler(5, dtype="int64", session=session)
+        rng = np.random.default_rng(me)
+        own = np.zeros(size, np.float32)
+        for _ in range(rounds):
+            delta = rng.integers(-999, 999, size).astype(np.float32)
+            own += delta
+            table.add(delta)
+            counts.add(np.ones(5, np.int64))
+        session.barrier()
+        return own, table.get(), counts.get().tolist()
+
+    with rehearsal(2, 1) as job:
+        kinds = _kinds(job)
+        results = job.run(work, exchange=exchange)
+    assert {(wire.number, every) for wire, every in kinds[0].values()} == {
+        (Wire.of(exchange.wire, "float32").number, exchange.every),
+        (Wire.of(exchange.wire, "int64").number, exchange.every),
+    }
+    want = 3 + sum(own for own, _, _ in results)
+    for _, values, counts in results:
+        np.testing.assert_array_equal(values, want)
+        assert counts == [3 * rounds] * 5
+
+
+def _kinds(job: Rehearsal) -> list[dict[int, Any]]:
+    """How the tables of each host travel, by number: filled when they are made."""
+    return [node._abroad._carrier._kinds for node in job.nodes]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("between", ["mean", "local_sgd", "diloco", "diloco:1,0.5"])
+def test_a_rule_between_hosts_moves_everyone_to_one_value(between: str) -> None:
+    def work(session: Session) -> Any:
+        table = ArrayTableHandler(1000, np.full(1000, 8.0), dtype="float64", session=session)
+        steps = ArrayTableHandler(1, dtype="int64", session=session)
+        table.add(np.full(1000, 0.5 + session.worker_id))
+        steps.add([1])
+        session.barrier()
+        refused = outcome(lambda: table.set(np.zeros(1000)))
+        assert type(refused) is MultiversoError
+        assert f"between={between!r}" in str(refused)
+        return set(table.get().tolist()), steps.get().tolist()
+
+    with rehearsal(1, 1) as job:
+        values, steps = zip(*job.run(work, exchange=Exchange.of(every=3600, between=between)), strict=True)
+    # the mean of what the hosts have changed is 1: lr g + lr mu m with m = g
+    lr, momentum = {"diloco": (0.7, 0.9), "diloco:1,0.5": (1.0, 0.5)}.get(between, (1.0, 0.0))
+    assert values[0] == values[1]
+    assert len(values[0]) == 1
+    assert values[0].pop() == pytest.approx(8 + lr * (1 + momentum))
+    assert steps == ([2], [2])  # whole numbers are summed
+
+
+def test_another_wire_on_another_host_is_refused() -> None:
+    with rehearsal(1, 1) as job:
+
+        def begin(worker_id: int) -> Any:
+            exchange = Exchange.of(("native", "int8")[worker_id])
+            return outcome(
+                lambda: job.session(worker_id, exchange=exchange, start_timeout_seconds=20).shutdown()
+            )
+
+        results = in_threads([lambda: begin(0), lambda: begin(1)])
+    assert any(isinstance(r, StartupError) and "wire='int8'" in str(r) for r in results)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"wire": "int9"},
+        {"wire": 8},
+        {"every": "often"},
+        {"every": -1},
+        {"every": "0 adds"},
+        {"every": float("nan")},
+        {"every": True},
+        {"every": 10**400},
+        {"between": "median"},
+        {"between": "diloco:1"},
+    ],
+    ids=str,
+)
+def test_what_means_nothing_between_hosts_is_refused_on_one_host_too(options: dict[str, Any]) -> None:
+    with pytest.raises(StartupError, match=f"{next(iter(options))}|wire format|rule between"):
+        mv.init(**options)
+    assert Exchange.from_message(Exchange.of("int8", "7 adds", "diloco").as_message()) == Exchange.of(
+        "int8", "7 adds", "diloco"
+    )
 
 
 def test_whose_initial_value_counts_is_the_same_as_on_one_host() -> None:

@@ -101,6 +101,22 @@ def run_command(
         bool,
         typer.Option("--insecure-fabric", help="Between hosts: encrypt nothing, on a network you trust."),
     ] = False,
+    wire: Annotated[
+        str | None,
+        typer.Option(
+            help="How changes travel between hosts: native, float32, bfloat16, int8, topk or topk:F."
+        ),
+    ] = None,
+    every: Annotated[
+        str | None,
+        typer.Option(help="How often a host sends what has changed: seconds, or a text such as '100 adds'."),
+    ] = None,
+    between: Annotated[
+        str | None,
+        typer.Option(
+            help="What is made of the hosts' changes: sum, mean, local_sgd, diloco or diloco:LR,MOMENTUM."
+        ),
+    ] = None,
     grace: Annotated[
         float, typer.Option(help="Seconds that workers get to end by themselves, before they are killed.")
     ] = 1.0,
@@ -122,6 +138,7 @@ def run_command(
 
         summary = showing.summary
 
+    exchange = {"wire": wire, "every": every, "between": between}
     options = RunOptions(
         target=target,
         arguments=tuple(arguments or ()),
@@ -139,6 +156,7 @@ def run_command(
         port=port,
         ssh=ssh,
         encrypted=not insecure_fabric,
+        exchange={name: text for name, text in exchange.items() if text is not None},
     )
     start = launch
     if hosts is not None:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from multiverso.errors import StartupError
 from multiverso.hosts.credentials import new_credentials
+from multiverso.hosts.exchange import VARIABLES, Exchange
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster, spread
 from multiverso.launch.job import Job, WorkerExit, let_signals_end_us
 from multiverso.launch.local import RunOptions, check
@@ -33,7 +34,13 @@ _MOST_HOSTS = 64
 _MORE_GRACE_SECONDS = 3.0
 _IN_CONSEQUENCE = 128 + signal.SIGTERM
 _SSH_FAILED = 255
-_PASSED_ON = ("PYTHONPATH", "MULTIVERSO_TIMEOUT_SECONDS", "MULTIVERSO_NODE_STDERR", "OMP_NUM_THREADS")
+_PASSED_ON = (
+    "PYTHONPATH",
+    "MULTIVERSO_TIMEOUT_SECONDS",
+    "MULTIVERSO_NODE_STDERR",
+    "OMP_NUM_THREADS",
+    *VARIABLES.values(),
+)
 
 
 def launch_on_hosts(options: RunOptions) -> int:
@@ -50,6 +57,7 @@ def launch_on_hosts(options: RunOptions) -> int:
     if options.json or options.summary:
         option = "--json" if options.json else "--summary"
         raise StartupError(f"{option} works on one host only yet: leave it out, or leave --hosts out.")
+    Exchange.of(**options.exchange)
     job_id = uuid.uuid4().hex
     with ExitStack() as stack:
         if options.hosts.isdecimal():
@@ -99,7 +107,7 @@ def _rehearsal(options: RunOptions, job_id: str, stack: ExitStack) -> tuple[Rost
     roster = Roster(0, names, workers, listening.getsockname()[:2], credentials, rehearsal=True)
     commands = []
     for host in range(roster.hosts):
-        environ = {**os.environ, _JOB_VARIABLE: job_id, ROSTER_VARIABLE: roster.on(host).as_text()}
+        environ = {**_environ(options), _JOB_VARIABLE: job_id, ROSTER_VARIABLE: roster.on(host).as_text()}
         descriptors: tuple[int, ...] = ()
         if host == 0:
             environ[LISTENER_VARIABLE] = str(listening.fileno())
@@ -129,7 +137,8 @@ def _by_ssh(options: RunOptions, job_id: str) -> tuple[Roster, list[WorkerComman
     roster = Roster(0, names, workers, first, credentials, bind="0.0.0.0", addresses=addresses)
     arguments = [sys.executable, "-P", "-m", "multiverso", "run", *_arguments(options)]
     variables = [f"{ROSTER_VARIABLE}={FROM_INPUT}"]
-    variables += [f"{name}={os.environ[name]}" for name in _PASSED_ON if name in os.environ]
+    environ = _environ(options)
+    variables += [f"{name}={environ[name]}" for name in _PASSED_ON if name in environ]
     there = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join(variables)} {shlex.join(arguments)}"
     helper = (sys.executable, "-I", "-S", str(Path(__file__).parent / "_ssh.py"))
     return roster, [
@@ -139,6 +148,11 @@ def _by_ssh(options: RunOptions, job_id: str) -> tuple[Roster, list[WorkerComman
         )
         for host, name in enumerate(names)
     ]
+
+
+def _environ(options: RunOptions) -> dict[str, str]:
+    """What the workers find in their environment beside what they have from here."""
+    return {**os.environ, **{VARIABLES[name]: text for name, text in options.exchange.items()}}
 
 
 def _arguments(options: RunOptions) -> list[str]:

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -50,6 +50,7 @@ class RunOptions:
         port: Where the first of several hosts listens for the others.
         ssh: The command that reaches a host.
         encrypted: Whether hosts encrypt what they send each other.
+        exchange: What `init` is to take for its `wire`, `every` and `between` where the program gives none.
     """
 
     target: str
@@ -68,6 +69,7 @@ class RunOptions:
     port: int = 29600
     ssh: str = "ssh -o BatchMode=yes"
     encrypted: bool = True
+    exchange: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def workers_num(self) -> int:
@@ -313,6 +315,9 @@ def check(options: RunOptions) -> None:
         raise StartupError(f"--timeout {options.timeout_seconds:g}: it must be more than 0 seconds.")
     if not options.grace_seconds >= 0:
         raise StartupError(f"--grace {options.grace_seconds:g}: it must be 0 seconds or more.")
+    if options.exchange and options.hosts is None:
+        given = " and ".join(f"--{name}" for name in options.exchange)
+        raise StartupError(f"{given}: of use between hosts only; give --hosts, too, or leave it out.")
 
 
 def _misplaced_workers(options: RunOptions) -> str | None:

@@ -17,11 +17,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from multiverso import layout as at
 from multiverso.deadline import Deadline
 from multiverso.errors import StartupError
 from multiverso.hosts.control import Centre, Outpost, credentials_of
+from multiverso.hosts.exchange import Exchange
 from multiverso.hosts.fabric import Fabric
+from multiverso.hosts.pace import Every
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport import Listener
 from multiverso.runtime.control import Control
@@ -46,7 +50,16 @@ class Carrier(Protocol):
     def connect(self, peer: int, address: tuple[str, int]) -> None:
         """Begins to connect to a host of a lower number, and keeps it up."""
 
-    def attach(self, table_id: int, shard: Shard, *, control: int = 0) -> None:
+    def attach(
+        self,
+        table_id: int,
+        shard: Shard,
+        *,
+        wire: str = "native",
+        every: Every | None = None,
+        rule: str = "sum",
+        control: int = 0,
+    ) -> None:
         """Begins to keep a table near the other hosts' copies."""
 
     def detach(self, table_id: int) -> None:
@@ -78,12 +91,14 @@ class Abroad:
         post: hands an order, or something to call, to the node's thread; from any thread.
 
     Attributes:
+        exchange: how tables travel, once a worker has said so.
         over: set when all workers of all hosts have gone, so that nobody needs this host's copies any more.
         remote_statistics: what workers of other hosts have done with each table, by its number and theirs.
     """
 
     def __init__(self, roster: Roster, carrier: Carrier, listener: Listener | None, post: Post) -> None:
         self.roster = roster
+        self.exchange = Exchange()
         self.over = threading.Event()
         self._carrier = carrier
         self._post = post
@@ -195,7 +210,11 @@ class Abroad:
         """Lets a table join the exchange between hosts, then calls `then` in the node's thread."""
 
         def join() -> None:
-            self._carrier.attach(number, shard, control=self.control.address)
+            how = self.exchange
+            rule = how.rule_of(np.dtype(shard.spec.dtype))
+            self._carrier.attach(
+                number, shard, wire=how.wire, every=how.every, rule=rule, control=self.control.address
+            )
             self._attached.add(number)
             self._joined.add(number)
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy
 
 from multiverso.errors import NodeLostError, StartupError
+from multiverso.hosts.exchange import VARIABLES, Exchange
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE
 from multiverso.layout import MAX_WORKERS
 from multiverso.runtime.discovery import JobInfo, discover, socket_name
@@ -45,6 +46,9 @@ def join(
     sync: bool = False,
     staleness: int | None = None,
     on_lost: str | None = None,
+    wire: str | None = None,
+    every: float | str | None = None,
+    between: str | None = None,
     timeout_seconds: float | None = None,
     start_timeout_seconds: float | None = None,
 ) -> Session:
@@ -63,6 +67,9 @@ def join(
     if on_lost not in (None, "stop", "continue"):
         raise StartupError(f"on_lost is 'stop' or 'continue'; got {on_lost!r}")
     environ = os.environ if environ is None else environ
+    asked = {"wire": wire, "every": every, "between": between}
+    left = {name: environ.get(variable) or None for name, variable in VARIABLES.items()}
+    exchange = Exchange.of(**{name: left[name] if value is None else value for name, value in asked.items()})
     job = discover(environ)
     if job.workers_num > MAX_WORKERS:
         raise StartupError(
@@ -75,6 +82,7 @@ def join(
         "sync": sync,
         "staleness": staleness,
         "on_lost": on_lost or job.on_lost,
+        "exchange": exchange,
         "timeout_seconds": timeout,
         "workers_num": job.workers_num,
     }

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from multiverso import layout as at
 from multiverso.errors import MultiversoError, StartupError
+from multiverso.hosts.exchange import Exchange
 from multiverso.memory import mutex
 from multiverso.memory.heap import Heap
 from multiverso.memory.segment import Segment
@@ -182,6 +183,7 @@ class Membership:
             )
         if self._abroad is not None:
             _check_hosts_can(options, self._abroad.roster.hosts)
+            options["exchange"] = Exchange.from_message(request.get("exchange")).as_message()
         if self._is_new_generation(wish):
             if self._abroad is not None:
                 raise StartupError(
@@ -204,6 +206,7 @@ class Membership:
             self._options = options
             self.control.continue_without_lost(options["on_lost"] == "continue")
             if self._abroad is not None:
+                self._abroad.exchange = Exchange.from_message(options["exchange"])
                 self._abroad.report({"do": "options", "options": options})
         elif options != self._options:
             raise _differ(options, self._options)
@@ -423,7 +426,8 @@ class Membership:
 def _words(options: Message) -> str:
     consistency = options["consistency"]
     bound = f" (staleness={consistency['staleness']})" if consistency["mode"] == "bounded" else ""
-    return f"{consistency['mode']}{bound} with on_lost={options['on_lost']!r}"
+    between = f", {Exchange.from_message(options['exchange'])}" if "exchange" in options else ""
+    return f"{consistency['mode']}{bound} with on_lost={options['on_lost']!r}{between}"
 
 
 def _differ(options: Message, others: Message) -> StartupError:

@@ -14,9 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, Self
 
+import numpy as np
+
 from multiverso import layout as at
 from multiverso.deadline import Deadline, checked_seconds
 from multiverso.errors import ClosedError, MultiversoError, NodeLostError
+from multiverso.hosts.exchange import Exchange
 from multiverso.kernels import waits
 from multiverso.memory.shared import SharedMemory
 from multiverso.runtime.barrier import Barrier
@@ -58,6 +61,7 @@ class Session:
         sync: synchronous rounds.
         staleness: bounded staleness, in ticks; excludes ``sync``.
         on_lost: ``"stop"`` or ``"continue"``; None takes the node's.
+        exchange: how tables travel between hosts; of no meaning on one.
         timeout_seconds: deadline of barriers, rounds and clocks (default 30 minutes).
         start_timeout_seconds: deadline of starting and of attaching to tables (default 120 s).
         ends_with_node: end this process when the node is gone (our launcher asks for it).
@@ -79,6 +83,7 @@ class Session:
         sync: bool = False,
         staleness: int | None = None,
         on_lost: str | None = None,
+        exchange: Exchange | None = None,
         timeout_seconds: float | None = None,
         start_timeout_seconds: float | None = None,
         ends_with_node: bool = False,
@@ -87,6 +92,7 @@ class Session:
     ) -> None:
         self.address = address
         self.consistency = Consistency.of(sync, staleness)
+        self._exchange = exchange or Exchange()
         self.timeout_seconds = WAIT_SECONDS if timeout_seconds is None else checked_seconds(timeout_seconds)
         self.start_timeout_seconds = START_SECONDS if start_timeout_seconds is None else start_timeout_seconds
         self.closed: str | None = None  # why it cannot be used any more
@@ -129,6 +135,7 @@ class Session:
                 "workers_num": number,
                 "consistency": {"mode": self.consistency.mode, "staleness": self.consistency.staleness},
                 "on_lost": on_lost,
+                "exchange": self._exchange.as_message(),
             },
             deadline,
             "a place in the job",
@@ -188,6 +195,22 @@ class Session:
             raise MultiversoError(
                 f"{what} works on one host only yet, and this job is on {len(self.hosts)} ({', '.join(self.hosts)}): "
                 f"{instead}"
+            )
+
+    def refuse_under_rule(self, what: str, dtype: np.dtype[Any]) -> None:
+        """Before something that replaces values, of which a rule between hosts would make a part of the change.
+
+        Args:
+            what: what it is.
+            dtype: the table's.
+
+        Raises:
+            MultiversoError: the job is on several hosts, with such a rule. Nothing was changed.
+        """
+        if self.control.places and self._exchange.rule_of(dtype) != "sum":
+            raise MultiversoError(
+                f"{what} cannot replace values that hosts share by between={self._exchange.between!r}: give them as "
+                "init_value=, or use between='sum'"
             )
 
     def barrier(self, timeout_seconds: float | None = None) -> None:

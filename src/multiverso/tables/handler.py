@@ -354,8 +354,10 @@ class TableHandler:
 
         Raises:
             ShapeMismatchError, DtypeMismatchError: the values do not fit; nothing was changed.
+            MultiversoError: a rule between hosts would make something else of them; nothing was changed.
         """
         self._ready(None)
+        self._session.refuse_under_rule("set", self._dtype)
         new = self._delta(values, "values")
         self._operations.settle(None)
         self._how.put(new)
@@ -413,6 +415,7 @@ class TableHandler:
     def _replace(self, values: Array, states: list[Array]) -> None:
         """Overwrites values and updater state (flat, of the table's dtype and size)."""
         self._ready(None)
+        self._session.refuse_under_rule("load", self._dtype)
         if states:
             self._session.refuse_across_hosts(
                 f"loading the state of the updater {self._spec.updater!r}", "start all workers on one host"

@@ -24,6 +24,7 @@ _FIELDS: dict[str, dict[str, str]] = {
         "workers_num": _NUMBER + _NOTHING,
         "consistency": _OBJECT,
         "on_lost": _TEXT + _NOTHING,
+        "exchange": _OBJECT + _NOTHING,
     },
     "hello": {},
     "challenge": {"nonce": _TEXT},

@@ -1,0 +1,97 @@
+"""How a job's tables travel between its hosts: what `init` is told about it, checked."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import numbers
+import re
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from multiverso.errors import StartupError
+from multiverso.hosts.outer import OuterRule
+from multiverso.hosts.pace import Every
+from multiverso.hosts.wires import Wire
+
+VARIABLES = {"wire": "MULTIVERSO_WIRE", "every": "MULTIVERSO_EVERY", "between": "MULTIVERSO_BETWEEN"}
+"""Where a launcher leaves what `init` is not told."""
+
+_LONGEST_TEXT = 100
+_COUNT = re.compile("[1-9][0-9]{0,17}")
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """How the copies of all tables of a job are kept near each other.
+
+    Attributes:
+        wire: the format of differences, see ``hosts/wires.py``.
+        every: how often a pass begins.
+        between: the rule between hosts, see ``hosts/outer.py``.
+    """
+
+    wire: str = "native"
+    every: Every = field(default_factory=Every)
+    between: str = "sum"
+
+    @classmethod
+    def of(cls, wire: Any = None, every: Any = None, between: Any = None) -> Exchange:
+        """Returns what ``init(wire=, every=, between=)`` mean together; None leaves each as it is by default.
+
+        Raises:
+            StartupError: one of them means nothing.
+        """
+        wire, between = cls.wire if wire is None else wire, cls.between if between is None else between
+        for what, text in (("wire", wire), ("between", between)):
+            if not isinstance(text, str) or len(text) > _LONGEST_TEXT:
+                raise StartupError(f"{what} is a short text; got {text!r}")
+        Wire.of(wire, "float32")
+        OuterRule.of(between, "float32")
+        return cls(wire, _every(every), between)
+
+    def rule_of(self, dtype: Any) -> str:
+        """Returns the rule for a table: whole numbers are summed, whatever it is for the others."""
+        return self.between if dtype.kind == "f" else "sum"
+
+    def as_message(self) -> dict[str, Any]:
+        """Returns it as JSON can carry it."""
+        return asdict(self)
+
+    @classmethod
+    def from_message(cls, message: dict[str, Any] | None) -> Exchange:
+        """The inverse of :meth:`as_message`; None is the default.
+
+        Raises:
+            StartupError: it is none.
+        """
+        if message is None:
+            return cls()
+        every = message.get("every")
+        if not isinstance(every, dict) or {type(value) for value in every.values()} - {int, float}:
+            raise StartupError(f"no message about hosts: {str(message)[:_LONGEST_TEXT]}")
+        changes = every.get("changes")
+        asked = f"{changes} adds" if changes else every.get("seconds")
+        return cls.of(message.get("wire"), asked, message.get("between"))
+
+    def __str__(self) -> str:
+        every = f"'{self.every.changes} adds'" if self.every.changes else f"{self.every.seconds:g}"
+        return f"wire={self.wire!r}, every={every}, between={self.between!r}"
+
+
+def _every(value: Any) -> Every:
+    if value is None:
+        return Every()
+    if isinstance(value, str):
+        count, _, unit = value.strip().partition(" ")
+        if unit in ("add", "adds") and _COUNT.fullmatch(count):
+            return Every(changes=int(count))
+    seconds = math.nan
+    if not isinstance(value, bool) and isinstance(value, (str, numbers.Real)):
+        with contextlib.suppress(ValueError, OverflowError):
+            seconds = float(value)
+    if not 0 <= seconds < math.inf:
+        raise StartupError(
+            f"every is a number of seconds, 0 or more, or a text such as '100 adds'; got {str(value)[:_LONGEST_TEXT]!r}"
+        )
+    return Every(seconds=seconds)
