@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
@@ -294,7 +293,6 @@ class Places:
     size: int
 
     @classmethod
-    @functools.lru_cache(maxsize=64)
     def of(cls, spec: TableSpec, workers: int, synchronous: bool) -> Places:
         """Lays a table out: header, lines, words and hands, values, state, slots, local state.
 

@@ -55,6 +55,20 @@ def of_updater(name: str, workers: int, dtype: str) -> Trace:
     return _together(work, workers)[0]
 
 
+def of_updater_by_row(name: str) -> Trace:
+    """A row after each of one worker's adds, of an updater that keeps something for each row."""
+
+    def work(session: Session) -> Trace:
+        table = mv.KeyedTable(SIZE, dtype="float64", updater=BY_NAME[name](), session=session)
+        seen = []
+        for step in range(STEPS):
+            table.add(given(0, step, "float64")[np.newaxis], [7])
+            seen.append(table.get([7])[0].tolist())
+        return seen
+
+    return _together(work, 1)[0]
+
+
 def of_rule(name: str, workers: int, dtype: str) -> Trace:
     """After each exchange: each worker's parameters, and the centre."""
 
@@ -89,7 +103,10 @@ def _together(work: Callable[[Session], Trace], workers: int) -> list[Trace]:
 def cases() -> dict[str, Callable[[], Trace]]:
     """Returns every trace by name, to be made when called."""
     found: dict[str, Callable[[], Trace]] = {}
-    for name in BY_NAME:
+    for name, make in BY_NAME.items():
+        if any(state.per == "row" for state in make().states):
+            found[f"updater {name}, by row"] = lambda n=name: of_updater_by_row(n)
+            continue
         for workers in (1, 3):
             found[f"updater {name}, {_mode(workers)}"] = lambda n=name, w=workers: of_updater(n, w, "float64")
     for name, rule in RULES.items():

@@ -14,6 +14,7 @@ import torch
 import multiverso as mv
 from multiverso.errors import ClosedError
 from multiverso.runtime import Node, Session
+from multiverso.tables.keyed_saving import Content
 from multiverso.torch import Embedding, EmbeddingBag
 
 ROWS, DIM = 30, 4
@@ -36,7 +37,7 @@ def table_of(kind: str, session: Session, updater: Any = "sgd") -> Any:
         return mv.MatrixTableHandler(ROWS, DIM, start(), updater=updater, session=session)
     table = mv.KeyedTable(DIM, updater=updater, session=session)
     states = [np.full((ROWS, DIM), state.initial, "f4") for state in table.spec.states]
-    table._replace(np.arange(ROWS), start(), states)
+    table._replace(Content(np.arange(ROWS), np.concatenate([start(), *states], 1).view(np.uint8)))
     return table
 
 
