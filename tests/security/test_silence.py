@@ -51,6 +51,8 @@ def test_a_stopped_node_is_given_up_soon(ask: Any) -> None:
     with Person(NODE, _name("stopped"), uid=os.getuid()) as node:
         node.hear()
         os.kill(node.process.pid, signal.SIGSTOP)
+        # until it is: on another processor it may go on for a moment, and answer
+        os.waitid(os.P_PID, node.process.pid, os.WSTOPPED | os.WNOWAIT)
         try:
             with pytest.raises(
                 StartupError, match=rf"is stopped: process {node.process.pid} .*kill -CONT"
