@@ -152,6 +152,7 @@ class Job:
         self._deadline: float | None = None
         self._ending_since = 0.0
         self._given_up = False
+        self._cut_short = False
         self._escalation: deque[tuple[float, int]] = deque()
         self._received: deque[int] = deque()
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -242,6 +243,8 @@ class Job:
 
     def _start(self, guard: Guard) -> None:
         for worker_id, command in enumerate(self._commands, self._first):
+            if self._told_to_end():
+                break
             process = spawn(command, keep_stdin=self._keep_stdin and worker_id == 0)
             self._processes[worker_id] = process
             self._started_at[worker_id] = time.monotonic()
@@ -252,6 +255,9 @@ class Job:
             self._on_start(worker_id, process.pid)
         if self._output is not None:
             self._output.start()
+        self._cut_short = self._told_to_end()
+        if self._cut_short:
+            self.step()
 
     def step(self, most_seconds: float = 0.0) -> None:
         """Does what there is to do; waits for something for at most so long."""
@@ -290,7 +296,9 @@ class Job:
             if number == signal.SIGINT and self._output is not None:
                 self._output.interrupted()
             self._signal = number
-            self._end("signal", number)
+            # An interpreter that is interrupted while it starts itself says "Fatal Python error".
+            young = self._cut_short and number == signal.SIGINT
+            self._end("signal", signal.SIGTERM if young else number)
         elif time.monotonic() - self._ending_since > _SAME_SIGNAL_SECONDS:
             self._end(self._reason, signal.SIGKILL)
 
