@@ -215,7 +215,7 @@ def test_a_death_between_two_stores_loses_and_doubles_nothing(kept: str) -> None
             loops.append(deal(session, 12, 2))
             next(loops[-1])
             session.barrier()
-            dealer = batches._dealers[session]
+            dealer: Any = batches._dealers[session].hands
             taken = dealer._lines[session.worker_id]["taken"]
             if session.worker_id == 1:
                 if kept == "note":  # of the batch that comes next, which it has not yet taken
@@ -371,7 +371,8 @@ def test_a_counter_gives_each_number_once() -> None:
 def test_a_counters_lock_outlives_its_holder(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(session: Session) -> Any:
         counter = mv.Counter("c", session=session)
-        address = counter._memory.address
+        number: Any = counter._number
+        address = number._memory.address
         thread = threading.Thread(target=lambda: mutex.lock(address, 1.0))  # its end is the holder's death
         thread.start()
         thread.join()

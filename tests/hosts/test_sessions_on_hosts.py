@@ -20,7 +20,6 @@ from multiverso.hosts.transport import CONTROL, Hello, connect
 from multiverso.hosts.wires import Wire
 from multiverso.runtime import Session
 from multiverso.runtime.agreement import tell_all
-from multiverso.runtime.reduce import Reducer
 from multiverso.tables import ArrayTableHandler, MatrixTableHandler
 
 
@@ -411,9 +410,7 @@ def test_what_works_on_one_host_only_is_refused_in_a_sentence() -> None:
     def work(session: Session) -> list[str]:
         table = ArrayTableHandler(4, np.arange(4.0), session=session)
         calls: list[Any] = [
-            lambda: mv.Counter("tickets", session),
             lambda: mv.KeyedTable(4, session=session),
-            lambda: Reducer(session, 2),
             lambda: session.shared_memory("mine", 64),
             lambda: table.load("nowhere"),
             lambda: ArrayTableHandler(5, dtype="int32", initial="mean", session=session),

@@ -25,6 +25,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from multiverso import layout as at
+from multiverso.hosts.deals import Answer
+from multiverso.hosts.desk import Desk
 from multiverso.hosts.roster import Roster
 
 Message = dict[str, Any]
@@ -111,6 +113,7 @@ class Coordinator:
         self._released = 0
         self._notes: dict[int, dict[int, str]] = {}  # what workers tell each other: by number, then by worker
         self._options: Message | None = None
+        self._desk = Desk()
         self.over = False
 
     def receive(self, host: int, report: Message) -> list[Order]:
@@ -134,6 +137,8 @@ class Coordinator:
             "parted": self._note_parted,
             "gone": self._gone,
             "tell": self._tell,
+            "ask": self._ask,
+            "say": self._say,
             "statistics": self._relay_statistics,
         }[report["do"]]
         return handler(host, report)
@@ -157,6 +162,7 @@ class Coordinator:
         orders += self._to_all(
             {"do": "workers", "workers": list(lost.workers.values()), "now": None}, but=host
         )
+        orders += self._answers(self._desk.note(list(lost.workers.values())))
         for key, creation in list(self._creations.items()):
             creation.asked.pop(host, None)
             creation.waits_for.discard(host)
@@ -192,7 +198,7 @@ class Coordinator:
         if not self._hosts[host].is_live:  # the creation of a table waits for those who count
             for key, creation in list(self._creations.items()):
                 orders += self._go_on(key, creation)
-        return orders + self._hand_round()
+        return orders + self._hand_round() + self._answers(self._desk.note(lines))
 
     def _relay_statistics(self, host: int, report: Message) -> list[Order]:
         """How much a host's workers have done with each table: for who looks on another host."""
@@ -244,6 +250,36 @@ class Coordinator:
             order
             for number in ready
             for order in self._to_all({"do": "told", "number": number, "notes": self._notes.pop(number)})
+        ]
+
+    # -- what workers ask -------------------------------------------------------------------------------------
+
+    def _ask(self, host: int, report: Message) -> list[Order]:
+        """A worker asks for a number or for batches, see `hosts.desk`."""
+        worker, number = int(report["worker"]), int(report["number"])
+        if worker not in self._roster.workers_of(host):
+            return []
+        try:
+            return self._answers(self._desk.ask(worker, number, report["question"]))
+        except (KeyError, TypeError, ValueError) as error:  # its own mistake, not its host's
+            return self._answers([(worker, number, {"error": f"it makes no sense: {error!r}"})])
+
+    def _say(self, host: int, report: Message) -> list[Order]:
+        worker = int(report["worker"])
+        if worker not in self._roster.workers_of(host):
+            return []
+        try:
+            return self._answers(self._desk.say(worker, report["saying"]))
+        except (KeyError, TypeError, ValueError):
+            return []
+
+    def _answers(self, answers: list[Answer]) -> list[Order]:
+        return [
+            (
+                self._roster.host_of(worker),
+                {"do": "answer", "worker": worker, "number": number, "answer": answer},
+            )
+            for worker, number, answer in answers
         ]
 
     # -- tables ----------------------------------------------------------------------------------------------

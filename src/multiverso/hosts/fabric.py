@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -82,6 +82,9 @@ class Fabric:
         self._listener: transport.Listener | None = None
         self._strangers = threading.BoundedSemaphore(_STRANGERS)
         self._doors: set[threading.Thread] = set()
+        self._others: dict[
+            int, Callable[[Channel, Hello], None]
+        ] = {}  # who takes connections of another role
         self._threads: list[threading.Thread] = []
         self._pairs = {peer: self._new_pair(peer) for peer in range(hosts) if peer != host}
         _fabrics.add(self)
@@ -109,6 +112,10 @@ class Fabric:
             if peer > self.host:
                 pair.start()
         return self._listener.address
+
+    def answer(self, role: int, taker: Callable[[Channel, Hello], None]) -> None:
+        """Says who takes connections of another role at the same port; before it listens."""
+        self._others[role] = taker
 
     def connect(self, peer: int, address: tuple[str, int]) -> None:
         """Begins to connect to a peer of a lower number, and to do so again whenever that is cut. Does not wait."""
@@ -164,6 +171,9 @@ class Fabric:
             return
         finally:
             self._strangers.release()
+        if theirs.role in self._others:
+            self._others[theirs.role](channel, theirs)
+            return
         pair = self._pairs.get(theirs.host)
         if (
             pair is None

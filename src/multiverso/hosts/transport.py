@@ -39,8 +39,8 @@ from multiverso.hosts.channel import (
 from multiverso.hosts.credentials import Credentials
 from multiverso.hosts.frames import VERSION
 
-DATA, CONTROL = 1, 2  # roles
-ROLES = {DATA: "data", CONTROL: "control"}
+DATA, CONTROL, MAIL = 1, 2, 3  # roles
+ROLES = {DATA: "data", CONTROL: "control", MAIL: "mail"}
 _MAGIC = b"MVHS"
 _NONCE = _PROOF = 32
 _HELLO = struct.Struct(f"!4sHHIIQQ16s{_NONCE}s")
@@ -64,7 +64,7 @@ class Hello:
         hosts: how many there are.
         incarnation: a random number that it has made when it began.
         generation: how many connections of this role it has made to the same peer, from 1; a newer one replaces it.
-        role: DATA or CONTROL.
+        role: DATA, CONTROL or MAIL.
     """
 
     host: int
@@ -359,6 +359,7 @@ __all__ = [
     "CONTROL",
     "DATA",
     "HANDSHAKE_SECONDS",
+    "MAIL",
     "Channel",
     "Encrypted",
     "Hello",

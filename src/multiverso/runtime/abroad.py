@@ -22,14 +22,19 @@ import numpy as np
 from multiverso import layout as at
 from multiverso.deadline import Deadline
 from multiverso.errors import StartupError
+from multiverso.hosts.channel import Channel
 from multiverso.hosts.control import Centre, Outpost, credentials_of
 from multiverso.hosts.exchange import Exchange
 from multiverso.hosts.fabric import Fabric
+from multiverso.hosts.mail import Mail
 from multiverso.hosts.pace import Every
 from multiverso.hosts.roster import Roster
-from multiverso.hosts.transport import Listener
+from multiverso.hosts.stream import Body
+from multiverso.hosts.transport import MAIL, Hello, Listener
+from multiverso.memory.segment import Segment
 from multiverso.runtime.control import Control
 from multiverso.runtime.mirror import Line, read_lines, write_line
+from multiverso.runtime.reductions import Reductions
 from multiverso.shards.shard import Shard
 from multiverso.wire.messages import Message
 
@@ -77,6 +82,9 @@ class Carrier(Protocol):
     def regroup(self, live: Sequence[int]) -> None:
         """Goes on without lost hosts: what had its home there gets a new one. Waits for them end with an error."""
 
+    def answer(self, role: int, taker: Callable[[Channel, Hello], None]) -> None:
+        """Says who takes connections of another role; before it listens."""
+
     def close(self) -> None:
         """Ends all connections."""
 
@@ -117,6 +125,12 @@ class Abroad:
         self._lost: set[int] = set()
         self._shards: Callable[[], Mapping[int, Shard]] = dict
         self.remote_statistics: dict[int, dict[int, dict[str, float]]] = {}
+        self._addresses: dict[int, tuple[str, int]] = {}
+        self._mail = Mail(
+            roster.host, roster.hosts, credentials_of(roster), self._addresses.get, self._deliver
+        )
+        carrier.answer(MAIL, self._mail.offer)
+        self.reductions: Reductions | None = None
         self._regroups = 0  # how often the hosts that are left have given out new homes
         address = carrier.listen()
         if roster.addresses:  # it listens at all of its addresses; this is the one that others know
@@ -135,15 +149,22 @@ class Abroad:
         if roster.leads:
             self._centre.report({"do": "hello", "address": list(address)})
 
-    def begin(self, control: Control, shards: Callable[[], Mapping[int, Shard]]) -> None:
+    def begin(
+        self,
+        control: Control,
+        shards: Callable[[], Mapping[int, Shard]],
+        memory: Callable[[str], Segment | None],
+    ) -> None:
         """The memory is there: from here on this host's workers are told of, and remote ones shown in it.
 
         Args:
             control: the control segment.
             shards: returns the tables by number; called by any thread.
+            memory: returns what this host's workers share under a name; called by any thread.
         """
         self._control = control
         self._shards = shards
+        self.reductions = Reductions(self.roster, control, self._mail, memory)
         for thread in self._threads:
             thread.start()
 
@@ -151,6 +172,9 @@ class Abroad:
         """Ends everything. The other hosts take it for a loss unless the job is over."""
         self._closing.set()
         self._tasks.put(None)
+        self._mail.close()
+        if self.reductions is not None:
+            self.reductions.close()
         self._carrier.close()
         self._centre.close()
         for thread in self._threads:
@@ -162,6 +186,11 @@ class Abroad:
         """The control segment."""
         assert self._control is not None
         return self._control
+
+    def _deliver(self, host: int, message: Body) -> None:
+        """Another node's message; a host that has begun before this one's workers have is heard all the same."""
+        if self.reductions is not None:
+            self.reductions.arrived(host, message)
 
     # -- telling ---------------------------------------------------------------------------------------------
 
@@ -273,7 +302,7 @@ class Abroad:
         if do == "peers":
             for peer in range(self.roster.host):
                 address, port = order["addresses"][peer]
-                to = (str(address), int(port))
+                self._addresses[peer] = to = (str(address), int(port))
                 self._tasks.put(functools.partial(self._carrier.connect, peer, to))
         elif do == "lost":
             host = int(order["host"])

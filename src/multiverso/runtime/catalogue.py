@@ -100,6 +100,11 @@ class Catalogue:
         piece = self.find(("memory", name))
         return None if piece is None else piece.head.array(0, piece.head.size, np.uint8)
 
+    def whole_memory(self, name: str) -> Segment | None:
+        """Returns all of plain memory, for the node's own use of it, or None where nobody has asked for it."""
+        piece = self.find(("memory", name))
+        return None if piece is None else self._whole(piece)
+
     def piece(self, number: int | None) -> Piece | None:
         """Returns what has a number."""
         return None if number is None else self._pieces.get(number)
@@ -146,8 +151,10 @@ class Catalogue:
         """Returns a table with all of its memory, for the node's own work on its values."""
         assert isinstance(piece.spec, TableSpec)
         assert piece.shard is not None
-        segment = Segment(self._heap.descriptor, piece.offset, at.round_up(piece.size, at.PAGE))
-        return Shard(segment, piece.spec, piece.shard.workers, piece.shard.mode)
+        return Shard(self._whole(piece), piece.spec, piece.shard.workers, piece.shard.mode)
+
+    def _whole(self, piece: Piece) -> Segment:
+        return Segment(self._heap.descriptor, piece.offset, at.round_up(piece.size, at.PAGE))
 
     def _map(self, offset: int, size: int, head: int) -> Segment:
         try:

@@ -104,7 +104,7 @@ class Membership:
             self.creations = HostCreations(self.catalogue, self.control, self._abroad.roster, self._abroad)
             self.control.span_hosts()
             catalogue = self.catalogue
-            self._abroad.begin(self.control, lambda: catalogue.shards)
+            self._abroad.begin(self.control, lambda: catalogue.shards, catalogue.whole_memory)
 
     def _places(self) -> tuple[tuple[str, ...], str]:
         if self._abroad is None:

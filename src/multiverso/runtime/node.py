@@ -33,6 +33,7 @@ from multiverso.runtime.control import Control
 from multiverso.runtime.deaths import await_end
 from multiverso.runtime.host_creation import HostCreations
 from multiverso.runtime.membership import Membership
+from multiverso.runtime.questions import Questions
 from multiverso.runtime.status import status_of
 from multiverso.spec import MemorySpec, TableSpec
 from multiverso.wire import messages
@@ -82,6 +83,7 @@ class Node:
         self._posted: queue.SimpleQueue[tuple[str, int, int]] = queue.SimpleQueue()
         self._orders: queue.SimpleQueue[Message | Callable[[], None]] = queue.SimpleQueue()
         self._abroad: Abroad | None = None
+        self._questions: Questions | None = None
         self._started, self._closing = threading.Event(), threading.Event()
         self._emptied = threading.Condition()
         self._connections: dict[int, Connection] = {}
@@ -108,6 +110,7 @@ class Node:
                 end.setblocking(False)
             if abroad is not None:
                 self._abroad = Abroad(*abroad, self._post_order)
+                self._questions = Questions(self._abroad.report)
             self._membership = Membership(workers, on_lost, self._watch, self._watch_process, self._abroad)
             self._thread.start()
             self._started.wait()
@@ -341,6 +344,9 @@ class Node:
                 "cancel": self._cancel,
                 "arrived": self._arrived,
                 "tell": self._tell,
+                "ask": self._ask,
+                "say": self._say,
+                "combine": self._combine,
                 "status": self._status,
             }[do]
             handler(connection, request)
@@ -357,6 +363,8 @@ class Node:
         del self._connections[connection.socket.fileno()]
         connection.socket.close()
         self._members.forget(connection)
+        if self._questions is not None:
+            self._questions.forget(connection)
         if connection.worker_id is not None and connection.life is None:
             left = self._members.control.participation(connection.worker_id) == at.LEFT
             self._settle(connection.worker_id, at.GONE if left else at.LOST)
@@ -446,6 +454,9 @@ class Node:
             members.refuse(order["options"])
         elif do == "told":
             members.told(int(order["number"]), order["notes"])
+        elif do == "answer":
+            assert self._questions is not None
+            self._questions.answer(order)
         elif do in ("alone", "broken"):
             if not abroad.over.is_set() and (members.control.continues or not abroad.lost_hosts):
                 _log(
@@ -463,11 +474,39 @@ class Node:
             raise StartupError("the workers of one host tell each other in shared memory")
         self._members.tell(connection, request)
 
+    def _ask(self, connection: Connection, request: Message) -> None:
+        self._asked().ask(connection, request)
+
+    def _say(self, connection: Connection, request: Message) -> None:
+        self._asked().say(connection, request)
+
+    def _combine(self, connection: Connection, request: Message) -> None:
+        if self._abroad is None or self._abroad.reductions is None:
+            raise StartupError("the workers of one host reduce arrays by themselves")
+        self._abroad.reductions.told(connection.attached_id, request)
+
+    def _asked(self) -> Questions:
+        if self._questions is None:
+            raise StartupError(
+                "only the workers of a job on several hosts ask each other through their nodes"
+            )
+        return self._questions
+
     def _arrived(self, connection: Connection, request: Message) -> None:
         if self._abroad is not None:
             self._abroad.arrived(connection.attached_id, int(request["barrier"]))
 
+    def _hear_out(self, connection: Connection) -> None:
+        """Serves what a worker said before its end, which its life mutex may tell of before its messages are read."""
+        descriptor = connection.socket.fileno()
+        while self._connections.get(descriptor) is connection and messages.waiting(connection.socket):
+            assert self._poll is not None
+            self._read(self._poll, connection)
+
     def _settle(self, worker_id: int, liveness: int) -> None:
+        worker = self._members.attached.get(worker_id)
+        if self._questions is not None and worker is not None:
+            self._hear_out(worker.connection)
         self._members.settle(worker_id, liveness)
         self._forget_process_of(worker_id)
         if self._abroad is not None:

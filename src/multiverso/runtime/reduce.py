@@ -19,6 +19,7 @@ from multiverso.errors import DtypeMismatchError, InterruptedRoundError, ShapeMi
 from multiverso.kernels import reduce
 from multiverso.memory.shared import SharedMemory
 from multiverso.memory.words import load64
+from multiverso.runtime.across_hosts import AcrossHosts
 from multiverso.runtime.session import Session
 from multiverso.spec import DTYPES
 
@@ -75,7 +76,8 @@ def _writable(array: Array) -> Array:
 class _Call:
     """A call of all_reduce that has not returned yet; it keeps its arrays until it has.
 
-    ``direct``: the result is where the caller wanted it; ``floors``: it is the sum of an average that is rounded down.
+    ``direct``: the result is where the caller wanted it; ``divides``: it is the sum of an average; ``floors``: that is
+    rounded down.
     """
 
     operation: str
@@ -85,6 +87,7 @@ class _Call:
     result: Array
     direct: bool
     floors: bool
+    divides: bool
 
     def __str__(self) -> str:
         return f"all_reduce({self.operation}) of {self.flat.size} {self.given}"
@@ -105,15 +108,22 @@ class Reducer:
     def __init__(self, session: Session, size: int) -> None:
         if not 0 <= session.worker_id < size:
             raise ValueError(f"worker {session.worker_id} is not one of the {size} that reduce together")
-        session.refuse_across_hosts("all_reduce", "use torch.distributed or mpi4py between hosts")
         self.size = size
         self.rank = session.worker_id
         self._session = session
         self._progress = np.zeros(4, np.int64)
         self._call: _Call | None = None
         self._broken: str | None = None
-        self._lines = self._open("lines", _LINES_BYTES + 2 * size * SMALL_BYTES)
         self._chunks: SharedMemory | None = None
+        self._across: AcrossHosts | None = None
+        if session.hosts:
+            if size != session.workers_num:
+                session.refuse_across_hosts("all_reduce by some of the workers", "reduce with all of them")
+            self._across = AcrossHosts(session)
+            if not self._across.is_new:
+                self._broken = f"worker {self.rank} was lost, and this process has taken its place"
+            return
+        self._lines = self._open("lines", _LINES_BYTES + 2 * size * SMALL_BYTES)
         self._lines_at = self._lines.address
         if load64(self._lines_at + at.REDUCTION_STRIDE * self.rank + at.PHASE):
             self._broken = f"worker {self.rank} of this group was lost, and this process has taken its place"
@@ -166,13 +176,16 @@ class Reducer:
         if call is None:
             flat = _writable(np.ascontiguousarray(source, dtype).reshape(-1))
             floors = operation == "average" and dtype.kind == "i"
-            direct = out.dtype == dtype and out.flags.c_contiguous and not floors
+            divides = operation == "average" and (floors or self._across is not None)
+            direct = out.dtype == dtype and out.flags.c_contiguous and not divides
             result = out.reshape(-1) if direct else np.empty(flat.size, dtype)
-            call = _Call(operation, source.dtype, source.shape, flat, result, direct, floors)
+            call = _Call(operation, source.dtype, source.shape, flat, result, direct, floors, divides)
             self._call = call
         self._reduce(call, deadline)
         if not (fresh and call.direct):
             result = call.result // self.size if call.floors else call.result
+            if call.divides and not call.floors:
+                result = call.result / call.result.dtype.type(self.size)
             out[...] = result.reshape(out.shape)
         # returned: no exception can come between the two
         self._progress[_COMPLETE] = 0
@@ -195,6 +208,9 @@ class Reducer:
         return call
 
     def _reduce(self, call: _Call, deadline: Deadline | None) -> None:
+        if self._across is not None:
+            self._reduce_across(self._across, call, deadline)
+            return
         more: tuple[int, ...] = ()
         flat, lines, small = call.flat, self._lines_at, call.flat.nbytes <= SMALL_BYTES
         kernel = _kernels(flat.dtype)[0 if small else 1]
@@ -224,6 +240,20 @@ class Reducer:
         code = kernel(*arguments)
         if code:
             self._finish(code, lambda: int(kernel(*arguments)), str(call), deadline)
+
+    def _reduce_across(self, across: AcrossHosts, call: _Call, deadline: Deadline | None) -> None:
+        if self._progress[_COMPLETE]:
+            return
+        self._progress[_STEP] = 1
+        operation = "sum" if call.operation == "average" else call.operation
+        within = self._session.deadline() if deadline is None else deadline
+        try:
+            across.reduce(call.flat, call.result, operation, str(call), within)
+        except (WorkerLostError, ShapeMismatchError) as error:
+            self._broken = f"in an earlier {call}: {error}"
+            raise
+        self._progress[_COMPLETE] = 1
+        self._progress[_STEP] = 0
 
     def _finish(self, code: int, go: Callable[[], int], what: str, deadline: Deadline | None) -> None:
         """Goes on with a call that had to wait for long, or has failed."""

@@ -33,6 +33,7 @@ from multiverso.runtime.wait_graph import WaitGraph, read_wait_graph
 from multiverso.shards.shard import Shard
 from multiverso.spec import Consistency, MemorySpec, TableSpec, checked_count
 from multiverso.wire import messages
+from multiverso.wire.messages import Message
 
 START_SECONDS = 120.0
 WAIT_SECONDS = 1800.0  # a master may validate for long
@@ -249,6 +250,52 @@ class Session:
                 self._link.give_up()
                 raise
         return {int(worker): str(text) for worker, text in answer["notes"].items()}
+
+    def ask_hosts(
+        self,
+        question: Message,
+        deadline: Deadline,
+        what: str,
+        waits: Callable[[list[int]], None] | None = None,
+    ) -> Message:
+        """Asks the first host's node, through this host's: what the workers of all hosts have to agree on.
+
+        Args:
+            question: see ``multiverso.hosts.desk``.
+            deadline: until when.
+            what: what is waited for, in words.
+            waits: called with the workers for whom the answer waits, whenever these have changed.
+
+        Raises:
+            NodeLostError, DeadlockError, WaitTimeoutError: there was no answer. The question may be asked again.
+            MultiversoError: it makes no sense.
+        """
+        self.enter()
+        with self._lock:
+            patience = Patience(self, deadline, what)
+            asked: Message = {"do": "ask", "question": question}
+            try:
+                told, _ = self._link.ask(asked, deadline.at, what, patience.raise_if_over)
+                while "wait" in told["answer"]:
+                    if waits is not None:
+                        waits([int(worker) for worker in told["answer"]["wait"]])
+                    told, _ = self._link.more(deadline.at, what, patience.raise_if_over)
+            except BaseException:
+                self._link.give_up()
+                raise
+        answer: Message = told["answer"]
+        if "error" in answer:
+            raise MultiversoError(f"{what}: {answer['error']}")
+        return answer
+
+    def say_to_hosts(self, saying: Message) -> None:
+        """Tells the first host's node something that has no answer, see ``multiverso.hosts.desk``."""
+        self.tell_node({"do": "say", "saying": saying})
+
+    def tell_node(self, message: Message) -> None:
+        """Tells this host's node something that has no answer."""
+        with self._lock:
+            self._link.tell(message)
 
     def flush(self, timeout_seconds: float | None = None) -> None:
         """Waits until this worker's pending asynchronous operations on all tables are done.

@@ -123,7 +123,10 @@ class WaitGraph:
             at.FOR_BARRIER: f"barrier {wait.target}",
             at.FOR_ROUND: f"round {(wait.target - 1) // (table.chunks if table else 1) + 1} of {name}",
             at.FOR_CLOCK: f"clock {wait.target} of {name}",
-            at.FOR_BATCHES: "the end of an epoch's last batches",
+            # across hosts a reduction waits for workers by a mask, too: its memory tells the two apart
+            at.FOR_BATCHES: "what others add to a reduction"
+            if wait.table
+            else "the end of an epoch's last batches",
             at.FOR_TABLE: f"the creation of table number {wait.target}",
             at.FOR_LOCK: lock,
             at.FOR_WORD: lock,

@@ -14,12 +14,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from operator import index
 from types import EllipsisType
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from multiverso import layout as at
 from multiverso.deadline import Deadline
@@ -30,8 +29,8 @@ from multiverso.runtime.patience import Patience
 from multiverso.runtime.session import Session
 from multiverso.runtime.shared_lock import held, prepare
 from multiverso.runtime.wait_graph import names
-
-Words = npt.NDArray[np.int64]
+from multiverso.tables.asked_batches import AskedHands
+from multiverso.tables.epochs import Epoch, Words
 
 HEAD = Record(128)
 HEAD.mutex("lock")
@@ -47,56 +46,19 @@ LINE.int64("taken", 61)  # 1 + number of each batch that it has been given and h
 
 _NOBODY = at.MAX_WORKERS
 MOST_AHEAD = 56
-_POSITIVE = (1 << 63) - 1
 
 
-@dataclass(frozen=True)
-class Epoch:
-    """What is dealt: `n` samples, shuffled, in batches of at most `size`."""
-
-    n: int
-    size: int
-    seed: int
-    epoch: int
-
-    @property
-    def batches(self) -> int:
-        """How many batches there are."""
-        return -(-self.n // self.size)
-
-    @property
-    def words(self) -> tuple[int, int, int, int]:
-        """What the workers compare."""
-        return self.n, self.size, self.seed & _POSITIVE, self.epoch & _POSITIVE
-
-    def order(self) -> Words:
-        """Returns the samples in the order in which they are dealt."""
-        shuffled = np.random.default_rng([self.seed, self.epoch]).permutation(self.n)
-        return shuffled.astype(np.int64, copy=False)
-
-
-class Dealer:
-    """One worker's hand in the deals of its job. Owner: one thread at a time."""
+class SharedHands:
+    """The hands of workers of one host, in memory that they share. Owner: one worker's `Dealer`."""
 
     def __init__(self, session: Session) -> None:
-        if session.consistency.mode != "async":
-            raise StartupError(
-                "mv.batches gives a slow worker fewer batches than the others, but in "
-                f"{session.consistency.mode} mode all have to read equally often: use mv.shard(n, epoch=...), or "
-                "init() without sync and staleness"
-            )
         self._reference = weakref.ref(session)
         self._me = session.worker_id
         size = HEAD.size + LINE.size * (at.MAX_WORKERS + 1)
-        session.refuse_across_hosts(
-            "batches()", "part the samples by shard(n, epoch), or start all workers on one host"
-        )
         self._memory = session.shared_memory("multiverso-batches", size, prepare)
         self._head = self._memory.array[: HEAD.size].view(HEAD.dtype)[0]
         self._lines = self._memory.array[HEAD.size :].view(LINE.dtype)
         self._deals = 0
-        self._inside = False
-        self._next_epoch: dict[tuple[int, int, int], int] = {}
         with held(session, self._memory, session.deadline(), "the batches"):
             self._give_up_inheritance()
 
@@ -105,40 +67,6 @@ class Dealer:
         session = self._reference()
         assert session is not None
         return session
-
-    def deal(
-        self,
-        n: int,
-        size: int,
-        seed: int = 0,
-        epoch: int | None = None,
-        *,
-        ahead: int = 0,
-        timeout_seconds: float | None = None,
-    ) -> Iterator[Words]:
-        """Yields the batches that this worker is given; see `multiverso.batches` and the torch sampler."""
-        session = self._session
-        session.enter()
-        if self._inside:
-            raise StartupError(
-                "this worker is still in its last loop over mv.batches: leave that one first (by its end, or by "
-                "break); such loops cannot be nested"
-            )
-        key = (n, size, seed)
-        dealt = Epoch(*key, self._next_epoch.get(key, 0) if epoch is None else epoch)
-        self._inside = True
-        try:
-            number = self._begin(dealt, session.deadline(timeout_seconds))
-            self._next_epoch[key] = dealt.epoch + 1
-            order = dealt.order()
-            while True:
-                batch = self._take(number, dealt.batches, ahead, session.deadline(timeout_seconds))
-                if batch is None:
-                    return
-                yield order[batch * size : (batch + 1) * size].copy()
-        finally:
-            self._inside = False
-            self._leave(unfinished=ahead > 0)
 
     # -- steps, under the lock ---------------------------------------------------------------------------------
 
@@ -155,7 +83,7 @@ class Dealer:
         taken[:] = 0
         mine["process"] = 0
 
-    def _begin(self, dealt: Epoch, deadline: Deadline) -> int:
+    def begin(self, dealt: Epoch, deadline: Deadline) -> int:
         """Begins the next deal, or joins those who have; waits for whoever is still in the one before."""
         number = self._deals + 1
         head, line = self._head, self._lines[self._me]
@@ -184,7 +112,7 @@ class Dealer:
         self._deals = number
         return number
 
-    def _take(self, number: int, batches: int, ahead: int, deadline: Deadline) -> int | None:
+    def take(self, number: int, dealt: Epoch, ahead: int, deadline: Deadline) -> int | None:
         """Returns the next batch for this worker, or None when the epoch is over."""
         head, mine = self._head, self._lines[self._me]["taken"]
         found: int | None = None
@@ -194,7 +122,7 @@ class Dealer:
             if head["number"] != number:  # it came late: the others have gone on
                 return []
             self._finish(mine, ahead)
-            if head["next"] < batches:
+            if head["next"] < dealt.batches:
                 found = int(head["next"])
                 self._forget(found, ...)  # a worker that died before it had taken it may have noted it
                 mine[np.count_nonzero(mine)] = found + 1
@@ -210,7 +138,7 @@ class Dealer:
             return [i for i in self._members() if i != self._me and self._works(i, number)]
 
         self._until_nobody(step, deadline, "the epoch's last batches")
-        if head["next"] >= batches:
+        if head["next"] >= dealt.batches:
             self._session.control.notify()  # others may wait for what this worker has just finished
         return found
 
@@ -287,7 +215,7 @@ class Dealer:
                 patience.raise_if_over()
                 wait_for_change(control.address + at.EVENT, seen, deadline.left())
 
-    def _leave(self, unfinished: bool) -> None:
+    def leave(self, unfinished: bool) -> None:
         """The loop is over, and with it what this worker was given, but for what it may have taken ahead."""
         session = self._reference()
         if session is None or session.closed is not None:
@@ -297,6 +225,75 @@ class Dealer:
             line["taken"] = 0
         line["done"] = self._deals
         session.control.notify()
+
+
+class Hands(Protocol):
+    """What is behind a `Dealer`: who is given which batch."""
+
+    def begin(self, dealt: Epoch, deadline: Deadline) -> int:
+        """Begins the next deal, or joins those who have; returns its number."""
+
+    def take(self, number: int, dealt: Epoch, ahead: int, deadline: Deadline) -> int | None:
+        """Returns the next batch for this worker, or None when the epoch is over."""
+
+    def leave(self, unfinished: bool) -> None:
+        """The loop is over; with ``unfinished`` what was taken ahead is yet to be worked on."""
+
+
+class Dealer:
+    """One worker's loops over what is dealt. Owner: one thread at a time."""
+
+    def __init__(self, session: Session) -> None:
+        if session.consistency.mode != "async":
+            raise StartupError(
+                "mv.batches gives a slow worker fewer batches than the others, but in "
+                f"{session.consistency.mode} mode all have to read equally often: use mv.shard(n, epoch=...), or "
+                "init() without sync and staleness"
+            )
+        self._reference = weakref.ref(session)
+        self.hands: Hands = AskedHands(session) if session.hosts else SharedHands(session)
+        self._inside = False
+        self._next_epoch: dict[tuple[int, int, int], int] = {}
+
+    @property
+    def _session(self) -> Session:
+        session = self._reference()
+        assert session is not None
+        return session
+
+    def deal(
+        self,
+        n: int,
+        size: int,
+        seed: int = 0,
+        epoch: int | None = None,
+        *,
+        ahead: int = 0,
+        timeout_seconds: float | None = None,
+    ) -> Iterator[Words]:
+        """Yields the batches that this worker is given; see `multiverso.batches` and the torch sampler."""
+        session = self._session
+        session.enter()
+        if self._inside:
+            raise StartupError(
+                "this worker is still in its last loop over mv.batches: leave that one first (by its end, or by "
+                "break); such loops cannot be nested"
+            )
+        key = (n, size, seed)
+        dealt = Epoch(*key, self._next_epoch.get(key, 0) if epoch is None else epoch)
+        self._inside = True
+        try:
+            number = self.hands.begin(dealt, session.deadline(timeout_seconds))
+            self._next_epoch[key] = dealt.epoch + 1
+            order = dealt.order()
+            while True:
+                batch = self.hands.take(number, dealt, ahead, session.deadline(timeout_seconds))
+                if batch is None:
+                    return
+                yield order[batch * size : (batch + 1) * size].copy()
+        finally:
+            self._inside = False
+            self.hands.leave(unfinished=ahead > 0)
 
 
 _dealers: weakref.WeakKeyDictionary[Session, Dealer] = weakref.WeakKeyDictionary()

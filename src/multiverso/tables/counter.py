@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from operator import index
 
+from multiverso.deadline import Deadline
 from multiverso.runtime.current import current
 from multiverso.runtime.session import Session
 from multiverso.runtime.shared_lock import held, prepare
@@ -15,7 +16,8 @@ class Counter:
     """A whole number of 64 bits that all workers of the job share, 0 at first.
 
     Made by the first worker that asks for the name; the others attach to it whenever they come. It lasts as long as
-    the job, is not saved, and knows no rounds: a change is seen at once, in every consistency.
+    the job, is not saved, and knows no rounds: a change is seen at once, in every consistency. In a job on several
+    hosts the first host's node keeps it, and each use of it asks there.
 
     Args:
         name: what the workers call it; tables have names of their own.
@@ -33,39 +35,89 @@ class Counter:
     def __init__(self, name: str, session: Session | None = None) -> None:
         self.name = name
         self._session = current() if session is None else session
-        self._session.refuse_across_hosts(
-            "a Counter",
-            "add ones to an ArrayTableHandler(1, dtype='int64'), or start all workers on one host",
-        )
-        self._memory = self._session.shared_memory(f"multiverso-counter-{name}", 128, prepare)
-        self._word = self._memory.array[64:72].view("int64")
+        kind = _Asked if self._session.hosts else _Shared
+        self._number: _Asked | _Shared = kind(self._session, name)
 
-    def fetch_add(self, amount: int = 1) -> int:
+    def fetch_add(self, amount: int = 1, timeout_seconds: float | None = None) -> int:
         """Adds to the number and returns what it was before; no two workers get the same.
 
-        Takes some microseconds. A worker that is killed meanwhile has added or has not, and stops nobody.
+        Takes some microseconds, across hosts some hundred and the way to the first host and back. A worker that is
+        killed meanwhile has added or has not, and stops nobody.
 
         Args:
             amount: a whole number, also below 0.
+            timeout_seconds: deadline, instead of the session's.
 
         Raises:
             OverflowError: the sum does not fit into 64 bits; nothing is added.
             ClosedError: the session is over.
+            WaitTimeoutError, NodeLostError: nobody answered in time, or ever will; it was added or was not.
         """
         amount = index(amount)
         self._session.check()
-        with held(self._session, self._memory, self._session.deadline(), f"the counter {self.name!r}"):
-            before = int(self._word[0])
-            if not _LOWEST <= before + amount <= _HIGHEST:
-                raise OverflowError(f"counter {self.name!r}: {before} + {amount} does not fit into 64 bits")
-            self._word[0] = before + amount
+        if not _LOWEST <= amount <= _HIGHEST:
+            raise self._overflow(self.value, amount)
+        deadline = self._session.deadline(timeout_seconds)
+        before, done = self._number.fetch_add(amount, deadline, f"the counter {self.name!r}")
+        if not done:
+            raise self._overflow(before, amount)
         return before
+
+    def _overflow(self, before: int, amount: int) -> OverflowError:
+        return OverflowError(f"counter {self.name!r}: {before} + {amount} does not fit into 64 bits")
 
     @property
     def value(self) -> int:
         """What it is now; another worker may change it at any time."""
         self._session.check()
-        return int(self._word[0])
+        return self._number.read(self._session.deadline(), f"the counter {self.name!r}")
 
     def __repr__(self) -> str:
-        return f"<Counter {self.name!r}: {int(self._word[0])}>"
+        return f"<Counter {self.name!r}{self._number}>"
+
+
+class _Shared:
+    """A number in memory that the workers of one host share."""
+
+    def __init__(self, session: Session, name: str) -> None:
+        self._session = session
+        self._memory = session.shared_memory(f"multiverso-counter-{name}", 128, prepare)
+        self._word = self._memory.array[64:72].view("int64")
+
+    def fetch_add(self, amount: int, deadline: Deadline, what: str) -> tuple[int, bool]:
+        """Returns what it was, and whether it was added to."""
+        with held(self._session, self._memory, deadline, what):
+            before = int(self._word[0])
+            fits = _LOWEST <= before + amount <= _HIGHEST
+            if fits:
+                self._word[0] = before + amount
+        return before, fits
+
+    def __str__(self) -> str:
+        return f": {int(self._word[0])}"
+
+    def read(self, deadline: Deadline, what: str) -> int:
+        """Returns what it is."""
+        return int(self._word[0])
+
+
+class _Asked:
+    """A number that the first host's node keeps."""
+
+    def __init__(self, session: Session, name: str) -> None:
+        self._session, self._name = session, name
+        self.read(session.deadline(), f"the counter {name!r}")
+
+    def fetch_add(self, amount: int, deadline: Deadline, what: str) -> tuple[int, bool]:
+        """Returns what it was, and whether it was added to."""
+        question = {"about": "count", "name": self._name, "amount": amount}
+        answer = self._session.ask_hosts(question, deadline, what)
+        done = "before" in answer
+        return int(answer["before" if done else "overflow"]), done
+
+    def __str__(self) -> str:
+        return ", kept by the first host"
+
+    def read(self, deadline: Deadline, what: str) -> int:
+        """Returns what it is."""
+        return self.fetch_add(0, deadline, what)[0]

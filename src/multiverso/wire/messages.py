@@ -9,6 +9,7 @@ import errno
 import fcntl
 import json
 import os
+import select
 import socket
 import struct
 import time
@@ -123,6 +124,13 @@ def receive(connection: socket.socket, into: list[int] | None = None) -> tuple[M
             os.close(descriptors.pop())
         raise
     return message, descriptors
+
+
+def waiting(connection: socket.socket) -> bool:
+    """Returns whether a message, or the end, is there to be received."""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _parse(body: bytes) -> Message:

@@ -38,6 +38,15 @@ _FIELDS: dict[str, dict[str, str]] = {
     "cancel": {"why": _TEXT + _NOTHING},
     "arrived": {"barrier": _NUMBER},
     "tell": {"number": _NUMBER, "note": _TEXT},
+    "ask": {"question": _OBJECT},
+    "say": {"saying": _OBJECT},
+    "combine": {
+        "number": _NUMBER,
+        "signature": _NUMBER,
+        "nbytes": _NUMBER,
+        "dtype": _TEXT,
+        "operation": _TEXT,
+    },
     "status": {},
 }
 

@@ -1,0 +1,298 @@
+"""all_reduce over several hosts: its messages in any order and over any cuts, and sessions that use it."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+from core_support import bits, outcome
+from rehearsing import Rehearsal, rehearsal
+
+from multiverso.errors import (
+    InterruptedRoundError,
+    ShapeMismatchError,
+    WaitTimeoutError,
+    WorkerLostError,
+)
+from multiverso.hosts.combining import (
+    CHUNK_BYTES,
+    COMBINE,
+    PIECE_BYTES,
+    PIECES,
+    SMALL_BYTES,
+    Combining,
+    Piece,
+)
+from multiverso.hosts.frames import ProtocolError
+from multiverso.hosts.stream import HEAD_BYTES, LONGEST_BODY, Stream
+from multiverso.runtime import Session
+from multiverso.runtime.reduce import Reducer
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_stream_brings_each_message_once_and_in_order_through_cuts(seed: int) -> None:
+    dice = random.Random(seed)
+    ends = [Stream(), Stream()]
+    wires: list[deque[tuple[bytes, Any]]] = [deque(), deque()]
+    put, got = [0, 0], [[], []]  # type: ignore[var-annotated]
+    for end in ends:
+        end.connected()
+    for _ in range(1000):
+        side = dice.randrange(2)
+        what = dice.random()
+        if what < 0.02:  # cut: what is on the wires is gone
+            for end, wire in zip(ends, wires, strict=True):
+                wire.clear()
+                end.connected()
+        elif what < 0.3:
+            put[side] += 1
+            ends[side].put(b"%d" % put[side] + bytes(dice.choice((0, 0, 0, 0, 0, 300_000))))
+        elif what < 0.65:
+            found = ends[side].next()
+            if found is not None:
+                wires[side].append(found)
+        elif wires[1 - side]:
+            head, body = wires[1 - side].popleft()
+            assert Stream.length(head) == len(body)
+            message = ends[side].arrived(head, body)
+            if message is not None:
+                got[side].append(int(bytes(message).rstrip(b"\0")))
+    for side in (0, 1, 0, 1):
+        while (found := ends[side].next()) is not None:
+            wires[side].append(found)
+        while wires[side]:
+            message = ends[1 - side].arrived(*wires[side].popleft())
+            if message is not None:
+                got[1 - side].append(int(bytes(message).rstrip(b"\0")))
+    assert got[1] == list(range(1, put[0] + 1))
+    assert got[0] == list(range(1, put[1] + 1))
+    assert not any(end.has() and end.next() is None for end in ends)
+
+
+def test_a_stream_keeps_little_of_what_was_received_and_refuses_nonsense() -> None:
+    one, other = Stream(), Stream()
+    one.connected()
+    other.connected()
+    for head, body in (other.next(),):  # type: ignore[misc]
+        assert one.arrived(head, body) is None
+    for number in range(1000):
+        one.put(bytes(10))
+        found = one.next()
+        assert found is not None
+        other.arrived(*found)
+        if (said := other.next()) is not None:
+            one.arrived(*said)
+        assert len(one._kept) <= 65, number
+    head = found[0]
+    with pytest.raises(ProtocolError, match="after message"):
+        Stream().arrived(head, bytes(10))
+    with pytest.raises(ProtocolError, match="is said to be received"):
+        Stream().arrived(bytes(8) + bytes(7) + b"\1" + bytes(4), b"")
+    with pytest.raises(ProtocolError, match="longest"):
+        Stream.length(bytes(HEAD_BYTES - 4) + b"\x7f" + bytes(3))
+    with pytest.raises(ValueError, match="longest"):
+        one.put(bytearray(LONGEST_BODY + 1))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pieces_are_combined_in_host_order_whatever_comes_when(seed: int) -> None:
+    dice, rng = random.Random(seed), np.random.default_rng(seed)
+    hosts = [dice.choice(([0, 1], [0, 1, 2], [0, 2, 5]))][0]
+    wires: dict[tuple[int, int], deque[bytes]] = {(a, b): deque() for a in hosts for b in hosts if a != b}
+    ends = {
+        host: Combining(host, hosts, lambda to, body, host=host: wires[host, to].append(body))  # type: ignore[misc]
+        for host in hosts
+    }
+    pieces = []
+    for number in range(1, 7):
+        dtype = np.dtype(dice.choice(("float32", "float64", "int64")))
+        size = dice.choice((1, 100, SMALL_BYTES // 8 + 1, CHUNK_BYTES // 4, CHUNK_BYTES // 2 + 3))
+        operation = dice.choice(list(COMBINE))
+        pieces.append((Piece(number, number, operation, dtype, size * dtype.itemsize), size))
+    own = [[(rng.standard_normal(size) * 9).astype(piece.dtype) for _ in hosts] for piece, size in pieces]
+    out = {host: [np.empty(size, piece.dtype) for piece, size in pieces] for host in hosts}
+    begun, done = dict.fromkeys(hosts, 0), dict.fromkeys(hosts, 0)
+    while min(done.values()) < len(pieces):
+        ready = [h for h in hosts if begun[h] < len(pieces) and begun[h] - done[h] < PIECES]
+        ways = [way for way, wire in wires.items() if wire]
+        if ready and (not ways or dice.random() < 0.2):
+            host = dice.choice(ready)
+            number = begun[host]
+            begun[host] += 1
+            ended = ends[host].begin(pieces[number][0], own[number][hosts.index(host)], out[host][number])
+        else:
+            assert ways, "somebody is missing"
+            way = dice.choice(ways)
+            host = way[1]
+            ended = ends[host].arrived(way[0], wires[way].popleft())
+        for number in ended:
+            done[host] += 1
+            assert number == done[host]
+    for number, (piece, _) in enumerate(pieces):
+        wanted = own[number][0].copy()
+        for other in own[number][1:]:
+            wanted = COMBINE[piece.operation](wanted, other)
+        assert all(bits(out[host][number]) == bits(wanted) for host in hosts)
+
+
+def test_what_other_nodes_send_is_checked_before_it_is_used() -> None:
+    said: list[bytes] = []
+    end = Combining(0, [0, 1], lambda host, body: said.append(body))
+    other = Combining(1, [0, 1], lambda host, body: said.append(body))
+    piece = Piece(1, 7, "sum", np.dtype("float32"), 40)
+    other.begin(piece, np.ones(10, np.float32), np.empty(10, np.float32))
+    (message,) = said
+    for bad in (
+        message[:-1],
+        message + b"x",
+        b"\7" + message[1:],
+        message[:9],
+        message[:8] + bytes(8) + message[16:],
+    ):
+        with pytest.raises(ProtocolError):
+            end.arrived(1, bad)
+    assert end.missing(1) == [1]
+    assert end.arrived(1, message) == []
+    with pytest.raises(ShapeMismatchError, match="another host"):
+        end.begin(
+            Piece(1, 8, "sum", np.dtype("float32"), 40), np.ones(10, np.float32), np.empty(10, np.float32)
+        )
+
+
+# -- sessions ------------------------------------------------------------------------------------------------
+
+LARGE = PIECE_BYTES // 4 * 2 + 12_345
+
+
+def expected(workers: tuple[int, ...], operation: str, arrays: list[Any], dtype: Any) -> Any:
+    """Workers in their order on each host, then hosts in theirs."""
+    working = np.float32 if dtype == np.float16 else np.int64 if dtype == np.uint8 else dtype
+    combine = COMBINE["sum" if operation == "average" else operation]
+    hosts, first = [], 0
+    for count in workers:
+        part = arrays[first].astype(working)
+        for other in arrays[first + 1 : first + count]:
+            part = combine(part, other.astype(working))
+        hosts.append(part)
+        first += count
+    result = hosts[0]
+    for part in hosts[1:]:
+        result = combine(result, part)
+    if operation == "average":
+        size = sum(workers)
+        result = result // size if result.dtype.kind == "i" else result / result.dtype.type(size)
+    return result.astype(dtype)
+
+
+@pytest.mark.parametrize("workers", [(2, 1), (1, 1, 1)], ids=str)
+def test_every_worker_has_the_same_bits_through_cut_connections(workers: tuple[int, ...]) -> None:
+    cases = [
+        (size, np.dtype(dtype), operation)
+        for size in (1, 1000, SMALL_BYTES // 4 + 1)
+        for dtype in ("float32", "float64", "float16", "int32", "uint8")
+        for operation in ("sum", "product", "max", "min", "average")
+    ] + [(LARGE, np.dtype("float32"), "sum"), (0, np.dtype("float32"), "sum")]
+
+    def value(worker: int, size: int, dtype: Any) -> Any:
+        return (np.random.default_rng([worker, size]).standard_normal(size) * 3 + 4).astype(dtype)
+
+    with rehearsal(*workers, encrypted=len(workers) == 2) as job:
+
+        def work(session: Session) -> str:
+            reducer = Reducer(session, session.workers_num)
+            for number, (size, dtype, operation) in enumerate(cases):
+                arrays = [value(worker, size, dtype) for worker in range(session.workers_num)]
+                if session.worker_id == 0 and number % 7 == 3:
+                    job.nodes[0]._abroad._mail.interrupt(1)  # type: ignore[union-attr]
+                got = reducer.all_reduce(arrays[session.worker_id], operation)
+                assert bits(got) == bits(expected(workers, operation, arrays, dtype)), (
+                    size,
+                    dtype,
+                    operation,
+                )
+                mine = arrays[session.worker_id]
+                assert reducer.all_reduce(mine, operation, mine) is mine
+                assert bits(mine) == bits(got)
+            strided = np.arange(24.0).reshape(2, 3, 4).transpose(2, 0, 1)
+            total = reducer.all_reduce(strided)
+            assert np.array_equal(total, strided * session.workers_num)
+            return "done"
+
+        assert job.run(work) == ["done"] * sum(workers)
+
+
+def killed(job: Rehearsal, host: int, worker_id: int) -> None:
+    """What the node does when a worker's process is gone."""
+    node = job.nodes[host]
+    node._posted.put(("lost", worker_id, node._members.attached[worker_id].connection.life))
+    node._poke()
+
+
+def test_who_is_missing_is_named_and_a_call_that_raised_goes_on() -> None:
+    waited = threading.Event()
+
+    def work(session: Session) -> Any:
+        reducer = Reducer(session, 3)
+        mine = np.full(5, session.worker_id + 1.0)
+        if session.worker_id == 2:
+            assert waited.wait(30)
+            return reducer.all_reduce(mine).tolist()
+        errors = []
+        if session.worker_id == 0:
+            errors.append(outcome(lambda: reducer.all_reduce(mine, timeout_seconds=0.7)))
+            errors.append(outcome(lambda: reducer.all_reduce(mine, "max")))
+            waited.set()
+        return [*errors, reducer.all_reduce(mine).tolist()]
+
+    with rehearsal(2, 1) as job:
+        (late, other, first), (second,), third = job.run(work)
+    assert isinstance(late, WaitTimeoutError)
+    assert "all_reduce(sum) of 5 float64: missing worker" in str(late)
+    assert "what others add to a reduction, which needs worker" in str(late)
+    assert isinstance(other, InterruptedRoundError)
+    assert first == second == third == [6.0] * 5
+
+
+def test_a_death_and_a_leaving_are_errors_that_name_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiverso.runtime.across_hosts._LEFT_SECONDS", 0.2)
+    for how in ("dies", "leaves"):
+        gone, told = threading.Event(), threading.Barrier(2)
+
+        def work(session: Session, how: str = how, gone: Any = gone, told: Any = told) -> Any:
+            reducer = Reducer(session, 2)
+            reducer.all_reduce(np.ones(3))
+            if session.worker_id == 1:
+                if how == "dies":
+                    killed(job, 1, 1)
+                else:
+                    session.shutdown()
+                gone.set()
+                told.wait(30)
+                return None
+            assert gone.wait(30)
+            errors = [outcome(lambda: reducer.all_reduce(np.ones(3))) for _ in range(2)]
+            told.wait(30)
+            return errors
+
+        with rehearsal(1, 1, on_lost="continue") as job:
+            first, again = job.run(work)[0]
+        assert isinstance(first, WorkerLostError), first
+        assert "worker 1 (pid" in str(first)
+        assert "on host-1)" in str(first)
+        assert "all_reduce(sum) of 3 float64" in str(first)
+        assert "nothing more can be reduced" in str(again)
+
+
+def test_different_calls_are_refused_on_all_hosts() -> None:
+    def work(session: Session) -> Any:
+        reducer = Reducer(session, 2)
+        return outcome(lambda: reducer.all_reduce(np.ones(3 + session.worker_id)))
+
+    with rehearsal(1, 1) as job:
+        for error in job.run(work):
+            assert isinstance(error, ShapeMismatchError)
+            assert "do not call all_reduce with the same things" in str(error)
