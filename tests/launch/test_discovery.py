@@ -170,18 +170,69 @@ def test_mpich_jobs_differ_by_their_proxy_or_its_socket() -> None:
 
 
 @pytest.mark.parametrize(
-    "environ",
+    ("environ", "local_num"),
     [
-        TORCHRUN | {"WORLD_SIZE": "8"},
-        OPENMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
-        MPICH | {"MPI_LOCALNRANKS": "1"},
-        SLURM | {"SLURM_STEP_NUM_NODES": "2"},
-        HYDRA_IN_SLURM | {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2"},
+        (OPENMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 2),
+        (MPICH | {"MPI_LOCALNRANKS": "1"}, 1),
+        (HYDRA_IN_SLURM | {"SLURM_STEP_NUM_NODES": "2", "MPI_LOCALNRANKS": "1"}, 1),
     ],
 )
-def test_several_hosts_are_refused_at_once(environ: dict[str, str]) -> None:
-    with pytest.raises(StartupError, match="on one host"):
-        place(environ)
+def test_mpi_says_that_there_are_other_hosts_and_not_which(environ: dict[str, str], local_num: int) -> None:
+    job = place(environ)
+    assert (job.hosts, job.local_num, job.roster) == (0, local_num, None)
+
+
+def test_workers_that_are_nowhere_are_a_contradiction() -> None:
+    with pytest.raises(StartupError, match="has 8 workers, of which only 2 are on this host"):
+        place(TORCHRUN | {"WORLD_SIZE": "8"})
+
+
+SLURM_HOSTS = SLURM | {
+    "SLURM_STEP_NUM_NODES": "3",
+    "SLURM_STEP_NUM_TASKS": "7",
+    "SLURM_STEP_NODELIST": "gpu[09-10],login",
+    "SLURM_STEP_TASKS_PER_NODE": "3,2(x2)",
+    "SLURM_NODEID": "1",
+    "SLURM_PROCID": "4",
+    "SLURM_LOCALID": "1",
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "local"),
+    [
+        ({}, [3, 4]),
+        ({"SLURM_DISTRIBUTION": "block:cyclic", "SLURM_STEP_RESV_PORTS": "12001-12002,12007"}, [3, 4]),
+        ({"SLURM_DISTRIBUTION": "cyclic"}, [1, 4]),
+        ({"SLURM_DISTRIBUTION": "plane=2", "SLURM_PROCID": "3"}, [2, 3]),
+    ],
+)
+def test_slurm_says_which_task_is_where(change: dict[str, str], local: list[int]) -> None:
+    job = place(SLURM_HOSTS | change)
+    assert job.roster is not None
+    assert (job.host, job.hosts, job.local_num, list(job.roster.local)) == (1, 3, 2, local)
+    assert job.roster.names == ("gpu09", "gpu10", "login")
+    assert sorted(worker for host in range(3) for worker in job.roster.workers_of(host)) == list(range(7))
+    assert job.ports == ((12001, 12002, 12007) if "SLURM_STEP_RESV_PORTS" in change else ())
+    other = {"SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+    assert place(SLURM_HOSTS | change | other).attempt == job.attempt
+    assert place(SLURM_HOSTS | change | other).key != job.key
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"SLURM_STEP_TASKS_PER_NODE": "7"}, "do not fit together"),
+        ({"SLURM_NODEID": "3"}, "do not fit together"),
+        ({"SLURM_STEP_NODELIST": "gpu[09"}, "no list of nodes"),
+        ({"SLURM_STEP_NODELIST": "gpu[a-c]"}, "no numbers"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2(x)"}, "must be such as"),
+        ({"SLURM_DISTRIBUTION": "arbitrary", "SLURM_PROCID": "6"}, "distribution=block"),
+    ],
+)
+def test_slurms_contradictions_are_named(change: dict[str, str], words: str) -> None:
+    with pytest.raises(StartupError, match=words):
+        place(SLURM_HOSTS | change)
 
 
 def test_torchruns_hosts_find_each_other_at_its_store() -> None:

@@ -88,6 +88,11 @@ class Centre:
         self._closing = threading.Event()
         self._accepting = self._start(self._accept, "multiverso-hosts-accept")
 
+    @property
+    def all_came(self) -> bool:
+        """Whether every other host has connected, some time or other."""
+        return len(self._channels) == self._roster.hosts - 1
+
     def report(self, message: Message) -> None:
         """A report of this host's own; as JSON carries it, so that it compares with the others'."""
         self._take(0, _parse(json.dumps(message).encode()))
@@ -199,6 +204,11 @@ class Outpost:
         self._speaker.say({"do": "hello", "address": address})
         self._thread = threading.Thread(target=self._listen, name="multiverso-hosts-control", daemon=True)
         self._thread.start()
+
+    @property
+    def all_came(self) -> bool:
+        """Whether there is nobody to wait for: that is the coordinator's business."""
+        return True
 
     def report(self, message: Message) -> None:
         """Sends a report."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import hmac
 import json
 import os
 from dataclasses import dataclass, field
@@ -18,7 +19,8 @@ from multiverso.errors import StartupError
 
 _SECRET_BYTES = 32
 _LONGEST_TEXT = 16_384
-_DAYS = 3650  # longer than any job: a host's clock may be wrong, and the key goes with the job
+# any time: a host's clock may be wrong, and the key goes with the job
+_VALID = (datetime.datetime(2000, 1, 1), datetime.datetime(2999, 1, 1))
 MISSING = (
     "connections between hosts are encrypted with pyOpenSSL, which is not installed here: "
     'pip install "multiverso[hosts]" on every host, or start with --insecure-fabric on a network that you trust'
@@ -85,28 +87,51 @@ def new_credentials(encrypted: bool = True) -> Credentials:
     Raises:
         StartupError: pyOpenSSL is not installed.
     """
-    secret = os.urandom(_SECRET_BYTES)
+    return _made(os.urandom(_SECRET_BYTES), os.urandom(_SECRET_BYTES), encrypted)
+
+
+def derived_credentials(known: str, job: str, encrypted: bool = True) -> Credentials:
+    """Makes a job's credentials on each of its hosts by itself: where nothing carries them from one to the others.
+
+    The same arguments give the same bytes anywhere; from what the network sees of one job nobody learns another's.
+
+    Args:
+        known: what only this user knows, on all hosts.
+        job: what tells this job from all others of this user.
+        encrypted: as for :func:`new_credentials`.
+
+    Raises:
+        StartupError: pyOpenSSL is not installed.
+    """
+    secret, seed = (
+        hmac.new(known.encode(), f"multiverso {part}\0{job}".encode(), "sha256").digest()
+        for part in ("secret", "key")
+    )
+    return _made(secret, seed, encrypted)
+
+
+def _made(secret: bytes, seed: bytes, encrypted: bool) -> Credentials:
+    """Ed25519, as its signatures have no random part: the same seed makes the same certificate."""
     if not encrypted:
         return Credentials(secret)
     check_installed()
     from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ed25519
     from cryptography.x509.oid import NameOID
 
-    key = ec.generate_private_key(ec.SECP256R1())
+    key = ed25519.Ed25519PrivateKey.from_private_bytes(seed)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "multiverso job")])
-    now = datetime.datetime.now(datetime.UTC)
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
         .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=_DAYS))
-        .not_valid_after(now + datetime.timedelta(days=_DAYS))
+        .serial_number(1)
+        .not_valid_before(_VALID[0])
+        .not_valid_after(_VALID[1])
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
+        .sign(key, None)
     )
     pem = serialization.Encoding.PEM
     return Credentials(

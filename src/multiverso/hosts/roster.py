@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -33,12 +34,14 @@ class Roster:
     Attributes:
         host: this host's number, from 0; host 0 is the coordinator.
         names: the hosts' names, in their order: what errors call them.
-        workers: how many workers each has; they are numbered in host order.
+        workers: how many workers each has; they are numbered in host order, unless ``order`` says otherwise.
         coordinator: where the coordinator listens: address and port.
         credentials: the job's secret, certificate and key, as text.
         bind: the address at which the nodes listen.
         addresses: where each host's node is reached by the others.
         rehearsal: whether all hosts are really one machine, whose cores and devices they part between them.
+        order: the workers' numbers, the first host's before the second's, where their launcher has dealt them out in
+            another way; empty for 0, 1, 2, ...
     """
 
     host: int
@@ -49,12 +52,15 @@ class Roster:
     bind: str = "127.0.0.1"
     addresses: tuple[str, ...] = ()
     rehearsal: bool = False
+    order: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not (len(self.names) == len(self.workers) and 0 <= self.host < len(self.names)):
             raise StartupError(f"this is no roster of hosts: {self}")
         if any(count < 1 for count in self.workers):
             raise StartupError(f"each host of a job has a worker or more; got {self.workers}")
+        if self.order and sorted(self.order) != list(range(self.workers_num)):
+            raise StartupError(f"each worker of a job is on one host; got {self.order} for {self.workers}")
 
     @property
     def hosts(self) -> int:
@@ -72,7 +78,7 @@ class Roster:
         return self.host == 0
 
     @property
-    def local(self) -> range:
+    def local(self) -> Sequence[int]:
         """The numbers of this host's workers."""
         return self.workers_of(self.host)
 
@@ -80,10 +86,11 @@ class Roster:
         """Returns the same for another host."""
         return replace(self, host=host)
 
-    def workers_of(self, host: int) -> range:
+    def workers_of(self, host: int) -> Sequence[int]:
         """Returns the numbers of a host's workers."""
         first = sum(self.workers[:host])
-        return range(first, first + self.workers[host])
+        numbers: Sequence[int] = self.order or range(self.workers_num)
+        return numbers[first : first + self.workers[host]]
 
     def host_of(self, worker_id: int) -> int:
         """Returns the number of a worker's host."""
@@ -91,7 +98,7 @@ class Roster:
 
     def places(self) -> tuple[str, ...]:
         """Returns the name of each worker's host, by the worker's number."""
-        return tuple(name for name, count in zip(self.names, self.workers, strict=True) for _ in range(count))
+        return tuple(self.names[self.host_of(worker_id)] for worker_id in range(self.workers_num))
 
     def as_text(self) -> str:
         """Returns it as one line."""
@@ -108,7 +115,7 @@ class Roster:
             found: dict[str, Any] = json.loads(text)
             address, port = found["coordinator"]
             texts = {name: tuple(map(str, found[name])) for name in ("names", "addresses")}
-            workers = tuple(map(int, found["workers"]))
-            return cls(**{**found, **texts, "workers": workers, "coordinator": (str(address), int(port))})
+            numbers = {name: tuple(map(int, found[name])) for name in ("workers", "order")}
+            return cls(**{**found, **texts, **numbers, "coordinator": (str(address), int(port))})
         except (KeyError, TypeError, ValueError) as error:
             raise StartupError(f"{ROSTER_VARIABLE} is no roster of hosts ({error!r})") from error

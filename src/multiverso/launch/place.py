@@ -77,10 +77,12 @@ def here(workers_num: int) -> Place:
     if text is None:
         return Place.alone(workers_num)
     roster = Roster.from_text(text)
-    on_machine = roster.workers_num if roster.rehearsal else len(roster.local)
-    first = roster.local.start if roster.rehearsal else 0
+    workers = roster.local
+    assert isinstance(workers, range)  # a launcher of ours has numbered them
+    on_machine = roster.workers_num if roster.rehearsal else len(workers)
+    first = workers.start if roster.rehearsal else 0
     return Place(
-        roster.local,
+        workers,
         roster.workers_num,
         on_machine,
         first,

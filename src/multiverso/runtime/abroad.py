@@ -168,6 +168,11 @@ class Abroad:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def needed(self) -> bool:
+        """Whether another host may need this one: not where one has never come, and so no worker's `init` returned."""
+        return self._centre.all_came
+
     def close(self) -> None:
         """Ends everything. The other hosts take it for a loss unless the job is over."""
         self._closing.set()

@@ -11,6 +11,7 @@ again, as they would have before; by name the next one's value counts. What had 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from multiverso import layout as at
@@ -71,12 +72,12 @@ class Creations:
     """
 
     def __init__(
-        self, catalogue: Catalogue, control: Control, fixed: bool, local: range | None = None
+        self, catalogue: Catalogue, control: Control, fixed: bool, local: Sequence[int] | None = None
     ) -> None:
         self._catalogue = catalogue
         self._control = control
         self._fixed = fixed
-        self._local = range(control.capacity) if local is None else local
+        self._local: Sequence[int] = range(control.capacity) if local is None else local
         self._creations: dict[Key, Creation] = {}
         self._doomed: dict[int, Piece] = {}  # by the worker that still writes it
 

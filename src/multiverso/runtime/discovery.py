@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Literal
 
 from multiverso.errors import StartupError
+from multiverso.hosts.roster import Roster
+from multiverso.runtime import slurm
 from multiverso.runtime.trust import SECRET_VARIABLE
 
 Starter = Literal["multiverso", "torchrun", "openmpi", "mpich", "slurm", "single"]
 OnLost = Literal["stop", "continue"]
+PORT_VARIABLE = "MULTIVERSO_PORT"
 
 # Slurm numbers the steps that are not launched by srun from the top: interactive, batch, extern, pending.
 _SLURM_FIRST_SPECIAL_STEP = 0xFFFFFFF0
@@ -48,10 +51,12 @@ class JobInfo:
         on_lost: What the launcher wants when a worker dies, or None: the caller of `init` decides.
         launched: Whether our launcher started this process, so that it must not outlive the node.
         secret: What only this job's processes know, if their environment has one.
-        host: This host's number, in a job on several hosts that can find each other.
-        hosts: How many there are.
+        host: This host's number, in a job on several hosts, where the environment says it.
+        hosts: How many there are; 0 where it says only that there are several.
         store: Where those hosts can leave each other word.
-        attempt: What tells this start of them from others at the same store.
+        roster: Which they are, where the environment says that; without an address and credentials.
+        ports: Where the first one is to listen for the others; empty for any port that they all know or learn.
+        attempt: What tells this start of them from others, on all hosts alike.
     """
 
     worker_id: int
@@ -67,6 +72,8 @@ class JobInfo:
     host: int = 0
     hosts: int = 1
     store: tuple[str, int] | None = None
+    roster: Roster | None = None
+    ports: tuple[int, ...] = ()
     attempt: str = ""
 
 
@@ -87,7 +94,7 @@ def discover(
         inode: Gives a descriptor's inode, or None; `os.fstat` by default.
 
     Raises:
-        StartupError: The environment contradicts itself, or the job has workers on other hosts.
+        StartupError: The environment contradicts itself.
     """
     environ = os.environ if environ is None else environ
     if "MULTIVERSO_NODE" in environ:
@@ -103,6 +110,8 @@ def discover(
     else:
         return JobInfo(0, 1, 0, 1, "single")
     _check(job)
+    if PORT_VARIABLE in environ:
+        job = replace(job, ports=(_number(environ, PORT_VARIABLE),))
     return replace(job, secret=environ.get(SECRET_VARIABLE) or None)
 
 
@@ -202,14 +211,15 @@ def _openmpi(environ: Mapping[str, str]) -> JobInfo:
             "Open MPI started this worker, but neither PMIX_NAMESPACE nor OMPI_MCA_ess_base_jobid says which "
             "job it is; pass the environment on unchanged, or start with `multiverso run -n N`."
         )
-    workers_num = _number(environ, "OMPI_COMM_WORLD_SIZE")
+    workers_num, local_num = (_number(environ, f"OMPI_COMM_WORLD_{name}") for name in ("SIZE", "LOCAL_SIZE"))
     return JobInfo(
         _number(environ, "OMPI_COMM_WORLD_RANK"),
         workers_num,
         _number(environ, "OMPI_COMM_WORLD_LOCAL_RANK"),
-        _number(environ, "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        local_num,
         "openmpi",
         key=_key("openmpi", namespace, environ.get("PMIX_SERVER_URI2", "")),
+        hosts=_one_or_several(workers_num, local_num),
     )
 
 
@@ -227,9 +237,8 @@ def _mpich(
 ) -> JobInfo:
     worker_id = _number(environ, "PMI_RANK")
     workers_num = _number(environ, "PMI_SIZE")
+    # only Hydra starts ranks on several hosts, and it says how many are on this one
     local_num = _number(environ, "MPI_LOCALNRANKS", workers_num)
-    if _in_slurm_step(environ) and (hosts := _number(environ, "SLURM_STEP_NUM_NODES", 1)) > 1:
-        raise _several_hosts("mpich", workers_num, f"{hosts} hosts")
     local_id = _number(environ, "MPI_LOCALRANKID", worker_id)
     # MPICH gives its ranks no job id. All ranks of a host hang below one proxy; where a container hides it,
     # the proxy's control socket, inherited by every rank, has one inode.
@@ -247,7 +256,15 @@ def _mpich(
                 "another. Unset both if they are left over; otherwise start with `multiverso run -n N`."
             )
         identity = f"socket {number}"
-    return JobInfo(worker_id, workers_num, local_id, local_num, "mpich", key=_key("mpich", identity))
+    return JobInfo(
+        worker_id,
+        workers_num,
+        local_id,
+        local_num,
+        "mpich",
+        key=_key("mpich", identity),
+        hosts=_one_or_several(workers_num, local_num),
+    )
 
 
 def _in_slurm_step(environ: Mapping[str, str]) -> bool:
@@ -268,16 +285,50 @@ def _slurm(environ: Mapping[str, str]) -> JobInfo:
             "SLURM_STEP_ID is set but SLURM_JOB_ID is not; leave Slurm's environment as it is."
         )
     restarts = environ.get("SLURM_RESTART_COUNT", "0")
-    if hosts > 1:
-        raise _several_hosts("slurm", workers_num, f"{hosts} hosts")
-    return JobInfo(
+    attempt = _key("slurm", job_id, environ["SLURM_STEP_ID"], restarts)
+    job = JobInfo(
         worker_id,
         workers_num,
         _number(environ, "SLURM_LOCALID", worker_id),
         workers_num,
         "slurm",
-        key=_key("slurm", job_id, environ["SLURM_STEP_ID"], restarts),
+        key=attempt,
+        attempt=attempt,
     )
+    return job if hosts == 1 else _slurm_hosts(environ, job, hosts)
+
+
+def _slurm_hosts(environ: Mapping[str, str], job: JobInfo, hosts: int) -> JobInfo:
+    names = slurm.expand_nodes(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST", ""))
+    counts = slurm.expand_counts(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    host = _number(environ, "SLURM_NODEID")
+    fits = len(names) == len(counts) == hosts and 0 <= host < hosts and sum(counts) == job.workers_num
+    if not fits or len(set(names)) < hosts or min(counts) < 1:
+        raise StartupError(
+            f"Slurm's variables do not fit together: {hosts} nodes, this one number {host} of {names}, with "
+            f"{counts} of {job.workers_num} tasks; leave its environment as it is."
+        )
+    distribution = environ.get("SLURM_DISTRIBUTION", "block").split(",")[0].split(":")[0].lower()
+    roster = Roster(host, tuple(names), tuple(counts), (names[0], 0), order=slurm.deal(counts, distribution))
+    local = roster.local
+    if not 0 <= job.local_id < len(local) or local[job.local_id] != job.worker_id:
+        raise StartupError(
+            f"task {job.worker_id} is number {job.local_id} on {names[host]}, which is not how Slurm deals out tasks "
+            f"by {distribution!r}; start the step with srun --distribution=block (or cyclic, or plane=N)."
+        )
+    return replace(
+        job,
+        local_num=len(local),
+        key=_key(job.attempt, f"host {host}"),
+        host=host,
+        hosts=hosts,
+        roster=roster,
+        ports=slurm.ports_of(environ),
+    )
+
+
+def _one_or_several(workers_num: int, local_num: int) -> int:
+    return 1 if local_num >= workers_num else 0
 
 
 def _key(*parts: str) -> str:
@@ -296,20 +347,14 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
         raise StartupError(f"{name} is {text!r}; it must be an integer.") from None
 
 
-def _several_hosts(starter: str, workers_num: int, where: str) -> StartupError:
-    return StartupError(
-        f"The job that {starter} started has {workers_num} workers on {where}; jobs on several hosts are started "
-        "by `multiverso run --hosts a,b` or torchrun. Start it by one of them, or on one host."
-    )
-
-
 def _check(job: JobInfo) -> None:
     if job.workers_num < 1 or not 0 <= job.worker_id < job.workers_num:
         raise StartupError(
             f"{job.started_by} says that this is worker {job.worker_id} of {job.workers_num}; the number "
             "must be from 0 to the number of workers minus 1."
         )
-    if job.workers_num > job.local_num and job.store is None:
-        raise _several_hosts(
-            job.started_by, job.workers_num, f"several hosts (only {job.local_num} of them on this one)"
+    if job.workers_num > job.local_num and job.hosts == 1:
+        raise StartupError(
+            f"The job that {job.started_by} started has {job.workers_num} workers, of which only {job.local_num} are "
+            "on this host, but nothing says where the others are; leave the launcher's environment as it is."
         )

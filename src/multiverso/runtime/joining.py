@@ -22,13 +22,14 @@ from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE
 from multiverso.layout import MAX_WORKERS
 from multiverso.runtime.discovery import JobInfo, discover, socket_name
 from multiverso.runtime.node import Node
-from multiverso.runtime.rendezvous import Found, Meeting
+from multiverso.runtime.rendezvous import Found, meet
 from multiverso.runtime.session import START_SECONDS, Session
 from multiverso.runtime.sigusr1 import explain_on_sigusr1
 from multiverso.runtime.trust import new_secret, proof_needed, user_secret
 from multiverso.wire import messages
 
 _NODE_ATTEMPTS = 12
+_LOOK_SECONDS = 0.02
 # Where this package and the only other one that a node needs lie: perhaps on nobody's path but ours.
 _PLACES = tuple(str(Path(file).absolute().parents[up]) for file, up in ((__file__, 2), (numpy.__file__, 1)))
 _NODE_PROGRAM = """
@@ -114,7 +115,7 @@ def _join(job: JobInfo, options: dict[str, Any], start: float) -> Session:
             raise
     deadline = time.monotonic() + start
     secret = job.secret or _user_secret()
-    if job.hosts > 1:
+    if job.hosts != 1:
         return _join_hosts(job, secret, options, start)
     name = socket_name(job.key, secret)
     for attempt in range(1, _NODE_ATTEMPTS + 1):
@@ -139,19 +140,24 @@ def _join(job: JobInfo, options: dict[str, Any], start: float) -> Session:
 def _join_hosts(job: JobInfo, secret: str, options: dict[str, Any], start: float) -> Session:
     """Of a job on several hosts: each host's first worker starts its node once the hosts have found each other."""
     number = next(_hosts_joined)
-    name = socket_name(f"{job.key}|{number}", secret)
     deadline = time.monotonic() + start
-    meeting = Meeting(job, number, start)
-    if job.local_id == 0:
-        found = meeting.found()
+    met = meet(job, number, secret, start)
+    name = socket_name(met.key, secret)
+    if met.found is not None:
         with contextlib.ExitStack() as stack:
-            if found.listening is not None:
-                stack.enter_context(found.listening)
-            _start_node_unless_there(name, job, options["on_lost"] or "stop", found)
-        meeting.say_started()
-    meeting.wait_started()
-    left = max(0.1, deadline - time.monotonic())
-    return Session(name, job.worker_id, start_timeout_seconds=left, secret=secret or None, **options)
+            if met.found.listening is not None:
+                stack.enter_context(met.found.listening)
+            _start_node_unless_there(name, job, options["on_lost"] or "stop", met.found)
+    while True:
+        left = max(0.1, deadline - time.monotonic())
+        try:
+            return Session(name, job.worker_id, start_timeout_seconds=left, secret=secret or None, **options)
+        except StartupError as error:
+            # the host's first worker is not as far yet
+            early = met.found is None and isinstance(error.__cause__, ConnectionRefusedError)
+            if not early or time.monotonic() >= deadline:
+                raise
+        time.sleep(_LOOK_SECONDS)
 
 
 _hosts_joined = itertools.count()

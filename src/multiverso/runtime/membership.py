@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from multiverso import layout as at
@@ -113,7 +113,7 @@ class Membership:
         return roster.places(), roster.names[roster.host]
 
     @property
-    def local(self) -> range:
+    def local(self) -> Sequence[int]:
         """The workers of this host."""
         return range(self.control.capacity) if self._abroad is None else self._abroad.roster.local
 

@@ -154,7 +154,7 @@ class Node:
         if self._abroad is None:
             return True
         while not self._abroad.over.wait(_WATCH_SECONDS):
-            if self._closing.is_set():
+            if self._closing.is_set() or not self._abroad.needed:
                 return False
         return True
 
@@ -238,6 +238,7 @@ class Node:
                     worker_id, pid = self._processes[descriptor]
                     self._forget_process(descriptor)
                     self._members.process_ended(worker_id, pid)
+                    self._notice_end()
 
     def _end(self) -> None:
         self._closing.set()
@@ -512,6 +513,10 @@ class Node:
         if self._abroad is not None:
             self._abroad.tell_now()
             self._abroad.look()
+        self._notice_end()
+
+    def _notice_end(self) -> None:
+        """A worker has gone: tells who waits for the last one."""
         if not self._members.attached:
             with self._emptied:
                 self._emptied.notify_all()

@@ -6,15 +6,21 @@ import contextlib
 import itertools
 import os
 import socket
+import sys
 import threading
 from typing import Any
 
+from multiverso.deadline import Deadline
+from multiverso.errors import StartupError
+from multiverso.hosts.channel import RefusedError
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster
 from multiverso.runtime.abroad import means
 from multiverso.runtime.node import Node
 from multiverso.runtime.trust import SECRET_VARIABLE
+from multiverso.wire import messages
 
 _FIRST_WORKER_SECONDS = 120.0
+_FAREWELL_SECONDS, _ANSWER_SECONDS = 5.0, 1.0
 _LINGER_SECONDS = 0.5  # `init` again, right after `shutdown`, finds the same node
 
 
@@ -37,7 +43,14 @@ def main(descriptor: int, workers: int, on_lost: str) -> None:
         "linger": emptied.set,
         "abroad": abroad,
     }
-    with Node(workers, on_lost=on_lost, **options) as node:
+    with listener.dup() as door:
+        try:
+            node = Node(workers, on_lost=on_lost, **options)
+        except StartupError as error:
+            print(f"multiverso: node: {error}", file=sys.stderr, flush=True)
+            _say_why(door, error)
+            return
+    with node:
         if not node.wait(_FIRST_WORKER_SECONDS) and not node.live_workers():
             return
         while True:
@@ -49,6 +62,26 @@ def main(descriptor: int, workers: int, on_lost: str) -> None:
                 return
             if not _someone_comes(node):
                 return
+
+
+def _say_why(door: socket.socket, error: StartupError) -> None:
+    """Tells the workers that come why there is no node."""
+    text = str(error)
+    if isinstance(error, RefusedError):
+        text += (
+            ". Hosts that srun has started need one secret: a home directory that they share, or the same "
+            f"{SECRET_VARIABLE} in all workers"
+        )
+    answer = {"re": None, "error": "StartupError", "message": f"the job's node could not begin: {text}"}
+    deadline = Deadline.after(_FAREWELL_SECONDS)
+    while not deadline.passed:
+        door.settimeout(max(1e-3, deadline.left(_FAREWELL_SECONDS)))
+        with contextlib.suppress(OSError, ValueError):
+            connection, _ = door.accept()
+            with connection:
+                connection.settimeout(_ANSWER_SECONDS)
+                messages.receive(connection)  # what is unread at the end would take our word with it
+                messages.send(connection, answer)
 
 
 def _someone_comes(node: Node) -> bool:
