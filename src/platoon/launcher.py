@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import signal
 import socket
 import sys
@@ -20,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from multiverso.errors import StartupError
-from multiverso.launch import Job, JobResult, let_signals_end_us, put_back, visible_gpus
+from multiverso.launch import Job, JobResult, WorkerExit, let_signals_end_us, put_back, visible_gpus
 from platoon import configparser
 from platoon.devices import check_devices, device_environment, find_devices
 from platoon.processes import GRACE_SECONDS, Program, program
+from platoon.several import DEFAULT_HOSTS_PORT, Plan, Start
 from platoon.util import PlatoonError, counted
 
 SUCCESS, FAILURE, WRONG_ARGUMENTS, SYSTEM_ERROR, OTHER_ERROR = range(5)
@@ -40,6 +40,7 @@ examples:
   platoon-launcher lstm
   platoon-launcher lstm -D cuda0 cuda1 -w="--alpha 0.3"
   platoon-launcher lstm -D cpu cpu cpu -c="--patience 5"
+  platoon-launcher lstm -H node1 node2 -D cuda0 cuda1
 """
 
 
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="platoon-launcher",
-        description="Trains with several workers and a controller on this host.",
+        description="Trains with several workers and a controller, on this host or on each of several.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -69,7 +70,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-D", "--devices", nargs="+", metavar="DEVICE", help="cpu, cuda0, gpu1, ...: one worker for each"
     )
-    parser.add_argument("-H", "--hosts", nargs="+", metavar="HOST", help="for now: this host only")
+    parser.add_argument(
+        "-H",
+        "--hosts",
+        nargs="+",
+        metavar="HOST",
+        help="a controller on each, reached by ssh; 2: a rehearsal here",
+    )
+    parser.add_argument("--ssh", default="ssh", metavar="COMMAND", help='as in --ssh "ssh -p 2222"')
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=DEFAULT_HOSTS_PORT,
+        help="where the first host listens for the others (%(default)s)",
+    )
+    parser.add_argument("--insecure-fabric", action="store_true", help="encrypt nothing between the hosts")
     parser.add_argument("-c", "--controller-args", default="", metavar="ARGS", help='as in -c="--patience 5"')
     parser.add_argument(
         "-w", "--worker-args", "--workers-args", default="", metavar="ARGS", help="for each worker"
@@ -82,22 +97,14 @@ def _launch(args: argparse.Namespace) -> int:
     name = args.experiment_name
     if not Path(f"{name}_worker.py").is_file():
         raise PlatoonError(f"there is no {name}_worker.py in {Path.cwd()}")
-    _check_hosts(args.hosts)
+    hosts = _hosts(args.hosts)
+    if hosts is not None:
+        return _launch_on_hosts(args, hosts)
     devices = check_devices(args.devices) if args.devices else find_devices()
     for device in set(devices):
         device_environment(device, os.environ)  # an error now, and not when some workers run already
-    own = Path(f"{name}_controller.py")
-    script = [str(own)] if own.is_file() else ["-m", "platoon.channel.controller"]
     logs = _log_directory(name)
-    arguments = [*script, name, str(logs), "--single", "-D", *devices, *shlex.split(args.controller_args)]
-    if args.worker_args:
-        arguments.append(f"--worker-args={args.worker_args}")
-    launched = {
-        "experiment_name": name,
-        "log_directory": str(logs),
-        "worker_args": args.worker_args,
-        "devices": devices,
-    }
+    start = Start(name, str(logs), args.worker_args, args.controller_args)
     marker = f"PLATOON_LAUNCH={uuid.uuid4().hex}"
 
     report = ControllerReport(args.json)
@@ -110,13 +117,15 @@ def _launch(args: argparse.Namespace) -> int:
     os.set_blocking(readable, False)
     variables = {
         "PLATOON_STATUS_FD": str(writable),
-        "PLATOON_LAUNCHED": json.dumps(launched),
+        "PLATOON_LAUNCHED": start.told(devices),
         **dict([marker.split("=")]),
     }
     if set(devices) != {"cpu"}:
         variables["PLATOON_GPUS"] = ",".join(visible_gpus(os.environ))
     try:
-        controller = program("controller", arguments, "cpu", logs, variables, descriptors=(writable,))
+        controller = program(
+            "controller", start.arguments(devices), "cpu", logs, variables, descriptors=(writable,)
+        )
         job = Job(
             [controller.command],
             marker=marker,
@@ -131,24 +140,64 @@ def _launch(args: argparse.Namespace) -> int:
     finally:
         os.close(readable)
     if not job.signals_before:
-        return _outcome(controller, result, report, len(devices))
+        return _outcome(controller, result, report, len(devices), result.exits[0])
     let_signals_end_us()  # nothing is left but to write, to somebody who may never read it
     try:
-        return _outcome(controller, result, report, len(devices))
+        return _outcome(controller, result, report, len(devices), result.exits[0])
     finally:
         put_back(job.signals_before)
 
 
-def _check_hosts(hosts: list[str] | None) -> None:
+def _hosts(hosts: list[str] | None) -> list[str] | None:
+    """Returns the hosts of a job on several, those given or configured; None: this one alone."""
     if hosts is None:
         try:
             hosts = configparser.fetch_hosts()
         except KeyError:
-            return
-    if len(hosts) > 1:
-        raise PlatoonError(f"several hosts ({' '.join(hosts)}) are not supported yet; give one, or none")
+            return None
+    if len(hosts) > 1 or hosts[0].isdecimal():
+        return hosts
     if hosts[0] not in (socket.gethostname(), "localhost", "127.0.0.1"):
         raise PlatoonError(f"the host {hosts[0]} is not this one ({socket.gethostname()}); start it there")
+    return None
+
+
+def _launch_on_hosts(args: argparse.Namespace, hosts: list[str]) -> int:
+    """Starts a controller on each host, and waits for all of them."""
+    name = args.experiment_name
+    plan = Plan.of(hosts, args.devices, ssh=args.ssh, port=args.port, encrypted=not args.insecure_fabric)
+    logs = _log_directory(name)
+    start = Start(name, str(logs), args.worker_args, args.controller_args, multi=True)
+    report = ControllerReport(args.json)
+    report.say(
+        f"{name}: {counted(plan.roster.workers_num, 'worker')} on {', '.join(plan.roster.names)}; logs in {logs}",
+        "launched",
+        logs=str(logs),
+        hosts=list(plan.roster.names),
+    )
+    readable, writable = os.pipe()
+    os.set_blocking(readable, False)
+    try:
+        with plan:
+            marker = f"PLATOON_LAUNCH={uuid.uuid4().hex}"
+            controllers = plan.controllers(start, logs, dict([marker.split("=")]), writable)
+            job = Job(
+                [controller.command for controller in controllers],
+                marker=marker,
+                grace_seconds=2 * (2 * GRACE_SECONDS + 1),
+                on_start=lambda number, pid: os.close(writable) if number == len(controllers) - 1 else None,
+                on_look=report.status,
+            )
+            job.watch(readable, lambda: report.read(readable))
+            result = job.run(forward_signals=threading.current_thread() is threading.main_thread())
+        while report.read(readable):
+            pass
+    finally:
+        os.close(readable)
+    # the first that failed by itself: those that were ended in consequence say little
+    end = min(result.exits, key=lambda end: (end.code == 0, end.ended_by_us, end.worker_id))
+    who = f"the controller on {plan.roster.names[end.worker_id]}"
+    return _outcome(controllers[end.worker_id], result, report, plan.roster.workers_num, end, who)
 
 
 def _log_directory(name: str) -> Path:
@@ -225,8 +274,14 @@ class ControllerReport:
             self.say("", kind, **event)
 
 
-def _outcome(controller: Program, result: JobResult, report: ControllerReport, workers: int) -> int:
-    (end,) = result.exits
+def _outcome(
+    controller: Program,
+    result: JobResult,
+    report: ControllerReport,
+    workers: int,
+    end: WorkerExit,
+    who: str = "the controller",
+) -> int:
     if result.reason == "finished" and end.code == 0:
         report.say(
             f"success: {counted(workers, 'worker')}, {counted(report.requests, 'request')}, {result.seconds:.1f} s",
@@ -239,7 +294,7 @@ def _outcome(controller: Program, result: JobResult, report: ControllerReport, w
     elif report.failure is not None:
         text, code = report.failure, FAILURE
     else:
-        text = controller.failure_text("the controller", end)
+        text = controller.failure_text(who, end)
         code = end.code if end.code in (WRONG_ARGUMENTS, SYSTEM_ERROR, OTHER_ERROR) else FAILURE
     if report.as_json:
         report.say("", "failure", reason=text, code=code)

@@ -1,10 +1,13 @@
-"""Several controllers under mpiexec, each with workers of its own: one all_reduce over all of them."""
+"""Several controllers, started by the launcher or by mpiexec, each with workers of its own: one job."""
 
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 WORKER = """
     import numpy as np
@@ -53,6 +56,166 @@ def test_a_worker_that_is_killed_ends_both_hosts(experiment: Any) -> None:
     said = experiment.finish(process, None)
     assert process.returncode != 0
     assert "ended with signal SIGKILL" in said
+
+
+WORKER_RULES = """
+    import numpy as np
+    from platoon import Worker
+    from platoon.param_sync import ASGD, EASGD, ParamSyncRule
+
+    class Adding(ParamSyncRule):
+        def update_params(self, local, shared):
+            for mine, everyones in zip(local, shared):
+                everyones += 2
+                mine[...] = everyones
+
+    worker = Worker()
+    rank = worker.global_rank
+    assert (worker.local_rank, worker.local_size, worker.global_size) == (rank % 2, 2, 4)
+
+    def meet():
+        worker.all_reduce(np.zeros(1))
+        worker._attach().barrier()
+
+    # what each has learnt is added, wherever it is
+    params = [np.full(50_000, 5.0, np.float32), np.zeros((2, 3))]
+    worker.init_shared_params(params, ASGD())
+    worker.copy_to_local()
+    meet()
+    for _ in range(3):
+        params[0] += rank + 1
+        params[1] += 1
+        worker.sync_params()
+    meet()
+    worker.copy_to_local()
+    assert params[0].min() == params[0].max() == 5 + 3 * 10, params[0]
+    assert params[1].tolist() == [[12.0] * 3] * 2
+    meet()
+
+    # a rule of one's own
+    params = [np.zeros(50_000, np.float32), np.zeros((2, 3))]
+    worker.init_shared_params(params, Adding())
+    worker.sync_params()
+    meet()
+    worker.copy_to_local()
+    assert params[0].min() == params[0].max() == 35 + 4 * 2, params[0]
+    meet()
+
+    # in place, under the lock of this host
+    if rank == 3:
+        worker.lock()
+        worker.shared_params[1][...] = 1
+        worker.unlock()
+    meet()
+    worker.copy_to_local()
+    assert params[1].tolist() == [[1.0] * 3] * 2
+    meet()
+
+    # all go to where the shared parameters are, and these to all
+    params[1][...] = 9
+    worker.init_shared_params(params, EASGD(0.5))
+    for _ in range(50):
+        worker.sync_params()
+    meet()
+    assert 1 < params[1].min() < 9, params[1]
+    worker.copy_to_local()
+    assert 1 < params[1].min() <= params[1].max() < 9, params[1]
+
+    # this host's controller answers, and deals to its own workers
+    assert worker.send_req("hello") == "HELLO"
+    total = 0
+    while batch := worker.recv_mb():
+        total += len(batch[1])
+    together = worker.all_reduce(np.array([total]))
+    print("done", rank, *together)
+"""
+
+DEAL_CONTROLLER = """
+    import sys, threading
+    import numpy as np
+    from platoon.channel import Controller
+
+    class Mine(Controller):
+        def handle_control(self, req, worker_id, info):
+            return req.upper()
+
+    args = Mine.default_parser().parse_args()
+    controller = Mine(**{**Mine.default_arguments(args), "data_port": 0})
+
+    def deal():
+        for i in range(40):
+            controller.send_mb([np.full((8, 2), i), np.arange(8)])
+        controller.end_mb()
+
+    threading.Thread(target=deal, daemon=True).start()
+    sys.exit(controller.serve())
+"""
+
+
+def test_rules_and_minibatches_on_a_rehearsal_of_two_hosts(experiment: Any) -> None:
+    experiment.write(hosts_worker=WORKER_RULES, hosts_controller=DEAL_CONTROLLER)
+    result = experiment.launch("hosts", "-H", "2", "-D", "cpu", "cpu", PLATOON_HOSTS="not-asked")
+    assert result.code == 0, result
+    assert sorted(result.outputs()) == [f"done {rank} {2 * 40 * 8}\n" for rank in range(4)], result
+    assert "hosts: 4 workers on host-0, host-1" in result.out
+    assert "worker 3 ended: exit code 0" in result.out
+    assert "success: 4 workers" in result.out
+
+
+def test_a_failed_worker_ends_all_hosts_and_is_named(experiment: Any) -> None:
+    """Over what stands in for ssh: it runs the command line here."""
+    experiment.write(
+        fails_worker="""
+        import sys
+        from platoon import Worker
+        worker = Worker()
+        if worker.global_rank == 1:
+            sys.exit("the data is gone")
+        worker.all_reduce([1.0])
+        """
+    )
+    here = experiment.folder / "here.sh"
+    here.write_text('#!/bin/sh\nexec sh -c "$2"\n')
+    here.chmod(0o755)
+    ssh = ["--ssh", str(here), "--insecure-fabric", "--port", str(free_port())]
+    result = experiment.launch("fails", "-D", "cpu", *ssh, PLATOON_HOSTS="127.0.0.1,localhost")
+    assert result.code == 1, result
+    assert "the controller on localhost" in result.err
+    assert "the data is gone" in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("-H", "1", "-D", "cpu"), "a rehearsal has 2 to 64 hosts"),
+        (("-H", "a", "b"), "no devices for a: name those of every host with -D"),
+        (("-H", "a", "b", "-D", "cpu", "--ssh", "/no/ssh"), "--ssh /no/ssh: /no/ssh is not found"),
+        (("-H", "-x", "b;c", "-D", "cpu"), ""),
+    ],
+)
+def test_hosts_that_make_no_sense_are_refused(
+    experiment: Any, capsys: Any, monkeypatch: Any, arguments: tuple[str, ...], said: str
+) -> None:
+    from platoon import launcher
+
+    experiment.write(some_worker="pass")
+    monkeypatch.chdir(experiment.folder)
+    for name in ("PLATOON_DEVICES", "PLATOON_HOSTS", "PLATOONRC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(experiment.folder))
+    try:
+        code = launcher.main(["some", *arguments])
+    except SystemExit as error:
+        code = int(str(error.code))
+    assert code == 2
+    assert said in capsys.readouterr().err
+    assert not (experiment.folder / "PLATOON_LOGS").exists()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def test_without_mpi_it_is_an_error(experiment: Any) -> None:

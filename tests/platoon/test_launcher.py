@@ -85,7 +85,7 @@ def test_with_a_controller_file_and_json(experiment: Any) -> None:
         (["there", "-D", "tpu0"], "'tpu0' is no device"),
         (["there"], "-D cpu cpu"),
         (["there", "-D", "cpu", "cuda9"], "cuda9 was asked for, but only 0 GPUs can be seen here"),
-        (["there", "-D", "cpu", "-H", "one", "two"], "not supported yet"),
+        (["there", "-D", "cpu", "-H", "one", "one"], "each host once"),
         (["there", "-D", "cpu", "-H", "elsewhere"], "elsewhere is not this one"),
         (["there", "-D", "cpu", "-c=--unknown"], "unrecognized arguments: --unknown"),
         (["-D", "cpu"], "required: NAME"),

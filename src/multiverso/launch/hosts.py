@@ -139,15 +139,29 @@ def _by_ssh(options: RunOptions, job_id: str) -> tuple[Roster, list[WorkerComman
     variables = [f"{ROSTER_VARIABLE}={FROM_INPUT}"]
     environ = _environ(options)
     variables += [f"{name}={environ[name]}" for name in _PASSED_ON if name in environ]
-    there = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join(variables)} {shlex.join(arguments)}"
-    helper = (sys.executable, "-I", "-S", str(Path(__file__).parent / "_ssh.py"))
     return roster, [
         WorkerCommand(
-            (*helper, *ssh, name, there),
+            over_ssh(ssh, name, arguments, variables),
             {**os.environ, _JOB_VARIABLE: job_id, ROSTER_VARIABLE: roster.on(host).as_text()},
         )
         for host, name in enumerate(names)
     ]
+
+
+def over_ssh(
+    ssh: Sequence[str], host: str, arguments: Sequence[str], variables: Sequence[str]
+) -> tuple[str, ...]:
+    """Returns the command that runs another on a host, in the same folder as here; see `_ssh` and `place`.
+
+    Args:
+        ssh: what reaches a host: it gets the host's name and one command line.
+        host: its name.
+        arguments: the command to run there, whose environment has to say where the roster comes from.
+        variables: what its environment has, as NAME=VALUE.
+    """
+    there = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join(variables)} {shlex.join(arguments)}"
+    helper = (sys.executable, "-I", "-S", str(Path(__file__).parent / "_ssh.py"))
+    return (*helper, *ssh, host, there)
 
 
 def _environ(options: RunOptions) -> dict[str, str]:

@@ -28,7 +28,7 @@ _ALL = (_TURNSTILE, *range(at.MAX_WORKERS))
 
 
 class JobLock:
-    """This worker's part in a lock of the job's.
+    """This worker's part in a lock of the job's workers on this host.
 
     Args:
         session: this worker's session.
@@ -41,6 +41,7 @@ class JobLock:
             name,
             len(_ALL) * at.MUTEX_BYTES,
             lambda memory: mutex.initialise(memory.address, len(_ALL), at.MUTEX_BYTES),
+            on_this_host=True,
         )
         self._address = self._memory.address
         self._thread: int | None = None

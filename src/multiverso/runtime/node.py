@@ -20,7 +20,7 @@ import traceback
 import weakref
 from collections.abc import Callable
 from io import FileIO
-from typing import Any
+from typing import Any, overload
 
 from multiverso import layout as at
 from multiverso.errors import MultiversoError, StartupError
@@ -149,13 +149,27 @@ class Node:
                 lambda: members.had_workers and not members.attached, timeout_seconds
             )
 
-    def stay(self) -> bool:
-        """Waits until no host of the job needs this one's copies; False when the node has ended before that."""
+    @overload
+    def stay(self) -> bool: ...
+    @overload
+    def stay(self, timeout_seconds: float) -> bool | None: ...
+    def stay(self, timeout_seconds: float | None = None) -> bool | None:
+        """Waits until no host of the job needs this one's copies.
+
+        Args:
+            timeout_seconds: for how long; by default until it is so.
+
+        Returns:
+            False when the node has ended before that; None at the timeout.
+        """
         if self._abroad is None:
             return True
-        while not self._abroad.over.wait(_WATCH_SECONDS):
+        slice_seconds = _WATCH_SECONDS if timeout_seconds is None else timeout_seconds
+        while not self._abroad.over.wait(slice_seconds):
             if self._closing.is_set() or not self._abroad.needed:
                 return False
+            if timeout_seconds is not None:
+                return None
         return True
 
     @property

@@ -16,6 +16,7 @@ from multiverso.consistency.port import Consistency, Port
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, ShapeMismatchError
 from multiverso.kernels.compiling import compile_update
+from multiverso.memory import words
 from multiverso.runtime.polling import wait_until
 from multiverso.runtime.session import Session
 from multiverso.shards.shard import Shard
@@ -327,6 +328,14 @@ class TableHandler:
         if self._session.consistency.mode == "sync":
             raise MultiversoError("memory() is not there in synchronous mode: its rounds have two copies")
         return self._shard.values().reshape(self.shape)
+
+    def note_written(self) -> None:
+        """Says that :meth:`memory` was written to, which nobody else notices: then it is sent to other hosts, too.
+
+        What comes from other hosts while it is being written to may be overwritten.
+        """
+        self._session.check()
+        words.store64(self._shard.base + at.WRITTEN, words.load64(self._shard.base + at.WRITTEN) + 1)
 
     @overload
     def snapshot(self, out: None = None) -> Array: ...

@@ -28,7 +28,9 @@ def controller_parser() -> argparse.ArgumentParser:
     parser.add_argument("log_directory", help="where the workers' output goes")
     hosts = parser.add_mutually_exclusive_group(required=True)
     hosts.add_argument("--single", action="store_true", help="the only controller")
-    hosts.add_argument("--multi", action="store_true", help="one of several, started by MPI (needs mpi4py)")
+    hosts.add_argument(
+        "--multi", action="store_true", help="one of several, started by platoon-launcher -H or MPI"
+    )
     parser.add_argument(
         "-D",
         "--devices",

@@ -1,4 +1,4 @@
-"""What all workers compute together: in shared memory, over torch.distributed, across hosts over MPI."""
+"""What all workers compute together: in shared memory and across hosts, or over torch.distributed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from multiverso.errors import ShapeMismatchError
-from multiverso.runtime import Reducer, Session, working_dtype
-from platoon.channel.requests import Requests
+from multiverso.runtime import Reducer, Session
 from platoon.channel.wire import Array
 from platoon.util import OPERATIONS, PlatoonError
 
@@ -20,24 +19,19 @@ class Collective:
     Args:
         session: the worker's session.
         info: what the controller answered when the worker came.
-        requests: the way to the controller.
 
     Raises:
         PlatoonError: the number of workers is not fixed.
     """
 
-    def __init__(self, session: Session, info: dict[str, Any], requests: Requests) -> None:
-        size = info["local_size"]
+    def __init__(self, session: Session, info: dict[str, Any]) -> None:
+        size = info["global_size"]
         if size is None:
             raise PlatoonError(
                 "all_reduce needs a fixed number of workers: give the controller its devices (-D cpu cpu)"
             )
         self._session = session
-        self._requests = requests
-        self._hosts = int(info["hosts"])
-        self._global_size = int(info["global_size"])
         self._reducer = Reducer(session, int(size))
-        self._between_hosts: dict[str, Array] = {}
         self.shared_arrays: dict[int, Array] = {}
 
     def all_reduce(self, src: Any, op: str, dest: Any) -> Any:
@@ -54,43 +48,8 @@ class Collective:
         source = np.asarray(src)
         if dest is not None and not isinstance(dest, np.ndarray):
             raise ShapeMismatchError(f"dest has to be an array like src; got {type(dest).__name__}")
-        result = self._reduce(source, operation, dest)
+        result = self._reducer.all_reduce(source, operation, dest)
         return result if dest is None else None
-
-    def _reduce(self, source: Array, operation: str, out: Array | None) -> Array:
-        if self._hosts == 1:
-            return self._reducer.all_reduce(source, operation, out)
-        return self._reduce_across_hosts(source, operation, out)
-
-    def _reduce_across_hosts(self, source: Array, operation: str, out: Array | None) -> Array:
-        """Within the host first; then one worker asks the controller to combine with the other hosts."""
-        working = source.astype(working_dtype(source.dtype), copy=False)
-        inner = "sum" if operation == "average" else operation
-        mine = self._reducer.all_reduce(working, inner)
-        size = max(1 << 16, 1 << (mine.nbytes - 1).bit_length())
-        name = f"platoon-hosts-{size}"
-        if name not in self._between_hosts:
-            self._between_hosts[name] = self._session.shared_memory(name, size).array
-        between = self._between_hosts[name][: mine.nbytes].view(mine.dtype)
-        if self._reducer.rank == 0:
-            # All workers are in this all_reduce, so nobody still reads the last one's result.
-            between[...] = mine.reshape(-1)
-            info = {
-                "name": name,
-                "capacity": size,
-                "bytes": mine.nbytes,
-                "dtype": mine.dtype.str,
-                "op": inner,
-            }
-            self._requests.ask("platoon-all_reduce", info)
-        self._reducer.all_reduce(np.zeros(1, np.int32))  # until the answer is there
-        result = between.reshape(mine.shape)
-        if operation == "average":
-            divide = np.floor_divide if mine.dtype.kind == "i" else np.divide
-            result = divide(result, mine.dtype.type(self._global_size))
-        out = np.empty(source.shape, source.dtype) if out is None else out
-        out[...] = result
-        return out
 
     def _reduce_tensor(self, src: Any, operation: str, dest: Any) -> Any:
         import torch
@@ -117,9 +76,9 @@ class Collective:
         working = torch.float32 if source.dtype in (torch.float16, torch.bfloat16) else source.dtype
         array = source.to(working).contiguous().numpy()
         if dest is not None and dest.device.type == "cpu" and dest.dtype == working and dest.is_contiguous():
-            self._reduce(array, operation, dest.detach().numpy())
+            self._reducer.all_reduce(array, operation, dest.detach().numpy())
             return dest
-        return torch.from_numpy(self._reduce(array, operation, None)).to(src.device, src.dtype)
+        return torch.from_numpy(self._reducer.all_reduce(array, operation)).to(src.device, src.dtype)
 
     def shared(self, array: Any) -> Array:
         """See `Worker.shared`."""
@@ -129,7 +88,9 @@ class Collective:
                 f"an array of {like.shape} {like.dtype} cannot be shared: no plain memory of any size"
             )
         if like.nbytes not in self.shared_arrays:
-            flat = self._session.shared_memory(f"platoon-shared-{like.nbytes}", like.nbytes).view(like.dtype)
+            name = f"platoon-shared-{like.nbytes}"
+            memory = self._session.shared_memory(name, like.nbytes, on_this_host=True)
+            flat = memory.view(like.dtype)
             fortran = like.flags.f_contiguous and not like.flags.c_contiguous
             self.shared_arrays[like.nbytes] = flat.reshape(like.shape, order="F" if fortran else "C")
         return self.shared_arrays[like.nbytes]

@@ -53,7 +53,7 @@ class Controller:
         experiment_name: starts ``NAME_worker.py`` of the working directory on each device.
         log_directory: where the workers' output goes.
         worker_args: what to append to the workers' command line, as one string.
-        multi: one of several controllers, one on each host, started by MPI.
+        multi: one of several controllers, one on each host, started by ``platoon-launcher -H`` or MPI.
 
     Raises:
         PlatoonError: no device was found, a port is taken, or there is no MPI for ``multi``.
@@ -95,10 +95,11 @@ class Controller:
         try:
             if devices is not None or experiment_name:
                 self._devices = self.get_workers_devices(devices)
-            if multi:
+            told = self._launched or {}
+            if told.pop("multi", False) or multi:
                 from platoon.channel.hosts import Hosts
 
-                self._hosts = Hosts(len(self._devices))
+                self._hosts = Hosts(len(self._devices or told.get("devices", ())))
             if data_port is not None:
                 self.init_data(data_port, data_hwm)
             if experiment_name:
@@ -307,23 +308,20 @@ class Controller:
             if not self._experiment:  # workers that it starts have the secret in their environment
                 self._secret_file = SecretFile(self._secret, self.control_port)
             # A worker's death is no reason for the others to stop: in elastic training they need nobody.
-            self._node = Node(workers=None, on_lost="continue")
+            across = self._hosts is not None and self._hosts.size > 1
+            self._node = self._hosts.node() if across else Node(workers=None, on_lost="continue")  # type: ignore[union-attr]
         except BaseException:
             self.close()
             raise
 
     def _serve(self) -> bool:
         while not self._members.all_gone or self._asked():
-            wait_ms = (self._hosts and self._hosts.wait_ms) or _IDLE_MS
-            ready = {what for what, _ in zmq.zmq_poll(self._watched(), wait_ms)}
+            ready = {what for what, _ in zmq.zmq_poll(self._watched(), _IDLE_MS)}
             if self._wake_in.fileno() in ready:
                 self._wake_in.recv(4096)
             if self._stopped is not None:
                 self._reporter.say("stopped", f"{self._stopped}: ending the workers")
                 return False
-            if self._hosts is not None:
-                for address, answer in self._hosts.finished():
-                    self._reply(address, {"ok": answer})
             gone = [member for watch, member in self._members.watched.items() if watch in ready]
             ended = self._members.job is not None and self._members.job.fileno() in ready
             if self._control in ready and not self._answer_requests(all_of_them=bool(gone) or ended):
@@ -336,8 +334,17 @@ class Controller:
                     self._batches.deal_again(member.pid)
             if ended and not self._members.note_ends():
                 return False
+        if not self._stay():
+            self._reporter.say("failed", "another host's part of the job failed, or this one was stopped")
+            return False
         self._reporter.event("finished")
         return True
+
+    def _stay(self) -> bool:
+        """This host's workers are done; those of others may need what it has until they are, too."""
+        if self._hosts is None or self._node is None:
+            return True
+        return self._hosts.stay(self._node, lambda: self._stopped is not None)
 
     def _watched(self) -> list[tuple[Any, int]]:
         sources: list[Any] = [self._control, self._wake_in.fileno()]
@@ -378,9 +385,8 @@ class Controller:
         address = [worker, number]
         try:
             query = Query.read(message)
-            answer = self._answer_reserved(query, address) if query.reserved else self._ask_handler(query)
-            if answer is not _LATER:
-                self._reply(address, {"ok": answer})
+            answer = self._answer_reserved(query) if query.reserved else self._ask_handler(query)
+            self._reply(address, {"ok": answer})
         except PlatoonError as error:
             self._reply(address, {"error": str(error)})
         except BadRequest as error:
@@ -397,8 +403,8 @@ class Controller:
         self._reporter.count_request()
         return self.handle_control(query.req, query.worker_id, query.info)
 
-    def _answer_reserved(self, query: Query, address: list[bytes]) -> Any:
-        req, worker_id, info = query.req, query.worker_id, query.info
+    def _answer_reserved(self, query: Query) -> Any:
+        req, worker_id = query.req, query.worker_id
         if req == "platoon-hello":
             most = len(self._devices) or None
             member = self._members.admit(worker_id, query.field("local_rank", int, type(None)), most)
@@ -423,12 +429,6 @@ class Controller:
         if req == "platoon-bye":
             self.worker_is_done(worker_id)
             return None
-        if req == "platoon-all_reduce" and self._hosts is not None:
-            assert self._node is not None
-            kinds = {"name": str, "capacity": int, "bytes": int, "dtype": str, "op": str}
-            info = {name: query.field(name, kind) for name, kind in kinds.items()}
-            self._hosts.begin(self._node.address, info, address)
-            return _LATER
         raise PlatoonError(f"there is no request {req!r}; names that begin with {RESERVED!r} are reserved")
 
     def close(self) -> None:
@@ -457,9 +457,6 @@ def _from_launcher() -> dict[str, Any] | None:
     """Returns what the launcher said on the command line, for a program that did not read it; once."""
     told = os.environ.pop("PLATOON_LAUNCHED", None)
     return None if told is None else dict(json.loads(told))
-
-
-_LATER = object()  # the answer comes when the other hosts have answered
 
 
 def spawn_controller(arguments: Sequence[str] | None = None) -> int:

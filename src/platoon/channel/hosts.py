@@ -1,28 +1,36 @@
-"""Several controllers, one on each host, combine arrays over MPI. Each is an MPI process, workers are not."""
+"""Several controllers, one on each host: how they find each other, and what their nodes begin with.
+
+The launcher tells each controller that it starts (``platoon-launcher -H``); those that MPI has started tell each other.
+From there on it is a job of `multiverso` on several hosts: the nodes keep the copies of the shared parameters near each
+other, and combine what the workers reduce.
+"""
 
 from __future__ import annotations
 
-import time
+import os
+import socket
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from multiverso.runtime import MAX_WORKERS, Session
-from platoon.channel.wire import Array, dtype_named
-from platoon.util import PlatoonError, op_to_mpi
+from multiverso.errors import MultiversoError
+from multiverso.hosts.credentials import new_credentials
+from multiverso.hosts.roster import ROSTER_VARIABLE, Roster
+from platoon.util import PlatoonError, counted
 
-_WAIT_SECONDS = 1800.0
-_LOOK_MS = 1
-_MOST_BYTES = 1 << 40
+if TYPE_CHECKING:
+    from multiverso.runtime import Node
+
+_INSECURE_VARIABLE = "MULTIVERSO_INSECURE_FABRIC"
+_LOOPBACK, _ANY = "127.0.0.1", "0.0.0.0"
+_LOOK_SECONDS = 0.5
 
 
-@dataclass
-class _Pending:
-    """A combination that is under way, and who is to be told of its end."""
+@dataclass(frozen=True)
+class _Met:
+    """What a controller knows of the others."""
 
-    request: Any
-    address: list[bytes]
-    until: float
-    array: Array
+    roster: Roster
+    abroad: Any  # what `Node` takes as such
 
 
 class Hosts:
@@ -32,75 +40,118 @@ class Hosts:
         local_size: how many workers this host has.
 
     Raises:
-        PlatoonError: there is no MPI.
+        PlatoonError: there is no MPI, and no launcher that knows the hosts; or the others cannot be reached.
     """
 
     def __init__(self, local_size: int) -> None:
+        self._mpi: Any = None
+        try:
+            met = self._told(local_size) if ROSTER_VARIABLE in os.environ else self._meet(local_size)
+        except MultiversoError as error:
+            raise PlatoonError("the hosts cannot meet", error) from error
+        self.roster, self._abroad = met.roster, met.abroad
+        self.size = self.roster.hosts
+        self.global_size = self.roster.workers_num
+        self.ranks_before = min(self.roster.local)
+
+    def _told(self, local_size: int) -> _Met:
+        """The launcher has said who is there."""
+        from multiverso.launch.place import here
+
+        abroad = here(0).abroad
+        assert abroad is not None
+        roster = abroad[0]
+        if len(roster.local) != local_size:
+            raise PlatoonError(
+                f"{roster.names[roster.host]} was to have {counted(len(roster.local), 'worker')}, and this controller "
+                f"has devices for {local_size}: give the devices to the launcher (-D), and not to the controller"
+            )
+        return _Met(roster, abroad)
+
+    def _meet(self, local_size: int) -> _Met:
+        """The controllers are MPI processes, which tell each other."""
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
             raise PlatoonError(
-                "several controllers need MPI: pip install mpi4py mpich, and start them with that mpiexec",
+                "several controllers need a launcher: platoon-launcher -H, or MPI: pip install mpi4py mpich, and start "
+                "them with that mpiexec",
                 error,
             ) from error
-        self._mpi = MPI
-        self._session: Session | None = None
-        self._comm = MPI.COMM_WORLD
-        sizes = self._comm.allgather(local_size)
+        self._mpi = comm = MPI.COMM_WORLD
+        cards = comm.allgather((local_size, socket.gethostname()))
+        sizes, names = [card[0] for card in cards], [card[1] for card in cards]
         if 0 in sizes:
             raise PlatoonError(f"every controller needs devices; they have {sizes}")
-        self.size = len(sizes)
-        self.global_size = sum(sizes)
-        self.ranks_before = sum(sizes[: self._comm.rank])
-        self._pending: list[_Pending] = []
+        one_machine = len(set(names)) == 1
+        bind = _LOOPBACK if one_machine else _ANY
+        first, listening = None, None
+        if comm.rank == 0:
+            listening = socket.create_server((bind, 0))
+            encrypted = not (one_machine or os.environ.get(_INSECURE_VARIABLE))
+            address = _LOOPBACK if one_machine else socket.gethostbyname(names[0])
+            first = (address, listening.getsockname()[1], new_credentials(encrypted).to_text())
+        address, port, credentials = comm.bcast(first)
+        if len(set(names)) < len(names):
+            names = [f"{name}-{host}" for host, name in enumerate(names)]
+        mine = _LOOPBACK if one_machine else _address_towards(address)
+        roster = Roster(
+            comm.rank,
+            tuple(names),
+            tuple(sizes),
+            (address, port),
+            credentials,
+            bind=bind,
+            addresses=tuple(mine if host == comm.rank else "" for host in range(len(names))),
+            rehearsal=one_machine,
+        )
+        if len(names) == 1:
+            return _Met(roster, None)
+        from multiverso.runtime.abroad import means
 
-    @property
-    def wait_ms(self) -> int | None:
-        """How long the controller may sleep at most: MPI has nothing that it could be woken by."""
-        return _LOOK_MS if self._pending else None
+        return _Met(roster, means(roster, None if listening is None else listening.detach()))
 
-    def begin(self, node: str, info: dict[str, Any], address: list[bytes]) -> None:
-        """Begins to combine this host's array with those of the other hosts, in place.
+    def node(self) -> Node:
+        """Returns this host's node, which has found the first host's.
+
+        Raises:
+            PlatoonError: it cannot be reached.
+        """
+        from multiverso.runtime import Node
+
+        try:
+            return Node(self.global_size, on_lost="continue", abroad=self._abroad)
+        except MultiversoError as error:
+            raise PlatoonError("this host's node cannot begin", error) from error
+
+    def stay(self, node: Node, stopped: Any) -> bool:
+        """This host's workers are done: waits until the others' are, who may need its copies until then.
 
         Args:
-            node: the node that has this host's memory, which the controller enters as if it were a worker.
-            info: the array's name, size and dtype, and the operation.
-            address: who is to be told of the end.
+            node: this host's.
+            stopped: returns whether to wait no longer.
 
-        Raises:
-            PlatoonError: these cannot be combined.
+        Returns:
+            False: they did not come to their end.
         """
-        dtype = dtype_named(info["dtype"])
-        if dtype.kind not in "iuf" or info["bytes"] % dtype.itemsize:
-            raise PlatoonError(f"{info['bytes']} bytes of {dtype} cannot be combined")
-        try:
-            operation = op_to_mpi(info["op"])
-        except ValueError as error:
-            raise PlatoonError("arrays cannot be combined", error) from error
-        if not 0 < info["bytes"] <= info["capacity"] <= _MOST_BYTES:
-            raise PlatoonError(f"{info['bytes']} of {info['capacity']} bytes cannot be combined")
-        if self._session is None:
-            self._session = Session(node, worker_id=MAX_WORKERS - 1)
-        memory = self._session.shared_memory(info["name"], info["capacity"])
-        array = memory.array[: info["bytes"]].view(dtype)
-        request = self._comm.Iallreduce(self._mpi.IN_PLACE, array, operation)
-        self._pending.append(_Pending(request, address, time.monotonic() + _WAIT_SECONDS, array))
-
-    def finished(self) -> list[tuple[list[bytes], None]]:
-        """Returns who is to be told that their combination is done.
-
-        Raises:
-            PlatoonError: another host did not come within half an hour.
-        """
-        done = [pending for pending in self._pending if pending.request.Test()]
-        self._pending = [pending for pending in self._pending if pending not in done]
-        if any(time.monotonic() > pending.until for pending in self._pending):
-            raise PlatoonError(f"another host did not come to all_reduce within {_WAIT_SECONDS:g} s")
-        return [(pending.address, None) for pending in done]
+        if self._abroad is None:
+            return True
+        for worker in self.roster.local:
+            node.absent(worker)  # one that never used the shared memory
+        while not stopped():
+            ended = node.stay(_LOOK_SECONDS)
+            if ended is not None:
+                return ended
+        return False
 
     def close(self, failed: bool) -> None:
-        """Ends MPI for this controller and, if it failed, for all: the others would wait for it for ever."""
-        if self._session is not None:
-            self._session.shutdown()
-        if failed:
-            self._comm.Abort(1)
+        """If this controller failed, ends all of them: the others would wait for it."""
+        if self._mpi is not None and failed:
+            self._mpi.Abort(1)
+
+
+def _address_towards(address: str) -> str:
+    """Returns this host's address on the way to another one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.connect((address, 9))
+        return str(way.getsockname()[0])

@@ -45,6 +45,7 @@ class Members:
         self._reporter = reporter
         self._programs: list[Program] = []
         self._ends: list[WorkerExit] = []
+        self._first = 0  # this host's first worker among those of all
         self.job: Job | None = None
         self.by_rank: dict[int, Member] = {}
         self.ever = 0
@@ -74,6 +75,7 @@ class Members:
         script = f"{experiment}_worker.py"
         if not Path(script).is_file():
             raise PlatoonError(f"there is no {script} in {Path.cwd()}")
+        self._first = first_rank
         share = max(1, len(os.sched_getaffinity(0)) // len(devices))
         marker = f"PLATOON_JOB={uuid.uuid4().hex}"
         own = {
@@ -108,7 +110,8 @@ class Members:
         self.by_rank[rank] = Member(rank, pid)
         self.ever += 1
         each = self._programs[rank]
-        self._reporter.event("started", rank=rank, device=each.device, pid=pid, log=str(each.err))
+        number = self._first + rank
+        self._reporter.event("started", rank=number, device=each.device, pid=pid, log=str(each.err))
 
     def note_ends(self) -> bool:
         """Notes which of the workers that the controller started have ended; returns whether all did well."""
@@ -122,10 +125,11 @@ class Members:
 
     def _note_exit(self, end: WorkerExit) -> bool:
         member = self.by_rank.pop(end.worker_id)
-        self._reporter.event("ended", rank=end.worker_id, code=end.code, how=exit_text(end))
+        number = self._first + end.worker_id
+        self._reporter.event("ended", rank=number, code=end.code, how=exit_text(end))
         if end.code == 0:
             return True
-        who = f"worker {end.worker_id} (process {member.pid})"
+        who = f"worker {number} (process {member.pid})"
         self._reporter.say("failed", self._programs[end.worker_id].failure_text(who, end))
         return False
 

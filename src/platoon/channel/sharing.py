@@ -97,7 +97,15 @@ class SharedParameters:
         whole = rule.make_update_function(params)
 
         def work() -> None:
-            whole(self.arrays)
+            if not self._session.hosts:
+                whole(self.arrays)
+                return
+            # other hosts' changes arrive meanwhile: only what the rule has changed is added
+            before = [table.snapshot() for table in self._tables]
+            after = [old.reshape(array.shape).copy() for old, array in zip(before, self.arrays, strict=True)]
+            whole(after)
+            for table, old, new in zip(self._tables, before, after, strict=True):
+                table.add(new.reshape(old.shape) - old)
 
         return lambda locked: self._lock.alone(work) if locked else work()
 
@@ -163,6 +171,12 @@ class SharedParameters:
 
         self._session.check()
         self._lock.shared(work) if locked else work()
+
+    def note_written(self) -> None:
+        """The shared parameters may have been changed in place: other hosts are to see it."""
+        if self._session.hosts and self._session.closed is None:
+            for table in self._tables:
+                table.note_written()
 
     def _note_meeting(self) -> None:
         """Without this, ASGD would push what it has just copied as if the worker had learnt it."""

@@ -214,6 +214,8 @@ class Worker(metaclass=_OnePerProcess):
         """
         lock = self._job_lock()
         try:
+            if self._shared is not None:
+                self._shared.note_written()  # whoever had it may have changed them
             lock.release()
         except LockStateError as error:
             raise PlatoonError(str(error)) from error
@@ -377,7 +379,11 @@ class Worker(metaclass=_OnePerProcess):
             if self._session is None:
                 from multiverso.runtime import Session
 
-                self._session = Session(self._info["node"], worker_id=self.local_rank)
+                # across hosts all workers begin together, and each when it first needs the others
+                patience = self._seconds if self._info["hosts"] > 1 else None
+                self._session = Session(
+                    self._info["node"], worker_id=self.global_rank, start_timeout_seconds=patience
+                )
             return self._session
 
     def _job_lock(self) -> JobLock:
@@ -399,7 +405,7 @@ class Worker(metaclass=_OnePerProcess):
         if self._collective is None:
             from platoon.channel.collective import Collective
 
-            self._collective = Collective(session, self._info, self._requests)
+            self._collective = Collective(session, self._info)
         return self._collective
 
 
