@@ -157,7 +157,7 @@ class Node:
         """Waits until no host of the job needs this one's copies.
 
         Args:
-            timeout_seconds: for how long; by default until it is so.
+            timeout_seconds: for how long; by default until it is so, or other hosts have never come.
 
         Returns:
             False when the node has ended before that; None at the timeout.
@@ -166,10 +166,12 @@ class Node:
             return True
         slice_seconds = _WATCH_SECONDS if timeout_seconds is None else timeout_seconds
         while not self._abroad.over.wait(slice_seconds):
-            if self._closing.is_set() or not self._abroad.needed:
+            if self._closing.is_set():
                 return False
             if timeout_seconds is not None:
                 return None
+            if not self._abroad.needed:
+                return False
         return True
 
     @property
