@@ -76,6 +76,8 @@ WAIT_SINCE = WORKER.int64("wait_since")  # CLOCK_MONOTONIC nanoseconds
 WAITED_NS = WORKER.int64("waited_ns")  # time spent in finished waits
 # CLOCK_MONOTONIC nanoseconds of its last DeadlockError, for the others in it
 GAVE_UP = WORKER.int64("gave_up")
+# CLOCK_MONOTONIC nanoseconds: when a wait of it has to look at its deadline, if that is before its slice is over
+LOOK_AT = WORKER.int64("look_at")
 
 # LIVENESS
 FREE, ALIVE, LOST, GONE = 0, 1, 2, 3
@@ -122,6 +124,10 @@ HYPER = TABLE.int64("hyper", 8)  # up to 8 hyperparameters in the table's dtype
 # written while it is used
 COMMITTED = TABLE.int64("committed", apart=True)  # the last finished round; all members write the same value
 WRITTEN = TABLE.int64("written")  # all writers: times that the values were overwritten (atomically)
+WATCHED = TABLE.int32("watched")  # all writers: 1 when somebody sleeps until the table has another version
+CHANGED = TABLE.int32(
+    "changed"
+)  # all writers: bumped (atomically) when it has; who waits for that sleeps on it
 # compare-and-swap, see round_steps.step_in; for even and odd steps
 DECISIONS = TABLE.int64("decisions", 2, apart=True)
 

@@ -12,8 +12,11 @@ import pytest
 from core_support import outcome, together
 
 import multiverso as mv
+from multiverso import layout as at
 from multiverso.deadline import Deadline
 from multiverso.errors import WaitTimeoutError
+from multiverso.kernels import waits
+from multiverso.memory.words import load64
 from multiverso.runtime import Node, Session
 from multiverso.runtime.patience import Patience
 from multiverso.runtime.reduce import Reducer
@@ -66,6 +69,30 @@ def test_a_call_without_a_limit(forever: float, options: dict[str, Any]) -> None
         return table.get(timeout_seconds=forever).tolist()
 
     assert together(work, 2, **options, **limits) == [[80.0, 80.0]] * 2
+
+
+def test_a_short_deadline_ends_a_slice_early(alone: Session) -> None:
+    control, me = alone.control.address, alone.worker_id
+    began = time.monotonic_ns()
+    whole = began + waits.SLICE_NANOSECONDS
+    assert waits.slice_end(control, me, began) == whole
+    alone.deadline(10)
+    assert waits.slice_end(control, me, began) == whole
+    deadline = alone.deadline(0.1)
+    assert waits.slice_end(control, me, began) == math.ceil(deadline.at * 1e9) < whole
+    assert waits.slice_end(control, me, began + 10**9) == whole + 10**9  # one that has passed counts no more
+    assert waits.slice_end(0, me, began) == whole
+
+
+def test_the_last_slice_ends_with_the_deadline(alone: Session) -> None:
+    table = mv.ArrayTableHandler(3, session=alone)
+    faults.hold_stripe(table)
+    try:
+        error = outcome(lambda: table.get(timeout_seconds=0.7))
+    finally:
+        faults.free_stripe(table)
+    assert isinstance(error, WaitTimeoutError)
+    assert load64(alone.control.block(alone.worker_id) + at.LOOK_AT) > 0
 
 
 def test_a_barrier_and_all_its_flushes_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

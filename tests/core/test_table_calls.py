@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pydoc
+import threading
 import typing
 from typing import Any
 
 import numpy as np
 import pytest
-from core_support import MODES, together
+from core_support import MODES, together, wait_for
 
 import multiverso as mv
+from multiverso import layout as at
 from multiverso.errors import (
     DtypeMismatchError,
     MultiversoError,
@@ -18,7 +20,8 @@ from multiverso.errors import (
     ShapeMismatchError,
     WaitTimeoutError,
 )
-from multiverso.runtime import Session
+from multiverso.memory.words import load32
+from multiverso.runtime import Session, watching
 from multiverso.updaters import Updater
 
 
@@ -129,6 +132,24 @@ def test_waiting_for_a_version(mode: str) -> None:
         return table.wait_version(3)
 
     assert all(version >= 3 for version in together(work, 2, **MODES[mode]))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_who_waits_for_a_version_is_woken(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "_NAP_SECONDS", 600.0)  # so long it sleeps if nobody wakes it
+
+    def work(session: Session) -> Any:
+        table = mv.ArrayTableHandler(2, session=session)
+        base, came = table._shard.base, []
+        waiter = threading.Thread(target=lambda: came.append(table.wait_version(3, timeout_seconds=60)))
+        waiter.start()
+        for _ in range(3):
+            wait_for(lambda: load32(base + at.WATCHED))
+            table.exchange(np.ones(2, "f4"), np.zeros(2, "f4"))
+        waiter.join()
+        return came
+
+    assert together(work, 1, **MODES[mode]) == [[3]]
 
 
 def test_a_version_that_does_not_come(alone: Session) -> None:

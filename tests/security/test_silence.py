@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from security_support import Person
 
-from multiverso.errors import StartupError
+from multiverso.errors import StartupError, WaitTimeoutError
 from multiverso.runtime import Session, holders, observe
 from multiverso.runtime.holders import Silence
 
@@ -65,6 +66,22 @@ def test_a_stopped_node_is_given_up_soon(ask: Any) -> None:
         assert "python" in str(caught.value)
         with Session(_name("stopped")):  # it goes on
             pass
+
+
+def test_a_node_that_is_stopped_later_is_named_by_who_waits_for_it(capfd: pytest.CaptureFixture[str]) -> None:
+    with Person(NODE, _name("later"), uid=os.getuid()) as node:
+        node.hear()
+        with Session(_name("later"), timeout_seconds=60) as session:
+            os.kill(node.process.pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, node.process.pid, os.WSTOPPED | os.WNOWAIT)
+            words = rf"node is stopped: process {node.process.pid} .*kill -CONT"
+            try:
+                with pytest.raises(WaitTimeoutError, match=words):
+                    session.shared_memory("mine", 64, timeout_seconds=1.3)
+            finally:
+                os.kill(node.process.pid, signal.SIGCONT)
+            assert re.search(rf"worker 0 has waited 1 s for .*{words}", capfd.readouterr().err)
+            assert session.shared_memory("mine", 64).array.size == 64  # it goes on
 
 
 def test_who_holds_the_name_and_sleeps_is_given_up_soon() -> None:

@@ -21,7 +21,7 @@ from multiverso.kernels.atomics import (
 from multiverso.kernels.declaring import Address, Data, Int, inner, kernel
 from multiverso.kernels.locking import rows_of
 from multiverso.kernels.stripe_words import OWNER, drop_hand, give_back, hold, let_go, owner_of, take_hand
-from multiverso.kernels.waits import line_of, tick
+from multiverso.kernels.waits import line_of, tell_watchers, tick
 
 _CHUNK = 4096
 _TRIES = 4  # of a read of a stripe without its word
@@ -105,6 +105,7 @@ def record_operation(base, me, what, size):
     line = line_of(base, me)
     add64(line + what, 1)
     add64(line + at.BYTES, size * load64(base + at.ITEMSIZE))
+    tell_watchers(base)
     return line
 
 

@@ -43,6 +43,7 @@ from multiverso.kernels.waits import (
     notify,
     pause,
     restart,
+    tell_watchers,
 )
 
 # the words of an unfinished round; members of each chunk follow
@@ -302,4 +303,5 @@ def finish(base, me, progress, what, size, call):
     progress[STAGE] = 0
     progress[STAGED] = 0
     progress[ROUND] += 1
+    tell_watchers(base)
     end_call(call)

@@ -35,11 +35,10 @@ from multiverso.kernels.atomics import (
 )
 from multiverso.kernels.codes import DONE, TIMED_OUT
 from multiverso.kernels.declaring import inner
-from multiverso.kernels.waits import SLICE_NANOSECONDS, block_of, end_wait, publish_wait
+from multiverso.kernels.waits import block_of, end_wait, nap_nanoseconds, publish_wait, slice_end
 from multiverso.keyed_layout import KEYED, LINE_BYTES, LINES, OWNER, ROW_VERSION, at
 
 _PAUSES, _YIELDS = 20, 50
-_NAP_NANOSECONDS = 100_000
 _AHEAD = 16  # rows that are on their way from memory meanwhile
 _TRIES = 64  # of a read without the word
 
@@ -116,9 +115,10 @@ def nap(control, owner, value, address, tries, began):
         sched_yield()
     else:
         publish_wait(control, (owner & 4095) - 1, layout.FOR_WORD, KEYED, (value & 4095) - 1, 0)
-        if monotonic_ns() - began > SLICE_NANOSECONDS:
+        now = monotonic_ns()
+        if now >= slice_end(control, (owner & 4095) - 1, began):
             return TIMED_OUT
-        futex_wait(address, load32(address), _NAP_NANOSECONDS)
+        futex_wait(address, load32(address), nap_nanoseconds(now - began))
     return DONE
 
 

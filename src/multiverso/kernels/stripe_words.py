@@ -38,7 +38,7 @@ from multiverso.kernels.atomics import (
 )
 from multiverso.kernels.codes import DONE, TIMED_OUT
 from multiverso.kernels.declaring import inner
-from multiverso.kernels.waits import SLICE_NANOSECONDS, block_of, end_wait, publish_wait
+from multiverso.kernels.waits import block_of, end_wait, nap_nanoseconds, publish_wait, slice_end
 
 OWNER_BITS = 20
 OWNER = (1 << OWNER_BITS) - 1
@@ -46,7 +46,6 @@ VERSION = 1 << OWNER_BITS
 HAND_NUMBER = 4095
 
 _PAUSES, YIELDS = 20, 50
-_NAP_NANOSECONDS = 100_000
 _AHEAD = 16  # rows that are on their way from memory meanwhile
 _TRIES = 64  # of a read without the word
 
@@ -98,9 +97,9 @@ def take_hand(rows, control, me):
         now = monotonic_ns()
         if began == 0:
             began = now
-        if now - began > SLICE_NANOSECONDS:
+        if now >= slice_end(control, me, began):
             return -TIMED_OUT
-        futex_wait(first + at.HAND_USER, load32(first + at.HAND_USER), _NAP_NANOSECONDS)
+        futex_wait(first + at.HAND_USER, load32(first + at.HAND_USER), nap_nanoseconds(now - began))
 
 
 @inner
@@ -210,9 +209,10 @@ def nap(rows, control, me, value, address, tries, began):
     else:
         if control != 0:
             publish_wait(control, me, at.FOR_WORD, rows.table, worker_of(rows, value), address - rows.words)
-        if monotonic_ns() - began > SLICE_NANOSECONDS:
+        now = monotonic_ns()
+        if now >= slice_end(control, me, began):
             return TIMED_OUT
-        futex_wait(address, load32(address), _NAP_NANOSECONDS)
+        futex_wait(address, load32(address), nap_nanoseconds(now - began))
     return DONE
 
 

@@ -45,6 +45,7 @@ _YIELDS = (
     200  # measured: rounds of 1e7 floats, 2 workers: 13.2 ms with 50, 11.4 with 200 to 2000; 4 workers alike
 )
 SLICE_NANOSECONDS = 500_000_000
+_SHORTEST_NAP, _LONGEST_NAP = 100_000, 5_000_000
 # the words of a wait: when its first sleep began, how often it has looked; WAIT_WORDS is their number
 _BEGAN, _LOOKS = 0, 1
 WAIT_WORDS = 2
@@ -64,7 +65,30 @@ def notify(control):
         futex_wake(control + at.EVENT)
 
 
+@inner
+def tell_watchers(base):
+    """Wakes whoever waits for another version of a table; each says again that it waits before it sleeps."""
+    if load32(base + at.WATCHED) != 0:
+        store32(base + at.WATCHED, 0)
+        add32(base + at.CHANGED, 1)
+        futex_wake(base + at.CHANGED)
+
+
 # -- one wait --------------------------------------------------------------------------------------------------
+
+
+@inner
+def slice_end(control, me, began):
+    """Until when a wait that began then goes on without a look at signals and deadlines (the node's: control 0)."""
+    end = began + SLICE_NANOSECONDS
+    look_at = load64(block_of(control, me) + at.LOOK_AT) if control != 0 else 0
+    return look_at if began < look_at < end else end
+
+
+@inner
+def nap_nanoseconds(waited):
+    """How long to sleep before looking again at what nobody announces: the longer the longer it has taken."""
+    return min(max(_SHORTEST_NAP, waited // 16), _LONGEST_NAP)
 
 
 @inner
@@ -120,7 +144,7 @@ def pause(control, me, wait, event, kind, table, stage, target):
     now = monotonic_ns()
     if wait[_BEGAN] == 0:
         wait[_BEGAN] = now
-    left = SLICE_NANOSECONDS - (now - wait[_BEGAN])
+    left = slice_end(control, me, wait[_BEGAN]) - now
     if left <= 0:
         return TIMED_OUT
     add32(control + at.WAITERS, 1)

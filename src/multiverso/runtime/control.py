@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from multiverso import layout as at
+from multiverso.deadline import SLICE_SECONDS, Deadline
 from multiverso.memory import mutex
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import bump_and_wake, load32, load64, store32, store64
@@ -134,6 +136,14 @@ class Control:
     def notify(self) -> None:
         """Wakes every waiter of the job to look again."""
         bump_and_wake(self.address + at.EVENT)
+
+    def look_at(self, worker_id: int, deadline: Deadline) -> None:
+        """Says when this worker's next wait ends a slice early, as its deadline is nearer than that (the worker).
+
+        Of several threads' deadlines the last one counts; the others are looked at when their slices are over.
+        """
+        if deadline.left(math.inf) < SLICE_SECONDS:
+            store64(self.block(worker_id) + at.LOOK_AT, math.ceil(deadline.at * 1e9))
 
     def give_up(self, worker_id: int, now_ns: int) -> None:
         """Says that this worker ends a wait because of a deadlock (the worker)."""

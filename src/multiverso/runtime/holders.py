@@ -45,18 +45,30 @@ class Silence:
             raise StartupError(self._verdict(seen))
 
     def _verdict(self, seen: dict[int, tuple[str, int]]) -> str:
-        stopped = [pid for pid, (states, _) in seen.items() if states and set(states) <= set(_STOPPED)]
+        stopped = [pid for pid, (states, _) in seen.items() if _all_stopped(states)]
         if stopped:
-            pid = stopped[0]
-            return (
-                f"the job's node is stopped: process {pid} ({_command(pid)}); `kill -CONT {pid}` lets it go on, "
-                f"`kill -KILL {pid}` ends the job"
-            )
+            return _stopped_node(stopped[0])
         who = ", ".join(f"process {pid} ({_command(pid)})" for pid in seen)
         return (
             f"who listens at {self._address!r} does not answer: {who} of this user has been asleep since we asked. "
             "It is no node, or it hangs: end it, and start the job anew"
         )
+
+
+def said_if_stopped(pid: int) -> str | None:
+    """Returns what to say of a node's process if it is stopped now, by a signal or a debugger; otherwise None."""
+    return _stopped_node(pid) if _all_stopped(_activity(pid)[0]) else None
+
+
+def _all_stopped(states: str) -> bool:
+    return bool(states) and set(states) <= set(_STOPPED)
+
+
+def _stopped_node(pid: int) -> str:
+    return (
+        f"the job's node is stopped: process {pid} ({_command(pid)}); `kill -CONT {pid}` lets it go on, "
+        f"`kill -KILL {pid}` ends the job"
+    )
 
 
 def holders(address: str) -> list[int]:

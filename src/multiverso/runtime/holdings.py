@@ -147,7 +147,7 @@ class Holdings:
     ) -> int:
         """Asks for memory, maps it, and writes this worker's part of the initial value when its turn comes."""
         session = self._session
-        patience = Patience(session, deadline, what)
+        patience = Patience(session, deadline, what, self._link)
         number = 0
         waits.begin_wait.compiled()(session.control.address, session.worker_id, at.FOR_TABLE, 0, target)
         try:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from multiverso import errors
 from multiverso.errors import MultiversoError, NodeLostError, StartupError, WaitTimeoutError, WorkerLostError
 from multiverso.runtime import trust
-from multiverso.runtime.holders import Silence
+from multiverso.runtime.holders import Silence, said_if_stopped
 from multiverso.wire import messages
 from multiverso.wire.messages import Message
 
@@ -154,6 +154,10 @@ class Link:
             messages.send(self.connection, message)
         except OSError as error:
             raise NodeLostError(f"the job's node is gone ({error.strerror or error})") from error
+
+    def said_if_stopped(self) -> str | None:
+        """Returns what to say of the node's process if it is stopped now; otherwise None."""
+        return said_if_stopped(messages.peer(self.connection)[0])
 
     def give_up(self, why: str | None = None) -> None:
         """Tells the node that nobody waits for an answer to the last request any more.

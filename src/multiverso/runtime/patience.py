@@ -13,9 +13,11 @@ from multiverso.errors import ClosedError, DeadlockError, MultiversoError, WaitT
 from multiverso.runtime.wait_graph import COLLECTIVE, WorkerState, names
 
 if TYPE_CHECKING:
+    from multiverso.runtime.link import Link
     from multiverso.runtime.session import Session
 
 _WARN_SECONDS = 10.0
+_STOPPED_SECONDS = 1.0
 _STILL_SECONDS = 1.5
 _ADVICE = (
     ". To go on without lost workers: init(on_lost='continue'), or `multiverso run --on-failure continue`"
@@ -25,15 +27,19 @@ _ADVICE = (
 class Patience:
     """One wait of one session. Owner: the waiting thread.
 
-    Attributes:
+    Args:
+        session: whose wait it is.
         deadline: from then on `raise_if_over` raises.
+        what: what is waited for, in words.
+        link: the connection to the node, where it is the node's answer.
     """
 
-    def __init__(self, session: Session, deadline: Deadline, what: str) -> None:
+    def __init__(self, session: Session, deadline: Deadline, what: str, link: Link | None = None) -> None:
         self._session = session
         self._began = time.monotonic()
         self.deadline = deadline
         self._what = what
+        self._link = link
         self._warned = False
         self._still: tuple[tuple[int, int], ...] = ()
         self._still_since = self._began
@@ -69,7 +75,7 @@ class Patience:
                 f"gave up after {waited:.1f} s (of {self.deadline}) waiting for {self._what}: {self._whom()}. "
                 f"{self._everyone()}. A longer deadline: timeout_seconds=, or MULTIVERSO_TIMEOUT_SECONDS"
             )
-        if waited >= _WARN_SECONDS and not self._warned:
+        if not self._warned and (waited >= _WARN_SECONDS or (waited >= _STOPPED_SECONDS and self._stopped())):
             self._warned = True
             print(
                 f"multiverso: worker {session.worker_id} has waited {waited:.0f} s for {self._what}: "
@@ -78,8 +84,14 @@ class Patience:
                 flush=True,
             )
         self._look_for_deadlock()
+        session.control.look_at(session.worker_id, self.deadline)
+
+    def _stopped(self) -> str | None:
+        return self._link.said_if_stopped() if self._link is not None else None
 
     def _whom(self) -> str:
+        if stopped := self._stopped():
+            return stopped
         graph = self._session.wait_graph()
         me = graph.workers.get(self._session.worker_id)
         wait = me.wait if me is not None else None

@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from multiverso import layout as at
-from multiverso.deadline import Deadline, checked_seconds
+from multiverso.deadline import SLICE_SECONDS, Deadline, checked_seconds
 from multiverso.errors import ClosedError, MultiversoError, NodeLostError
 from multiverso.hosts.exchange import Exchange
 from multiverso.kernels import waits
@@ -240,7 +240,7 @@ class Session:
         """Tells the workers of all hosts something short, through the nodes; see `agreement.tell_all`."""
         self.enter()
         with self._lock:
-            patience = Patience(self, self.deadline(), "what the other workers have to tell")
+            patience = Patience(self, self.deadline(), "what the other workers have to tell", self._link)
             request = {"do": "tell", "number": self.barriers, "note": note}
             try:
                 answer, _ = self._link.ask(
@@ -449,7 +449,10 @@ class Session:
 
     def deadline(self, timeout_seconds: float | None = None) -> Deadline:
         """Returns the deadline that many seconds from now; None for the session's own time."""
-        return Deadline.after(self.timeout_seconds if timeout_seconds is None else timeout_seconds)
+        deadline = Deadline.after(self.timeout_seconds if timeout_seconds is None else timeout_seconds)
+        if deadline.seconds < SLICE_SECONDS:
+            self.control.look_at(self.worker_id, deadline)
+        return deadline
 
     @contextmanager
     def waiting(self, kind: int, memory: int, target: int) -> Iterator[None]:

@@ -43,7 +43,7 @@ def held(session: Session, memory: SharedMemory, deadline: Deadline, what: str) 
         if code == mutex.BUSY:
             patience = Patience(session, deadline, what)
             with session.waiting(at.FOR_LOCK, memory.number, 0):
-                while (code := mutex.lock(address, _SLICE_SECONDS)) == mutex.TIMED_OUT:
+                while (code := mutex.lock(address, deadline.left(_SLICE_SECONDS))) == mutex.TIMED_OUT:
                     patience.raise_if_over()
         if code == mutex.OWNER_DEAD:
             mutex.recover(address)

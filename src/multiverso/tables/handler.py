@@ -17,8 +17,8 @@ from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, ShapeMismatchError
 from multiverso.kernels.compiling import compile_update
 from multiverso.memory import words
-from multiverso.runtime.polling import wait_until
 from multiverso.runtime.session import Session
+from multiverso.runtime.watching import await_version
 from multiverso.shards.shard import Shard
 from multiverso.spec import TableSpec
 from multiverso.tables import saving
@@ -375,7 +375,8 @@ class TableHandler:
         """Waits until all workers together have done so many adds and exchanges; returns how many they are.
 
         For readers that want to see something new, and nothing twice: ``seen = table.wait_version(seen + 1)``, and
-        then ``table.snapshot()``. In synchronous mode it counts finished rounds. It looks every few milliseconds.
+        then ``table.snapshot()``. In synchronous mode it counts finished rounds. It sleeps until something is added;
+        in a job on several hosts it looks every few milliseconds.
 
         Args:
             version: a number of adds and exchanges, as `version` has it.
@@ -388,10 +389,8 @@ class TableHandler:
         if isinstance(version, bool) or not isinstance(version, int) or version < 0:
             raise ValueError(f"version is a number of operations, 0 or more; got {version!r}")
         self._ready(timeout_seconds)
-        reached = self._how.version
-        wait_until(
-            self._session, lambda: reached() >= version, f"version {version} of {self._name}", timeout_seconds
-        )
+        reached, what = self._how.version, f"version {version} of {self._name}"
+        await_version(self._session, self._shard.base, lambda: reached() >= version, what, timeout_seconds)
         return reached()
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -1,4 +1,4 @@
-"""Waiting for what nobody announces."""
+"""Waiting until a table has another version."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ from collections.abc import Callable
 from multiverso import kernels
 from multiverso import layout as at
 from multiverso.deadline import SLICE_SECONDS
+from multiverso.memory.words import load32, store32, wait_for_change
 from multiverso.runtime.patience import Patience
 from multiverso.runtime.session import Session
 
-_FIRST_SECONDS, _LONGEST_SECONDS = 50e-6, 5e-3
+# Whoever changes the table wakes us, but not if it was killed just before; and other hosts' changes come by the node,
+# which wakes nobody.
+_NAP_SECONDS, _HOSTS_NAP_SECONDS = 0.05, 0.005
 
 
-def wait_until(
-    session: Session, reached: Callable[[], bool], what: str, timeout_seconds: float | None
+def await_version(
+    session: Session, base: int, reached: Callable[[], bool], what: str, timeout_seconds: float | None
 ) -> None:
-    """Looks, more and more rarely, until something is so, a deadline passes, or it cannot come any more.
+    """Sleeps until a table has come so far, a deadline passes, or it cannot come any more.
 
     Args:
         session: whose wait it is.
-        reached: whether it is so.
+        base: address of the table.
+        reached: whether the table has come so far.
         what: what is waited for, in words.
         timeout_seconds: deadline, instead of the session's.
 
@@ -30,13 +34,16 @@ def wait_until(
     """
     session.enter()
     patience = Patience(session, session.deadline(timeout_seconds), what)
-    pause, looked = _FIRST_SECONDS, time.monotonic()
+    longest, looked = _HOSTS_NAP_SECONDS if session.hosts else _NAP_SECONDS, time.monotonic()
     while not reached():
+        event = load32(base + at.CHANGED)
+        store32(base + at.WATCHED, 1)
+        if reached():
+            return
         if patience.deadline.passed or time.monotonic() - looked > SLICE_SECONDS:
             looked = time.monotonic()
             lost = any(worker.liveness == at.LOST for worker in session.control.workers())
             patience.raise_if_hopeless(
                 kernels.LOST_SOMEONE if lost and not session.control.continues else kernels.TIMED_OUT
             )
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_SECONDS)
+        wait_for_change(base + at.CHANGED, event, patience.deadline.left(longest))
