@@ -165,6 +165,43 @@ class Rows(Adding):
         return super().seen(), self.local.tolist(), self.last.tolist(), self.whole.tolist()
 
 
+class Keyed(Twin):
+    """Rows by key: added to, removed, evicted."""
+
+    options: dict[str, Any] = {}  # noqa: RUF012
+
+    def make(self, name: str) -> None:
+        self.table = mv.KeyedTable(2, session=self.session, name=name, **self.options)
+
+    def calls(self) -> list[Callable[[], Any]]:
+        keys = np.random.default_rng(self.number).integers(0, 60, 8)
+        delta = np.resize(self.mine(), (8, 2))
+        return [
+            lambda: self.table.add(delta, keys),
+            lambda: self.table.get(keys),
+            lambda: self.table.remove(keys[:3]),
+            lambda: float(self.table.tick()),
+        ]
+
+    def seen(self) -> Any:
+        keys, rows = (np.concatenate(part) for part in zip(*self.table.items(), strict=True))
+        statistics = self.table.stats()
+        counted = [
+            statistics[what] for what in ("keys", "adds", "rows_added", "keys_removed", "keys_evicted")
+        ]
+        order = np.argsort(keys)
+        return super().seen(), keys[order].tolist(), rows[order].tolist(), counted, self.table.ticks
+
+
+class KeyedWithState(Keyed):
+    options = {  # noqa: RUF012
+        "updater": "adagrad",
+        "initial": "uniform",
+        "admission": 2,
+        "eviction": mv.Eviction(idle_ticks=4),
+    }
+
+
 class Sharing(Twin):
     """A model's arrays of several dtypes, with statistics: views, and values that are handed over."""
 
@@ -223,8 +260,16 @@ KINDS: dict[str, type[Twin]] = {
     "meeting": Meeting,
     "rows": Rows,
     "sharing": Sharing,
+    "keyed": Keyed,
+    "keyed adagrad": KeyedWithState,
 }
-ONLY = {"averaging": ("sync",), "local sgd": ("sync",), "meeting": ("async",)}
+ONLY = {
+    "keyed": ("async",),
+    "keyed adagrad": ("async",),
+    "averaging": ("sync",),
+    "local sgd": ("sync",),
+    "meeting": ("async",),
+}
 CASES = [(kind, mode) for kind in KINDS for mode in ONLY.get(kind, tuple(MODES))]
 
 

@@ -306,7 +306,7 @@ class Session:
         self._flush(self.deadline(timeout_seconds))
 
     def _flush(self, deadline: Deadline) -> None:
-        for handler in list(self._handlers):
+        for handler in [*self._handlers, *self.keyed_tables.values()]:
             handler._flush_until(deadline)
 
     # -- tables ----------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from multiverso.deadline import Deadline
 from multiverso.errors import ShapeMismatchError
 from multiverso.kernels.compiling import compile_update
 from multiverso.kernels.keyed_removal import GONE, KEY
@@ -44,6 +45,9 @@ class KeyedTable:
     Always asynchronous: an ``add`` is applied when it returns, row by row, and a row that is read is never torn. A
     worker that is killed in an ``add`` has applied it to a prefix of the keys, to each of them wholly or not at all,
     and the others go on; a key whose ``add`` has returned is never lost.
+
+    A call that raised has not returned (a deadline, Ctrl-C, an alarm's handler): call it again with the same arguments,
+    in the same thread, and it is finished; what it had done is not done again.
 
     With a ``name`` the first worker creates the table and others attach to it; without, the n-th keyed table of each
     worker is the same table.
@@ -223,7 +227,8 @@ class KeyedTable:
             RowIdError, ShapeMismatchError, DtypeMismatchError: they do not fit; nothing was changed.
             OutOfMemoryError: there is no memory for more rows; nothing was added, but some of the keys may have got
                 their initial rows.
-            WaitTimeoutError: a worker was stopped while it held a row, for too long; a part of the keys is done.
+            WaitTimeoutError: a worker was stopped while it held a row, for too long. A part of the keys may be done:
+                the same call again does the rest, and so does any other call on the table before its own work.
         """
         array = as_keys(keys)
         values = as_numpy(delta, "delta")
@@ -236,9 +241,10 @@ class KeyedTable:
         flat = array.reshape(-1)
         if self._sums_first:
             flat, data = summed(flat, data, self.dim)
-        self._calls.add(self._update, flat, data.ctypes.data, timeout_seconds)
+        self._calls.add(self._update, flat, data, timeout_seconds)
         if self._most_keys and self._calls.excess() > self._most_keys // 16:
-            self._calls.evict(_SHORT_SECONDS)
+            self._calls.evict_excess(_SHORT_SECONDS)
+        self._calls.end()
 
     def contains(self, keys: Any) -> npt.NDArray[np.bool_]:
         """Returns for each key whether it has a row; in the keys' shape."""
@@ -276,7 +282,9 @@ class KeyedTable:
             Whether each key had a row, in the keys' shape; a key that is named twice had one the first time.
         """
         array = as_keys(keys)
-        return self._calls.remove(array.reshape(-1), timeout_seconds).reshape(array.shape)
+        removed = self._calls.remove(array.reshape(-1), timeout_seconds).reshape(array.shape)
+        self._calls.end()
+        return removed
 
     @property
     def ticks(self) -> int:
@@ -293,8 +301,9 @@ class KeyedTable:
             How many keys were evicted.
         """
         self._session.check()
-        self._memory.set_word("TICK", self.ticks + 1)
-        return self.evict(seconds=seconds) if self._spec.eviction is not None else 0
+        evicted = self._calls.tick(_checked_seconds(seconds))
+        self._calls.end()
+        return evicted
 
     def evict(self, *, seconds: float | None = None) -> int:
         """Removes the keys that the table's ``eviction`` names, one segment of some hundred keys after another.
@@ -315,9 +324,9 @@ class KeyedTable:
             raise ValueError(
                 f"{self!r} has no eviction; make it with eviction=Eviction(...), or remove(keys)"
             )
-        if seconds is not None and not seconds >= 0:
-            raise ValueError(f"seconds is 0 or more; got {seconds!r}")
-        return self._calls.evict(seconds)
+        evicted = self._calls.evict(None if seconds is None else _checked_seconds(seconds))
+        self._calls.end()
+        return evicted
 
     # -- keeping ---------------------------------------------------------------------------------------------
 
@@ -412,6 +421,7 @@ class KeyedTable:
         """Makes the table hold what was saved, and nothing else."""
         for keys, _, kinds in self._calls.entries(_MOST_AT_ONCE):
             self._calls.remove(np.setdiff1d(keys[kinds != GONE], content.keys))
+            self._calls.end()
         self._calls.overwrite(content.keys, content.rows)
         self._memory.set_word("TICK", content.ticks)
         if content.uses is not None and self._spec.keeps_use:
@@ -441,3 +451,13 @@ class KeyedTable:
             a sound table.
         """
         return self._calls.check()
+
+    def _flush_until(self, deadline: Deadline) -> None:
+        """Finishes what a call that raised has left half."""
+        self._calls.settle(deadline)
+
+
+def _checked_seconds(seconds: float) -> float:
+    if not seconds >= 0:
+        raise ValueError(f"seconds is 0 or more; got {seconds!r}")
+    return seconds

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from multiverso import keyed_layout as layout
+from multiverso.deadline import Deadline
 from multiverso.errors import OutOfMemoryError
 from multiverso.kernels import keyed as kernels
 from multiverso.kernels import keyed_removal as removal
@@ -19,23 +20,37 @@ from multiverso.memory.heap import free_memory
 from multiverso.runtime.session import Session
 from multiverso.tables.convert import Array
 from multiverso.tables.keyed_memory import KeyedMemory
+from multiverso.tables.keyed_progress import Adding, Evicting, Removing, done
 from multiverso.tables.keyed_spec import KeyedSpec
 
 Keys = npt.NDArray[np.int64]
+T = TypeVar("T", Adding, Removing, Evicting)
+U = TypeVar("U", Adding, Removing)
 _MOST_AT_ONCE = 1 << 16
 _SPARE_BYTES = 256 * 1024 * 1024
 _SEGMENT_ENTRIES = layout.BUCKETS * layout.ENTRIES
 
 
+class _Mine(threading.local):
+    """Each thread's call that has not returned to whoever made it."""
+
+    call: Adding | Removing | Evicting | None = None
+
+
 class KeyedCalls:
     """What this worker does with a keyed table. Owner: the table of its session that was made first.
 
-    A worker has one hand, so it makes one call at a time, whatever its threads ask for.
+    A worker has one hand, so it makes one call at a time, whatever its threads ask for. An add or a removal that raised
+    with a part of it done is finished before anything else is (`settle`), and recognised when its thread makes it
+    again; who has told its caller what became of it says so (`end`).
     """
 
     def __init__(self, session: Session, memory: KeyedMemory, spec: KeyedSpec) -> None:
         self._session, self._memory, self._spec = session, memory, spec
         self._lock = threading.Lock()
+        self._mine = _Mine()
+        self._unfinished: Adding | Removing | None = None
+        self._rows_done = memory.position(session.worker_id)  # of the add that is under way
         self._budget = 0  # bytes that may be used before memory is looked at again
         enter = kernels.enter.compiled()
         arguments = (session.control.address, memory.address, session.worker_id)
@@ -47,32 +62,28 @@ class KeyedCalls:
 
     def get(self, keys: Keys, out: int, timeout_seconds: float | None = None) -> None:
         """Writes the rows of keys, or their initial rows, to an address."""
+        deadline = self._deadline(timeout_seconds)
         with self._lock:
-            self._session.check()
+            self._ready(deadline)
             try:
-                rows = self._find(keys, timeout_seconds)
-                self._run(kernels.read, (keys, rows, out), timeout_seconds)
+                rows = self._find(keys, deadline)
+                self._run(kernels.read, (keys, rows, out), deadline)
             except BaseException:
                 self._release()
                 raise
 
-    def add(self, updater: int, keys: Keys, delta: int, timeout_seconds: float | None = None) -> None:
-        """Gives each key's delta to the updater, once it has a row."""
-        with self._lock:
-            self._session.check()
-            try:
-                rows = self._admit(keys, self._spec.admission, timeout_seconds)
-                self._run(kernels.add, (rows, delta), timeout_seconds, updater)
-            except BaseException:
-                self._release()
-                raise
+    def add(self, updater: int, keys: Keys, delta: Array, timeout_seconds: float | None = None) -> None:
+        """Gives each key's delta to the updater, once it has a row. Then `end`."""
+        self._do(Adding.of(updater, keys, delta, self._spec.admission), self._deadline(timeout_seconds))
 
     def overwrite(self, keys: Keys, rows: npt.NDArray[np.uint8]) -> None:
         """Gives each key these bytes as its row, while nobody else uses the table."""
         with self._lock:
-            self._session.check()
+            self._ready(None)
             try:
-                places = self._admit(keys, 1, None)
+                new = Adding.of(0, keys, rows, 1)
+                self._admit(new, None)
+                places = new.rows
                 self._memory.rows()[places, : rows.shape[1]] = rows
                 stamps = self._memory.stamps()
                 stamps[places] = self._memory.word("GENERATION")
@@ -82,7 +93,7 @@ class KeyedCalls:
     def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """Returns whether each key has a row."""
         with self._lock:
-            self._session.check()
+            self._ready(None)
             try:
                 found: npt.NDArray[np.bool_] = self._find(keys, None) >= 0
             finally:
@@ -92,7 +103,7 @@ class KeyedCalls:
     def find(self, keys: Keys) -> Keys:
         """Returns the rows of keys (-1: none), which may be other keys' by the time that it returns."""
         with self._lock:
-            self._session.check()
+            self._ready(None)
             try:
                 return self._find(keys, None)
             finally:
@@ -101,7 +112,7 @@ class KeyedCalls:
     def existing(self, keys: Keys, size: int) -> tuple[Keys, npt.NDArray[np.uint8]]:
         """Returns those of the keys that have a row, and the first ``size`` bytes of each row."""
         with self._lock:
-            self._session.check()
+            self._ready(None)
             try:
                 rows = self._find(keys, None)
                 there = rows >= 0
@@ -112,21 +123,34 @@ class KeyedCalls:
     # -- going -----------------------------------------------------------------------------------------------
 
     def remove(self, keys: Keys, timeout_seconds: float | None = None) -> npt.NDArray[np.bool_]:
-        """Removes keys; returns which of them had a row."""
-        removed = np.zeros(keys.size, np.int64)
-        with self._lock:
-            self._session.check()
-            self._run(removal.remove, (keys, removed), timeout_seconds)
-        gone: npt.NDArray[np.bool_] = removed != 0
+        """Removes keys; returns which of them had a row. Then `end`."""
+        call = self._do(Removing(keys), self._deadline(timeout_seconds))
+        gone: npt.NDArray[np.bool_] = call.removed != 0
         return gone
 
+    def tick(self, seconds: float | None) -> int:
+        """Lets the table's time go on by one; evicts, for so long, where the table does: how many keys. Then `end`."""
+        call = self._same(Evicting(self._memory.word("TICK") + 1))
+        self._mine.call = call
+        if call.tick is not None:
+            self._memory.set_word("TICK", call.tick)
+        return self._evict(call.seen, seconds) if self._spec.eviction is not None else 0
+
     def evict(self, seconds: float | None) -> int:
-        """Evicts keys until all of the table was looked at, or a time is over: how many."""
-        seen = np.zeros(2, np.int64)
+        """Evicts keys until all of the table was looked at, or a time is over: how many. Then `end`."""
+        call = self._same(Evicting(None))
+        self._mine.call = call
+        return self._evict(call.seen, seconds)
+
+    def evict_excess(self, seconds: float) -> None:
+        """Evicts keys for some time, as a part of another call."""
+        self._evict(np.zeros(2, np.int64), seconds)
+
+    def _evict(self, seen: Keys, seconds: float | None) -> int:
         end = 2**62 if seconds is None else time.monotonic_ns() + int(seconds * 1e9)
         with self._lock:
             while seen[0] < removal.WHOLE:
-                self._session.check()  # a slice at a time: the interpreter may have a signal to handle
+                self._clear(None)  # a slice at a time: the interpreter may have a signal to handle
                 slice_end = min(end, time.monotonic_ns() + 50_000_000)
                 self._one(removal.evict, seen, slice_end)
                 if time.monotonic_ns() >= end:
@@ -140,6 +164,7 @@ class KeyedCalls:
     def note_use(self, keys: Keys, uses: Keys) -> None:
         """Writes when and how often keys were used."""
         with self._lock:
+            self._ready(None)
             self._run(removal.note_use, (keys, uses), None)
 
     # -- all of it -------------------------------------------------------------------------------------------
@@ -148,7 +173,7 @@ class KeyedCalls:
         """Returns how many keys have a row, how many are candidates for one, and how many entries are dead."""
         totals = np.zeros(3, np.int64)
         with self._lock:
-            self._session.check()
+            self._ready(None)
             self._run(removal.counts, (totals,), None)
         return int(totals[0]), int(totals[1]), int(totals[2])
 
@@ -159,7 +184,7 @@ class KeyedCalls:
             found[1] = 0
             parts = tuple(np.empty(batch + _SEGMENT_ENTRIES, np.int64) for _ in range(3))
             with self._lock:
-                self._session.check()
+                self._ready(None)
                 self._fill(found, parts)
             yield tuple(part[: found[1]] for part in parts)  # type: ignore[misc]
 
@@ -170,7 +195,7 @@ class KeyedCalls:
             found[1] = 0
             parts = tuple(np.empty(16 * _SEGMENT_ENTRIES, np.int64) for _ in range(3))
             with self._lock:
-                self._session.check()
+                self._ready(None)
                 try:
                     kernels.hold.compiled()(self._memory.address, self._session.worker_id)
                     self._fill(found, parts)
@@ -208,13 +233,85 @@ class KeyedCalls:
         What is stamped with that generation or an earlier one has been done.
         """
         with self._lock:
-            self._session.check()
+            self._ready(None)
             generation = removal.next_generation.compiled()(self._memory.address)
             removed = self._memory.word("REMOVED")
             self._run(removal.pass_through, (), None)
         return generation, removed
 
+    # -- calls that raised -----------------------------------------------------------------------------------
+
+    def settle(self, deadline: Deadline | None) -> None:
+        """Finishes what an exception has left half."""
+        if self._unfinished is not None:
+            with self._lock:
+                self._ready(deadline)
+
+    def end(self) -> None:
+        """This thread's last call has returned: the next one is not its repetition. The last step of a user's call."""
+        self._mine.call = None
+
+    def _same(self, call: T) -> T:
+        """Returns this thread's call that raised, if this is its repetition."""
+        raised = self._mine.call
+        return raised if isinstance(raised, type(call)) and raised.is_same(call) else call
+
+    def _ready(self, deadline: Deadline | None) -> None:
+        """Before a call that reads, under the lock. Who makes it has gone on without repeating one that raised."""
+        self._clear(deadline)
+        self._mine.call = None
+
+    def _clear(self, deadline: Deadline | None) -> None:
+        """Before each call, under the lock: the session is open, and nothing is half done."""
+        self._session.check()
+        if self._unfinished is not None:
+            self._finish(self._unfinished, deadline)
+
+    def _do(self, new: U, deadline: Deadline | None) -> U:
+        """Makes an add or a removal, or what is left of one."""
+        call = self._same(new)
+        self._mine.call = call
+        with self._lock:
+            if self._unfinished is not call:
+                self._clear(deadline)
+            if not call.complete:
+                self._finish(call, deadline)
+        return call
+
+    def _finish(self, call: Adding | Removing, deadline: Deadline | None) -> None:
+        """Does what is left of a call. If that raises, it is kept, unless nothing was done or nothing can be."""
+        if self._unfinished is not call:
+            self._rows_done.value = 0
+        try:
+            self._unfinished = call
+            self._session.check()
+            if isinstance(call, Adding):
+                self._finish_add(call, deadline)
+            else:
+                progress = done(call.removed)
+                self._run(removal.remove, (call.keys, call.removed), deadline, progress=progress)
+            call.complete = True
+            self._unfinished = None
+        except BaseException as error:
+            if isinstance(error, OutOfMemoryError) or not call.has_begun(self._rows_done.value):
+                self._unfinished = None
+                self._release()
+            else:
+                call.keep()
+            raise
+
+    def _finish_add(self, call: Adding, deadline: Deadline | None) -> None:
+        self._admit(call, deadline)
+        rows, progress = call.rows, self._rows_done.value
+        if not rows.size or progress < rows.size:
+            arguments = (rows, call.delta.ctypes.data)
+            self._run(kernels.add, arguments, deadline, call.updater, progress=progress)
+
     # -- inside ----------------------------------------------------------------------------------------------
+
+    def _deadline(self, timeout_seconds: float | None) -> Deadline | None:
+        """None: the session's own time from when it first has to wait."""
+        return None if timeout_seconds is None else self._session.deadline(timeout_seconds)
 
     def _fill(self, found: Keys, parts: tuple[Array, ...]) -> None:
         arguments = (self._session.control.address, self._memory.address, self._session.worker_id)
@@ -229,19 +326,18 @@ class KeyedCalls:
         self._run(kernels.read_whole, (np.ascontiguousarray(rows), out.ctypes.data, size), None)
         return out
 
-    def _find(self, keys: Keys, timeout_seconds: float | None) -> Keys:
+    def _find(self, keys: Keys, deadline: Deadline | None) -> Keys:
         rows = np.empty(keys.size, np.int64)
-        self._run(kernels.find, (keys, rows), timeout_seconds)
+        self._run(kernels.find, (keys, rows), deadline)
         return rows
 
-    def _admit(self, keys: Keys, after: int, timeout_seconds: float | None) -> Keys:
-        rows = np.empty(keys.size, np.int64)
-        call = np.array([0, 0, after])
-        for start in range(0, keys.size, _MOST_AT_ONCE):
+    def _admit(self, call: Adding, deadline: Deadline | None) -> None:
+        """Enters those keys of a call that are not yet, and writes the rows of all."""
+        for start in range(done(call.rows), call.keys.size, _MOST_AT_ONCE):
             part = slice(start, start + _MOST_AT_ONCE)
-            self._make_room(keys[part].size)
-            self._run(kernels.admit, (keys[part], rows[part], call), timeout_seconds)
-        return rows
+            keys = call.keys[part]
+            self._make_room(keys.size)
+            self._run(kernels.admit, (keys, call.rows[part], call.call), deadline)
 
     def _make_room(self, keys: int) -> None:
         """Looks, now and then, whether the machine has memory for as many more rows as this worker may make."""
@@ -271,13 +367,17 @@ class KeyedCalls:
         return code
 
     def _run(
-        self, kernel: Any, arguments: tuple[Any, ...], timeout_seconds: float | None, *updater: int
+        self,
+        kernel: Any,
+        arguments: tuple[Any, ...],
+        deadline: Deadline | None,
+        *updater: int,
+        progress: int = 0,
     ) -> None:
-        """Runs a kernel to its end; under the lock."""
+        """Runs a kernel to its end, from some progress on; under the lock."""
         compiled, session = kernel.compiled(), self._session
         control, base, me = session.control.address, self._memory.address, session.worker_id
-        deadline = session.deadline(timeout_seconds)
-        code = [compiled(control, base, *updater, me, *arguments, 0)]
+        code = [compiled(control, base, *updater, me, *arguments, progress)]
         if code[0] & 0xFFFF == FULL:
             raise self._full()
         if code[0]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from typing import Any
 
@@ -86,6 +87,10 @@ class KeyedMemory:
     def set_word(self, name: str, value: int) -> None:
         """Sets a word of the header that nobody else sets."""
         store64(self.address + getattr(at, name), value)
+
+    def position(self, worker: int) -> ctypes.c_int64:
+        """The word of a worker's hand that says how many rows of its add are done, as it is."""
+        return ctypes.c_int64.from_address(self._hand(worker) + at.POSITION)
 
     # -- counting --------------------------------------------------------------------------------------------
 

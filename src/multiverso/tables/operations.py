@@ -53,17 +53,17 @@ class Interrupted:
         """Returns whether a call is the repetition of this one."""
         if kind != self.kind or len(arguments) != len(self.arguments):
             return False
-        same = _equal if self.finish is not None else _one_memory
+        same = equal_bits if self.finish is not None else _one_memory
         return all(same(mine, other) for mine, other in zip(self.arguments, arguments, strict=True))
 
 
-def _equal(one: Array, other: Array) -> bool:
+def equal_bits(one: Array, other: Array) -> bool:
     """Bit by bit: NaN is NaN."""
     return one.size == other.size and bool(np.array_equal(one.view(np.uint8), other.view(np.uint8)))
 
 
 def _same_rows(one: tuple[Array, Array, Array], other: tuple[Array, Array, Array]) -> bool:
-    return _equal(one[0], other[0]) and all(map(_one_memory, one[1:], other[1:]))
+    return equal_bits(one[0], other[0]) and all(map(_one_memory, one[1:], other[1:]))
 
 
 def _one_memory(one: Any, other: Any) -> bool:

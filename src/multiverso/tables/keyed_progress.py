@@ -1,0 +1,113 @@
+"""How far a call on a keyed table is that raises, so that the same call again does the rest, and nothing twice.
+
+The rule is that of all tables (``docs/decisions/0045-a-call-that-raised.md``). What a kernel has done stands in arrays
+that it writes in one step with its effects: the row of each key that was admitted, whether each key was removed; and in
+this worker's hand, how many rows were added to. The rows that an unfinished add has found stay pinned, so none of
+them is another key's by the time that it goes on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from multiverso.tables.convert import Array
+from multiverso.tables.keys import Keys
+from multiverso.tables.operations import equal_bits
+
+NOT_YET = -(1 << 62)  # in place of a row, or of whether there was one
+
+
+def done(marks: Keys) -> int:
+    """Returns how many of a call's keys, from the first on, a kernel has come to."""
+    left = marks == NOT_YET
+    return int(left.argmax()) if left.any() else marks.size
+
+
+def _unmarked(keys: Keys) -> Keys:
+    return np.full(keys.size, NOT_YET)
+
+
+@dataclass(eq=False, slots=True)
+class Adding:
+    """An add.
+
+    Attributes:
+        updater: address of its code.
+        keys, delta: what is added; not kept beyond the call, unless it raises.
+        call: what `admit` keeps for itself: whether the safe epoch is known, it, and how many adds a key needs.
+        rows: of the keys.
+        complete: all is done, but whoever called may not know it.
+    """
+
+    updater: int
+    keys: Keys
+    delta: Array
+    call: Keys
+    rows: Keys
+    complete: bool = False
+
+    @classmethod
+    def of(cls, updater: int, keys: Keys, delta: Array, after: int) -> Adding:
+        """Returns one that has not begun; ``after``: how many adds a key needs to get a row."""
+        return cls(updater, keys, delta, np.array([0, 0, after]), _unmarked(keys))
+
+    def is_same(self, other: object) -> bool:
+        """Returns whether another call is the repetition of this one."""
+        return (
+            isinstance(other, Adding)
+            and self.updater == other.updater
+            and equal_bits(self.keys, other.keys)
+            and equal_bits(self.delta, other.delta)
+        )
+
+    def has_begun(self, rows_done: int) -> bool:
+        """Returns whether anything was added, or counted for a key that has no row yet."""
+        return bool(rows_done or (self.call[2] > 1 and done(self.rows)))
+
+    def keep(self) -> None:
+        """Takes copies: the caller may write to its arrays before the rest is done."""
+        self.keys, self.delta = self.keys.copy(), self.delta.copy()
+
+
+@dataclass(eq=False, slots=True)
+class Removing:
+    """A removal. ``removed``: for each key, whether it had a row."""
+
+    keys: Keys
+    removed: Keys = field(init=False)
+    complete: bool = False
+
+    def __post_init__(self) -> None:
+        self.removed = _unmarked(self.keys)
+
+    def is_same(self, other: object) -> bool:
+        """Returns whether another call is the repetition of this one."""
+        return isinstance(other, Removing) and equal_bits(self.keys, other.keys)
+
+    def has_begun(self, rows_done: int) -> bool:
+        """Returns whether any key was looked at."""
+        return bool(done(self.removed))
+
+    def keep(self) -> None:
+        """Takes a copy."""
+        self.keys = self.keys.copy()
+
+
+@dataclass(eq=False, slots=True)
+class Evicting:
+    """An eviction, or a tick. What it has done is never half done; only its result would be lost.
+
+    Attributes:
+        tick: what the table's time becomes; None: it stays.
+        seen: how much of the table was looked at, and how many keys went.
+    """
+
+    tick: int | None
+    seen: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(2, np.int64))
+
+    def is_same(self, other: object) -> bool:
+        """Returns whether another call is the repetition of this one."""
+        return isinstance(other, Evicting) and (self.tick is None) == (other.tick is None)
