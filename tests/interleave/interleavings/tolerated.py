@@ -16,6 +16,8 @@ _ITS_OWN = "its own part is in its slot, too"
 
 _CALLED = "tells the caller that its call is over, if an exception hides the answer; see tests/core/test_calls_again.py"
 
+_WATCHERS = "nobody here waits for a version; see test_who_waits_for_a_version_is_woken in tests/core/test_table_calls.py"
+
 # worlds here are of one host; what holds a barrier between hosts is tested with processes, in tests/hosts
 _ONE_HOST = "concerns a barrier between hosts only"
 _TAKES_PART = (
@@ -38,6 +40,7 @@ TOLERATED: dict[str, str] = {
     "round_steps.go_through: without restart(wait)": _SLICE,
     "round_steps.finish: without store64(line + what, load64(line + what) + 1)": _TOLD,
     "round_steps.finish: without end_call(call)": _CALLED,
+    "round_steps.finish: without tell_watchers(base)": _WATCHERS,
     "rounds.exchange: always staged": _AGAIN,
     "reduce.reduce_small: without _end(op, size, out, progress)": _CALLED,
     "reduce.reduce_chunks: without _end(op, size, out, progress)": _CALLED,
@@ -48,6 +51,12 @@ TOLERATED: dict[str, str] = {
     "waits._barrier_state: never "
     "load32(control + at.SPANS_HOSTS) == 1 and load64(control + at.RELEASED) < target": _ONE_HOST,
     "waits.notify: always load32(control + at.WAITERS) > 0": _WAKES,
+    "waits.tell_watchers: never load32(base + at.WATCHED) != 0": _WATCHERS,
+    "waits.tell_watchers: always load32(base + at.WATCHED) != 0": _WATCHERS,
+    "waits.tell_watchers: without store32(base + at.WATCHED, 0)": _WATCHERS,
+    "waits.tell_watchers: without add32(base + at.CHANGED, 1)": _WATCHERS,
+    "waits.tell_watchers: without futex_wake(base + at.CHANGED)": _WATCHERS,
+    "waits.slice_end: not control != 0": _SLICE,
     "waits.pause: never wait[_LOOKS] <= _YIELDS": _SLICE,
     "waits.pause: always wait[_LOOKS] <= _YIELDS": _SLICE,
     "waits.pause: never wait[_BEGAN] == 0": _SLICE,
