@@ -16,7 +16,7 @@ _ITS_OWN = "its own part is in its slot, too"
 
 _CALLED = "tells the caller that its call is over, if an exception hides the answer; see tests/core/test_calls_again.py"
 
-_WATCHERS = "nobody here waits for a version; see test_who_waits_for_a_version_is_woken in tests/core/test_table_calls.py"
+_WATCHERS = "nobody here waits for a version; see test_who_waits_for_a_version_is_woken in tests/core"
 
 # worlds here are of one host; what holds a barrier between hosts is tested with processes, in tests/hosts
 _ONE_HOST = "concerns a barrier between hosts only"
