@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,11 @@ import numpy as np
 import pytest
 from core_support import together
 
+import multiverso
 from multiverso.layout import MAX_WORKERS
 from multiverso.memory.shared import SharedMemory
 from multiverso.runtime import Node, Session
+from multiverso.runtime.agreement import tell_all
 from multiverso.runtime.notes import BYTES, Notes, read
 from multiverso.tables.log import FOLDER, log_of
 
@@ -39,6 +42,38 @@ def test_the_last_values_of_each_worker_are_in_the_status(monkeypatch: pytest.Mo
     assert speaks["logged"] == {"step": 1, "values": {"rate": 1.0, "loss": 0.25}}
 
 
+def test_what_is_logged_and_what_workers_tell_each_other_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER, "")
+
+    def work(session: Session) -> Any:
+        log, told = log_of(session), []
+        for step in range(3):
+            log.write({"loss": step}, step)
+            told.append(tell_all(session, f"{session.worker_id} in {step}"))
+        log.write({"loss": 3.0}, 3)
+        session.barrier()
+        return told
+
+    with Node(2) as node:
+        assert (
+            together(work, 2, node=node)
+            == [[{worker: f"{worker} in {step}" for worker in range(2)} for step in range(3)]] * 2
+        )
+        logged = [worker["logged"] for worker in node.status()["workers"]]
+    assert logged == [{"step": 3, "values": {"loss": 3.0}}] * 2
+
+
+def test_no_two_parts_share_their_memory_by_accident() -> None:
+    source = Path(multiverso.__file__).parent
+    names = [
+        name
+        for path in source.rglob("*.py")
+        for name in re.findall(r'(?:MEMORY = |shared_memory\(f?)"([^"{]+)', path.read_text())
+    ]
+    assert len(names) > 3
+    assert len(set(names)) == len(names)
+
+
 def test_the_newest_names_stay_when_there_is_no_more_room_and_half_written_ones_are_not_read() -> None:
     memory = np.zeros(BYTES, np.uint8)
     shared = SharedMemory("notes", -1, memory)
@@ -54,6 +89,9 @@ def test_the_newest_names_stay_when_there_is_no_more_room_and_half_written_ones_
     assert not memory[: BYTES - 1024].any()
     words = memory[-1024:-1008].view(np.int64)
     words[0] += 1  # its writer was killed
+    assert read(memory, MAX_WORKERS - 1) is None
+    words[:] = 2, 1  # nonsense
+    memory[-1008] = ord("+")
     assert read(memory, MAX_WORKERS - 1) is None
     notes.write(100, {"x": 1.0})
     assert read(memory, MAX_WORKERS - 1) is not None

@@ -12,7 +12,7 @@ from multiverso.runtime.session import Session
 
 _NOTE_BYTES = 1024
 _HEADER_BYTES = 16  # int64: the number of the barrier before it was told, and its length
-_MEMORY = "multiverso-notes"
+_MEMORY = "multiverso-told"
 
 
 def tell_all(session: Session, note: str) -> dict[int, str]:

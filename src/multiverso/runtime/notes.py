@@ -49,12 +49,18 @@ class Notes:
 
 
 def read(memory: np.ndarray[Any, np.dtype[np.uint8]], worker_id: int) -> dict[str, Any] | None:
-    """Returns a worker's `step` and `values`, or None where it has said nothing, or was killed while it did."""
+    """Returns a worker's `step` and `values`, or None where it has said nothing, or nothing that can be read.
+
+    It may have been killed while it did, or have written nonsense: who asks for a status must not suffer from that.
+    """
     line = memory[LINE.size * worker_id :][: LINE.size].view(LINE.dtype)[0]
     for _ in range(_TRIES):
         sequence, text = int(line["sequence"]), line["text"].tobytes()[: int(line["length"])]
         if sequence and not sequence & 1 and sequence == line["sequence"]:
-            found: dict[str, Any] = json.loads(text)
+            try:
+                found: dict[str, Any] = json.loads(text)
+            except ValueError:
+                return None
             return found
     return None
 
