@@ -184,13 +184,16 @@ class Keyed(Twin):
         ]
 
     def seen(self) -> Any:
-        keys, rows = (np.concatenate(part) for part in zip(*self.table.items(), strict=True))
+        rows = {
+            key: row
+            for batch in self.table.items()
+            for key, row in zip(*map(np.ndarray.tolist, batch), strict=True)
+        }
         statistics = self.table.stats()
         counted = [
             statistics[what] for what in ("keys", "adds", "rows_added", "keys_removed", "keys_evicted")
         ]
-        order = np.argsort(keys)
-        return super().seen(), keys[order].tolist(), rows[order].tolist(), counted, self.table.ticks
+        return super().seen(), rows, counted, self.table.ticks
 
 
 class KeyedWithState(Keyed):
