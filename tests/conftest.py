@@ -84,6 +84,7 @@ LONGEST_FIRST = (
     "interleave/test_interleavings.py",
     "theano/test_conformance.py",
 )
+sys.path.insert(0, str(Path(__file__).parent))  # for what several folders import: warm.py
 UNOWNED_FILES = ("/dev/", "/proc/", "/sys/", "anon_inode:[event")
 
 os.environ[MARK] = uuid.uuid4().hex
@@ -156,24 +157,53 @@ def _fields(pid: int | str) -> list[bytes]:
 BEGAN = int(_fields("self")[19])
 
 
+@dataclass
+class Looked:
+    """What the last look at all processes leaves for the next: not to look again at those of others."""
+
+    at: int = 0  # the latest number then, of a process or thread; 0 before the first look
+    unsettled: frozenset[int] = frozenset()  # ours, or on their way to another program
+
+    def may_be_ours(self, pid: int, now: int) -> bool:
+        """Whether it has begun since, as numbers go up and come round, or it was not known to be another's then."""
+        began = self.at < pid <= now if self.at <= now else pid > self.at or pid <= now
+        return not self.at or began or pid in self.unsettled
+
+
+LOOKED = Looked()
+
+
+def _latest_number() -> int:
+    return int(_read("/proc/loadavg").split()[-1])
+
+
 def _processes() -> dict[int, str]:
     token = f"{MARK}={os.environ[MARK]}".encode()
     me = os.getpid()
+    before = _latest_number()
+    names = os.listdir("/proc")
+    now = _latest_number()
     found = {}
-    for name in os.listdir("/proc"):
-        if not name.isdecimal() or (pid := int(name)) == me:
+    unsettled = set()
+    for name in names:
+        if not name.isdecimal() or (pid := int(name)) == me or not LOOKED.may_be_ours(pid, now):
             continue
         try:
             fields = _fields(pid)
             if fields[0] in b"ZX" or int(fields[19]) < BEGAN:  # older than this process: nothing of ours
                 continue
-            if int(fields[1]) != me and token not in _read(f"/proc/{name}/environ"):
+            environment = _read(f"/proc/{name}/environ")
+            if int(fields[1]) == me or token in environment or not environment:
+                unsettled.add(pid)
+            if int(fields[1]) != me and token not in environment:
                 continue
             command = _read(f"/proc/{name}/cmdline").replace(b"\0", b" ").strip()
         except OSError:  # it ended while we looked
+            unsettled.add(pid)
             continue
         if not any(name in command for name in LIVES_ON):
             found[pid] = command.decode(errors="replace")
+    LOOKED.at, LOOKED.unsettled = before, frozenset(unsettled)
     return found
 
 
@@ -252,6 +282,16 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     if leaks and not failed:
         what = "\n  ".join(leaks)
         pytest.fail(f"left behind {SETTLE_SECONDS:g} s after the test:\n  {what}", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Any]:
+    """An interpreter from which programs of ours are forked that are not about how a program starts."""
+    from warm import Warm
+
+    modules = ["multiverso.cli.main", "multiverso.launch.local", "llvmlite.binding"]
+    with Warm(*modules, "platoon.channel", "platoon.param_sync") as made:
+        yield made
 
 
 FAILED = pytest.StashKey[bool]()

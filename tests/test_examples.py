@@ -3,44 +3,53 @@
 from __future__ import annotations
 
 import gzip
+import os
 import re
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
+
+from warm import Warm
 
 ROOT = Path(__file__).resolve().parent.parent
-BIN = Path(sys.executable).parent
 EXAMPLE = "examples/logistic_regression.py"
 LAST_LINE = r"workers={} accuracy=(0\.9\d\d) seconds=\d+\.\d\d exchanges_per_second=\d+"
 
 
-def start(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Warm]:
+    """Has imported what the example does: for runs that are about what it learns, and not about how it starts."""
+    with Warm("numpy", "sklearn.datasets", "multiverso", "llvmlite.binding") as made:
+        yield made
 
 
-def train(workers: int, *options: str) -> list[str]:
-    """The master's lines, without the launcher's prefix."""
-    launcher = [str(BIN / "multiverso"), "run", "-n", str(workers)] if workers > 1 else [sys.executable]
-    result = start(*launcher, EXAMPLE, *options)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return [re.sub(r"^\[\d+\] ", "", line) for line in result.stdout.splitlines()]
+def start(warm: Warm, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return warm.run(EXAMPLE, *arguments, cwd=ROOT, env=os.environ)
 
 
-def test_it_learns_the_digits_with_bounded_staleness() -> None:
-    lines = train(2, "--epochs", "12", "--staleness", "3")
+def train(warm: Warm, workers: int, *options: str) -> list[str]:
+    """The master's lines: the others say nothing."""
+    results = warm.run_job(workers, EXAMPLE, *options, cwd=ROOT, env=os.environ)
+    assert [result.returncode for result in results] == [0] * workers, results
+    assert [result.stdout for result in results[1:]] == [""] * (workers - 1)
+    return results[0].stdout.splitlines()
+
+
+def test_it_learns_the_digits_with_bounded_staleness(warm: Warm) -> None:
+    lines = train(warm, 2, "--epochs", "12", "--staleness", "3")
     assert [re.match(r"epoch=(\d+) accuracy=", line)[1] for line in lines[:-1]] == [
         str(n) for n in range(1, 13)
     ]  # type: ignore[index]
     assert re.fullmatch(LAST_LINE.format(2), lines[-1])
 
 
-def test_synchronous_runs_are_the_same() -> None:
-    first, second = (train(2, "--sync", "--epochs", "5") for _ in range(2))
+def test_synchronous_runs_are_the_same(warm: Warm) -> None:
+    first, second = (train(warm, 2, "--sync", "--epochs", "5") for _ in range(2))
     assert first[:-1] == second[:-1]
     assert first[-1].split()[:2] == second[-1].split()[:2]
 
@@ -55,6 +64,8 @@ def write_idx(path: Path, values: np.ndarray) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The bundled digits in MNIST's four files, two of them compressed."""
+    from sklearn.datasets import load_digits
+
     digits = load_digits()
     order = np.random.default_rng(0).permutation(len(digits.target))
     images, labels = (digits.images[order] * 15).astype(np.uint8), digits.target[order].astype(np.uint8)
@@ -65,25 +76,28 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_it_reads_idx_files(folder: Path) -> None:
-    assert re.fullmatch(LAST_LINE.format(1), train(1, "--data", str(folder), "--epochs", "12")[-1])
+def test_it_reads_idx_files(folder: Path, warm: Warm) -> None:
+    result = start(warm, "--data", str(folder), "--epochs", "12")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert re.fullmatch(LAST_LINE.format(1), result.stdout.splitlines()[-1])
 
 
-def test_it_names_the_file_that_is_missing_or_cut(folder: Path) -> None:
+def test_it_names_the_file_that_is_missing_or_cut(folder: Path, warm: Warm) -> None:
     (folder / "train-labels-idx1-ubyte").unlink()
-    result = start(sys.executable, EXAMPLE, "--data", str(folder))
+    result = start(warm, "--data", str(folder))
     assert result.returncode == 1
     assert "neither train-labels-idx1-ubyte nor train-labels-idx1-ubyte.gz" in result.stderr
     write_idx(folder / "train-labels-idx1-ubyte", np.zeros(10, np.uint8))
     cut = (folder / "train-labels-idx1-ubyte").read_bytes()[:-1]
     (folder / "train-labels-idx1-ubyte").write_bytes(cut)
-    result = start(sys.executable, EXAMPLE, "--data", str(folder))
+    result = start(warm, "--data", str(folder))
     assert result.returncode == 1
     assert "train-labels-idx1-ubyte is not a complete IDX file" in result.stderr
 
 
 def test_the_demo_shows_one_and_four_workers_side_by_side() -> None:
-    result = start(sys.executable, "scripts/demo.py")
+    command = [sys.executable, "scripts/demo.py"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     table = result.stdout.splitlines()[-10:]
     assert re.search(r"1 worker +4 workers$", "\n".join(table), re.M)

@@ -72,7 +72,7 @@ assert open(f"/proc/self/task/{os.getpid()}/children").read() == ""
 heavy = {"torch", "keras", "jax", "theano", "pytensor", "mpi4py", "sklearn", "zmq", "typer", "rich"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
-    result = start(sys.executable, "-c", probe)
+    result = start(sys.executable, "-W", "error", "-c", probe)
     assert result.returncode == 0, result.stderr
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import csv
+import functools
 import importlib
 import json
 import os
 import pickle
 import re
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+
+from warm import Warm
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXPERIMENTS = ROOT / "examples" / "experiments"
@@ -23,16 +25,17 @@ SECONDS = 580
 pytestmark = pytest.mark.timeout(600)  # several processes, each of which imports PyTorch
 
 
-def start(program: Path, *arguments: str, fails: bool = False) -> str:
-    """Runs a program and returns what it said."""
-    result = subprocess.run(
-        [sys.executable, str(program), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+@pytest.fixture(scope="module")
+def start() -> Iterator[Callable[..., str]]:
+    """Runs a program and returns what it said; all are forked from one that has imported what they do."""
+    modules = ("torch", "sklearn.datasets", "matplotlib.pyplot", "multiverso.torch", "llvmlite.binding")
+    with Warm(*modules) as warm:
+        yield functools.partial(_start, warm)
+
+
+def _start(warm: Warm, program: Path | str, *arguments: str, fails: bool = False) -> str:
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = warm.run(str(program), *arguments, cwd=EXPERIMENTS, env=env, timeout=SECONDS)
     assert (result.returncode != 0) == fails, result.stdout + result.stderr
     return result.stderr if fails else result.stdout
 
@@ -43,7 +46,7 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("plan")
 
 
-def test_one_command_makes_tables_a_csv_and_three_pictures(tmp_path: Path) -> None:
+def test_one_command_makes_tables_a_csv_and_three_pictures(tmp_path: Path, start: Callable[..., str]) -> None:
     configurations = ["0M-1G", "1M-2G-3S,rule=easgd:0.3,mode=sync"]
     size = ["--epochs", "2", "--width", "4", "--drops", "1"]
     said = start(EXPERIMENTS / "run.py", *configurations, *size, "--out", str(tmp_path))
@@ -108,26 +111,20 @@ def test_the_rate_drops_as_in_the_originals(plan: ModuleType) -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_started(
-    arguments: list[str], words: str, tmp_path: Path
+    arguments: list[str], words: str, tmp_path: Path, start: Callable[..., str]
 ) -> None:
     assert words in start(EXPERIMENTS / "run.py", *arguments, "--out", str(tmp_path / "out"), fails=True)
     assert not (tmp_path / "out").exists()
 
 
-def test_resnet_32_has_the_size_of_the_originals() -> None:
+def test_resnet_32_has_the_size_of_the_originals(start: Callable[..., str]) -> None:
     program = "import models; print(models.parameters(models.resnet(3, 10)))"
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=EXPERIMENTS,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=True,
-    )
-    assert result.stdout.strip() == "464154"
+    assert start("-c", program).strip() == "464154"
 
 
-def test_cifar_10_is_read_from_its_files_and_other_pickles_are_not_run(tmp_path: Path) -> None:
+def test_cifar_10_is_read_from_its_files_and_other_pickles_are_not_run(
+    tmp_path: Path, start: Callable[..., str]
+) -> None:
     number = 60_000 // 6
     images = np.zeros((number, 3072), np.uint8)
     for name in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]:
@@ -135,19 +132,12 @@ def test_cifar_10_is_read_from_its_files_and_other_pickles_are_not_run(tmp_path:
         (tmp_path / name).write_bytes(pickle.dumps(content))
     read = f"x = data.cifar10(pathlib.Path({str(tmp_path)!r}))"
     program = f"import data, pathlib; {read}; print(x.train.shape, x.validation.shape)"
-    command = [sys.executable, "-c", program]
-    result = subprocess.run(
-        command, cwd=EXPERIMENTS, capture_output=True, text=True, timeout=SECONDS, check=True
-    )
-    assert result.stdout.strip() == "(50000, 3, 32, 32) (10000, 3, 32, 32)"
+    assert start("-c", program).strip() == "(50000, 3, 32, 32) (10000, 3, 32, 32)"
     (tmp_path / "data_batch_1").write_bytes(pickle.dumps(os.system))
-    result = subprocess.run(
-        command, cwd=EXPERIMENTS, capture_output=True, text=True, timeout=SECONDS, check=False
-    )
-    assert "which no file of CIFAR-10 does" in result.stderr
+    assert "which no file of CIFAR-10 does" in start("-c", program, fails=True)
 
 
-def test_the_loss_of_sharing_is_measured_in_pairs(tmp_path: Path) -> None:
+def test_the_loss_of_sharing_is_measured_in_pairs(tmp_path: Path, start: Callable[..., str]) -> None:
     few = ["--seeds", "100", "101", "--epochs", "1", "--ways", "0", "4"]
     start(EXPERIMENTS / "sharing_loss.py", *few, "--out", str(tmp_path))
     report = json.loads((tmp_path / "sharing_loss.json").read_text())
@@ -164,7 +154,7 @@ def test_the_loss_of_sharing_is_measured_in_pairs(tmp_path: Path) -> None:
         assert result["low"] <= result["points"] <= result["high"]
 
 
-def test_the_straggler_is_measured_in_every_consistency(tmp_path: Path) -> None:
+def test_the_straggler_is_measured_in_every_consistency(tmp_path: Path, start: Callable[..., str]) -> None:
     quick = ["--repeat", "1", "--seconds", "0.001", "--target", "0.5", "--out", str(tmp_path / "out.json")]
     report = json.loads(start(ROOT / "benchmarks" / "straggler.py", *quick))
     assert report == json.loads((tmp_path / "out.json").read_text())

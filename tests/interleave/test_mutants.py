@@ -6,12 +6,19 @@ when it does not; ``make mutants`` looks for longer, and writes the table anew.
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 from interleavings.mutants import LAWS_OF, Mutant, kept, mutants, search
 from interleavings.tolerated import TOLERATED
 
 MORE = 100  # schedules of each law that are tried beside the one in the table
-ALL = {mutant.name: mutant for mutant in mutants()}
+
+
+@functools.cache
+def everything() -> dict[str, Mutant]:
+    """All mutants, by name: made when a test needs them, as that takes seconds."""
+    return {mutant.name: mutant for mutant in mutants()}
 
 
 @pytest.mark.parametrize("module", LAWS_OF)
@@ -29,9 +36,11 @@ def test_each_spoilt_line_is_noticed(module: str) -> None:
 
 
 def test_the_tolerated_are_still_there() -> None:
-    assert set(TOLERATED) <= set(ALL), f"no line makes these any more: {set(TOLERATED) - set(ALL)}"
+    assert set(TOLERATED) <= {*everything()}, (
+        f"no line makes these any more: {set(TOLERATED) - {*everything()}}"
+    )
 
 
 def spoilt(module: str) -> list[Mutant]:
     """The mutants of one module."""
-    return [mutant for mutant in ALL.values() if mutant.module.endswith(f".{module}")]
+    return [mutant for mutant in everything().values() if mutant.module.endswith(f".{module}")]

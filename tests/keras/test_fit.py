@@ -1,8 +1,9 @@
-"""`model.fit` with sharing: validation, early stopping, several epochs, saved and resumed, on PyTorch and on JAX."""
+"""`model.fit` with sharing, saved and resumed, and the layer over a shared table, on PyTorch and on JAX."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -109,6 +110,45 @@ def save_and_resume(folder: str, part: str) -> Any:
     return [variable.numpy() for variable in (*model.variables, *model.optimizer.variables)]
 
 
+def learn() -> dict[str, Any]:
+    """Fits the same model with both layers; returns losses, rows and predictions."""
+    import keras
+
+    from multiverso.keras import Embedding
+
+    mv.init()
+    rows, dim = 30, 4
+    start = np.random.default_rng(0).normal(size=(rows, dim)).astype("f4")
+    table = mv.MatrixTableHandler(rows, dim, start, updater="sgd")
+    ours = Embedding(table, learning_rate=0.1)
+    theirs = keras.layers.Embedding(rows, dim)
+    random = np.random.default_rng(1)
+    x, y = random.integers(0, rows, (64, 5)), random.normal(size=(64, 1)).astype("f4")
+    found: dict[str, Any] = {"losses": []}
+    for layer in (ours, theirs):
+        keras.utils.set_random_seed(3)
+        inputs = keras.Input((5,), dtype="int32")
+        outputs = keras.layers.Dense(1)(keras.layers.Flatten()(layer(inputs)))
+        model = keras.Model(inputs, outputs)
+        if layer is theirs:
+            theirs.set_weights([start])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        history = model.fit(x, y, batch_size=16, epochs=4, shuffle=False, verbose=0)
+        found["losses"].append(history.history["loss"])
+        before = table.get()
+        found.setdefault("predicted", []).append(model.predict(x, verbose=0))
+        assert np.array_equal(table.get(), before), "a prediction trained"
+    found["rows"] = [table.get(), theirs.get_weights()[0]]
+    with pytest.raises(ValueError, match="uphill"):
+        Embedding(mv.KeyedTable(2))
+    with pytest.raises(ValueError, match="save_weights"):
+        ours.get_config()
+    keyed = Embedding(mv.KeyedTable(3, initial=1.0, updater="sgd"))
+    assert np.array_equal(keras.ops.convert_to_numpy(keyed(np.array([[5, -1]], "int32"))), np.ones((1, 2, 3)))
+    mv.shutdown()
+    return found
+
+
 def import_keras() -> None:
     """Before the processes fork; without what it imports only because it is installed here."""
     for unused in ("orbax", "matplotlib"):
@@ -122,7 +162,7 @@ def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """How often its workers exchange, and what a run returns, by its name; two processes do all of a backend."""
     backend, freq, sync = request.param
     folder = str(tmp_path_factory.mktemp(backend))
-    jobs = {"fit": Job((0, 1), (fit, freq, sync))}
+    jobs = {"fit": Job((0, 1), (fit, freq, sync)), "embedding": Job((0,), (learn,))}
     for part in ("whole", "begun", "resumed", "alone", "joined"):
         jobs[part] = Job((0,) if part == "alone" else (0, 1), (save_and_resume, folder, part))
     # what is small is compiled, not optimised, in half of the time
@@ -153,6 +193,30 @@ def test_a_resumed_fit_ends_as_one_that_went_on(ended: Any) -> None:
         for one, other in zip(whole[me], resumed[me], strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
         assert any((one != other).any() for one, other in zip(whole[me], begun[me], strict=True))
+
+
+def test_an_embedding_over_a_table_trains_as_keras_s_own_layer_does(ended: Any) -> None:
+    (found,) = ended[1]("embedding")
+    for what in ("losses", "predicted", "rows"):
+        np.testing.assert_allclose(*found[what], rtol=1e-4, atol=1e-5)
+    assert found["losses"][0][-1] < found["losses"][0][0]
+
+
+def test_an_embedding_refuses_other_backends_in_words() -> None:
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(('sklearn', 'orbax', 'matplotlib', 'torch'))); "
+        "import multiverso as mv; from multiverso.keras import Embedding; mv.init(); "
+        "Embedding(mv.KeyedTable(2, updater='sgd'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "KERAS_BACKEND": "numpy"},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert "works on the backends torch and jax; this is numpy" in done.stderr
 
 
 def test_the_missing_framework_is_named() -> None:

@@ -10,6 +10,9 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from warm import Warm
+
+warm: list[Warm] = []  # the one of this session, put here by conftest.py
 MULTIVERSO = (sys.executable, "-m", "multiverso.cli")
 SECONDS = 100.0
 
@@ -27,15 +30,9 @@ def environ(**changes: str | None) -> dict[str, str]:
 
 
 def multiverso(*arguments: object, **changes: str | None) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end."""
-    return subprocess.run(
-        command(*arguments),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        env=environ(**changes),
-        check=False,
-    )
+    """Run the command to its end, in a fork of an interpreter that has imported it."""
+    run = command(*arguments)[1:]
+    return warm[-1].run(*run, cwd=Path.cwd(), env=environ(**changes), timeout=SECONDS)
 
 
 class Running:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,5 +66,15 @@ class Weights(Network):
         self._manager = KerasParamManager(model)
 
 
-TestLasagne = bindings.suite(Network, dtypes=("float32", "float64"), workers=(2,), deaths=False)
-TestKeras1 = bindings.suite(Weights, workers=(1, 2, 4))
+def import_old_frameworks() -> None:
+    """Before the processes fork; without their warnings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in ("keras", "lasagne"):
+            importlib.import_module(name)
+
+
+TestLasagne = bindings.suite(
+    Network, dtypes=("float32", "float64"), workers=(2,), deaths=False, preload=(import_old_frameworks,)
+)
+TestKeras1 = bindings.suite(Weights, workers=(1, 2, 4), preload=(import_old_frameworks,))

@@ -67,9 +67,20 @@ def one_process(text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+@pytest.fixture(scope="module")
+def logistic(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """The last line of four workers, and the model that they have saved."""
+    saved = tmp_path_factory.mktemp("logistic") / "model.pkl"
+    name = "logistic_regression.py"
+    return mpirun(4, name, *SMALL[name], "--save", str(saved))[-1], saved
+
+
 @pytest.mark.parametrize(("name", "workers"), [(n, 4 if n == "logistic_regression.py" else 2) for n in SMALL])
-def test_the_documented_command(name: str, workers: int) -> None:
-    last = mpirun(workers, name, *SMALL[name])[-1]
+def test_the_documented_command(name: str, workers: int, request: pytest.FixtureRequest) -> None:
+    if name == "logistic_regression.py":
+        last, _ = request.getfixturevalue("logistic")
+    else:
+        last = mpirun(workers, name, *SMALL[name])[-1]
     measured = re.fullmatch(r"workers=(\d+) accuracy=(0\.\d{4}|1\.0000)", last)
     assert measured is not None, last
     assert int(measured[1]) == workers
@@ -91,9 +102,8 @@ def test_without_the_marked_lines_it_is_a_program_for_one_process(name: str, tmp
     assert run(sys.executable, tmp_path / "alone.py", *SMALL[name])[-1].startswith("workers=1 accuracy=")
 
 
-def test_the_saved_model_loads_and_predicts(tmp_path: Path) -> None:
-    saved = tmp_path / "model.pkl"
-    mpirun(2, "logistic_regression.py", "--epochs", "6", "--save", str(saved))
+def test_the_saved_model_loads_and_predicts(logistic: tuple[str, Path]) -> None:
+    _, saved = logistic
     check = (
         "import sys, pickle, theano, numpy as np\n"
         f"sys.path.insert(0, {str(FOLDER)!r})\n"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
+import warnings
 from typing import Any
 
 import numpy as np
@@ -53,7 +55,15 @@ def add_up(sync: bool) -> Any:
     return begun, model.get_weights()
 
 
-added_up = in_each(RUNS, add_up)
+def import_old_frameworks() -> None:
+    """Before the processes fork; without their warnings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in ("keras", "keras.models", "keras.layers"):
+            importlib.import_module(name)
+
+
+added_up = in_each(RUNS, add_up, preload=(import_old_frameworks,))
 
 
 @pytest.mark.parametrize(("workers", "sync"), RUNS)
@@ -93,7 +103,7 @@ def fit(freq: int) -> Any:
     return history.epoch, history.history["val_loss"], model.get_weights(), mv.stats()
 
 
-fitted = in_each(FITS, fit)
+fitted = in_each(FITS, fit, preload=(import_old_frameworks,))
 
 
 @pytest.mark.parametrize(("workers", "freq"), FITS)
@@ -215,7 +225,9 @@ def save_and_go_on(folder: str, resumed: bool) -> Any:
 
 def test_a_run_is_saved_and_resumed(tmp_path: Any) -> None:
     whole, resumed = run_jobs(
-        [Job((0, 1), (str(tmp_path), False)), Job((0, 1), (str(tmp_path), True))], save_and_go_on
+        [Job((0, 1), (str(tmp_path), False)), Job((0, 1), (str(tmp_path), True))],
+        save_and_go_on,
+        preload=(import_old_frameworks,),
     )
     for result in (*whole, *resumed):
         assert not isinstance(result, Raised), result.text

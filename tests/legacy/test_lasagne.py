@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from typing import Any
 
 import lasagne
@@ -62,7 +64,15 @@ def train(sync: bool) -> Any:
     return begun, values
 
 
-trained = in_each(RUNS, train)
+def import_old_frameworks() -> None:
+    """Before the processes fork; without their warnings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in ("lasagne",):
+            importlib.import_module(name)
+
+
+trained = in_each(RUNS, train, preload=(import_old_frameworks,))
 
 
 @pytest.mark.parametrize(("workers", "sync"), RUNS)
@@ -95,7 +105,7 @@ def begin_with(master: int | None) -> Any:
     return begun, network.W.get_value()
 
 
-begun_with = in_each(MASTERS, begin_with)
+begun_with = in_each(MASTERS, begin_with, preload=(import_old_frameworks,))
 
 
 @pytest.mark.parametrize(("workers", "master"), MASTERS)
@@ -115,7 +125,7 @@ def flag_in(masters: tuple[int, ...]) -> str:
     return "accepted"
 
 
-flagged = in_each([(2, ()), (2, (0, 1))], flag_in)
+flagged = in_each([(2, ()), (2, (0, 1))], flag_in, preload=(import_old_frameworks,))
 
 
 @pytest.mark.parametrize("masters", [(), (0, 1)])
@@ -182,7 +192,7 @@ def save_and_go_on(folder: str, resumed: bool) -> Any:
 
 def test_a_run_is_saved_and_resumed(tmp_path: Any) -> None:
     jobs = [Job((0, 1), (str(tmp_path), False)), Job((0, 1), (str(tmp_path), True))]
-    whole, resumed = run_jobs(jobs, save_and_go_on)
+    whole, resumed = run_jobs(jobs, save_and_go_on, preload=(import_old_frameworks,))
     for result in (*whole, *resumed):
         assert not isinstance(result, Raised), result.text
     for went_on, again in zip(whole, resumed, strict=True):

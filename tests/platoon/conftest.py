@@ -16,6 +16,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from platoon_support import SECONDS, Experiment, until
 
+from warm import Warm
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
@@ -24,8 +26,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def experiment(tmp_path: Path) -> Iterator[Experiment]:
-    made = Experiment(tmp_path)
+def experiment(tmp_path: Path, warm: Warm) -> Iterator[Experiment]:
+    made = Experiment(tmp_path, warm)
     yield made
     made.end()
 

@@ -13,6 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from platoon.channel import Controller
+from platoon.channel.secret import VARIABLE as SECRET
+from warm import Program, Warm
+
 SECONDS = 150  # the first test after a change of a kernel compiles, maybe on a busy machine
 
 
@@ -43,10 +47,14 @@ class Result:
 
 @dataclass
 class Experiment:
-    """A folder with worker and controller files, and the processes started in it."""
+    """A folder with worker and controller files, and the processes started in it.
+
+    Scripts begin in a fork of ``warm``; the launcher, and what it starts, in fresh interpreters.
+    """
 
     folder: Path
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
+    warm: Warm
+    started: list[Program | subprocess.Popen[str]] = field(default_factory=list)
 
     def write(self, **files: str) -> Experiment:
         """Writes ``name.py`` for each keyword."""
@@ -65,18 +73,54 @@ class Experiment:
         out, err = process.communicate(timeout=SECONDS)
         return Result(process.returncode, out, err, self.folder)
 
-    def start(self, *command: str, **variables: str) -> subprocess.Popen[str]:
-        """Starts a Python process in the folder."""
-        process = subprocess.Popen(
-            [sys.executable, "-u", *command],
-            cwd=self.folder,
-            env=self.environment(**variables),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+    def train(self, name: str, workers: int, *arguments: str, **variables: str) -> list[str]:
+        """Runs ``NAME_worker.py`` in workers of a controller here; returns what each printed, in rank order.
+
+        What the launcher does, without it and without a controller file; all workers have to succeed.
+        """
+        controller = Controller(control_port=0, devices=["cpu"] * workers)
+        try:
+            controller.init_control(0)
+            variables[SECRET] = controller._secret.text
+            variables["PLATOON_CONTROL_PORT"] = str(controller.control_port)
+            serving = threading.Thread(target=controller.serve)
+            serving.start()
+        except BaseException:
+            controller.close()
+            raise
+        try:
+            programs = [
+                self.start(f"{name}_worker.py", *arguments, PLATOON_LOCAL_RANK=str(rank), **variables)
+                for rank in range(workers)
+            ]
+            # one that failed would keep the others waiting
+            until(lambda: all(p.poll() == 0 for p in programs) or any(p.poll() for p in programs))
+        finally:
+            self.end()
+            controller.stop()
+            serving.join(SECONDS)
+        said = [program.communicate() for program in programs]
+        assert [program.returncode for program in programs] == [0] * workers, said
+        assert not serving.is_alive()
+        return [out for out, _ in said]
+
+    def start(self, *command: str, **variables: str) -> Any:
+        """Starts a Python process in the folder; what is no module, in a fork."""
+        environment = self.environment(**variables)
+        process: Program | subprocess.Popen[str]
+        if command[0] != "-m":
+            process = self.warm.start(*command, cwd=self.folder, env=environment)
+        else:
+            process = subprocess.Popen(
+                [sys.executable, "-u", *command],
+                cwd=self.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
         self.started.append(process)
         return process
 
@@ -89,7 +133,7 @@ class Experiment:
                 pass
             process.communicate()
 
-    def finish(self, process: subprocess.Popen[str], code: int | None = 0) -> str:
+    def finish(self, process: Any, code: int | None = 0) -> str:
         """Waits for a process and returns what it printed; its exit code has to be as given."""
         out, err = process.communicate(timeout=SECONDS)
         assert code is None or process.returncode == code, f"exit code {process.returncode}\n{out}\n{err}"

@@ -76,9 +76,7 @@ OPERATIONS = "sum,product,max,min,average"
 
 def reduce_in(experiment: Any, workers: int, dtypes: str, sizes: str, operations: str = OPERATIONS) -> str:
     experiment.write(reduce_worker=REDUCE)
-    result = experiment.launch("reduce", "-D", *["cpu"] * workers, f"-w={dtypes} {sizes} {operations}")
-    assert result.code == 0, result
-    outputs = result.outputs()
+    outputs = experiment.train("reduce", workers, dtypes, sizes, operations)
     assert len(outputs) == workers
     assert len(set(outputs)) == 1, outputs
     combinations = len(dtypes.split(",")) * len(sizes.split(",")) * len(operations.split(","))
@@ -135,10 +133,9 @@ def test_what_cannot_be_reduced_is_refused_before_anything_happens(experiment: A
         assert (worker.all_reduce([1, 2, 3], "+") == [2, 4, 6]).all()
         """
     )
-    result = experiment.launch("bad", "-D", "cpu", "cpu")
-    assert result.code == 0, result
+    said = experiment.train("bad", 2)
     for words in ("'median'", "complex128", "<U1", "got (4,)", "float32", "got list", "writable"):
-        assert words in result.outputs()[0], words
+        assert words in said[0], words
 
 
 @pytest.mark.parametrize(
@@ -161,9 +158,8 @@ def test_workers_that_call_with_different_things_all_get_an_error(experiment: An
                 raise AssertionError("not refused")
         """
     )
-    result = experiment.launch("differ", "-D", "cpu", "cpu", "cpu")
-    assert result.code == 0, result
-    assert all("do not call all_reduce with the same things" in text for text in result.outputs())
+    said = experiment.train("differ", 3)
+    assert all("do not call all_reduce with the same things" in text for text in said)
 
 
 @pytest.mark.parametrize("elements", [10, 3_000_000])
@@ -227,61 +223,7 @@ def test_shared_arrays(experiment: Any) -> None:
         assert worker.shared(np.empty((7, 3), np.float64, order="F")).flags.f_contiguous
         """
     )
-    result = experiment.launch("shared", "-D", "cpu", "cpu")
-    assert result.code == 0, result
-
-
-def test_torch_tensors(experiment: Any) -> None:
-    experiment.write(
-        torch_worker="""
-        import os
-        import torch
-        from platoon import Worker
-        worker = Worker()
-        rank = worker.local_rank
-        for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64):
-            mine = torch.arange(6).reshape(2, 3).to(dtype) + rank
-            wanted = (2 * torch.arange(6).reshape(2, 3) + 1).to(dtype)
-            result = worker.all_reduce(mine)
-            assert result.dtype == dtype and torch.equal(result, wanted)
-            assert worker.all_reduce(mine.T, "max").equal(mine.T - rank + 1)
-            assert worker.all_reduce(mine, "sum", mine) is None
-            assert torch.equal(mine, wanted)
-        parameter = torch.nn.Parameter(torch.ones(5) * rank)
-        assert not worker.all_reduce(parameter, "average").requires_grad
-        worker.all_reduce(parameter, "average", parameter)
-        assert parameter.tolist() == [0.5] * 5
-        """
-    )
-    result = experiment.launch("torch", "-D", "cpu", "cpu")
-    assert result.code == 0, result
-
-
-def test_torch_tensors_over_torch_distributed(experiment: Any, port: int) -> None:
-    experiment.write(
-        gloo_worker="""
-        import os, sys
-        import torch
-        import torch.distributed
-        from platoon import Worker
-        from platoon.channel import collective
-        worker = Worker()
-        torch.distributed.init_process_group(
-            "gloo", init_method=f"tcp://127.0.0.1:{sys.argv[1]}", rank=worker.global_rank,
-            world_size=worker.global_size
-        )
-        collective.Collective._by_memory = None  # it must not go that way
-        mine = torch.arange(3.0) + worker.local_rank
-        assert worker.all_reduce(mine).tolist() == [1, 3, 5]
-        assert worker.all_reduce(mine, "average").tolist() == [0.5, 1.5, 2.5]
-        assert worker.all_reduce(mine.int(), "average").tolist() == [0, 1, 2]
-        worker.all_reduce(mine, "product", mine)
-        assert mine.tolist() == [0, 2, 6]
-        torch.distributed.destroy_process_group()
-        """
-    )
-    result = experiment.launch("gloo", "-D", "cpu", "cpu", f"-w={port}")
-    assert result.code == 0, result
+    experiment.train("shared", 2)
 
 
 def test_a_worker_that_left_in_order_is_named(experiment: Any) -> None:
@@ -302,8 +244,6 @@ def test_a_worker_that_left_in_order_is_named(experiment: Any) -> None:
                 print(error)
         """
     )
-    result = experiment.launch("left", "-D", "cpu", "cpu")
-    assert result.code == 0, result
-    said = result.outputs()[0]
+    said, _ = experiment.train("left", 2)
     assert re.search(r"worker 1 \(pid \d+\) left in order while .* waited for all_reduce\(sum\)", said), said
     assert "multiverso run" not in said

@@ -121,9 +121,7 @@ def test_asgd_adds_up_exactly_under_contention(experiment: Any) -> None:
         print("exact")
         """
     )
-    result = experiment.launch("sum", "-D", *["cpu"] * 4)
-    assert result.code == 0, result
-    assert result.outputs() == ["exact\n"] * 4
+    assert experiment.train("sum", 4) == ["exact\n"] * 4
 
 
 def test_easgd_keeps_the_sum_under_contention(experiment: Any) -> None:
@@ -155,9 +153,7 @@ def test_easgd_keeps_the_sum_under_contention(experiment: Any) -> None:
         print("kept")
         """
     )
-    result = experiment.launch("elastic", "-D", *["cpu"] * 4)
-    assert result.code == 0, result
-    assert result.outputs() == ["kept\n"] * 4
+    assert experiment.train("elastic", 4) == ["kept\n"] * 4
 
 
 def test_asgd_survives_kills_at_random_moments(experiment: Any, port: int) -> None:
@@ -229,8 +225,7 @@ def test_a_rule_of_ones_own_has_the_parameters_alone(experiment: Any) -> None:
         print("alone")
         """
     )
-    result = experiment.launch("own", "-D", *["cpu"] * 3)
-    assert result.code == 0, result
+    assert experiment.train("own", 3) == ["alone\n"] * 3
 
 
 def test_nothing_comes_between_lock_and_unlock(experiment: Any) -> None:
@@ -275,10 +270,9 @@ def test_nothing_comes_between_lock_and_unlock(experiment: Any) -> None:
                 worker.unlock()
         """
     )
-    result = experiment.launch("lock", "-D", *["cpu"] * 4)
-    assert result.code == 0, result
-    assert "unlock() without lock()" in result.outputs()[0]
-    assert "has the lock already" in result.outputs()[0]
+    said = experiment.train("lock", 4)
+    assert "unlock() without lock()" in said[0]
+    assert "has the lock already" in said[0]
 
 
 def test_a_lock_that_another_keeps(experiment: Any, port: int) -> None:
@@ -483,6 +477,5 @@ def test_the_rules_of_the_core(experiment: Any) -> None:
             print(error)
         """
     )
-    result = experiment.launch("core", "-D", "cpu", "cpu", "cpu")
-    assert result.code == 0, result
-    assert all("parameter 0 cannot be shared by the rule easgd" in text for text in result.outputs())
+    said = experiment.train("core", 3)
+    assert all("parameter 0 cannot be shared by the rule easgd" in text for text in said)

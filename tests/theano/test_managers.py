@@ -204,7 +204,7 @@ def save_and_go_on(folder: str, resumed: bool) -> Any:
 
 def test_runs_are_saved_and_resumed(tmp_path: Any) -> None:
     jobs = [Job((0, 1), (str(tmp_path), False)), Job((0, 1), (str(tmp_path), True))]
-    whole, resumed = run_jobs(jobs, save_and_go_on)
+    whole, resumed = run_jobs(jobs, save_and_go_on, preload=(framework,))
     for result in (*whole, *resumed):
         assert not isinstance(result, Raised), result.text
     for went_on, again in zip(whole, resumed, strict=True):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from warm import Warm
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAM = ROOT / "examples/recommender/two_tower.py"
@@ -66,16 +68,8 @@ def test_it_goes_on_from_its_last_save(run: Any, tmp_path: Path) -> None:
     assert (tmp_path / "a.png").stat().st_size > 0
 
 
-def test_two_workers_train_together(tmp_path: Path) -> None:
-    launcher = [
-        str(Path(sys.executable).parent / "multiverso"),
-        "run",
-        "-n",
-        "2",
-        str(PROGRAM),
-        "--steps",
-        "60",
-    ]
-    done = subprocess.run(launcher, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
-    assert " users, " in done.stdout
+def test_two_workers_train_together() -> None:
+    with Warm("multiverso.torch", "tqdm", "llvmlite.binding") as warm:
+        first, second = warm.run_job(2, str(PROGRAM), "--steps", "60", cwd=ROOT, env=os.environ)
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert " users, " in first.stdout

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-import multiverso as mv
 import multiverso.torch as mvt
 from multiverso.errors import ShapeMismatchError
+from multiverso.testing.laws import Job, run_jobs, unless_raised
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +76,8 @@ def begin() -> Any:
 
 def test_an_array_begins_with_the_masters_value_and_a_matrix_with_the_mean() -> None:
     mvt.shutdown()
-    assert mv.run(begin, workers=2, timeout_seconds=100) == [([2.0, 2.0], [[2.5, 2.5]], n) for n in range(2)]
+    found = run_jobs([Job((0, 1))], begin, preload=("multiverso.torch",))[0]
+    assert unless_raised(found) == [([2.0, 2.0], [[2.5, 2.5]], n) for n in range(2)]
 
 
 def test_what_requires_grad_or_is_not_contiguous_goes_in() -> None:
