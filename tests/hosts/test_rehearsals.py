@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from warm import Warm
+
 SECONDS = 100.0
 ADDING = """
 import sys
@@ -54,15 +56,18 @@ except mv.errors.WorkerLostError as error:
 """
 
 
+interpreter: list[Warm] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _launcher(warm: Warm) -> None:
+    interpreter.append(warm)
+
+
 def run(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "multiverso", "run", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        env={**os.environ, **environ},
-        check=False,
-    )
+    """Runs the launcher, its imports behind it; what it starts are fresh interpreters."""
+    command = ["-m", "multiverso", "run", *map(str, arguments)]
+    return interpreter[-1].run(*command, cwd=Path.cwd(), env={**os.environ, **environ}, timeout=SECONDS)
 
 
 def program(folder: Path, text: str) -> Path:
