@@ -3,7 +3,8 @@
     python benchmarks/chaos.py --seed 1 --kills 2000
 
 Each episode is a job with real processes: a node and workers that add, read, exchange, meet in barriers and make
-tables, in one of the three consistencies. At random moments workers are killed (SIGKILL), or the node is, or, now
+tables, in one of the three consistencies. Alarms interrupt calls by an exception, and these are called again. At
+random moments workers are killed (SIGKILL), or the node is, or, now
 and then, a launcher; in an elastic job others come in their places. Then it is checked, exactly:
 
 - every add that returned in any worker is in the table, element by element (an add in which a worker died may be
@@ -34,6 +35,7 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -49,13 +51,53 @@ BITS = 15  # of a worker's own count of adds, in each element
 DEADLINE = 60.0
 LAUNCHER_EVERY = 200
 MODES: dict[str, dict[str, Any]] = {"async": {}, "sync": {"sync": True}, "bounded": {"staleness": 1}}
+INTERRUPTIONS = 0.1  # of the calls, if they take as long as the alarm
+PACKAGE = str(Path(mv.__file__).parent)
 ROUNDS = 4096  # sums of the last rounds that are compared
 
 # what each worker tells, in memory that it shares with this process (int64 words)
 BEGUN, RETURNED, SEEN, ROW_BEGUN, ROW_RETURNED, ROW_SEEN, LONGEST, LAPS, STATE, RAISED_AT, WRONG = range(11)
+INTERRUPTED = 11
 WORDS = 16 + ROUNDS
 STOP, STOP_AT = 0, 1  # words of the job
 RUNNING, DONE, TOLD, FAILED = 1, 2, 3, 4
+
+
+class Interruption(BaseException):
+    """What an alarm's handler raises in the middle of a call, as Ctrl-C does."""
+
+
+class Alarms:
+    """Interrupts some calls at random moments, and makes them again until they return.
+
+    Args:
+        words: this worker's, in which it counts.
+        seed: of the moments.
+    """
+
+    def __init__(self, words: Any, seed: int) -> None:
+        self._words, self._chance = words, random.Random(seed)
+        signal.signal(signal.SIGALRM, self._handle)
+
+    def __call__(self, call: Callable[[], Any]) -> None:
+        while True:
+            seconds = self._chance.choice((1e-5, 1e-4, 1e-3)) * self._chance.random()
+            try:
+                if self._chance.random() < INTERRUPTIONS:
+                    signal.setitimer(signal.ITIMER_REAL, seconds + 1e-6)
+                call()
+                return
+            except Interruption:
+                self._words[INTERRUPTED] += 1
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+
+    @staticmethod
+    def _handle(number: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            if frame.f_code.co_filename.startswith(PACKAGE):
+                raise Interruption
+            frame = frame.f_back
 
 
 class Shared:
@@ -95,6 +137,7 @@ def work(shared: Shared, address: str, me: int, mode: str, seed: int) -> None:
     unit = np.full(SIZE, 1 << (BITS * me), np.int64)
     row_unit = np.full((ROWS, COLUMNS), 1 << (BITS * me), np.int64)
     sums: dict[int, int] = {}
+    surely = Alarms(words, seed * WORKERS + me)
     with Session(address, me, timeout_seconds=DEADLINE, start_timeout_seconds=DEADLINE, **MODES[mode]) as s:
         table = mv.ArrayTableHandler(SIZE, dtype="int64", session=s)
         matrix = mv.MatrixTableHandler(ROWS, COLUMNS, dtype="int64", session=s)
@@ -107,28 +150,28 @@ def work(shared: Shared, address: str, me: int, mode: str, seed: int) -> None:
 
         def add() -> None:
             words[BEGUN] += 1
-            table.add(unit)
+            surely(lambda: table.add(unit))
             words[RETURNED] += 1
 
         def get() -> None:
-            table.get(out=out)
+            surely(lambda: table.get(out=out))
             seen(out)
 
         def exchange() -> None:
             last[:] = local
             local.__iadd__(unit)
             words[BEGUN] += 1
-            table.exchange(local, last)
+            surely(lambda: table.exchange(local, last))
             words[RETURNED] += 1
             seen(local)
 
         def add_rows() -> None:
             words[ROW_BEGUN] += 1
-            matrix.add(row_unit, row_ids=range(ROWS))
+            surely(lambda: matrix.add(row_unit, row_ids=range(ROWS)))
             words[ROW_RETURNED] += 1
 
         def get_rows() -> None:
-            matrix.get([0, ROWS - 1, 7])
+            surely(lambda: matrix.get([0, ROWS - 1, 7]))
             words[ROW_SEEN] = words[ROW_RETURNED]
 
         def create() -> None:
@@ -152,7 +195,7 @@ def work(shared: Shared, address: str, me: int, mode: str, seed: int) -> None:
                 lap = int(words[LAPS]) + 1
                 if shared.job[STOP]:
                     shared.job[STOP_AT] = lap  # before the barrier, so that all see it behind
-                timed(s.barrier)
+                timed(lambda: surely(s.barrier))
                 words[LAPS] = lap
                 if shared.job[STOP_AT] == lap:
                     break
@@ -447,7 +490,7 @@ def main() -> NoReturn:
     files_before = left_behind()["files"]
     waits: dict[str, list[float]] = {"continue": [], "stop": [], "node": [], "elastic": [], "launcher": []}
     control: list[float] = []
-    kills = wrong = processes = 0
+    kills = wrong = processes = interruptions = 0
     trouble: list[str] = []
     began = time.monotonic()
     launchers = options.kills // LAUNCHER_EVERY if options.launchers is None else options.launchers
@@ -470,6 +513,7 @@ def main() -> NoReturn:
             control += episode.control
             wrong += episode.wrong
             kills += episode.kills
+            interruptions += sum(episode.words(INTERRUPTED))
             if sys.stderr.isatty():
                 print(f"\r{kills} of {options.kills} kills", end="", file=sys.stderr)
     left = left_behind()
@@ -478,6 +522,7 @@ def main() -> NoReturn:
     result = {
         "seed": options.seed,
         "kills": kills,
+        "interruptions": interruptions,
         "seconds": time.monotonic() - began,
         "waits": {
             **{kind: percentiles(some) for kind, some in waits.items()},

@@ -26,6 +26,7 @@ def test_nothing_is_lost_and_nothing_is_left(seed: int, tmp_path: Path) -> None:
     result = json.loads(path.read_text())
     assert result["trouble"] == []
     assert result["kills"] >= 40
+    assert result["interruptions"] > 0
     assert result["adds_lost"] == 0
     assert set(result["left_behind"].values()) == {0}
     assert set(result["waits"]) == {"continue", "stop", "node", "elastic", "launcher", "all"}
