@@ -130,6 +130,11 @@ CHANGED = TABLE.int32(
 )  # all writers: bumped (atomically) when it has; who waits for that sleeps on it
 # compare-and-swap, see round_steps.step_in; for even and odd steps
 DECISIONS = TABLE.int64("decisions", 2, apart=True)
+# in rounds on several hosts, see kernels/chained.py; the node's words
+TOTALS = TABLE.int64("totals", apart=True)  # where sums of all hosts lie for the updater, from the first byte
+ARRIVED = TABLE.int64("arrived")  # the last step whose sum is here
+DECIDED = TABLE.int64("decided")  # the last round of which it is known who of this host takes part
+TAKING_PART = TABLE.int64("taking_part", 2)  # who that is, a bit each, for even and odd rounds
 
 # a worker's line in a table
 LINE_STRIDE = 256

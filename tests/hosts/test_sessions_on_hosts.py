@@ -425,14 +425,6 @@ def test_what_works_on_one_host_only_is_refused_in_a_sentence() -> None:
             assert all("works on one host only yet" in text for text in texts)
 
 
-@pytest.mark.parametrize("options", [{"sync": True}, {"staleness": 2}], ids=str)
-def test_other_consistencies_are_refused_at_the_start(options: dict[str, Any]) -> None:
-    with rehearsal(1, 1) as job:
-        for worker_id in (0, 1):
-            with pytest.raises(StartupError, match="works on one host only yet"):
-                job.session(worker_id, **options)
-
-
 def test_a_worker_of_another_host_is_turned_away() -> None:
     with rehearsal(1, 1) as job, pytest.raises(StartupError, match="belongs to host-1, not to host-0"):
         Session(job.nodes[0].address, 1)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from simulated import rounds
 from simulated.world import Memory, run
 
-SCHEDULES = 120
+SCHEDULES = 100
+ROUNDS = 40
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -17,6 +19,17 @@ def test_sums_are_exact_whatever_the_network_does(part: int) -> None:
         except Exception as error:
             raise AssertionError(f"make simulate SEED={seed} ARGS=--replay: {error}") from error
     assert faults, "these schedules had no fault in them"
+
+
+def test_rounds_have_the_same_bits_whatever_the_network_does() -> None:
+    faults = lost = 0
+    for seed in range(ROUNDS):
+        try:
+            world = rounds.run(seed)
+        except Exception as error:
+            raise AssertionError(f"make simulate SEED={seed} ARGS='--rounds --replay': {error}") from error
+        faults, lost = faults + world.faults, lost + world.lost
+    assert faults > lost > 0, "these schedules had no fault in them"
 
 
 def test_a_seed_makes_the_same_schedule_again() -> None:

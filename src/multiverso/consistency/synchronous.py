@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from multiverso import layout as at
 from multiverso.consistency.port import Array, Call, CompiledRule, Port, RowIds, Versions, bad_row
 from multiverso.deadline import Deadline
-from multiverso.errors import InterruptedRoundError, WaitTimeoutError
-from multiverso.kernels import rounds, rules
-from multiverso.memory.words import load64
+from multiverso.errors import InterruptedRoundError, MultiversoError, WaitTimeoutError
+from multiverso.kernels import chained, rounds, rules
+from multiverso.memory.words import load32, load64
 
 _SNAPSHOT_TRIES = 1000
 
@@ -31,10 +32,15 @@ class Synchronous:
         self._control, self._base, self._me = port.control, port.base, port.worker_id
         self._update = port.update
         self._dtype = port.spec.dtype
+        self._spans_hosts = load32(port.control + at.SPANS_HOSTS) == 1
+        self._kernels: Any = chained if self._spans_hosts else rounds
+        self._apply_rule = chained.apply_rule if self._spans_hosts else rules.apply_rule_in_round
+        # compiled now, and not while others wait for this worker
         (
-            rounds.read.compiled(self._dtype),
-            rounds.leave.compiled(),
-        )  # now, and not while others wait for this worker
+            rounds.stage.compiled(self._dtype),
+            self._kernels.read.compiled(self._dtype),
+            self._kernels.leave.compiled(),
+        )
         self._lock = threading.Lock()
         self._progress = np.zeros(at.ROUND_MEMBERS + load64(port.base + at.CHUNK_COUNT), np.int64)
         self._progress[at.ROUND_NUMBER] = port.first_round
@@ -60,7 +66,7 @@ class Synchronous:
 
     def get(self, out: Array, call: Call, deadline: Deadline | None) -> None:
         arguments = (self._control, self._base, self._update, self._me, self._progress, out, call.address)
-        self._read("get", lambda: rounds.read.compiled(self._dtype)(*arguments), deadline)
+        self._read("get", lambda: self._kernels.read.compiled(self._dtype)(*arguments), deadline)
 
     def get_again(self, out: Array) -> None:
         # the last round's buffer is written to again in the next but one, which needs this worker
@@ -78,7 +84,7 @@ class Synchronous:
             out,
             call.address,
         )
-        self._read("get", lambda: rounds.read_rows.compiled(self._dtype)(*arguments), deadline)
+        self._read("get", lambda: self._kernels.read_rows.compiled(self._dtype)(*arguments), deadline)
 
     def exchange_rows(
         self, ids: RowIds, local: Array, last: Array, call: Call, deadline: Deadline | None
@@ -110,12 +116,12 @@ class Synchronous:
             last,
             call.address,
         )
-        self._read("exchange", lambda: rounds.exchange.compiled(self._dtype)(*arguments), deadline)
+        self._read("exchange", lambda: self._kernels.exchange.compiled(self._dtype)(*arguments), deadline)
 
     def apply_rule(
         self, rule: CompiledRule, local: Array, push: bool, pull: bool, call: Call, deadline: Deadline | None
     ) -> None:
-        kernel = rules.apply_rule_in_round.compiled(self._dtype)
+        kernel = self._apply_rule.compiled(self._dtype)
         arguments = (
             self._control,
             self._base,
@@ -144,6 +150,11 @@ class Synchronous:
         )
 
     def put(self, values: Array) -> None:
+        if self._spans_hosts:
+            raise MultiversoError(
+                f"the values of {self.port.name} cannot be overwritten in a synchronous job on several hosts yet: give "
+                "them as init_value=, or start all workers on one host"
+            )
         with self._lock:
             self._refuse_in_round()
             rounds.committed_put.compiled(self._dtype)(self._base, self.version(), values)
@@ -165,7 +176,7 @@ class Synchronous:
 
     def leave(self) -> None:
         """What was added since the last read goes into the others' next round."""
-        rounds.leave.compiled()(self._control, self._base, self._me, self._progress)
+        self._kernels.leave.compiled()(self._control, self._base, self._me, self._progress)
 
     def refuse_unfinished(self) -> None:
         with self._lock:

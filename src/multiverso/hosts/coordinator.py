@@ -140,6 +140,8 @@ class Coordinator:
             "ask": self._ask,
             "say": self._say,
             "statistics": self._relay_statistics,
+            "progress": self._relay_progress,
+            "clocks": self._relay_progress,
         }[report["do"]]
         return handler(host, report)
 
@@ -208,6 +210,17 @@ class Coordinator:
             for number, lines in report["tables"].items()
         }
         return self._to_all({"do": "statistics", "tables": tables}, but=host)
+
+    def _relay_progress(self, host: int, report: Message) -> list[Order]:
+        """How far a host's workers are in rounds and clocks: others' pictures show it, and reads wait for it."""
+        own = {str(worker) for worker in self._roster.workers_of(host)}
+        tables = {
+            str(number): {
+                worker: [int(word) for word in line] for worker, line in lines.items() if worker in own
+            }
+            for number, lines in report["tables"].items()
+        }
+        return self._to_all({"do": report["do"], "tables": tables}, but=host)
 
     def _gone(self, host: int, report: Message) -> list[Order]:
         """The last worker of a host has gone, and what they added is at the homes."""
@@ -349,7 +362,8 @@ class Coordinator:
             writers = workers
         self._tables += 1
         creation.number = self._made[key] = self._tables
-        order = {"number": creation.number, "spec": asked.spec, "mode": asked.mode, "writers": writers}
+        order = {"number": creation.number, "spec": asked.spec, "mode": asked.mode}
+        order |= {"writers": writers, "workers": workers}
         return self._begin(key, creation, "make", order)
 
     def _begin(self, key: Key, creation: _Creation, step: str, order: Message) -> list[Order]:

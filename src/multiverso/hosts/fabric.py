@@ -18,7 +18,7 @@ from typing import Any
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, WaitTimeoutError
 from multiverso.hosts import transport
-from multiverso.hosts.books import Changes, Ticket
+from multiverso.hosts.books import Changes
 from multiverso.hosts.channel import Channel
 from multiverso.hosts.copies import Copy, Versions, homes_of, rehomed
 from multiverso.hosts.credentials import Credentials
@@ -27,6 +27,8 @@ from multiverso.hosts.loop import Loop
 from multiverso.hosts.outer import Outer, OuterRule
 from multiverso.hosts.pace import SHARE, Every, Pace
 from multiverso.hosts.pair import Pair, _log
+from multiverso.hosts.round_memory import RoundMemory
+from multiverso.hosts.rounds import Rounds
 from multiverso.hosts.transport import Hello
 from multiverso.hosts.wires import Wire
 from multiverso.shards.shard import Shard
@@ -86,11 +88,17 @@ class Fabric:
             int, Callable[[Channel, Hello], None]
         ] = {}  # who takes connections of another role
         self._threads: list[threading.Thread] = []
+        self._rounds = Rounds(host, range(hosts), self._wake, self._tell_settled)
         self._pairs = {peer: self._new_pair(peer) for peer in range(hosts) if peer != host}
         _fabrics.add(self)
 
     def _new_pair(self, peer: int) -> Pair:
-        return Pair(Link(self.host, peer, self._pace, settled=self._tell_settled), self._pace, None)
+        link = Link(self.host, peer, self._pace, settled=self._tell_settled, rounds=self._rounds)
+        return Pair(link, self._pace, None)
+
+    def _wake(self, peer: int) -> None:
+        """There is something of a round to send."""
+        self._pairs[peer].pump()
 
     def _start(self, name: str, target: Any, *args: Any) -> None:
         thread = threading.Thread(target=target, args=args, name=f"multiverso-fabric-{name}", daemon=True)
@@ -227,6 +235,21 @@ class Fabric:
             self._versions.watch(self._copies)
         self._poke()
 
+    def attach_rounds(self, table_id: int, shard: Shard, control: int, local: Iterable[int]) -> None:
+        """Begins to take part in the rounds of a synchronous table; the next `settle` of it gives its initial values.
+
+        Args:
+            table_id: its number in the job, the same on all hosts.
+            shard: all of it mapped.
+            control: address of the job's control segment.
+            local: the workers of this host.
+        """
+        self._rounds.attach(table_id, RoundMemory(shard, control, local))
+
+    def follow_rounds(self) -> float | None:
+        """Does what this host's workers are ready for; returns the seconds until it is to be called at the latest."""
+        return self._rounds.look(time.monotonic())
+
     def _attach_to(self, link: Link, table_id: int, copy: Copy, changes: Changes) -> None:
         link.attach(
             table_id,
@@ -240,6 +263,10 @@ class Fabric:
 
     def detach(self, table_id: int) -> None:
         """Lets go of a table: nothing more is sent, and what still comes for it is dropped."""
+        if table_id in self._rounds:
+            self._rounds.detach(table_id)
+            self._tell_settled()
+            return
         with self._lock:
             outer = self._outers.pop(table_id, None)
             for end in self._ends().values() if outer is not None else self._pairs.values():
@@ -272,6 +299,9 @@ class Fabric:
 
     def _settle(self, deadline: Deadline, tables: Iterable[int] | None, take: bool) -> None:
         wanted = None if tables is None else set(tables)
+        in_rounds = self._rounds.numbers if wanted is None else self._rounds.numbers & wanted
+        for number in () if take else in_rounds:
+            self._rounds.begin(number)
         with self._lock:
             ends = {peer: end for peer, end in self._ends().items() if not self._went(peer)}
             tickets = {peer: end.link.settle(take, wanted) for peer, end in ends.items()}
@@ -280,12 +310,13 @@ class Fabric:
         with self._settled:
             while True:
                 left = {peer: ticket for peer, ticket in tickets.items() if not ticket.done}
-                if not left:
+                late = take and not all(map(self._rounds.began, in_rounds))
+                if not (left or late):
                     break
-                self._check(left)
+                self._check(left or ends)
                 if deadline.passed:
                     what = "take the values of" if take else "give its changes to"
-                    peers = ", ".join(map(str, sorted(left)))
+                    peers = ", ".join(map(str, sorted(left or ends)))
                     raise WaitTimeoutError(
                         f"host {self.host} could not {what} host(s) {peers} within {deadline}"
                     )
@@ -305,7 +336,7 @@ class Fabric:
         """Returns whether a host is lost and the others go on without it."""
         return peer in self._lost and bool(self._lives) and peer not in self._lives[-1]
 
-    def _check(self, left: dict[int, Ticket]) -> None:
+    def _check(self, left: Iterable[int]) -> None:
         if self._closing.is_set():
             raise MultiversoError(f"the fabric of host {self.host} is closed")
         for peer in left:
@@ -360,6 +391,7 @@ class Fabric:
                         end.link.regroup(table_id, len(self._lives), away, here)
             for pair in gone:
                 self._replace(pair.link.peer)
+        self._rounds.regroup(hosts)
         self._tell_settled()
         self._poke()
 

@@ -22,7 +22,13 @@ ANSWER = 4  # home to host: a difference
 VALUE = 5  # home to host: S itself, where the answer was lost, or to a first push
 NEWS = 6  # home to host: its values have changed since its last answers
 BYE = 7  # this side ends on purpose
-KINDS = frozenset((OPEN, CLOSE, PUSH, ANSWER, VALUE, NEWS, BYE))
+# of synchronous rounds, along the chain of hosts; `wire` is the epoch, `number` the step, see hosts/rounds.py
+AT = 8  # both: how far this side is
+SUM = 9  # to the next host: the sum so far of `chunk` contributions
+TOTAL = 10  # to the host before: the sum of all hosts
+WANT = 11  # to the host before: somebody waits for round `number`
+OF_ROUNDS = frozenset((AT, SUM, TOTAL, WANT))
+KINDS = frozenset((OPEN, CLOSE, PUSH, ANSWER, VALUE, NEWS, BYE)) | OF_ROUNDS
 
 # flags
 FRESH = 1  # of PUSH: the first between the two since the table was opened
@@ -160,3 +166,35 @@ class Opened:
     def unpack(cls, data: memoryview) -> Opened:
         """The inverse of :meth:`pack`; the length was checked."""
         return cls(*_OPENED.unpack(data))
+
+
+_REACHED = struct.Struct("!QQQII")
+REACHED_BYTES = _REACHED.size
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The body of AT.
+
+    Attributes:
+        arrived: the last step whose total is here.
+        received: the last step whose sum so far is here; of smaller ones nothing has to be sent.
+        elements: of the table.
+        dtype: its number in ``spec.DTYPES``.
+        chunk: elements of a chunk.
+    """
+
+    arrived: int
+    received: int
+    elements: int
+    dtype: int
+    chunk: int
+
+    def pack(self) -> bytes:
+        """Returns it as it travels."""
+        return _REACHED.pack(self.arrived, self.received, self.elements, self.dtype, self.chunk)
+
+    @classmethod
+    def unpack(cls, data: memoryview) -> Reached:
+        """The inverse of :meth:`pack`; the length was checked."""
+        return cls(*_REACHED.unpack(data))

@@ -49,6 +49,7 @@ from multiverso.hosts.frames import LONGEST_BODY, Header, Opened, ProtocolError
 from multiverso.hosts.outer import Outer
 from multiverso.hosts.pace import Every, Pace
 from multiverso.hosts.queues import Queues
+from multiverso.hosts.rounds import Rounds
 from multiverso.hosts.wires import Wire
 from multiverso.spec import DTYPES
 
@@ -65,6 +66,7 @@ class Link:
         pace: the node's budget.
         window: chunks that are under way at a time.
         settled: called, with the books locked, when a settle is over.
+        rounds: of this host; their frames go over the same connections.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Link:
         pace: Pace,
         window: int = WINDOW,
         settled: Callable[[], None] = lambda: None,
+        rounds: Rounds | None = None,
     ) -> None:
         self.me, self.peer = me, peer
         self.traffic = Traffic()
@@ -81,6 +84,7 @@ class Link:
         self.peer_left = False
         self._pace = pace
         self._settled = settled
+        self._rounds = Rounds(me, [me], lambda peer: None) if rounds is None else rounds
         self._incarnation: int | None = None
         self._tables: dict[int, LinkTable] = {}
         self._closed: set[int] = set()
@@ -200,11 +204,13 @@ class Link:
             self.traffic.connections += 1
             for table in self._tables.values():
                 self._say_open(table)
+            self._rounds.connect(self.peer)
 
     def cut(self) -> None:
         """The connection has ended: what was under way is kept for the next."""
         with self._lock:
             self.connected = False
+            self._rounds.cut(self.peer)
             self._drop()
             self._answering = 0  # a push that had come in part is no more
 
@@ -293,12 +299,15 @@ class Link:
     def wait(self, now: float) -> float | None:
         """Returns the seconds until ``next`` has something: 0 for at once, None when only an event can tell."""
         with self._lock:
-            return self._queues.wait(now) if self.connected else None
+            if not self.connected:
+                return None
+            return 0.0 if self._rounds.has(self.peer) else self._queues.wait(now)
 
     def pause(self, now: float) -> float:
         """Returns the seconds that the peer's next frame should wait: 0 where somebody waits for it."""
         with self._lock:
-            return 0.0 if self._queues.someone_waits or self._serving_urgent else self._pace.wait(now)
+            waited_for = self._queues.someone_waits or self._serving_urgent or self._rounds
+            return 0.0 if waited_for else self._pace.wait(now)
 
     @property
     def has_words(self) -> bool:
@@ -319,6 +328,9 @@ class Link:
                 if self._queues.made:
                     made = self._queues.take_made(most)
                     return None if made is None else self._count(made)
+                step = self._rounds.next(self.peer, most)
+                if step is not None:
+                    return self._count(step)
                 found = self._queues.choose(now, most)
                 if found is None:
                     return None
@@ -370,6 +382,9 @@ class Link:
         Raises:
             ProtocolError: no node sends this.
         """
+        if header.kind in frames.OF_ROUNDS:
+            self.traffic.bytes_received += frames.HEADER_BYTES + header.length
+            return self._rounds.accept(self.peer, header)
         with self._lock:
             table = self._tables.get(header.table)
             self.traffic.bytes_received += frames.HEADER_BYTES + header.length
@@ -398,7 +413,9 @@ class Link:
         """
         if body is None:
             return
-        if header.kind == frames.PUSH:
+        if header.kind in frames.OF_ROUNDS:
+            self._rounds.arrived(self.peer, header, body)
+        elif header.kind == frames.PUSH:
             self._pushed(header, body)
         elif header.kind in (frames.ANSWER, frames.VALUE):
             self._answered(header, body)

@@ -39,7 +39,7 @@ def stage(base: Address, me: Int, progress: Words, delta: Data, call: Address) -
 
 
 @inner
-def _stage_difference(base, me, local, last):
+def stage_difference(base, me, local, last):
     """Adds a difference to what is in this worker's slot."""
     slot = slot_at(base, me, local)
     for i in range(slot.size):
@@ -81,7 +81,7 @@ def _commit(control, base, update, me, progress, like):
 
 
 @inner
-def _copy_rows(values, columns, ids, out):
+def copy_rows(values, columns, ids, out):
     for i in range(ids.size):
         lo = ids[i] * columns
         copy_into(out[i * columns : (i + 1) * columns], values[lo : lo + columns])
@@ -122,7 +122,7 @@ def read_rows(
     if code != DONE:
         return code
     values = array_at(base + buffer_of(base, progress[ROUND]), load64(base + at.ELEMENTS), out)
-    _copy_rows(values, load64(base + at.COLUMNS), ids, out)
+    copy_rows(values, load64(base + at.COLUMNS), ids, out)
     finish(base, me, progress, at.GETS, out.size, call)
     return DONE
 
@@ -144,7 +144,7 @@ def exchange(
     """
     staged = progress[STAGED]
     if staged and progress[OPEN] == 0:
-        _stage_difference(base, me, local, last)
+        stage_difference(base, me, local, last)
         progress[OPEN] = 1  # the difference is in: it is not added again when this call goes in again
     source = WHOLE if staged else CHUNKED
     code = go_through(control, base, update, me, source, progress, local, last, local)
@@ -202,4 +202,4 @@ def committed_put(base: Address, number: Int, source: Data) -> None:
 def committed_rows(base: Address, number: Int, ids: Words, out: Data) -> None:
     """Copies rows as they are after a round."""
     values = array_at(base + buffer_of(base, number), load64(base + at.ELEMENTS), out)
-    _copy_rows(values, load64(base + at.COLUMNS), ids, out)
+    copy_rows(values, load64(base + at.COLUMNS), ids, out)

@@ -94,7 +94,7 @@ def apply_rule(
 
 
 @inner
-def _stage(base, push, me, local_state, hyper, progress, local):
+def stage_push(base, push, me, local_state, hyper, progress, local):
     """A push in a round: its contribution goes into this worker's slot, as the first or added to the rest."""
     itemsize, stride = load64(base + at.ITEMSIZE), load64(base + at.ELEMENTS)
     centre = base + buffer_of(base, progress[ROUND] - 1)
@@ -113,7 +113,7 @@ def _stage(base, push, me, local_state, hyper, progress, local):
 
 
 @inner
-def _pull(base, pull, local_state, hyper, progress, local):
+def pull_round(base, pull, local_state, hyper, progress, local):
     """The end of a round: the pull from the new buffer."""
     itemsize, stride = load64(base + at.ITEMSIZE), load64(base + at.ELEMENTS)
     centre = base + buffer_of(base, progress[ROUND])
@@ -140,7 +140,7 @@ def apply_rule_in_round(
 ) -> Int:
     """In rounds: pushes into this worker's slot; if it ``reads``, goes through the round and pulls."""
     if push != 0 and progress[OPEN] == 0:
-        _stage(base, push, me, local_state, hyper, progress, local)
+        stage_push(base, push, me, local_state, hyper, progress, local)
     if reads == 0:
         record_operation(base, me, at.ADDS, local.size)
         end_call(call)
@@ -151,7 +151,7 @@ def apply_rule_in_round(
     if code != 0:
         return code
     if pull != 0:
-        _pull(base, pull, local_state, hyper, progress, local)
+        pull_round(base, pull, local_state, hyper, progress, local)
     if push != 0:
         finish(base, me, progress, at.EXCHANGES, 2 * local.size, call)
     else:

@@ -21,7 +21,7 @@ import numpy as np
 
 from multiverso import layout as at
 from multiverso.deadline import Deadline
-from multiverso.errors import StartupError
+from multiverso.errors import MultiversoError, StartupError
 from multiverso.hosts.channel import Channel
 from multiverso.hosts.control import Centre, Outpost, credentials_of
 from multiverso.hosts.exchange import Exchange
@@ -32,8 +32,10 @@ from multiverso.hosts.roster import Roster
 from multiverso.hosts.stream import Body
 from multiverso.hosts.transport import MAIL, Hello, Listener
 from multiverso.memory.segment import Segment
+from multiverso.runtime.clocks import Clocks, Lines
 from multiverso.runtime.control import Control
-from multiverso.runtime.mirror import Line, read_lines, write_line
+from multiverso.runtime.following import RoundFollower
+from multiverso.runtime.mirror import Line, read_lines, read_progress, write_line, write_progress
 from multiverso.runtime.reductions import Reductions
 from multiverso.shards.shard import Shard
 from multiverso.wire.messages import Message
@@ -66,6 +68,12 @@ class Carrier(Protocol):
         control: int = 0,
     ) -> None:
         """Begins to keep a table near the other hosts' copies."""
+
+    def attach_rounds(self, table_id: int, shard: Shard, control: int, local: Iterable[int]) -> None:
+        """Begins to take part in the rounds of a synchronous table."""
+
+    def follow_rounds(self) -> float | None:
+        """Does what this host's workers are ready for; returns the seconds until it is to be called at the latest."""
 
     def detach(self, table_id: int) -> None:
         """Lets go of a table."""
@@ -112,6 +120,7 @@ class Abroad:
         self._post = post
         self._control: Control | None = None
         self._told: dict[int, Line] = {}
+        self._told_of: dict[int, dict[int, list[int]]] = {}
         self._telling = threading.Lock()
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closing = threading.Event()
@@ -131,6 +140,8 @@ class Abroad:
         )
         carrier.answer(MAIL, self._mail.offer)
         self.reductions: Reductions | None = None
+        self._follower: RoundFollower | None = None  # once there is a synchronous table
+        self._clocks: Clocks | None = None  # once there is one with a bound
         self._regroups = 0  # how often the hosts that are left have given out new homes
         address = carrier.listen()
         if roster.addresses:  # it listens at all of its addresses; this is the one that others know
@@ -180,8 +191,14 @@ class Abroad:
         self._mail.close()
         if self.reductions is not None:
             self.reductions.close()
+        if self._follower is not None:
+            self._follower.close()
+        if self._clocks is not None:
+            self._clocks.close()
         self._carrier.close()
         self._centre.close()
+        if self._clocks is not None:
+            self._clocks.join()
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(_JOIN_SECONDS)
@@ -234,9 +251,23 @@ class Abroad:
         now = time.monotonic_ns()
         lines = {line[0]: line for line in read_lines(self._control, self.roster.local)}
         changed = [line for worker_id, line in lines.items() if self._told.get(worker_id) != line]
+        lines_of_tables = self._progress()
+        if lines_of_tables:
+            self._centre.report({"do": "progress", "tables": lines_of_tables})
         if changed:
             self._told = lines
             self._centre.report({"do": "workers", "workers": changed, "now": now})
+
+    def _progress(self) -> dict[int, dict[int, list[int]]]:
+        """How far this host's workers are in the rounds and clocks of tables, where that has changed."""
+        found = {
+            number: read_progress(shard, self.roster.local)
+            for number, shard in self._shards().items()
+            if shard.mode == at.SYNCHRONOUS
+        }
+        changed = {number: lines for number, lines in found.items() if lines != self._told_of.get(number)}
+        self._told_of = found
+        return changed
 
     # -- moving ----------------------------------------------------------------------------------------------
 
@@ -244,6 +275,14 @@ class Abroad:
         """Lets a table join the exchange between hosts, then calls `then` in the node's thread."""
 
         def join() -> None:
+            if shard.mode == at.SYNCHRONOUS:
+                self._carrier.attach_rounds(number, shard, self.control.address, self.roster.local)
+                self._attached.add(number)
+                if self._follower is None:
+                    self._follower = RoundFollower(
+                        self.control.address, self._carrier.follow_rounds, self._broken
+                    )
+                return
             how = self.exchange
             rule = how.rule_of(np.dtype(shard.spec.dtype))
             self._carrier.attach(
@@ -251,6 +290,8 @@ class Abroad:
             )
             self._attached.add(number)
             self._joined.add(number)
+            if shard.mode == at.BOUNDED:
+                self._follow_clocks(number)
 
         self._do(join, then)
 
@@ -270,12 +311,48 @@ class Abroad:
         """Ends a table's part in the exchange, then calls `then` in the node's thread."""
 
         def part() -> None:
+            if self._clocks is not None:
+                self._clocks.forget(number)
             if number in self._attached:
                 self._joined.discard(number)
                 self._attached.remove(number)
                 self._carrier.detach(number)
 
         self._do(part, then)
+
+    def _follow_clocks(self, number: int) -> None:
+        if self._clocks is None:
+            self._clocks = Clocks(
+                self.control.address,
+                self.roster.local,
+                self._shards,
+                lambda tables: self._again(lambda: self._carrier.settle(_deadline(), tables)),
+                lambda tables: self._again(lambda: self._carrier.take(_deadline(), tables)),
+                lambda lines: self._centre.report({"do": "clocks", "tables": lines}),
+                self._broken,
+            )
+        self._clocks.follow(number)
+
+    def _broken(self, error: Exception) -> None:
+        self._post({"do": "broken", "why": f"{type(error).__name__}: {error}"})
+
+    def _again(self, action: Callable[[], None]) -> None:
+        """Once more, where a host was lost meanwhile and the others go on without it."""
+        while True:
+            regroups = self._regroups
+            try:
+                return action()
+            except MultiversoError:
+                if self._closing.is_set() or not self._goes_on(regroups):
+                    raise
+
+    def _goes_on(self, regroups: int) -> bool:
+        """Whether the hosts that are left have new homes since, or get them soon."""
+        end = Deadline.after(_JOIN_SECONDS)
+        while self.control.continues and self._regroups == regroups and not end.passed:
+            if self._closing.wait(0.01):
+                return False
+        return self._regroups != regroups
 
     def _do(self, action: Callable[[], None], then: Callable[[], None]) -> None:
         def task() -> None:
@@ -327,9 +404,19 @@ class Abroad:
                 self.remote_statistics.setdefault(int(number), {}).update(
                     {int(worker): line for worker, line in lines.items()}
                 )
+        elif do == "progress":
+            self._show_progress(order["tables"])
+        elif do == "clocks" and self._clocks is not None:
+            self._clocks.hear(_lines(order["tables"]))
         elif do == "over":
             self.over.set()
         return []
+
+    def _show_progress(self, tables: Message) -> None:
+        shards = self._shards()
+        for number, lines in _lines(tables).items():
+            if number in shards:
+                write_progress(shards[number], lines)
 
     @property
     def lost_hosts(self) -> list[str]:
@@ -386,6 +473,10 @@ class _Inherited(Listener):
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
         self._socket.set_inheritable(False)
+
+
+def _lines(tables: Message) -> Lines:
+    return {int(n): {int(worker): line for worker, line in lines.items()} for n, lines in tables.items()}
 
 
 def _deadline() -> Deadline:

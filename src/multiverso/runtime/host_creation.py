@@ -168,6 +168,12 @@ class HostCreations(Creations):
             self._done(key, "make", [type(told).__name__, where])
             return
         creation.piece = piece
+        if piece.shard is not None and piece.shard.mode != at.ASYNCHRONOUS:
+            for worker in order[
+                "workers"
+            ]:  # nobody may go ahead without one that another host tells of later
+                if worker not in self._local:
+                    piece.shard.enrol(int(worker))
         for worker_id, asked in list(creation.waiting.items()):
             try:
                 check_equal(piece, asked.spec)  # by name, another host's worker was first

@@ -182,8 +182,9 @@ class Membership:
                 f"worker {wish} belongs to {self.control.places[wish]}, not to {self.control.here}"
             )
         if self._abroad is not None:
-            _check_hosts_can(options, self._abroad.roster.hosts)
-            options["exchange"] = Exchange.from_message(request.get("exchange")).as_message()
+            exchange = Exchange.from_message(request.get("exchange"))
+            _check_exchange(options, exchange)
+            options["exchange"] = exchange.as_message()
         if self._is_new_generation(wish):
             if self._abroad is not None:
                 raise StartupError(
@@ -437,11 +438,9 @@ def _differ(options: Message, others: Message) -> StartupError:
     )
 
 
-def _check_hosts_can(options: Message, hosts: int) -> None:
-    mode = options["consistency"]["mode"]
-    if mode != "async":
-        asked = "sync=True" if mode == "sync" else "staleness="
+def _check_exchange(options: Message, exchange: Exchange) -> None:
+    if options["consistency"]["mode"] == "sync" and exchange != Exchange():
         raise StartupError(
-            f"init({asked}) works on one host only yet, and this job has {hosts}: leave it out, so that the tables are "
-            "asynchronous, or start all workers on one host"
+            f"with sync=True every round exchanges all that was added, as it is, and init has {exchange} beside it: "
+            "leave wire=, every= and between= (or MULTIVERSO_WIRE, _EVERY and _BETWEEN) out"
         )

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from multiverso import layout as at
 from multiverso.memory.words import load32, load64, store32, store64
 from multiverso.runtime.control import Control
+from multiverso.shards.shard import Shard
 
 # the first columns are those of `hosts.coordinator`: number, pid, liveness, state, barrier, created
 _ID, _PID, _FATE, _STATE, _BARRIER, _CREATED = range(6)
@@ -87,4 +88,22 @@ def _write_wait(block: int, line: Line, shift: int) -> None:
     store32(block + at.WAIT_SEQ, sequence + 2)
 
 
+def read_progress(shard: Shard, worker_ids: Iterable[int]) -> dict[int, Line]:
+    """Returns how far workers of this host are in a table's rounds and clocks, as ``write_progress`` takes it."""
+    lines = {worker: shard.line(worker) for worker in worker_ids}
+    return {
+        worker: [int(shard.enrolled(worker)), *(load64(line + word) for word in _PROGRESS)]
+        for worker, line in lines.items()
+    }
+
+
+def write_progress(shard: Shard, lines: dict[int, Line]) -> None:
+    """Shows how far workers of another host are; whether one takes part at all is said last."""
+    for worker, (enrolled, *words) in lines.items():
+        for word, value in zip(_PROGRESS, words, strict=True):
+            store64(shard.line(worker) + word, value)
+        store32(shard.line(worker) + at.ENROLLED, enrolled)
+
+
+_PROGRESS = (at.STAGED, at.FOLDED, at.FIRST_STEP, at.CLOCK)
 _SAME_NS = 200_000_000  # how long a message may have been under way and still tell of the same wait

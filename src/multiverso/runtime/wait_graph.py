@@ -138,12 +138,14 @@ class WaitGraph:
 
         Only workers can make each other go on. A wait whose condition holds (its worker only has to wake up)
         and a worker that is used by several threads both mean: no. So does a wait for a word: who holds one waits for
-        nobody meanwhile, and one that is free by now does not show.
+        nobody meanwhile, and one that is free by now does not show. And one for a clock where there are several
+        hosts, as those of the others are shown late.
         """
         live = [worker for worker in self.workers.values() if worker.is_live]
         return len(live) > 0 and all(
             worker.wait is not None
             and worker.wait.kind != at.FOR_WORD
+            and not (worker.wait.kind == at.FOR_CLOCK and worker.host)
             and not worker.threaded
             and self.missing(worker.wait)
             for worker in live

@@ -52,7 +52,7 @@ TELLING = {
 }
 # Not in rounds and waits proper: the loops over data and what wraps one call.
 LEFT_OUT = {
-    "stage", "stage_difference", "stage_rows", "take_rows", "read_rows", "_copy_rows", "committed_rows", "_end",
+    "stage", "stage_difference", "stage_rows", "take_rows", "read_rows", "copy_rows", "committed_rows", "_end",
     "committed_copy", "committed_put", "set_word", "set_long",
     "begin_wait", "finish_wait", "describe_wait", "publish_wait", "end_wait", "end_table_wait", "monotonic_ns",
     "wake", "_multiply_into", "_maximum_into", "_minimum_into", "_add_both", "_combine", "_part", "_reduce_part",

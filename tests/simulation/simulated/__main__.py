@@ -9,9 +9,11 @@ import argparse
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from random import SystemRandom
 
-from simulated.world import Memory, run
+from simulated import rounds
+from simulated.world import Memory, World, run
 
 
 def main() -> int:
@@ -21,10 +23,15 @@ def main() -> int:
     parser.add_argument("--schedules", type=int, help="so many, instead of for a time")
     parser.add_argument("--seed", type=int, help="of the first schedule; the others follow")
     parser.add_argument("--replay", action="store_true", help="one schedule only, with all that happens")
+    parser.add_argument("--rounds", action="store_true", help="synchronous rounds instead of sums")
     options = parser.parse_args()
     memory = Memory()
+
+    def go(seed: int, trace: Callable[[str], None] | None = None) -> World:
+        return rounds.run(seed, trace) if options.rounds else run(seed, memory, trace)
+
     if options.replay:
-        run(options.seed, memory, print)
+        go(options.seed, print)
         print("nothing wrong")
         return 0
     first = SystemRandom().randrange(1 << 40) if options.seed is None else options.seed
@@ -35,11 +42,12 @@ def main() -> int:
         seed = first + done
         done += 1
         try:
-            world = run(seed, memory)
+            world = go(seed)
         except Exception:
             failed += 1
             traceback.print_exc(limit=-2)
-            print(f"seed {seed} failed: make simulate SEED={seed} ARGS=--replay", flush=True)
+            again = "'--rounds --replay'" if options.rounds else "--replay"
+            print(f"seed {seed} failed: make simulate SEED={seed} ARGS={again}", flush=True)
             if failed >= 10:
                 break
             continue

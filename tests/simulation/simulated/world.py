@@ -365,15 +365,7 @@ class World:
             for table in host.copies:
                 for _ in range(scene.adds):
                     self._later(scene.seconds, self.add, host, table)
-        for kind, count in (
-            (self._fault_cut, scene.cuts),
-            (self._fault_stall, scene.stalls),
-            (self._fault_silence, scene.silences),
-            (self._fault_replay, scene.replays),
-            (self._fault_crash, scene.crashes),
-        ):
-            for _ in range(count):
-                self._later(scene.seconds * 1.5, kind)
+        self.schedule_faults()
         self._until(lambda: self._adds_left == 0, "the adds")
         self.barrier()
         first = self.live[0]
@@ -384,6 +376,19 @@ class World:
                 assert np.array_equal(values, total), (
                     f"table {table} of host {host.number}: {values - total} from the sum"
                 )
+
+    def schedule_faults(self) -> None:
+        """Lets each fault of the scene happen at some moment."""
+        scene = self.scene
+        for kind, count in (
+            (self._fault_cut, scene.cuts),
+            (self._fault_stall, scene.stalls),
+            (self._fault_silence, scene.silences),
+            (self._fault_replay, scene.replays),
+            (self._fault_crash, scene.crashes),
+        ):
+            for _ in range(count):
+                self._later(scene.seconds * 1.5, kind)
 
     def barrier(self) -> None:
         """All hosts give what they have, then take what there is; again if one is lost meanwhile."""
@@ -443,8 +448,11 @@ class World:
             self.faults += 1
 
     def _fault_crash(self) -> None:
-        """A host is lost; the others are told so, each in its time."""
-        dead = self.random.choice(self.hosts)
+        """A host is lost."""
+        self._crash(self.random.choice(self.hosts))
+
+    def _crash(self, dead: Host) -> None:
+        """The others are told so, each in its time."""
         self.say(f"host {dead.number} is lost")
         self.faults += 1
         self.lost += 1

@@ -1,0 +1,514 @@
+"""Synchronous rounds between hosts: a chain over which each chunk's sum goes once up and once down. No sockets.
+
+The hosts that are left stand in their order. A *step* is one chunk of one round; steps are counted through all rounds
+from 1, and every host goes through them one after another::
+
+    host 0 (head)                 host 1                          host 2 (tail)
+    t + its slots    SUM n ---->  + its slots    SUM n ------->   + its slots: the total
+    takes it   <---- TOTAL n      takes it      <---- TOTAL n     takes it
+
+So the additions have one order, that of the workers in host order, whatever the network does: the same bits as on one
+host, in every run. Up and down together carry a chunk twice over each connection, one direction each, however many
+workers there are; a window of steps is under way at a time.
+
+A host adds a chunk when its own workers are ready for the round; who of them takes part is decided once, at the
+round's first step. A sum is kept until its total has come, totals for as long as another host may still lack them (the
+window). After a cut connection both sides say how far they are (AT) and go on from there.
+
+When a host is lost the others form the chain without it: a new *epoch*. Sums under way are dropped and made again,
+from the slots that are still there, except where somebody has the total already: totals go from the tail to the head,
+so whoever has one is behind all that lack it in the chain, and sends it down. So all that are left get the same bits,
+and a lost host's contributions are in the same chunks everywhere. The head is the coordinator's host; its loss ends
+the job.
+
+Any thread may call. ``_work`` is held by whoever touches tables' memory, ``_books`` for a moment by anybody; in this
+order, and peers are woken without the books.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from multiverso.errors import MultiversoError
+from multiverso.hosts import frames
+from multiverso.hosts.books import NOTHING, Outgoing
+from multiverso.hosts.buffers import Array, Buffers, owner, view
+from multiverso.hosts.frames import Header, ProtocolError, Reached
+from multiverso.layout import MAX_WORKERS
+from multiverso.spec import DTYPES
+
+WINDOW = 16  # steps
+_PATIENCE_SECONDS = 0.01  # before the host before is told that somebody waits: it begins by itself as a rule
+_EPOCHS = 256
+
+
+class Staged(Protocol):
+    """A table as its host's rounds reach it: what workers have staged, and where totals go."""
+
+    dtype: np.dtype[np.generic]
+    elements: int
+    chunk: int
+    """Elements of a chunk; the last may have fewer."""
+
+    def members(self, number: int) -> int | None:
+        """Returns who of this host takes part in a round, a bit each, or None while one is not ready."""
+
+    def wanted(self, number: int) -> bool:
+        """Returns whether a live worker of this host waits for a round."""
+
+    def decide(self, number: int, members: int) -> None:
+        """Says who takes part in a round."""
+
+    def fold(self, number: int, chunk: int, members: int, total: Array, count: int) -> int:
+        """Adds the members' part of a chunk to a sum of ``count`` contributions; returns how many there are then."""
+
+    def take(self, number: int, chunk: int, total: Array, count: int) -> None:
+        """A chunk's total has come."""
+
+
+@dataclass(eq=False, slots=True)
+class _Sum:
+    """Of a chunk: how many have contributed, and the bytes; none where nobody has."""
+
+    count: int
+    buffer: Array
+    length: int
+
+    @property
+    def body(self) -> memoryview:
+        return view(self.buffer, self.length) if self.count else NOTHING
+
+
+@dataclass(eq=False)
+class _Table:
+    """A table's books."""
+
+    number: int
+    staged: Staged
+    began: bool = False  # this host's initial values are written
+    decided: int = -1  # the last round of which it is known who takes part, and who that is
+    members: int = 0
+    arrived: int = 0
+    folded: int = 0
+    received: int = 0
+    pushed: int = 0  # the last step whose sum went to the next host over this connection
+    returned: int = 0  # the last one whose total went to the host before
+    incoming: dict[int, _Sum] = field(default_factory=dict)  # sums that wait for this host's workers
+    sums: dict[int, _Sum] = field(default_factory=dict)
+    totals: dict[int, _Sum] = field(default_factory=dict)
+    theirs: set[int] = field(default_factory=set)  # neighbours that have said how far they are
+    wanted: int = 0  # the last round that somebody behind waits for
+    told: int = 0  # and that the host before was told of
+    waits_since: float | None = None
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.staged.elements // self.staged.chunk)
+
+    def size(self, chunk: int) -> int:
+        """Bytes of a chunk."""
+        low = chunk * self.staged.chunk
+        return (min(self.staged.elements, low + self.staged.chunk) - low) * self.staged.dtype.itemsize
+
+    def place(self, step: int) -> tuple[int, int]:
+        """Which round and chunk a step is."""
+        return divmod(step - 1, self.chunks)
+
+
+class Rounds:
+    """This host's part in the rounds of all tables.
+
+    Args:
+        host: its number.
+        live: the hosts of the job.
+        wake: called with a peer's number when there may be something to send to it.
+        moved: called when totals have come.
+    """
+
+    def __init__(
+        self,
+        host: int,
+        live: Sequence[int],
+        wake: Callable[[int], None],
+        moved: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.host = host
+        self._wake, self._moved = wake, moved
+        self._live = sorted(live)
+        self._epoch = 0
+        self._tables: dict[int, _Table] = {}
+        self._closed: set[int] = set()
+        self._words: dict[int, deque[Outgoing]] = {}  # by connected peer
+        self._pool = Buffers(2 * WINDOW)
+        self._work = threading.RLock()
+        self._books = threading.RLock()
+
+    # -- the chain -------------------------------------------------------------------------------------------
+
+    @property
+    def _before(self) -> int | None:
+        place = self._live.index(self.host)
+        return self._live[place - 1] if place else None
+
+    @property
+    def _next(self) -> int | None:
+        place = self._live.index(self.host) + 1
+        return self._live[place] if place < len(self._live) else None
+
+    def regroup(self, live: Sequence[int]) -> None:
+        """Goes on without lost hosts; every host that is left has to call it alike."""
+        with self._work, self._books:
+            self._live = sorted(live)
+            self._epoch = (self._epoch + 1) % _EPOCHS
+            for table in self._tables.values():
+                # their memory may be on its way to a peer: it is not used again
+                table.sums.clear()
+                table.incoming.clear()
+                table.theirs.clear()
+                table.folded = table.received = table.arrived
+                table.told = 0
+            self._say_all()
+        self._wake_neighbours()
+        self.look_now()
+
+    # -- tables ----------------------------------------------------------------------------------------------
+
+    def attach(self, number: int, staged: Staged) -> None:
+        """A table has been made. Its initial values go round once this host has said :meth:`begin`."""
+        with self._work, self._books:
+            if number in self._tables:
+                raise MultiversoError(f"table {number} is attached already")
+            self._closed.discard(number)
+            self._tables[number] = table = _Table(number, staged)
+            for peer in self._words:
+                self._say(peer, table)
+        self._wake_neighbours()
+
+    def begin(self, number: int) -> None:
+        """What this host's workers have written as initial values is there."""
+        self._tables[number].began = True
+        self._run(self._tables[number])
+
+    def began(self, number: int) -> bool:
+        """Returns whether the initial values of all hosts have arrived."""
+        with self._books:
+            table = self._tables.get(number)
+            return table is None or table.arrived >= table.chunks
+
+    def detach(self, number: int) -> None:
+        """Lets go of a table: its memory may be freed afterwards."""
+        with self._work, self._books:
+            if self._tables.pop(number, None) is not None:
+                self._closed.add(number)
+
+    @property
+    def numbers(self) -> set[int]:
+        """The tables."""
+        return set(self._tables)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._tables
+
+    def __bool__(self) -> bool:
+        return bool(self._tables)
+
+    # -- connections -----------------------------------------------------------------------------------------
+
+    def connect(self, peer: int) -> None:
+        """A connection has begun; nothing came over it yet."""
+        with self._books:
+            self._words[peer] = deque()
+            for table in self._tables.values():
+                table.theirs.discard(peer)
+                self._say(peer, table)
+
+    def cut(self, peer: int) -> None:
+        """It has ended."""
+        with self._books:
+            self._words.pop(peer, None)
+            for table in self._tables.values():
+                table.theirs.discard(peer)
+                table.told = 0
+
+    def _say_all(self) -> None:
+        for peer in self._words:
+            for table in self._tables.values():
+                self._say(peer, table)
+
+    def _say(self, peer: int, table: _Table) -> None:
+        if peer in self._words and peer in (self._before, self._next):
+            staged = table.staged
+            dtype = DTYPES.index(staged.dtype.name)
+            body = Reached(table.arrived, table.received, staged.elements, dtype, staged.chunk).pack()
+            header = Header(frames.AT, self._epoch, 0, table.number, length=len(body))
+            self._words[peer].append(Outgoing(header, memoryview(body)))
+
+    def _wake_neighbours(self) -> None:
+        for peer in (self._before, self._next):
+            if peer is not None:
+                self._wake(peer)
+
+    # -- sending ---------------------------------------------------------------------------------------------
+
+    def has(self, peer: int) -> bool:
+        """Returns whether there is something to send."""
+        with self._books:
+            return self._choose(peer) is not None
+
+    def next(self, peer: int, most: int) -> Outgoing | None:
+        """Returns the next frame for a peer, unless its body has more bytes than that."""
+        with self._books:
+            found = self._choose(peer)
+            if found is None or len(found[0].body) > most:
+                return None
+            found[1]()
+            return found[0]
+
+    def _choose(self, peer: int) -> tuple[Outgoing, Callable[[], object]] | None:
+        words = self._words.get(peer)
+        if words is None:
+            return None
+        if words:
+            return words[0], words.popleft
+        before, after = self._before, self._next
+        for table in self._tables.values():
+            if peer not in table.theirs:
+                continue
+            if peer == after:
+                step = max(table.pushed, table.arrived) + 1
+                found = table.sums.get(step)
+                if found is not None:
+                    return self._frame(frames.SUM, table, step, found), _setter(table, "pushed", step)
+            elif peer == before:
+                step = table.returned + 1
+                found = table.totals.get(step)
+                if found is not None:
+                    return self._frame(frames.TOTAL, table, step, found), _setter(table, "returned", step)
+        return None
+
+    def _frame(self, kind: int, table: _Table, step: int, found: _Sum) -> Outgoing:
+        body = found.body
+        return Outgoing(Header(kind, self._epoch, 0, table.number, found.count, len(body), step), body)
+
+    # -- receiving -------------------------------------------------------------------------------------------
+
+    def accept(self, peer: int, header: Header) -> memoryview | None:
+        """Checks a header; returns memory for its body, or None for one that nobody wants any more.
+
+        Raises:
+            ProtocolError: no node sends this.
+        """
+        if header.kind in (frames.AT, frames.WANT):
+            expected = frames.REACHED_BYTES if header.kind == frames.AT else 0
+            if header.length != expected:
+                raise ProtocolError(
+                    f"a frame of kind {header.kind} has {expected} bytes, not {header.length}"
+                )
+            return memoryview(bytearray(expected))
+        with self._books:
+            table = self._tables.get(header.table)
+            if table is None:
+                if header.table in self._closed:
+                    return None
+                raise ProtocolError(f"a step of table {header.table}, which this side has not opened")
+            from_whom = self._before if header.kind == frames.SUM else self._next
+            if header.wire != self._epoch or peer != from_whom or peer not in table.theirs:
+                return None
+            last = table.received if header.kind == frames.SUM else table.arrived
+            step = header.number
+            if step <= last:
+                return None
+            size = table.size(table.place(step)[1])
+            if step != last + 1 or step > table.arrived + WINDOW:
+                raise ProtocolError(f"step {step} of table {header.table} came after step {last}")
+            if header.length != (size if header.chunk else 0) or header.chunk > MAX_WORKERS:
+                raise ProtocolError(
+                    f"{header.length} bytes are no sum of {header.chunk} contributions to {size} bytes"
+                )
+            return view(self._pool.take(size), header.length)
+
+    def arrived(self, peer: int, header: Header, body: memoryview) -> None:
+        """A frame is whole.
+
+        Raises:
+            ProtocolError: it says that a table is another one.
+        """
+        table = self._tables.get(header.table)
+        if table is None:
+            return  # opened there before it is here: it is said again when it is
+        if header.kind == frames.AT:
+            self._hear(peer, header, table, Reached.unpack(body))
+        elif header.kind == frames.WANT:
+            self._want(table, header.number)
+        elif header.kind == frames.SUM:
+            found = self._sum_of(table, header, body)
+            with self._books:
+                if header.wire != self._epoch or header.number != table.received + 1:
+                    return
+                table.incoming[header.number] = found
+                table.received = header.number
+        else:
+            with self._work:
+                if header.wire != self._epoch or header.number != table.arrived + 1:
+                    return
+                if self._tables.get(header.table) is not table:
+                    return
+                self._take(table, header.number, self._sum_of(table, header, body))
+        self._run(table)
+
+    def _sum_of(self, table: _Table, header: Header, body: memoryview) -> _Sum:
+        return _Sum(header.chunk, owner(body), table.size(table.place(header.number)[1]))
+
+    def _hear(self, peer: int, header: Header, table: _Table, theirs: Reached) -> None:
+        staged = table.staged
+        mine = (staged.elements, DTYPES.index(staged.dtype.name), staged.chunk)
+        if (theirs.elements, theirs.dtype, theirs.chunk) != mine:
+            raise ProtocolError(f"table {header.table} is another one on host {peer}")
+        with self._books:
+            if header.wire != self._epoch or peer in table.theirs or peer not in (self._before, self._next):
+                return
+            table.theirs.add(peer)
+            self._say(peer, table)  # when it was said before, the peer may not have had the table
+            if peer == self._next:
+                table.pushed = theirs.received
+            else:
+                table.returned = max(theirs.arrived, table.arrived - WINDOW)
+        self._wake(peer)
+
+    def _want(self, table: _Table, number: int) -> None:
+        """Somebody behind waits for a round."""
+        with self._books:
+            table.wanted = max(table.wanted, number)
+            told = self._tell(table, number)
+        if told is not None:
+            self._wake(told)
+
+    def _tell(self, table: _Table, number: int) -> int | None:
+        """Says to the host before that a round is wanted; returns which that is."""
+        before = self._before
+        if before is None or before not in table.theirs or number <= table.told:
+            return None
+        table.told = number
+        self._words[before].append(Outgoing(Header(frames.WANT, table=table.number, number=number)))
+        return before
+
+    # -- going on --------------------------------------------------------------------------------------------
+
+    def look(self, now: float) -> float | None:
+        """Does what this host's workers are ready for; returns the seconds until it should be called again."""
+        soonest: float | None = None
+        for table in list(self._tables.values()):
+            self._run(table)
+            with self._books:
+                left, told = self._wish(table, now)
+            if told is not None:
+                self._wake(told)
+            if left is not None:
+                soonest = left if soonest is None else min(soonest, left)
+        return soonest
+
+    def look_now(self) -> None:
+        """As :meth:`look`, where nobody knows the time."""
+        for table in list(self._tables.values()):
+            self._run(table)
+
+    def _wish(self, table: _Table, now: float) -> tuple[float | None, int | None]:
+        """Whether somebody waits for a round that the head has not begun, as it may have no worker any more.
+
+        Returns:
+            the seconds after which that should be said, or None; the host that it was said to, or None.
+        """
+        number = table.decided + 1
+        wished = table.wanted >= number or table.staged.wanted(number)
+        if self._before is None or table.told >= number or not wished:
+            table.waits_since = None
+            return None, None
+        if table.waits_since is None:
+            table.waits_since = now
+        left = table.waits_since + _PATIENCE_SECONDS - now
+        told = self._tell(table, number) if left <= 0 else None
+        return (None, told) if told is not None else (max(left, _PATIENCE_SECONDS), None)
+
+    def _run(self, table: _Table) -> None:
+        """Adds this host's part to whatever has come."""
+        with self._work:
+            while self._tables.get(table.number) is table and self._step(table):
+                pass
+
+    def _step(self, table: _Table) -> bool:
+        step = table.folded + 1
+        with self._books:
+            if self._before is None:
+                found = None if step > table.arrived + WINDOW else _Sum(0, NO_BYTES, 0)
+            else:
+                found = table.incoming.get(step)
+        number, chunk = table.place(step)
+        if found is None or not self._decide(table, number):
+            return False
+        size = table.size(chunk)
+        if found.buffer.size < size:
+            found = _Sum(0, self._pool.take(size), size)
+        total = _numbers(table, found)
+        found.count = table.staged.fold(number, chunk, table.members, total, found.count)
+        with self._books:
+            table.incoming.pop(step, None)
+            table.folded = step
+            if self._next is not None:
+                table.sums[step] = found
+        if self._next is None:
+            self._take(table, step, found)
+        else:
+            self._wake(self._next)
+        return True
+
+    def _decide(self, table: _Table, number: int) -> bool:
+        """Is this host ready for a round? Then who of it takes part stays as it is."""
+        if number <= table.decided:
+            return True
+        if number == 0:
+            table.decided = 0 if table.began else -1
+            return table.began
+        members = table.staged.members(number)
+        if members is None:
+            return False
+        if self._before is None and table.wanted < number and not table.staged.wanted(number):
+            return False  # the head begins what somebody waits for
+        table.members, table.decided = members, number
+        table.staged.decide(number, members)
+        return True
+
+    def _take(self, table: _Table, step: int, total: _Sum) -> None:
+        number, chunk = table.place(step)
+        table.staged.take(number, chunk, _numbers(table, total), total.count)
+        with self._books:
+            table.arrived = step
+            table.totals[step] = total
+            table.folded, table.received = max(table.folded, step), max(table.received, step)
+            old = table.totals.pop(step - WINDOW, None)
+            used = [table.sums.pop(step, None), table.incoming.pop(step, None), old]
+            for found in used:
+                # its receiver has it: the total came after it, and the head has got that of a window before
+                if found is not None and found.buffer is not total.buffer:
+                    self._pool.give(found.buffer)
+        if self._before is not None:
+            self._wake(self._before)
+        self._moved()
+
+
+NO_BYTES: Array = np.empty(0, np.uint8)
+
+
+def _numbers(table: _Table, found: _Sum) -> npt.NDArray[np.generic]:
+    """Returns the memory of a sum as the table's numbers."""
+    return found.buffer[: found.length].view(table.staged.dtype)
+
+
+def _setter(table: _Table, name: str, step: int) -> Callable[[], object]:
+    return lambda: setattr(table, name, step)

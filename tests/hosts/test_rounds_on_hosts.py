@@ -1,0 +1,192 @@
+"""Synchronous workers on several hosts get the bits that they would get on one, whatever happens to the connections."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from core_support import in_threads, outcome
+from rehearsing import rehearsal
+
+from multiverso.errors import MultiversoError, StartupError, WorkerLostError
+from multiverso.hosts.exchange import Exchange
+from multiverso.runtime import Node, Session
+from multiverso.tables import ArrayTableHandler, MatrixTableHandler
+from multiverso.updaters import Updater
+
+SYNC: dict[str, Any] = {"sync": True}
+ROUNDS = 4
+
+
+def drift(values: Any, delta: Any, state: Any, stride: int, hyper: Any, count: int) -> None:
+    for i in range(count):
+        state[i] = hyper[0] * state[i] + delta[i]
+        values[i] += state[i] * state[stride + i]
+        state[stride + i] *= hyper[1]
+
+
+def training(session: Session) -> list[Any]:
+    """Every kind of round, with numbers whose sums depend on their order; returns all that was read."""
+    me, rng = session.worker_id, np.random.default_rng(session.worker_id)
+    first = np.random.default_rng(100).standard_normal(300_000).astype(np.float32)
+    array = ArrayTableHandler(first.size, first, session=session)  # three chunks
+    updated = ArrayTableHandler(
+        140_000, updater=Updater("drift", drift, states=2, hyper=(0.9, 0.5), mean=True), session=session
+    )
+    matrix = MatrixTableHandler(40, 9, dtype="float64", updater="momentum", session=session)
+    small = ArrayTableHandler(3, [me + 0.1] * 3, initial="sum", session=session)
+    local, last = np.zeros(first.size, np.float32), np.zeros(first.size, np.float32)
+    read: list[Any] = []
+    for number in range(ROUNDS):
+        if number != me:  # who adds nothing is in the round all the same
+            array.add(rng.standard_normal(first.size).astype(np.float32))
+            array.add(np.full(first.size, 1e-3 * me))
+        read.append(array.get())
+        local += rng.standard_normal(first.size).astype(np.float32)
+        array.exchange(local, last)
+        read.append(local.copy())
+        updated.add(rng.standard_normal(updated.size))
+        read.append(updated.get())
+        ids = rng.choice(40, 5, replace=False)
+        matrix.add(rng.standard_normal((5, 9)), row_ids=ids)
+        read.append(matrix.get(row_ids=ids))
+        small.add(rng.standard_normal(3))
+    read += [small.get(), matrix.get(), array.version, array.snapshot()]
+    session.barrier()
+    return read
+
+
+def on_one_host(workers: int, function: Any, **options: Any) -> list[Any]:
+    def work(worker_id: int) -> Any:
+        with Session(node.address, worker_id, timeout_seconds=30, **options) as session:
+            return function(session)
+
+    with Node(workers) as node:
+        return in_threads([lambda i=i: work(i) for i in range(workers)])  # type: ignore[misc]
+
+
+def assert_same(one: Any, other: Any) -> None:
+    for mine, theirs in zip(one, other, strict=True):
+        np.testing.assert_array_equal(mine, theirs, strict=True)
+
+
+def test_rounds_on_several_hosts_have_the_bits_of_one_host() -> None:
+    alone = on_one_host(4, training, **SYNC)
+    with rehearsal(2, 1, 1) as job:
+        cutting = threading.Event()
+
+        def cut() -> None:
+            while not cutting.wait(0.02):
+                for node, peer in ((job.nodes[1], 0), (job.nodes[2], 1)):
+                    node._abroad._carrier.interrupt(peer)  # type: ignore[union-attr]
+
+        cutter = threading.Thread(target=cut)
+        cutter.start()
+        try:
+            together = job.run(training, **SYNC)
+        finally:
+            cutting.set()
+            cutter.join()
+    for mine, theirs in zip(alone, together, strict=True):
+        assert_same(mine, theirs)
+
+
+def test_the_others_finish_a_round_without_a_lost_host_with_the_same_bits() -> None:
+    size, last = 300_000, 30
+    with rehearsal(1, 1, 1, on_lost="continue") as job:
+        under_way = threading.Event()
+
+        def work(worker_id: int) -> Any:
+            with job.session(worker_id, **SYNC) as session:
+                table = ArrayTableHandler(size, session=session)
+                rng, read = np.random.default_rng(worker_id), []
+                for number in range(last):
+                    if worker_id == 1 and number == 5:
+                        under_way.set()
+                        job.nodes[1].close()
+                        return None
+                    table.add(rng.standard_normal(size).astype(np.float32))
+                    read.append(table.get())
+                session.barrier()
+                return read, session.live_workers()
+
+        first, gone, third = in_threads([lambda i=i: work(i) for i in range(3)])  # type: ignore[misc]
+    assert gone is None
+    assert under_way.is_set()
+    assert first[1] == third[1] == [0, 2]
+    assert_same(first[0], third[0])
+    alone = [np.random.default_rng(worker_id) for worker_id in (0, 1, 2)]
+    total = np.zeros(size, np.float32)
+    for number in range(last):
+        for worker_id, rng in enumerate(alone):
+            part = rng.standard_normal(size).astype(np.float32)
+            if worker_id != 1 or number < 5:
+                total = total + part
+        np.testing.assert_array_equal(first[0][number], total)
+
+
+def test_a_lost_worker_ends_the_rounds_of_all_hosts_and_one_who_leaves_does_not() -> None:
+    with rehearsal(2, 1, 1) as job:
+
+        def work(worker_id: int) -> Any:
+            with job.session(worker_id, **SYNC) as session:
+                table = ArrayTableHandler(3, session=session)
+                table.add([1.0, 2.0, 3.0])
+                table.get()
+                table.add([worker_id, 0.0, 0.0])
+                if worker_id < 2:
+                    return None  # the whole first host leaves, where rounds begin; what it has added counts
+                table.get()
+                read = table.get().tolist()
+                session.barrier()
+                if worker_id == 2:
+                    job.nodes[1].close()
+                    return read
+                return read, outcome(table.get)
+
+        results = in_threads([lambda i=i: work(i) for i in range(4)])  # type: ignore[misc]
+    assert results[2] == [10.0, 8.0, 12.0]
+    read, error = results[3]
+    assert read == results[2]
+    assert isinstance(error, WorkerLostError)
+    assert error.worker_ids == (2,)
+    assert "host-1" in str(error)
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_no_read_is_staler_than_its_bound_on_any_host(staleness: int) -> None:
+    ticks = 40
+
+    def work(session: Session) -> int:
+        me, slack = session.worker_id, 0
+        table = MatrixTableHandler(4, 40_000, session=session)
+        for mine in range(ticks):
+            table.add(np.ones((1, 40_000)), row_ids=[me])
+            counts = table.get()[:, ::1000]  # every worker adds a one to its row before each of its ticks
+            assert counts.min() >= mine - staleness, counts[:, 0]
+            assert (counts[me] == mine + 1).all()
+            slack = max(slack, int(mine - counts.min()))
+            if me == mine % 4:
+                threading.Event().wait(0.003)
+        session.barrier()
+        assert (table.snapshot() == ticks).all()
+        return slack
+
+    with rehearsal(2, 1, 1) as job:
+        assert max(job.run(work, staleness=staleness)) <= staleness
+
+
+def test_what_a_synchronous_job_on_several_hosts_cannot_do_is_refused_with_what_to_do() -> None:
+    def work(session: Session) -> Any:
+        table = ArrayTableHandler(3, session=session)
+        error = outcome(lambda: table._replace(np.ones(3, np.float32), []))
+        session.barrier()
+        return error
+
+    with rehearsal(1, 1) as job:
+        errors = job.run(work, sync=True)
+    assert all(isinstance(error, MultiversoError) and "init_value=" in str(error) for error in errors)
+    with rehearsal(1, 1) as job, pytest.raises(StartupError, match="leave wire=, every= and between="):
+        job.session(0, sync=True, exchange=Exchange.of(wire="int8"))

@@ -1,0 +1,183 @@
+"""Synchronous rounds on simulated hosts: the same bits everywhere in every schedule, whoever is lost in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from multiverso.hosts.rounds import Rounds
+from simulated.world import Host, Memory, Scene, World, random_scene
+
+TABLE = 1
+
+
+@dataclass(eq=False)
+class Staged:
+    """A host's table in plain NumPy: what its workers contribute to each round is known beforehand."""
+
+    elements: int
+    chunk: int
+    first: np.ndarray
+    parts: list[list[np.ndarray | None]]  # of each round from 1, of each of its workers
+    dtype: Any = field(default_factory=lambda: np.dtype("float32"))
+    ready: int = 0  # the last round that its workers are ready for
+    values: list[np.ndarray] = field(default_factory=list)  # after each round
+    chunks: list[list[np.ndarray]] = field(default_factory=list)
+    decided: int = 0
+
+    def members(self, number: int) -> int | None:
+        return 1 if self.ready >= number else None
+
+    def wanted(self, number: int) -> bool:
+        return 0 < number <= self.ready
+
+    def decide(self, number: int, members: int) -> None:
+        assert number == self.decided + 1
+        self.decided = number
+
+    def place(self, chunk: int) -> slice:
+        return slice(chunk * self.chunk, min(self.elements, (chunk + 1) * self.chunk))
+
+    def fold(self, number: int, chunk: int, members: int, total: np.ndarray, count: int) -> int:
+        place = self.place(chunk)
+        if number == 0:
+            total[:] = self.first[place] if count == 0 else total + self.first[place]
+            return count + 1
+        assert members == 1
+        for part in self.parts[number - 1]:
+            if part is not None:
+                total[:] = (self.values[number - 1][place] if count == 0 else total) + part[place]
+                count += 1
+        return count
+
+    def take(self, number: int, chunk: int, total: np.ndarray, count: int) -> None:
+        assert len(self.values) == number, "a round has begun before the one before was over"
+        if chunk == 0:
+            self.chunks.append([])
+        assert len(self.chunks[number]) == chunk, "chunks come in their order"
+        old = self.values[number - 1][self.place(chunk)] if number else None
+        self.chunks[number].append(total.copy() if count else old)  # type: ignore[arg-type]
+        if (chunk + 1) * self.chunk >= self.elements:
+            self.values.append(np.concatenate(self.chunks[number]))
+
+
+class RoundsWorld(World):
+    """Hosts whose workers go through rounds as fast as they can, with pauses.
+
+    Args:
+        scene: what happens; ``adds`` are rounds.
+        random: decides when and where.
+        trace: gets a line for each thing that happens.
+    """
+
+    def __init__(self, scene: Scene, random: Random, trace: Callable[[str], None] | None = None) -> None:
+        size = random.choice((1, 5, 24))
+        super().__init__(replace(scene, elements=(), dtypes=()), random, Memory(), trace)
+        self.sizes = (size, random.choice((1, 3, 8)))
+        self.workers = [random.randint(1, 3) for _ in self.hosts]
+        self.staged: list[Staged] = []
+        self.rounds: list[Rounds] = []
+        for host in self.hosts:
+            parts = [[self._part(size) for _ in range(self.workers[host.number])] for _ in range(scene.adds)]
+            staged = Staged(*self.sizes, self._numbers(size), parts)
+            self.staged.append(staged)
+            rounds = Rounds(host.number, range(scene.hosts), lambda peer, host=host: self._wake(host, peer))  # type: ignore[misc]
+            self.rounds.append(rounds)
+            for link in host.links.values():
+                link._rounds = rounds
+            self._later(0.005, self._attach, host)
+
+    def _numbers(self, size: int) -> np.ndarray:
+        return np.array([self.random.uniform(-1, 1) for _ in range(size)], np.float32)
+
+    def _part(self, size: int) -> np.ndarray | None:
+        return self._numbers(size) if self.random.random() < 0.8 else None
+
+    def _wake(self, host: Host, peer: int) -> None:
+        self.clock.after(0, lambda: self._poke(host, peer))
+
+    def _attach(self, host: Host) -> None:
+        if self._when_up(host, lambda: self._attach(host)):
+            self.rounds[host.number].attach(TABLE, self.staged[host.number])
+            self._later(0.005, self._begin, host)
+
+    def _begin(self, host: Host) -> None:
+        if self._when_up(host, lambda: self._begin(host)):
+            self.rounds[host.number].begin(TABLE)
+            self._work(host)
+
+    def _work(self, host: Host) -> None:
+        """The workers of a host become ready for the next round when they have the last one."""
+        if not self._when_up(host, lambda: self._work(host)):
+            return
+        staged, rounds = self.staged[host.number], self.rounds[host.number]
+        if len(staged.values) > staged.ready and staged.ready < self.scene.adds:
+            staged.ready += 1
+        rounds.look(self.clock.now)
+        if len(staged.values) <= self.scene.adds:
+            self._later(self.random.choice((1e-5, 1e-3, 0.02)), self._work, host)
+
+    def _fault_crash(self) -> None:
+        if len(self.hosts) > 1:
+            alive = [host for host in self.hosts[1:] if not host.dead]
+            self._crash(self.random.choice(alive)) if alive else None
+
+    def _regroup(self, host: Host, dead: Host) -> None:
+        up = not host.dead and self.clock.now >= host.stalled_until
+        super()._regroup(host, dead)
+        if up:
+            self.rounds[host.number].regroup([other.number for other in self.live])
+
+    def _done(self) -> bool:
+        return all(len(self.staged[host.number].values) > self.scene.adds for host in self.live)
+
+    def run(self) -> None:
+        """Lets all go through their rounds beside the faults; then everyone has the same bits, and the right ones."""
+        self.schedule_faults()
+        self._until(self._done, "the rounds")
+        first = self.staged[self.live[0].number]
+        for host in self.live[1:]:
+            for number, values in enumerate(self.staged[host.number].values):
+                same = np.array_equal(values, first.values[number])
+                assert same, f"round {number} differs between hosts 0 and {host.number}"
+        gone = [host.number for host in self.hosts if host.dead]
+        old = first.values[0]
+        everyone = list(range(len(self.hosts)))
+        for number in range(self.scene.adds + 1):
+            new = first.values[number]
+            for low in range(0, first.elements, first.chunk):
+                place = slice(low, low + first.chunk)
+                kinds = [self._sum(number, everyone, old, place)]
+                kinds += (
+                    [self._sum(number, [h for h in everyone if h not in gone], old, place)] if gone else []
+                )
+                assert any(np.array_equal(new[place], kind) for kind in kinds), f"round {number} at {low}"
+            old = new
+
+    def _sum(self, number: int, hosts: list[int], old: np.ndarray, place: slice) -> np.ndarray:
+        """What a worker after another adds on one host."""
+        if number == 0:
+            total = self.staged[hosts[0]].first[place]
+            for host in hosts[1:]:
+                total = total + self.staged[host].first[place]
+            return total
+        total = old[place]
+        for host in hosts:
+            for part in self.staged[host].parts[number - 1]:
+                total = total if part is None else total + part[place]
+        return total
+
+
+def run(seed: int, trace: Callable[[str], None] | None = None) -> RoundsWorld:
+    """Runs the schedule of a seed; an AssertionError says what is wrong with it."""
+    random = Random(seed)
+    scene = random_scene(random)
+    if trace is not None:
+        trace(str(scene))
+    world = RoundsWorld(scene, random, trace)
+    world.run()
+    return world
