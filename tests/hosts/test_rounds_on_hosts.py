@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,11 @@ import pytest
 from core_support import in_threads, outcome
 from rehearsing import rehearsal
 
-from multiverso.errors import MultiversoError, StartupError, WorkerLostError
+from multiverso.errors import SnapshotError, StartupError, WorkerLostError
 from multiverso.hosts.exchange import Exchange
 from multiverso.runtime import Node, Session
-from multiverso.tables import ArrayTableHandler, MatrixTableHandler
+from multiverso.tables import ArrayTableHandler, MatrixTableHandler, loading
+from multiverso.tables.collection import load_all, save_all
 from multiverso.updaters import Updater
 
 SYNC: dict[str, Any] = {"sync": True}
@@ -178,15 +180,45 @@ def test_no_read_is_staler_than_its_bound_on_any_host(staleness: int) -> None:
         assert max(job.run(work, staleness=staleness)) <= staleness
 
 
-def test_what_a_synchronous_job_on_several_hosts_cannot_do_is_refused_with_what_to_do() -> None:
+@pytest.mark.parametrize("options", [{}, {"sync": True}, {"staleness": 1}], ids=str)
+def test_what_was_saved_is_loaded_on_all_hosts(options: dict[str, Any], tmp_path: Path) -> None:
     def work(session: Session) -> Any:
-        table = ArrayTableHandler(3, session=session)
-        error = outcome(lambda: table._replace(np.ones(3, np.float32), []))
-        session.barrier()
-        return error
+        plain = ArrayTableHandler(70_000, session=session)
+        moved = ArrayTableHandler(5, updater="momentum", session=session)
 
-    with rehearsal(1, 1) as job:
-        errors = job.run(work, sync=True)
-    assert all(isinstance(error, MultiversoError) and "init_value=" in str(error) for error in errors)
+        def go_on() -> list[Any]:
+            for table in (plain, moved):
+                table.add(np.full(table.size, 1.0 + session.worker_id))
+            read = [plain.get(), moved.get()]
+            session.barrier()
+            return [plain.snapshot(), moved.snapshot(), *read] if options.get("sync") else [plain.snapshot()]
+
+        go_on()
+        if session.worker_id == 1:
+            save_all(session, tmp_path)
+        session.barrier()
+        before = [plain.snapshot(), moved.snapshot(), [state.copy() for state in moved._shard.states()]]
+        first, other = go_on(), go_on()
+        load_all(session, tmp_path)
+        session.barrier()
+        after = [plain.snapshot(), [state.copy() for state in moved._shard.states()]]
+        np.testing.assert_array_equal(before[0], after[0])
+        if options.get("sync"):
+            np.testing.assert_array_equal(before[2], after[1])
+        assert_same(go_on(), first)
+        error = None
+        if session.worker_id != 1:
+            error = outcome(lambda: loading.check_all(session, "it", [np.ones(session.worker_id)]))
+        else:
+            error = outcome(lambda: loading.check_all(session, "it", [np.zeros(1)]))
+        assert isinstance(error, SnapshotError), error
+        session.barrier()
+        return other
+
+    with rehearsal(2, 1) as job:
+        assert len(job.run(work, **options)) == 3
+
+
+def test_rounds_exchange_all_as_it_is_so_another_wire_format_is_refused() -> None:
     with rehearsal(1, 1) as job, pytest.raises(StartupError, match="leave wire=, every= and between="):
         job.session(0, sync=True, exchange=Exchange.of(wire="int8"))

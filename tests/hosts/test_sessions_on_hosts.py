@@ -412,7 +412,6 @@ def test_what_works_on_one_host_only_is_refused_in_a_sentence() -> None:
         calls: list[Any] = [
             lambda: mv.KeyedTable(4, session=session),
             lambda: session.shared_memory("mine", 64),
-            lambda: table.load("nowhere"),
             lambda: ArrayTableHandler(5, dtype="int32", initial="mean", session=session),
         ]
         errors = [outcome(call) for call in calls]

@@ -235,7 +235,7 @@ def load(
     values: dict[str, Any] = {}
 
     def read_tables() -> None:
-        if task.leads:
+        if task.leads_host:
             folder = place / manifest.folder
             values.update({k: saving.load(folder / f"{k}.safetensors", t.spec) for k, t in tables.items()})
 

@@ -45,6 +45,8 @@ class Synchronous:
         self._progress = np.zeros(at.ROUND_MEMBERS + load64(port.base + at.CHUNK_COUNT), np.int64)
         self._progress[at.ROUND_NUMBER] = port.first_round
         self._reading: str | None = None  # what the open round's read is
+        if self._spans_hosts and port.update:
+            self._refuse_stale_copy()
 
     @property
     def open_round(self) -> str | None:
@@ -150,11 +152,6 @@ class Synchronous:
         )
 
     def put(self, values: Array) -> None:
-        if self._spans_hosts:
-            raise MultiversoError(
-                f"the values of {self.port.name} cannot be overwritten in a synchronous job on several hosts yet: give "
-                "them as init_value=, or start all workers on one host"
-            )
         with self._lock:
             self._refuse_in_round()
             rounds.committed_put.compiled(self._dtype)(self._base, self.version(), values)
@@ -186,6 +183,16 @@ class Synchronous:
                     f"this worker has added to {self.port.name} since its last read, which no round has taken up; "
                     "get() first, in every worker, or shutdown()"
                 )
+
+    def _refuse_stale_copy(self) -> None:
+        """Across hosts an updater is run by workers: on a host that had none the values stayed what they were."""
+        decided, done = load64(self.port.base + at.DECIDED), load64(self.port.base + at.COMMITTED)
+        here = load64(self.port.base + at.TAKING_PART + 8 * (decided & 1))
+        if decided > done + 1 or (decided > done and not here):
+            raise MultiversoError(
+                f"{self.port.name} has an updater, and has gone through rounds while no worker of this host had it: "
+                "make it on every host before the first round"
+            )
 
     def _check_rows(self, ids: RowIds) -> None:
         if ids.size and (ids.min() < 0 or ids.max() >= self.port.spec.rows):

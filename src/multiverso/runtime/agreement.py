@@ -76,6 +76,14 @@ class Together:
         """Whether this worker is the leader."""
         return self._session.worker_id == self.leader
 
+    @property
+    def leads_host(self) -> bool:
+        """Whether this worker is the lowest of its host that takes part: it does what is done once on each host."""
+        control = self._session.control
+        places = control.places
+        here = [worker for worker in self._members if not places or places[worker] == control.here]
+        return self._session.worker_id == min(here)
+
     def step(self, action: Callable[[], str | None] | None = None) -> dict[int, str]:
         """Does this worker's part, waits for the others', and returns what each part returned.
 

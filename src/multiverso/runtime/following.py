@@ -42,7 +42,8 @@ class RoundFollower:
             try:
                 wait = self._look()
             except Exception as error:
-                return self._gone_wrong(error)
+                self._gone_wrong(error)
+                return
             seconds = _LONGEST_SECONDS if wait is None else min(wait, _LONGEST_SECONDS)
             if not self._closing.is_set():
                 self._sleep(self._control, event, int(seconds * 1e9))

@@ -38,8 +38,12 @@ Files = dict[str, str]
 def _tables(session: Session) -> dict[str, TableHandler | KeyedTable]:
     """The tables of a session by what a manifest calls them."""
     handlers = session.handlers()
-    named = {f"name:{t.name}" if t.name is not None else f"order:{t.number}": t for t in handlers}
+    named = {_key_of(t): t for t in handlers}
     return {**named, **{f"keyed:{called}": table for called, table in session.keyed_tables.items()}}
+
+
+def _key_of(table: TableHandler) -> str:
+    return f"name:{table.name}" if table.name is not None else f"order:{table.number}"
 
 
 def save_all(session: Session, directory: str | os.PathLike[str]) -> None:
@@ -114,10 +118,6 @@ def _remove_others(place: Path, now: Files, before: dict[str, Any], alone: bool)
 
 def load_all(session: Session, directory: str | os.PathLike[str]) -> None:
     """Reads every table, and writes to the shared memory only when all of them fit."""
-    session.refuse_across_hosts(
-        "load",
-        "give the values as init_value=, use the load of a ParamManager, or start all workers on one host",
-    )
     place = Path(directory)
     tables = _tables(session)
     for table in session.handlers():
@@ -127,7 +127,10 @@ def load_all(session: Session, directory: str | os.PathLike[str]) -> None:
                 "of the tables leaves as they are: what was loaded would be lost in the next exchange. Nothing was "
                 "changed. Save with manager.save(directory) and load with manager.load(directory), in every worker"
             )
-    for key, saved in _read_all(place, tables).items():
+    read = _read_all(place, tables)
+    for table in session.handlers():
+        table._check_others(*read[_key_of(table)])  # of all, before the first is changed
+    for key, saved in read.items():
         tables[key]._replace(*saved)
 
 

@@ -21,7 +21,7 @@ from multiverso.runtime.session import Session
 from multiverso.runtime.watching import await_version
 from multiverso.shards.shard import Shard
 from multiverso.spec import TableSpec
-from multiverso.tables import saving
+from multiverso.tables import loading, saving
 from multiverso.tables.closed import Closed
 from multiverso.tables.convert import Array, Out, as_data, as_numpy, check_size, writable
 from multiverso.tables.initial import fill, initial_value
@@ -53,6 +53,7 @@ class TableHandler:
         value = initial_value(init_value, spec)
         self._session = session
         self._closed = False
+        self._loaded_at: int | None = None  # the barrier at which this worker was the one to load
         self._spec = spec
         self._dtype = np.dtype(spec.dtype)
         self._size = spec.elements
@@ -404,17 +405,22 @@ class TableHandler:
     def load(self, path: str | os.PathLike[str]) -> None:
         """Replaces values and updater state by what :meth:`save` wrote.
 
-        Call it in one worker (or in all), and ``barrier()`` before anyone goes on.
+        Call it in one worker (or in all), and ``barrier()`` before anyone goes on. In a job on several hosts also
+        ``barrier()`` before; where that is synchronous, or the updater has a state, all workers have to call it.
 
         Raises:
-            SnapshotError: no such file, not a saved table, or another shape, dtype or updater.
+            SnapshotError: no such file, not a saved table, or another shape, dtype or updater; or, where all workers
+                have to, they load different things. Nothing was changed.
         """
         self._ready(None)
-        self._session.refuse_across_hosts(
-            "load",
-            "give the values as init_value=, use the load of a ParamManager, or start all workers on one host",
-        )
-        self._replace(*self._read(path))
+        saved = self._read(path)
+        self._check_others(*saved)
+        self._replace(*saved)
+
+    def _check_others(self, values: Array, states: list[Array]) -> None:
+        """Before a load: where each host has something of its own to be overwritten, all workers load the same."""
+        if self._session.hosts and (self._how.in_rounds or states):
+            loading.check_all(self._session, self._name, [values, *states])
 
     def _read(self, path: str | os.PathLike[str]) -> tuple[Array, list[Array]]:
         """Returns the values and updater state that :meth:`save` wrote, if they fit this table."""
@@ -424,14 +430,21 @@ class TableHandler:
         """Overwrites values and updater state (flat, of the table's dtype and size)."""
         self._ready(None)
         self._session.refuse_under_rule("load", self._dtype)
-        if states:
-            self._session.refuse_across_hosts(
-                f"loading the state of the updater {self._spec.updater!r}", "start all workers on one host"
-            )
         self._operations.settle(None)
-        self._how.put(values)
+        if self._writes():
+            self._how.put(values)
         for state, saved in zip(self._shard.states(), states, strict=True):
             state[:] = saved
+
+    def _writes(self) -> bool:
+        """Whether this worker overwrites the values: of several hosts one does, unless each has its own."""
+        session = self._session
+        if not session.hosts or self._how.in_rounds:
+            return True
+        if not loading.is_first(session, self._number, self._loaded_at):
+            return False
+        self._loaded_at = session.barriers
+        return True
 
     # -- inside ----------------------------------------------------------------------------------------------
 
