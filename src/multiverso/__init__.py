@@ -28,7 +28,10 @@ from multiverso.tables import (
     Eviction,
     KeyedTable,
     MatrixTableHandler,
+    ReadOnlyKeyedTable,
+    ReadOnlyTable,
     TableHandler,
+    attach_read_only,
 )
 
 __version__ = "1.0.0.dev0"
@@ -39,7 +42,10 @@ __all__ = [
     "Eviction",
     "KeyedTable",
     "MatrixTableHandler",
+    "ReadOnlyKeyedTable",
+    "ReadOnlyTable",
     "TableHandler",
+    "attach_read_only",
     "barrier",
     "batches",
     "current",

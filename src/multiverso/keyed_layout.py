@@ -10,6 +10,7 @@ the machine could ever hold, and nothing ever moves::
     stamps       one int32 a row: the generation in which it was last changed
     removals     the keys that were removed of late, as a ring: 64 bits each
     segment words  one for each segment that could exist: existence, depth, lock, version and owner
+    segment counts how many entries of each are keys with a row, candidates, and dead: 16 bits each, under its word
     segments     16 KiB each, number s at s * 16 KiB: 128 buckets of 7 entries
     rows         [values | updater state], padded to a cache line
 
@@ -22,7 +23,7 @@ A bucket::
 
     tags 7 x 8 bits: 0: free, DEAD: removed, else 0x80 | 7 bits of the hash, at least 2
     far 8: how many buckets on its keys may lie
-    8 bytes unused; of bucket 0: how many entries of the segment are keys with a row, candidates, and dead, 16 bits each
+    8 bytes unused
     7 x (key 8, value 8)
 
 A value of a key is [0: 7 | candidate 1 | frequency 8 | last use 16 | row 32], of a dead entry [epoch 32 | row 32].
@@ -36,7 +37,7 @@ from __future__ import annotations
 from collections import namedtuple
 from typing import Any
 
-from multiverso.layout import CACHE_LINE, MAX_WORKERS, PAGE, round_up
+from multiverso.layout import CACHE_LINE, HUGE_PAGE, MAX_WORKERS, PAGE, round_up
 from multiverso.records import Record
 
 MOST_STATES = 8
@@ -61,6 +62,7 @@ for _name in (
     "REMOVALS",
     "RING",  # keys that there is room for in it, a power of two
     "SEGMENT_WORDS",
+    "SEGMENT_COUNTS",
     "SEGMENTS",
     "ROWS",
     "SEED",  # of the initial rows
@@ -126,7 +128,6 @@ BUCKETS = 128  # of a segment
 BUCKET_BYTES = 128
 SEGMENT_BYTES = BUCKETS * BUCKET_BYTES
 ENTRIES = 7  # of a bucket
-COUNTS = 8  # of a segment: where its counts lie
 BLOCK_BYTES = 16 * 1024  # of rows under one word
 PROBES = 15  # an insert looks into its home bucket and at most so many after it; then the segment is split
 MOST_RING = 1 << 22  # keys in the ring of removed ones
@@ -174,9 +175,10 @@ def places(row_bytes: int, capacity: int) -> dict[str, int]:
         ("STAMPS", 4 * capacity),
         ("REMOVALS", 8 * found["RING"]),
         ("SEGMENT_WORDS", 8 << depth),
+        ("SEGMENT_COUNTS", 8 << depth),
         ("SEGMENTS", SEGMENT_BYTES << depth),
         ("ROWS", row_bytes * capacity),
     ):
-        found[name] = round_up(end, PAGE)
+        found[name] = round_up(end, HUGE_PAGE if size >= HUGE_PAGE else PAGE)  # costs addresses, no memory
         end = found[name] + size
     return found | {"size": round_up(end, PAGE)}

@@ -33,6 +33,7 @@ from multiverso.records import Record
 
 CACHE_LINE = records.CACHE_LINE
 PAGE = 4096
+HUGE_PAGE = 2 * 1024 * 1024
 MUTEX_BYTES = 64  # pthread_mutex_t has 40 bytes on x86-64 and 48 on aarch64
 MAX_WORKERS = 64  # a round's members are the bits of one 64-bit word
 

@@ -197,9 +197,9 @@ class Bench:
         words = self.memory[self.places["SEGMENT_WORDS"] :][: 8 << self.places["MOST_DEPTH"]].view(np.int64)
         totals = [0, 0, 0]
         for number in np.flatnonzero(words):
-            place = self.base + self.places["SEGMENTS"] + keyed.SEGMENT_BYTES * int(number)
+            counts = load64(self.base + self.places["SEGMENT_COUNTS"] + 8 * int(number))
             for kind in range(3):
-                totals[kind] += (load64(place + keyed.COUNTS) >> (16 * kind)) & 0xFFFF
+                totals[kind] += (counts >> (16 * kind)) & 0xFFFF
         dead = sum(tag == keyed.DEAD for _, _, tag in self.entries())
         assert totals == [len(self.keys()), len(self.entries()) - dead - len(self.keys()), dead]
 

@@ -65,6 +65,34 @@ def test_memory_that_is_given_back_stays_a_hole(heap: Heap) -> None:
         again.close()
 
 
+def test_sparse_memory_follows_where_it_is_wholly_there_and_rests(heap: Heap) -> None:
+    heap.reserve(4096)
+    offset = heap.reserve_sparse(LARGE, "sparse")
+    assert offset % HUGE_PAGE == 0
+    assert heap.reserve(4096) < offset  # what lies before it is given out
+    segment = Segment(heap.descriptor, offset, LARGE, sparse=True)
+    assert segment.address % HUGE_PAGE == 0
+    numbers = segment.array(0, LARGE // 8, np.int64)
+    half = HUGE_PAGE // 16
+    numbers[: 5 * half] = np.arange(5 * half)  # two and a half
+    used, looks = os.fstat(heap.descriptor).st_blocks, []
+
+    def rest(seconds: float) -> bool:
+        looks.append(seconds)
+        return len(looks) == 20
+
+    collapser = Collapser(heap.descriptor, rest)
+    collapser.add_sparse(offset, LARGE)
+    assert collapser.wait(SECONDS)
+    assert collapser.tried == 2
+    assert collapser.made <= 2
+    assert np.array_equal(numbers[: 6 * half], [*range(5 * half), *[0] * half])
+    assert (
+        os.fstat(heap.descriptor).st_blocks <= used + HUGE_PAGE // 512
+    )  # what is read is there, not what is not
+    collapser.close()
+
+
 def test_small_memory_and_memory_of_who_does_not_want_it_is_left_alone(
     heap: Heap, monkeypatch: pytest.MonkeyPatch
 ) -> None:

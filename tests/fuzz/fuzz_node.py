@@ -56,6 +56,7 @@ REQUESTS: list[dict[str, Any]] = [
     {"do": "close", "number": 1},
     {"do": "cancel", "why": None},
     {"do": "status"},
+    {"do": "look", "kind": "name", "name": "w"},
 ]
 VALUES: list[Any] = [
     None,

@@ -17,7 +17,8 @@ from rich.console import Console
 import multiverso as mv
 from multiverso.cli.doctor import Finding, examine
 from multiverso.cli.show import show_findings
-from multiverso.cli.top import Rates, chosen, node_addresses, render_workers
+from multiverso.cli.top import Rates, chosen, render_workers
+from multiverso.runtime.finding import node_addresses
 
 ESSENTIAL = (
     "platform",

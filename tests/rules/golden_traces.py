@@ -27,6 +27,8 @@ Trace = list[Any]
 RULES: dict[str, Callable[[], mv.rules.Rule]] = {
     "asgd()": mv.rules.asgd,
     "downpour(fetch=2, push=3)": lambda: mv.rules.downpour(fetch=2, push=3),
+    "dcasgd(0.1, 0.5)": lambda: mv.rules.dcasgd(0.1, 0.5),
+    "dcasgd_adaptive(0.1)": lambda: mv.rules.dcasgd_adaptive(0.1),
     "easgd(0.3)": lambda: mv.rules.easgd(0.3),
     "model_averaging()": mv.rules.model_averaging,
     "local_sgd(0.7, 0.9)": lambda: mv.rules.local_sgd(0.7, 0.9),

@@ -86,6 +86,11 @@ def local_sgd_round(x: list[Array], c: Array, memory: dict[str, Any]) -> tuple[l
 FORMULAS = {
     "asgd": (mv.rules.asgd(), asgd_round),
     "downpour of 1": (mv.rules.downpour(), asgd_round),
+    "dcasgd": (
+        mv.rules.dcasgd(0.1),
+        asgd_round,
+    ),  # in rounds, and alone, nobody has moved the centre meanwhile
+    "adaptive dcasgd": (mv.rules.dcasgd_adaptive(0.1), asgd_round),
     "easgd": (mv.rules.easgd(0.25), easgd_round),
     "model averaging": (mv.rules.model_averaging(), averaging_round),
     "local sgd": (mv.rules.local_sgd(0.7, 0.9), local_sgd_round),
@@ -106,6 +111,42 @@ def test_rounds_of_three_workers_are_the_formula_bit_for_bit(name: str, size: in
         for worker in range(workers):
             np.testing.assert_array_equal(results[worker][0][step + 1], x[worker])
             np.testing.assert_array_equal(results[worker][1][step + 1], c)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_delayed_changes_are_compensated_by_how_far_the_centre_has_moved(adaptive: bool) -> None:
+    """Two workers take turns, so that each push meets a centre that the other has moved since the read."""
+    rate, strength, decay, steps, size = 0.1, 0.5, 0.9, 4, 7
+    make = mv.rules.dcasgd_adaptive if adaptive else mv.rules.dcasgd
+    rule = make(rate, strength, decay) if adaptive else make(rate, strength)
+
+    def work(session: Session) -> list[Array]:
+        local = np.zeros(size)
+        shared = mv.rules.share(local, rule, session=session)
+        seen = []
+        for step in range(steps):
+            local += changes(session.worker_id, step, size, "float64")
+            for turn in range(2):
+                if session.worker_id == turn:
+                    shared.exchange(local)
+                session.barrier()
+                seen.append(shared.table.snapshot())
+        return seen
+
+    first, second = together(2, work)
+    centre, read, squares = np.zeros(size), np.zeros((2, size)), np.zeros((2, size))
+    for number in range(2 * steps):
+        step, worker = divmod(number, 2)
+        change = changes(worker, step, size, "float64")
+        gradient = -change / rate
+        squares[worker] = decay * squares[worker] + (1 - decay) * gradient**2
+        weight = strength / np.sqrt(squares[worker] + 1e-7) if adaptive else strength
+        moved = centre - read[worker]
+        assert number == 0 or np.abs(moved).max() > 0
+        centre = centre - rate * (gradient + weight * gradient**2 * moved)
+        read[worker] = centre
+        np.testing.assert_allclose(first[number], centre, rtol=1e-12)
+        np.testing.assert_array_equal(first[number], second[number])
 
 
 @pytest.mark.parametrize("mode", ["async", "bounded"])

@@ -58,6 +58,36 @@ def ftrl(values: Array, g: Array, states: list[Array]) -> None:
     values[:] = np.where(abs(z) <= 0.2, 0, (np.sign(z) * 0.2 - z) / ((1 + np.sqrt(n)) / 0.1 + 0.3))
 
 
+def delayed_nesterov(values: Array, g: Array, states: list[Array]) -> None:
+    velocity, total, pushes = states
+    total += g
+    pushes += 1
+    last = pushes == 3
+    velocity[last] = 0.9 * velocity[last] + total[last] / 3
+    part = np.where(last, 1 - 0.2 * 3 + 0.2, 0.2)
+    values += 0.1 * (part * 0.9 * velocity + g / 3)
+    total[last] = 0
+    pushes[last] = 0
+
+
+def clipped_and_decayed(values: Array, g: Array, states: list[Array]) -> None:
+    g = np.clip(g, -1.5, 1.5)
+    g = g * min(1, 2 / np.sqrt((g.astype("f8") ** 2).sum()))
+    values -= 0.1 * 0.05 * values
+    adagrad(values, g, states)
+
+
+def decayed_sum(values: Array, g: Array, states: list[Array]) -> None:
+    values *= 1 - 0.05
+    values += g
+
+
+def chained() -> Updater:
+    return mv.updaters.chain(
+        mv.updaters.clip(1.5, norm=2), mv.updaters.weight_decay(0.05), mv.updaters.adagrad(0.1, initial=0.5)
+    )
+
+
 ALL: dict[str, tuple[Updater, updaters.Reference]] = {
     "momentum": (mv.updaters.momentum(0.1, 0.9), momentum),
     "adagrad": (mv.updaters.adagrad(0.1, initial=0.5), adagrad),
@@ -66,6 +96,9 @@ ALL: dict[str, tuple[Updater, updaters.Reference]] = {
     "adamw": (mv.updaters.adamw(0.1, 0.9, 0.99, weight_decay=0.05), adamw),
     "nesterov": (mv.updaters.nesterov(0.1, 0.9), nesterov),
     "ftrl": (mv.updaters.ftrl(0.1, 1.0, 0.2, 0.3), ftrl),
+    "delayed_nesterov": (mv.updaters.delayed_nesterov(3, 0.1, 0.9, 0.2), delayed_nesterov),
+    "chain": (chained(), clipped_and_decayed),
+    "decayed sum": (mv.updaters.chain(mv.updaters.weight_decay(0.05), mv.updaters.add()), decayed_sum),
 }
 TestMomentum = updaters.suite(*ALL["momentum"])
 TestAdagrad = updaters.suite(*ALL["adagrad"])
@@ -73,6 +106,8 @@ TestRmsprop = updaters.suite(*ALL["rmsprop"])
 TestAdam = updaters.suite(*ALL["adam"])
 TestAdamw = updaters.suite(*ALL["adamw"])
 TestFtrl = updaters.suite(*ALL["ftrl"])
+TestDelayedNesterov = updaters.suite(*ALL["delayed_nesterov"])
+TestChain = updaters.suite(*ALL["chain"])
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -112,6 +147,108 @@ def test_rowwise_adagrad_keeps_one_number_a_row() -> None:
         np.testing.assert_allclose(table.get(np.arange(6)), expected, rtol=1e-12)
         with pytest.raises(ValueError, match="KeyedTable"):
             mv.MatrixTableHandler(4, 2, updater="rowwise_adagrad", session=session)
+
+
+def test_as_many_delayed_pushes_as_workers_are_one_step_of_nesterov() -> None:
+    once, delayed = mv.updaters.nesterov(0.1, 0.9), mv.updaters.delayed_nesterov(4, 0.1, 0.9, 0.1)
+    g = np.random.default_rng(7).normal(size=5)
+    with Node(1) as node, Session(node.address) as session:
+        one = mv.ArrayTableHandler(5, dtype="float64", updater=once, session=session)
+        four = mv.ArrayTableHandler(5, dtype="float64", updater=delayed, session=session)
+        for _ in range(3):
+            one.add(g)
+            for _ in range(4):
+                four.add(g)
+        assert not np.allclose(four.get(), 3 * 0.1 * g)
+        # the velocity of the pushes before the last one is the previous round's
+        v, expected = np.zeros(5), np.zeros(5)
+        for _ in range(3):
+            before, v = v, 0.9 * v + g
+            expected += 0.1 * (3 * 0.1 * 0.9 * before + (1 - 4 * 0.1 + 0.1) * 0.9 * v + g)
+        np.testing.assert_allclose(four.get(), expected, rtol=1e-12)
+    with Node(1) as node, Session(node.address) as session:  # without activation: to rounding
+        one = mv.ArrayTableHandler(5, dtype="float64", updater=once, session=session)
+        delayed = mv.updaters.delayed_nesterov(4, 0.1, 0.9)
+        four = mv.ArrayTableHandler(5, dtype="float64", updater=delayed, session=session)
+        for _ in range(3):
+            one.add(g)
+            for _ in range(4):
+                four.add(g)
+            np.testing.assert_allclose(four.get(), one.get(), rtol=1e-12)
+
+
+def test_rows_are_clipped_each_by_its_own_norm_and_before_that_summed() -> None:
+    g = np.array([[3.0, 4.0], [0.3, 0.4], [3.0, 4.0]])
+    with Node(1) as node, Session(node.address) as session:
+        updater = mv.updaters.chain(mv.updaters.clip(norm=1), mv.updaters.add())
+        matrix = mv.MatrixTableHandler(4, 2, dtype="float64", updater=updater, session=session)
+        matrix.add(g, [0, 1, 0])
+        np.testing.assert_allclose(matrix.get([0, 1]), [[1.2, 1.6], [0.3, 0.4]])
+        matrix.add_async(g, [2, 3, 2]).wait()
+        np.testing.assert_allclose(matrix.get([2, 3]), [[1.2, 1.6], [0.3, 0.4]])
+        keyed = mv.KeyedTable(2, dtype="float64", updater=updater, session=session)
+        keyed.add(g, [0, 1, 0])  # one step of each key
+        np.testing.assert_allclose(keyed.get([0, 1]), [[0.6, 0.8], [0.3, 0.4]])
+        with pytest.raises(mv.MultiversoError, match="clips"):
+            matrix.exchange(np.zeros((4, 2)), np.zeros((4, 2)))
+        with pytest.raises(mv.MultiversoError, match="clips"):
+            rule = mv.rules.Rule("mine", mv.rules.asgd().push, updater=updater, per_worker=("centre",))
+            mv.rules.share(np.zeros(4), rule, session=session)
+
+
+def test_a_schedule_sets_the_learning_rate_by_the_number_of_adds() -> None:
+    fall = mv.updaters.schedule(lambda step: 1 / (step + 1))
+    updater = mv.updaters.chain(fall, mv.updaters.momentum(5.0, 0.0))
+    with Node(1) as node, Session(node.address) as session:
+        dense = mv.ArrayTableHandler(3, dtype="float64", updater=updater, session=session)
+        keyed = mv.KeyedTable(3, dtype="float64", updater=updater, session=session)
+        assert dense.learning_rate == keyed.learning_rate == 1
+        for step in range(4):
+            dense.add(np.ones(3))
+            keyed.add(np.ones((1, 3)), [8])
+            assert dense.learning_rate == keyed.learning_rate == pytest.approx(1 / (step + 1))
+        expected = -np.full(3, 1 + 1 / 2 + 1 / 3 + 1 / 4)
+        np.testing.assert_allclose(dense.get(), expected)
+        np.testing.assert_allclose(keyed.get([8])[0], expected)
+        keyed.learning_rate = 0.25
+        assert keyed.learning_rate == 0.25
+        with pytest.raises(ValueError, match="learning rate"):
+            keyed.learning_rate = 0
+        with pytest.raises(mv.MultiversoError, match="no learning rate"):
+            mv.KeyedTable(3, session=session).learning_rate = 1
+
+
+def test_schedules_rise_and_fall() -> None:
+    cosine = mv.updaters.cosine(2.0, 30, warmup=10, least=0.1)
+    assert [cosine(step) for step in (0, 9, 10, 20, 30, 99)] == pytest.approx([0.2, 2, 2, 1.1, 0.2, 0.2])
+    root = mv.updaters.inverse_square_root(2.0, 4)
+    assert [root(step) for step in (0, 3, 15)] == pytest.approx([0.5, 2, 1])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda u: u.chain(),
+        lambda u: u.chain(u.clip(1.0)),
+        lambda u: u.chain("clip", u.add()),
+        lambda u: u.chain(u.clip(1.0), u.clip(norm=1), u.add()),
+        lambda u: u.chain(u.clip(1.0), u.chain(u.clip(1.0), u.add())),
+        lambda u: u.chain(u.schedule(lambda step: 0.1), u.add()),
+        lambda u: u.chain(u.schedule(lambda step: 0.0), u.adagrad()),
+        lambda u: u.chain(u.weight_decay(0.1), u.adamw()),
+        lambda u: u.schedule(0.1),
+        lambda u: u.clip(),
+        lambda u: u.clip(-1.0),
+        lambda u: u.weight_decay(0),
+        lambda u: u.delayed_nesterov(0),
+        lambda u: u.delayed_nesterov(4, activation=0.3),
+        lambda u: u.cosine(0.1, 5, warmup=5),
+        lambda u: u.inverse_square_root(0.1, 0),
+    ],
+)
+def test_transformations_that_make_no_sense_are_refused(make: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        make(mv.updaters)
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from rich.text import Text
 
 from multiverso.errors import MultiversoError, StartupError
 from multiverso.runtime import observe
+from multiverso.runtime.finding import node_addresses
 
 Status = dict[str, Any]
 
-_ACCEPTS_CONNECTIONS = 0x10000  # __SO_ACCEPTCON in /proc/net/unix
 _ANSWER_SECONDS = 2.0
 _STATE_STYLES = {"alive": "green", "lost": "red", "left": "dim"}
 
@@ -33,22 +33,6 @@ def find_jobs() -> list[Status]:
         except MultiversoError:  # another user's, or just over
             continue
     return jobs
-
-
-def node_addresses(table: str | None = None) -> list[str]:
-    """Lists the abstract sockets on which nodes listen.
-
-    Args:
-        table: The text of /proc/net/unix, which is read by default.
-    """
-    text = Path("/proc/net/unix").read_text() if table is None else table
-    found = set()
-    for row in text.splitlines()[1:]:
-        columns = row.split(maxsplit=7)
-        listens = len(columns) == 8 and int(columns[3], 16) & _ACCEPTS_CONNECTIONS
-        if listens and columns[7].startswith("@multiverso-"):
-            found.add(columns[7][1:])
-    return sorted(found)
 
 
 def chosen(jobs: list[Status], wish: str | None) -> list[Status]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -56,7 +56,20 @@ def compile_loop(function: Callable[..., None], dtype: str) -> Any:
             f"{function.__qualname__} takes {function.__code__.co_argcount} arguments; a loop takes 6 or 7"
         )
     signature = types.void(*(kinds[kind] for kind in _kinds(function)))
-    return cfunc(signature, **_OPTIONS)(function)
+    return cfunc(signature, **_OPTIONS)(_with_inner_loops(function))
+
+
+def _with_inner_loops(function: Callable[..., None]) -> Callable[..., None]:
+    """Returns a function made by another one, with the loops that it has from there in a form that Numba calls."""
+    cells = tuple(
+        CellType(njit(cell.cell_contents, **_OPTIONS))
+        if isinstance(cell.cell_contents, FunctionType)
+        else cell
+        for cell in function.__closure__ or ()
+    )
+    if not cells or not isinstance(function, FunctionType):
+        return function
+    return FunctionType(function.__code__, function.__globals__, function.__name__, None, cells)
 
 
 def _kinds(function: Callable[..., None]) -> str:

@@ -37,23 +37,45 @@ def store_number(dtype, address, value):
 
 
 @inner
+def _uniform(bits):
+    """From -1 to below 1."""
+    return (((bits >> 8) & (2 * _ONE - 1)) - _ONE) / _ONE
+
+
+@inner
+def _normal(bits, more):
+    """Eight numbers of 16 bits, less their mean: variance 8 (2**32 - 1) / 12, at most 4.9 deviations."""
+    total = -4 * 65535.0
+    for part in range(4):
+        total += ((bits >> (16 * part)) & 0xFFFF) + ((more >> (16 * part)) & 0xFFFF)
+    return total / _DEVIATION
+
+
+@inner
+def _initial_number(kind, scale, seed, column):
+    if kind == CONSTANT:
+        return scale
+    bits = hash64(seed ^ (column + 1))
+    return scale * (_uniform(bits) if kind == UNIFORM else _normal(bits, hash64(bits ^ seed)))
+
+
+@inner
 def write_initial(base, key, place):
     """Writes the values of a key's initial row to an address."""
     kind, scale = load_acquire64(base + at.KIND), load_double(base + at.SCALE)
     dtype, itemsize = load_acquire64(base + at.DTYPE), load_acquire64(base + at.ITEMSIZE)
     columns = load_acquire64(base + at.COLUMNS)
     seed = hash64(load_acquire64(base + at.SEED) ^ hash64(key))
+    if dtype == FLOAT32:  # a loop for each kind, of stores alone: the compiler makes vectors of it
+        if kind == UNIFORM:
+            for column in range(columns):
+                store_float32(place + 4 * column, scale * _uniform(hash64(seed ^ (column + 1))))
+        elif kind == CONSTANT:
+            for column in range(columns):
+                store_float32(place + 4 * column, scale)
+        else:
+            for column in range(columns):
+                store_float32(place + 4 * column, _initial_number(kind, scale, seed, column))
+        return
     for column in range(columns):
-        value = scale
-        if kind != CONSTANT:
-            bits = hash64(seed ^ (column + 1))
-            if kind == UNIFORM:
-                value = scale * ((((bits >> 8) & (2 * _ONE - 1)) - _ONE) / _ONE)
-            else:
-                # eight numbers of 16 bits, less their mean: variance 8 (2**32 - 1) / 12, at most 4.9 deviations
-                more = hash64(bits ^ seed)
-                total = -4 * 65535.0
-                for part in range(4):
-                    total += ((bits >> (16 * part)) & 0xFFFF) + ((more >> (16 * part)) & 0xFFFF)
-                value = scale * (total / _DEVIATION)
-        store_number(dtype, place + column * itemsize, value)
+        store_number(dtype, place + column * itemsize, _initial_number(kind, scale, seed, column))

@@ -39,6 +39,8 @@ def find(control: Address, base: Address, me: Int, keys: Words, rows: Words, pro
     """Writes the rows of ``keys[progress:]`` (-1: they have none): ``(done << 16) | code``."""
     owner = owner_of(base, me)
     pin(base, keyed_line(base, owner))
+    for k in range(progress, min(progress + _AHEAD, keys.size)):
+        fetch(base, int(keys[k]))
     for k in range(progress, keys.size):
         if k + _AHEAD < keys.size:
             fetch(base, int(keys[k + _AHEAD]))
@@ -62,6 +64,8 @@ def admit(
     owner = owner_of(base, me)
     line = keyed_line(base, owner)
     pin(base, line)
+    for k in range(progress, min(progress + _AHEAD, keys.size)):
+        fetch(base, int(keys[k]))
     for k in range(progress, keys.size):
         if k + _AHEAD < keys.size:
             fetch(base, int(keys[k + _AHEAD]))

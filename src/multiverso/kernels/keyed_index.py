@@ -38,7 +38,6 @@ from multiverso.keyed_layout import (
     BUCKETS,
     CANDIDATE,
     CLAIMED,
-    COUNTS,
     DEAD,
     DEPTH_BIT,
     ENTRIES,
@@ -51,6 +50,7 @@ from multiverso.keyed_layout import (
     UNCLAIMED,
     at,
 )
+from multiverso.layout import PAGE
 
 ABSENT = -1
 LOW_56 = 0xFFFFFFFFFFFFFF
@@ -60,6 +60,7 @@ _NO_MEMORY = (12, 14)  # ENOMEM, EFAULT
 
 @inner
 def home_of(key_hash):
+    """The bucket of its segment in which a key is looked for first."""
     return (key_hash >> 40) & (BUCKETS - 1)
 
 
@@ -77,11 +78,13 @@ def depth_of(word):
 
 @inner
 def word_at(base, segment):
+    """Address of a segment's word."""
     return base + load_acquire64(base + at.SEGMENT_WORDS) + 8 * segment
 
 
 @inner
 def segment_at(base, segment):
+    """Address of a segment's buckets."""
     return base + load_acquire64(base + at.SEGMENTS) + SEGMENT_BYTES * segment
 
 
@@ -169,10 +172,18 @@ def put(place, key_hash, key, value, probes, tag):
 
 
 @inner
-def count(place, keys, candidates, dead):
+def counts_at(base, place):
+    """Address of a segment's counts, by the segment's: not beside its entries, where they would be one miss more."""
+    segment = (place - base - load_acquire64(base + at.SEGMENTS)) // SEGMENT_BYTES
+    return base + load_acquire64(base + at.SEGMENT_COUNTS) + 8 * segment
+
+
+@inner
+def count(base, place, keys, candidates, dead):
     """Notes that a segment, which is ours, has so many more of each."""
     more = keys + (candidates << 16) + (dead << 32)
-    store_release64(place + COUNTS, load_acquire64(place + COUNTS) + more)
+    address = counts_at(base, place)
+    store_release64(address, load_acquire64(address) + more)
 
 
 @inner
@@ -196,7 +207,7 @@ def _recount(base, place, restamp):
                 candidates += 1
             else:
                 keys += 1
-    store_release64(place + COUNTS, keys + (candidates << 16) + (dead << 32))
+    store_release64(counts_at(base, place), keys + (candidates << 16) + (dead << 32))
 
 
 @inner
@@ -271,6 +282,9 @@ def split(base, segment, word, line):
         return False
     new = segment | (1 << depth)
     place, sibling = segment_at(base, segment), segment_at(base, new)
+    for memory in (word_at(base, new), counts_at(base, sibling)):
+        if populate(memory & ~(PAGE - 1), PAGE) in _NO_MEMORY:
+            return False
     if populate(sibling, SEGMENT_BYTES) in _NO_MEMORY:  # or a signal would end each that tries it in turn
         return False
     for offset in range(0, SEGMENT_BYTES, 8):  # a dead owner may have left something here

@@ -22,6 +22,7 @@ from multiverso.kernels.declaring import Address, Int, Words, inner, kernel
 from multiverso.kernels.keyed_index import (
     await_segment,
     count,
+    counts_at,
     depth_of,
     fetch,
     next_pattern,
@@ -44,7 +45,6 @@ from multiverso.keyed_layout import (
     BUCKET_BYTES,
     BUCKETS,
     CANDIDATE,
-    COUNTS,
     DEAD,
     ENTRIES,
     EPOCHS,
@@ -87,9 +87,9 @@ def _bury(base, place, entry, line, what):
     epoch = load_acquire64(base + at.EPOCH) & EPOCHS
     store_release64(entry + 8, (value & NO_ROW) | (epoch << 32))
     if value & CANDIDATE:
-        count(place, 0, -1, 1)
+        count(base, place, 0, -1, 1)
     else:
-        count(place, -1, 0, 1)
+        count(base, place, -1, 0, 1)
         count_up(line, what, 1)
 
 
@@ -314,7 +314,7 @@ def counts(control: Address, base: Address, me: Int, totals: Words, pattern: Int
             if code != 0:
                 return (pattern << 16) | code
             continue
-        found = load_acquire64(segment_at(base, segment) + COUNTS)
+        found = load_acquire64(counts_at(base, segment_at(base, segment)))
         fence_acquire()
         if load_acquire64(address) == word:
             for kind in range(3):

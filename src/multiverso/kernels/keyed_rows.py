@@ -32,6 +32,7 @@ from multiverso.kernels.keyed_index import (
     ONES,
     await_segment,
     count,
+    counts_at,
     depth_of,
     fill,
     home_of,
@@ -50,7 +51,6 @@ from multiverso.keyed_layout import (
     CANDIDATE,
     CLAIMED,
     CLAIMING,
-    COUNTS,
     DEAD,
     EPOCHS,
     FREQUENCY_SHIFT,
@@ -84,6 +84,7 @@ def pin(base, line):
 
 @inner
 def unpin(line):
+    """A call has ended: what it has found may go."""
     store_release64(line + at.PIN, 0)
 
 
@@ -232,8 +233,8 @@ def used(base, value, chance):
 
 
 @inner
-def _let_go(address, word, place, keys, candidates, dead):
-    count(place, keys, candidates, dead)
+def _let_go(base, address, word, place, keys, candidates, dead):
+    count(base, place, keys, candidates, dead)
     store_release64(address, word + SEGMENT_VERSION)
 
 
@@ -275,7 +276,7 @@ def _enter_new(control, base, owner, place, key_hash, key, claimed, call):
     if after > 1:
         beside |= CANDIDATE
     home, tag = home_of(key_hash), tag_of(key_hash)
-    if (load_acquire64(place + COUNTS) >> 32) & 0xFFFF:
+    if (load_acquire64(counts_at(base, place)) >> 32) & 0xFFFF:
         if call[0] == 0:
             call[0], call[1] = 1, safe_epoch(control, base)
         found = _reusable(place, home, int(call[1]))
@@ -296,7 +297,7 @@ def _enter_new(control, base, owner, place, key_hash, key, claimed, call):
                         return -code
                 stamp(base, row)
             fill(place, home, n, slot, key, row | beside, tag)
-            count(place, 0, 0, -1)
+            count(base, place, 0, 0, -1)
             return row | beside
     if after > 1:
         claimed = NO_ROW
@@ -335,7 +336,7 @@ def enter_key(control, base, owner, key_hash, key, line, call, chance):
         place = segment_at(base, segment)
         claimed = -1
         # a fresh row is written before the word is taken, unless a dead entry's may do
-        if must_claim or (at_once and load_acquire64(place + COUNTS) >> 32 == 0):
+        if must_claim or (at_once and load_acquire64(counts_at(base, place)) >> 32 == 0):
             claimed = _claim(base, owner, hand, key)
             if claimed < 0:
                 return -FULL
@@ -354,7 +355,7 @@ def enter_key(control, base, owner, key_hash, key, line, call, chance):
                 return value & NO_ROW
             row = _admit_candidate(control, base, owner, place, entry, claimed, int(call[2]))
             if row >= 0:
-                _let_go(address, word, place, 1, -1, 0)
+                _let_go(base, address, word, place, 1, -1, 0)
                 count_up(line, at.KEYS_ADMITTED, 1)
                 return row
             store_release64(address, word)
@@ -367,7 +368,7 @@ def enter_key(control, base, owner, key_hash, key, line, call, chance):
             candidate = value & CANDIDATE != 0
             if not candidate and value & NO_ROW == claimed:
                 store_release64(hand + at.CLAIM, UNCLAIMED)
-            _let_go(address, word, place, 0 if candidate else 1, 1 if candidate else 0, 0)
+            _let_go(base, address, word, place, 0 if candidate else 1, 1 if candidate else 0, 0)
             if candidate:
                 return ABSENT
             count_up(line, at.KEYS_ADMITTED, 1)

@@ -29,6 +29,7 @@ from multiverso.kernels.atomics import (
     move,
     pause,
     prefetch,
+    prefetch_to_write,
     sched_yield,
     store32,
     store_release64,
@@ -164,6 +165,16 @@ def hold_row(control, base, owner, hand, word, address):
 
 
 @inner
+def _send_for(values, words, stamps, shift, size, row):
+    """Sends for a row that is going to be changed, and for its word, which another worker may have had last."""
+    if row >= 0:
+        prefetch_to_write(words + 8 * (row >> shift))
+        prefetch(stamps + 4 * row)
+        for line in range(0, size, 64):
+            prefetch_to_write(values + row * size + line)
+
+
+@inner
 def add_to_rows(control, base, updater, me, rows, delta, progress):
     """Gives ``delta``, row by row, to the updater; rows numbered below 0 are left out. ``(done << 16) | code``"""
     columns, size = load_acquire64(base + at.COLUMNS), load_acquire64(base + at.ROW_BYTES)
@@ -171,12 +182,11 @@ def add_to_rows(control, base, updater, me, rows, delta, progress):
     values, words = base + load_acquire64(base + at.ROWS), base + load_acquire64(base + at.ROW_WORDS)
     shift, owner = load_acquire64(base + at.SHIFT), owner_of(base, me)
     stamps, hand = base + load_acquire64(base + at.STAMPS), hand_of(base, owner)
+    for k in range(progress, min(progress + _AHEAD, rows.size)):
+        _send_for(values, words, stamps, shift, size, int(rows[k]))
     for k in range(progress, rows.size):
         if k + _AHEAD < rows.size:
-            ahead = values + max(int(rows[k + _AHEAD]), 0) * size
-            prefetch(stamps + 4 * max(int(rows[k + _AHEAD]), 0))
-            for line in range(0, size, 64):
-                prefetch(ahead + line)
+            _send_for(values, words, stamps, shift, size, int(rows[k + _AHEAD]))
         row = int(rows[k])
         if row < 0:
             continue
@@ -209,6 +219,9 @@ def read_rows(control, base, me, rows, out, wanted, progress):
     size = load_acquire64(base + at.ROW_BYTES)
     values, words = base + load_acquire64(base + at.ROWS), base + load_acquire64(base + at.ROW_WORDS)
     shift, owner = load_acquire64(base + at.SHIFT), owner_of(base, me)
+    for k in range(progress, min(progress + _AHEAD, rows.size)):
+        for line in range(0, wanted, 64):
+            prefetch(values + max(int(rows[k]), 0) * size + line)
     for k in range(progress, rows.size):
         if k + _AHEAD < rows.size:
             ahead = values + max(int(rows[k + _AHEAD]), 0) * size

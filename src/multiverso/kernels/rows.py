@@ -50,6 +50,7 @@ _PART = 4096
 
 @inner
 def first_bad_row(ids, rows):
+    """Position of the first id that is no row, or -1."""
     outside = 0
     for i in range(ids.size):
         outside |= ids[i] | (rows - 1 - ids[i])  # one of them is below 0
@@ -74,6 +75,7 @@ def _bad_row(base, ids, call):
 def _send_for(rows, row):
     """Sends for a row that is going to be changed, and for what the updater keeps of it."""
     place = row * rows.stride
+    prefetch_to_write(rows.words + 8 * (row >> rows.shift))
     for line in range(0, rows.stride, 64):
         prefetch_to_write(rows.values + place + line)
     for state in range(rows.states):
@@ -103,6 +105,7 @@ def get_rows(
     ticks: Int,
     call: Address,
 ) -> Int:
+    """Copies rows in the order of their ids: 0, or why not all of them."""
     code = _bad_row(base, ids, call)
     if code == 0:
         code = _read(control, base, me, ids, out, call)
@@ -123,6 +126,7 @@ def add_rows(
     delta: Data,
     call: Address,
 ) -> Int:
+    """Adds to rows in the order of their ids, each at once: 0, or why not all of them."""
     code = _bad_row(base, ids, call)
     if code != 0:
         return code
@@ -135,8 +139,13 @@ def add_rows(
     # `rows` is large to hand on for each row, so plain adds do `hold`, `keep` and `let_go` here
     owner, words, start, stride = owner_of(rows, control, me, hand), rows.words, rows.values, rows.stride
     kept, states = rows.kept, rows.states
-    for i in range(load64(call + at.CALL_DONE), ids.size):
+    first = load64(call + at.CALL_DONE)
+    for i in range(first, min(first + _AHEAD, ids.size)):
+        _send_for(rows, int(ids[i]))
+    for i in range(first, ids.size):
         if i + _AHEAD < ids.size:
+            # of the word too: another worker may have had it last
+            prefetch_to_write(words + 8 * (int(ids[i + _AHEAD]) >> shift))
             if states > 0:
                 _send_for(rows, int(ids[i + _AHEAD]))
             else:

@@ -315,6 +315,9 @@ def _read_held(rows, control, me, row, to, size):
 def read_rows(rows, control, me, ids, out, size, first):
     """Copies ``size`` bytes of each row from ``ids[first]`` on; those below 0 are left out. ``(done << 16) | code``"""
     values, words, shift, stride = rows.values, rows.words, rows.shift, rows.stride
+    for k in range(first, min(first + _AHEAD, ids.size)):
+        for line in range(0, size, 64):
+            prefetch(values + max(int(ids[k]), 0) * stride + line)
     for k in range(first, ids.size):
         if k + _AHEAD < ids.size:
             ahead = values + max(int(ids[k + _AHEAD]), 0) * stride

@@ -15,7 +15,7 @@ from io import FileIO
 from pathlib import Path
 
 from multiverso.errors import OutOfMemoryError, StartupError
-from multiverso.layout import PAGE, round_up
+from multiverso.layout import HUGE_PAGE, PAGE, round_up
 from multiverso.memory.huge_pages import LARGE, Collapser, wanted
 
 _F_ADD_SEALS, _SEAL_SHRINK = 1033, 2
@@ -95,28 +95,30 @@ class Heap:
         return offset
 
     def reserve_sparse(self, nbytes: int, what: str) -> int:
-        """Returns the offset of zeroed memory that is there once it is used, on a page's boundary.
+        """Returns the offset of zeroed memory that is there once it is used, on a huge page's boundary.
 
         Raises:
             OutOfMemoryError: the file may not become as large. Whoever uses the memory looks himself whether there is
                 some left.
         """
-        size = round_up(nbytes, PAGE)
+        size, gap = round_up(nbytes, PAGE), -self._end % HUGE_PAGE
         try:
-            os.ftruncate(self.descriptor, self._end + size)
+            os.ftruncate(self.descriptor, self._end + gap + size)
         except OSError as error:
             raise OutOfMemoryError(f"{what}: {_refused(error, size, free_memory())}") from error
-        self._end += size
+        if gap:
+            self._give_out(self._end, gap)
+        self._end += gap + size
         self._sparse += size
         return self._end - size
 
-    def make_huge(self, offset: int, nbytes: int) -> None:
-        """Lets reserved memory be put into huge pages in the background, if it is large."""
+    def make_huge(self, offset: int, nbytes: int, sparse: bool = False) -> None:
+        """Lets reserved memory be put into huge pages in the background, if it is large; sparse memory as it fills."""
         if nbytes < LARGE or not wanted():
             return
         if self._collapser is None:
             self._collapser = Collapser(self.descriptor)
-        self._collapser.add(offset, round_up(nbytes, PAGE))
+        (self._collapser.add_sparse if sparse else self._collapser.add)(offset, round_up(nbytes, PAGE))
 
     def release(self, offset: int, nbytes: int, sparse: bool = False) -> None:
         """Takes memory back: its pages go to the system, and the place to the next that fits."""
@@ -128,6 +130,10 @@ class Heap:
             zeros = bytes(1 << 20)  # no holes here: then it stays, and must be zero for the next
             for start in range(0, size, len(zeros)):
                 os.pwrite(self.descriptor, zeros[: size - start], offset + start)
+        self._give_out(offset, size)
+
+    def _give_out(self, offset: int, size: int) -> None:
+        """Notes that a place may be given out (again)."""
         place = bisect.bisect(self._free, (offset, size))
         if place < len(self._free) and self._free[place][0] == offset + size:
             size += self._free.pop(place)[1]

@@ -3,6 +3,8 @@
 The system makes shared memory of small pages. ``MADV_COLLAPSE`` (Linux 6.1) puts 512 of them together, also while
 others use them; a process that has mapped the memory at an address that fits then sees the large one. It costs about
 2 s of a processor for a GiB, so it is done in the background, a part of the time.
+
+Memory that is there only once it is used is looked at now and then: what is wholly there, and grows no more, follows.
 """
 
 from __future__ import annotations
@@ -13,11 +15,16 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-HUGE_PAGE = 2 * 1024 * 1024
+from multiverso.layout import HUGE_PAGE
+
 LARGE = 32 * HUGE_PAGE  # tables that are worth it
 _SHARE = 0.25  # of one processor's time
+_LOOK_SECONDS = 1.0  # between two looks at sparse parts
+_GROWING = (
+    64  # what has become larger by one of so many parts since the last look: its users are busy with it
+)
 _MADV_COLLAPSE = 25
 _NONE, _FIXED, _PRIVATE, _ANONYMOUS, _NORESERVE = 0, 0x10, 2, 0x20, 0x4000
 _FAILED = ctypes.c_void_p(-1).value
@@ -52,21 +59,35 @@ class Collapser:
             threading.Lock()
         )  # held for one page's time: a part that is discarded is not touched any more
         self._parts: list[tuple[int, int]] = []  # (offset, end) of what is still to be done
+        self._sparse: dict[tuple[int, int], set[int]] = {}  # (offset, end): what has been tried there
+        self._blocks = self._walked = (
+            0  # of the file, at the last look, and when sparse parts were gone through
+        )
         self._thread: threading.Thread | None = None
-        self.made = 0  # huge pages
+        self.tried = self.made = 0  # huge pages
 
     def add(self, offset: int, size: int) -> None:
         """Begins with a part of the file, all of whose pages are there."""
         with self._lock:
             self._parts.append((offset + -offset % HUGE_PAGE, offset + size))
-            if self._thread is None and not self._stop.is_set():
-                self._thread = threading.Thread(target=self._run, name="multiverso-huge-pages", daemon=True)
-                self._thread.start()
+            self._begin()
+
+    def add_sparse(self, offset: int, size: int) -> None:
+        """Looks from here on which pages of a part are there. It grows in small ones: nobody waits for a large one."""
+        with self._lock:
+            self._sparse[offset, offset + size] = set()
+            self._begin()
+
+    def _begin(self) -> None:
+        if self._thread is None and not self._stop.is_set():
+            self._thread = threading.Thread(target=self._run, name="multiverso-huge-pages", daemon=True)
+            self._thread.start()
 
     def discard(self, offset: int, size: int) -> None:
         """Leaves a part alone that is given back: a hole that is made huge would be memory again."""
         with self._lock:
             self._parts = [part for part in self._parts if part[1] <= offset or offset + size < part[0]]
+            self._sparse.pop((offset, offset + size), None)
 
     def close(self) -> None:
         """Stops, and waits for the page in hand. May be called again."""
@@ -97,18 +118,49 @@ class Collapser:
             with self._lock:
                 while self._parts and self._parts[0][0] + HUGE_PAGE > self._parts[0][1]:
                     del self._parts[0]
-                if not self._parts or self._stop.is_set():
+                if self._stop.is_set() or not (self._parts or self._sparse):
                     self._thread = None
                     return
-                offset, end = self._parts[0]
-                self._parts[0] = (offset + HUGE_PAGE, end)
-                code = self._collapse(address, offset)
-                if code == errno.EINVAL:  # an older system
-                    self._parts.clear()
-            self.made += code == 0
+                if self._parts:
+                    offset, end = self._parts[0]
+                    self._parts[0] = (offset + HUGE_PAGE, end)
+                    code = self._collapse(address, offset)
+                    if code == errno.EINVAL:  # an older system
+                        self._parts.clear()
+                        self._sparse.clear()
+                    self.tried += 1
+                    self.made += code == 0
+                elif self._rests():
+                    self._parts.extend(self._filled())
+                nothing = not self._parts
+            if nothing and self._rest(_LOOK_SECONDS):
+                return
             spent = time.thread_time() - began
             if self._rest(spent * (1 / _SHARE - 1)):
                 return
+
+    def _rests(self) -> bool:
+        """Whether something is there that has not been gone through, and little of it is new since the last look."""
+        before, self._blocks = self._blocks, os.fstat(self._descriptor).st_blocks
+        if self._blocks == self._walked or abs(self._blocks - before) > self._blocks // _GROWING:
+            return False
+        self._walked = self._blocks
+        return True
+
+    def _filled(self) -> Iterator[tuple[int, int]]:
+        """Yields the huge pages of sparse parts all of whose small ones are there, once each."""
+        for (offset, end), tried in self._sparse.items():
+            place = offset
+            while place < end:
+                try:
+                    start = os.lseek(self._descriptor, place, os.SEEK_DATA)
+                    place = min(os.lseek(self._descriptor, start, os.SEEK_HOLE), end)
+                except OSError:  # ENXIO: there is nothing after it
+                    break
+                for page in range(start + -start % HUGE_PAGE, place - HUGE_PAGE + 1, HUGE_PAGE):
+                    if page not in tried:
+                        tried.add(page)
+                        yield page, page + HUGE_PAGE
 
     def _collapse(self, address: int, offset: int) -> int:
         flags = mmap.MAP_SHARED | _FIXED

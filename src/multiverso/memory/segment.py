@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso.errors import OutOfMemoryError
-from multiverso.layout import PAGE, round_up
-from multiverso.memory.huge_pages import HUGE_PAGE, LARGE, fits
+from multiverso.layout import HUGE_PAGE, PAGE, round_up
+from multiverso.memory.huge_pages import LARGE, fits
 
 _READ, _WRITE, _MAP_PRIVATE, _MAP_ANONYMOUS = 1, 2, 2, 0x20
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
@@ -99,24 +99,34 @@ class Segment(Mapping):
         offset: where the part begins, a multiple of the page size.
         size: its bytes; all of the memory by default.
         sparse: leave pages that are not there until they are used.
+        writable: whether it may be written to; the descriptor has to allow it.
 
     Raises:
         OutOfMemoryError: this process has no room for it.
     """
 
     def __init__(
-        self, descriptor: int, offset: int = 0, size: int | None = None, *, sparse: bool = False
+        self,
+        descriptor: int,
+        offset: int = 0,
+        size: int | None = None,
+        *,
+        sparse: bool = False,
+        writable: bool = True,
     ) -> None:
         size = os.fstat(descriptor).st_size - offset if size is None else size
         flags = mmap.MAP_SHARED | (0 if sparse else mmap.MAP_POPULATE)
-        if size < LARGE or sparse:
-            super().__init__(size, _libc.mmap, None, size, _READ | _WRITE, flags, descriptor, offset)
+        rights = _READ | (_WRITE if writable else 0)
+        if size < LARGE:
+            super().__init__(
+                size, _libc.mmap, None, size, rights, flags, descriptor, offset, writable=writable
+            )
         else:  # at an address where its huge pages fit; the place that is set aside for it goes with it
             room = size + HUGE_PAGE
-            super().__init__(room, _libc.mmap, None, room, 0, _SET_ASIDE, -1, 0)
+            super().__init__(room, _libc.mmap, None, room, 0, _SET_ASIDE, -1, 0, writable=writable)
             self.address, self.size = fits(self.address, offset), size
             flags |= _MAP_FIXED
-            _mapped(_libc.mmap(self.address, size, _READ | _WRITE, flags, descriptor, offset), size)
+            _mapped(_libc.mmap(self.address, size, rights, flags, descriptor, offset), size)
         self._windows: dict[tuple[int, int, bool], weakref.ref[Mapping]] = {}
 
     def window(

@@ -1,4 +1,4 @@
-"""What a worker does with its parameters and the shared ones: ASGD, EASGD, Downpour, averaging, local SGD.
+"""What a worker does with its parameters and the shared ones: ASGD, DC-ASGD, EASGD, Downpour, averaging, local SGD.
 
 A rule is a value, given wherever something is shared (``rule=`` of every binding), or straight to
 :func:`share`, which is all that the bindings call::
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from multiverso.rules.asgd import asgd
 from multiverso.rules.averaging import model_averaging
+from multiverso.rules.dcasgd import dcasgd, dcasgd_adaptive
 from multiverso.rules.downpour import downpour
 from multiverso.rules.easgd import easgd
 from multiverso.rules.local_sgd import diloco, local_sgd
@@ -33,6 +34,8 @@ __all__ = [
     "RuleName",
     "Shared",
     "asgd",
+    "dcasgd",
+    "dcasgd_adaptive",
     "diloco",
     "downpour",
     "easgd",

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from multiverso import layout as at
 from multiverso.memory.heap import Heap
 from multiverso.memory.segment import Segment
+from multiverso.runtime.connection import Connection
 from multiverso.runtime.control import Control
 from multiverso.runtime.wait_graph import WaitGraph, read_wait_graph
 from multiverso.shards.shard import Shard, initialise
@@ -76,6 +77,7 @@ class Catalogue:
         self._control = control
         self._heap = heap
         self._pieces: dict[int, Piece] = {}
+        self._readers: dict[int, list[Connection]] = {}  # processes outside the job, by what they look at
         self._number_of: dict[Key, int] = {}
         self._tables = 0
         self._memories = 0
@@ -125,6 +127,8 @@ class Catalogue:
             reserve = self._heap.reserve_sparse if spec.sparse else self._heap.reserve
             offset = reserve(spec.nbytes, f"shared memory {spec.name!r}")
             head = self._map(offset, spec.nbytes, min(spec.nbytes, _MEMORY_HEAD))
+            if spec.sparse:
+                self._heap.make_huge(offset, spec.nbytes, sparse=True)
             self._memories += 1
             piece = Piece(-self._memories, key, spec, offset, spec.nbytes, head, None)
         else:
@@ -173,6 +177,7 @@ class Catalogue:
 
     def release(self, piece: Piece) -> None:
         """Frees the memory of a piece that is forgotten."""
+        self.end_reading(piece.number)
         self._heap.release(piece.offset, piece.size, isinstance(piece.spec, MemorySpec) and piece.spec.sparse)
 
     def hold(self, piece: Piece, worker_id: int) -> bool:
@@ -214,6 +219,17 @@ class Catalogue:
         elif piece.closing:
             self.remove(piece)
             self.release(piece)
+
+    def lend(self, piece: Piece, reader: Connection) -> None:
+        """Notes that a process outside the job has a piece mapped, for reading: it is told before the piece goes."""
+        known = [other for other in self._readers.get(piece.number, ()) if other.socket.fileno() >= 0]
+        self._readers[piece.number] = [*known, reader]
+
+    def end_reading(self, number: int | None = None) -> None:
+        """Tells those who look at a piece, or at any, that it is over: before anything is written in its place."""
+        for one in list(self._readers) if number is None else [number]:
+            for reader in self._readers.pop(one, ()):
+                reader.cut()
 
     def remove(self, piece: Piece) -> None:
         """Forgets a piece; its number, and its place in the order, are not given to another. Its memory stays."""

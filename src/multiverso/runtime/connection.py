@@ -39,10 +39,14 @@ class Connection:
         try:
             messages.send(self.socket, {"re": request.get("id"), **body}, descriptors)
         except BlockingIOError:
-            with contextlib.suppress(OSError):
-                self.socket.shutdown(socket.SHUT_RDWR)  # its end is seen like any other's
+            self.cut()
         except OSError:
             pass
+
+    def cut(self) -> None:
+        """Ends it on both sides; the node sees that like any other's end."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
 
     def refuse(self, request: Message, error: MultiversoError) -> None:
         """Answers with an error that the session raises."""

@@ -124,6 +124,7 @@ class Membership:
 
     def _restart(self) -> None:
         """All workers have gone and come again (`init` after `shutdown`): nothing of the last job is left."""
+        self.catalogue.end_reading()
         old, heap = self.control, self._heap
         self._begin()
         heap.close()
@@ -151,6 +152,11 @@ class Membership:
         """Returns the workers that died, or exited without ``shutdown()``, the first one first."""
         lost = {w.worker_id for w in self.control.workers() if w.liveness == at.LOST}
         return [i for i in tuple(self.control.lost_in_order) if i in lost]
+
+    @property
+    def memory(self) -> int:
+        """The descriptor of the job's memory."""
+        return self._heap.descriptor
 
     @property
     def memory_bytes(self) -> int:

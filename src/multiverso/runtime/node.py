@@ -32,6 +32,7 @@ from multiverso.runtime.connection import Connection
 from multiverso.runtime.control import Control
 from multiverso.runtime.deaths import await_end
 from multiverso.runtime.host_creation import HostCreations
+from multiverso.runtime.looking import look
 from multiverso.runtime.membership import Membership
 from multiverso.runtime.questions import Questions
 from multiverso.runtime.status import status_of
@@ -365,6 +366,7 @@ class Node:
                 "say": self._say,
                 "combine": self._combine,
                 "status": self._status,
+                "look": self._look,
             }[do]
             handler(connection, request)
         except MultiversoError as error:
@@ -586,6 +588,9 @@ class Node:
 
     def _status(self, connection: Connection, request: Message) -> None:
         connection.reply(request, {"status": self.status()})
+
+    def _look(self, connection: Connection, request: Message) -> None:
+        look(connection, request, self._members.catalogue, self._members.memory)
 
 
 def _log(line: str) -> None:

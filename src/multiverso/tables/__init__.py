@@ -9,6 +9,7 @@ from multiverso.tables.keyed import KeyedTable
 from multiverso.tables.keyed_spec import Eviction
 from multiverso.tables.matrix import MatrixTableHandler
 from multiverso.tables.pending import Pending
+from multiverso.tables.read_only import ReadOnlyKeyedTable, ReadOnlyTable, attach_read_only
 
 __all__ = [
     "ArrayTableHandler",
@@ -17,5 +18,8 @@ __all__ = [
     "KeyedTable",
     "MatrixTableHandler",
     "Pending",
+    "ReadOnlyKeyedTable",
+    "ReadOnlyTable",
     "TableHandler",
+    "attach_read_only",
 ]

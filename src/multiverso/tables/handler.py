@@ -58,6 +58,8 @@ class TableHandler:
         self._dtype = np.dtype(spec.dtype)
         self._size = spec.elements
         self._rate_index = updater.rate_index
+        self._clip = updater.clip
+        self._schedule = updater.schedule if session.worker_id == 0 else None
         update = 0 if updater.name == "add" else compile_update(updater.apply, spec.dtype)
         name = self._name = f"table {spec.name!r}" if spec.name else f"the {spec}"
         self._queue = Queue(spec.name or spec.kind)
@@ -216,7 +218,8 @@ class TableHandler:
                 where this one stopped; any other call on the table does first what is left of it.
         """
         self._ready(None)
-        self._operations.add(data if self._is_plain(data) else self._delta(data))
+        delta = data if self._is_plain(data) else self._delta(data)
+        self._operations.add(self._transformed(delta))
 
     def exchange(self, local: Any, last: Any, *, timeout_seconds: float | None = None) -> None:
         """Pushes ``local - last`` and pulls the result into both, in one pass over the memory.
@@ -237,7 +240,20 @@ class TableHandler:
         a, b = self._pair(local, last)
         self._operations.exchange(a, b, deadline)
 
+    def _transformed(self, delta: Array, rows: int = 1) -> Array:
+        """Returns what is to be added, within its bounds, once the learning rate is what the schedule says."""
+        if self._schedule is not None:
+            self.learning_rate = self._schedule(self.version)
+        return delta if self._clip is None else self._clip(delta, rows)
+
+    def _refuse_clipped(self) -> None:
+        if self._clip is not None:
+            raise MultiversoError(
+                f"{self._name} clips what is added ({self._clip}), and an exchange does not: use add() and get()"
+            )
+
     def _pair(self, local: Any, last: Any) -> tuple[Array, Array]:
+        self._refuse_clipped()
         a = local if self._is_plain(local) else writable(local, self._size, self._dtype, "local")
         b = last if self._is_plain(last) else writable(last, self._size, self._dtype, "last")
         # two arrays that own their memory cannot share it, and asking takes as long as the check of both
@@ -256,7 +272,7 @@ class TableHandler:
         wait for them. At most 16 are pending; the next call then blocks.
         """
         self._session.check()
-        delta = np.array(self._delta(data))
+        delta = np.array(self._transformed(self._delta(data)))
         return self._later(lambda: self._operations.add(delta), "an add", delta.tobytes)
 
     def get_async(self, out: Any = None) -> Pending:

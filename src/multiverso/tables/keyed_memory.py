@@ -122,6 +122,10 @@ class KeyedMemory:
         rows = self.array(self.word("ROW_WORDS"), 8 * blocks).view(np.int64)
         return sum(int(np.count_nonzero(words & layout.OWNER)) for words in (rows, self._segment_words()))
 
+    def adds(self) -> int:
+        """Returns how many calls of all workers have added."""
+        return sum(load64(self._line(worker) + at.ADDS) for worker in range(MAX_WORKERS))
+
     def statistics(self) -> dict[str, Any]:
         """Returns what memory the table takes, and what its workers have done."""
         segments = int(np.count_nonzero(self._segment_words()))
@@ -176,6 +180,7 @@ _PLACES = (
     "REMOVALS",
     "RING",
     "SEGMENT_WORDS",
+    "SEGMENT_COUNTS",
     "SEGMENTS",
     "ROWS",
 )

@@ -185,7 +185,7 @@ class MatrixTableHandler(TableHandler):
             return
         self._ready(None)
         ids, delta = self._rows(data, row_ids)
-        self._operations.add_rows(ids, delta)
+        self._operations.add_rows(ids, self._transformed(delta, ids.size))
 
     def exchange(
         self, local: Any, last: Any, row_ids: Any = None, *, timeout_seconds: float | None = None
@@ -241,7 +241,8 @@ class MatrixTableHandler(TableHandler):
         if row_ids is None:
             return super().add_async(data)
         self._session.check()
-        ids, delta = (np.array(part) for part in self._rows(data, row_ids))
+        ids, delta = self._rows(data, row_ids)
+        ids, delta = np.array(ids), np.array(self._transformed(delta, ids.size))
         self._refuse_bad(ids)
         return self._later(
             lambda: self._operations.add_rows(ids, delta),
@@ -284,6 +285,7 @@ class MatrixTableHandler(TableHandler):
             raise bad_row(ids, int(np.argmax(outside)), self._spec)
 
     def _pair_of_rows(self, local: Any, last: Any, row_ids: Any) -> tuple[RowIds, Array, Array]:
+        self._refuse_clipped()
         ids = as_row_ids(row_ids, self._spec.rows)
         size = ids.size * self._spec.columns
         a = writable(local, size, self._dtype, "local")

@@ -26,6 +26,7 @@ class Ruled:
     def __init__(self, table: TableHandler, user: Any = None) -> None:
         self._table = table
         self._session = table._session
+        table._refuse_clipped()
         if user is not None:
             table._users.add(user)
 

@@ -9,13 +9,16 @@ from multiverso.updaters.adagrad import adagrad
 from multiverso.updaters.adam import adam
 from multiverso.updaters.adamw import adamw
 from multiverso.updaters.add import add
+from multiverso.updaters.delayed_nesterov import delayed_nesterov
 from multiverso.updaters.ftrl import ftrl
 from multiverso.updaters.mean import mean
 from multiverso.updaters.momentum import momentum
 from multiverso.updaters.nesterov import nesterov
 from multiverso.updaters.rmsprop import rmsprop
 from multiverso.updaters.rowwise_adagrad import rowwise_adagrad
+from multiverso.updaters.schedules import cosine, inverse_square_root
 from multiverso.updaters.sgd import sgd
+from multiverso.updaters.transformations import chain, clip, schedule, weight_decay
 from multiverso.updaters.updater import Updater
 
 BY_NAME: dict[str, Callable[[], Updater]] = {
@@ -58,12 +61,19 @@ __all__ = [
     "adam",
     "adamw",
     "add",
+    "chain",
+    "clip",
+    "cosine",
+    "delayed_nesterov",
     "ftrl",
+    "inverse_square_root",
     "mean",
     "momentum",
     "nesterov",
     "resolve",
     "rmsprop",
     "rowwise_adagrad",
+    "schedule",
     "sgd",
+    "weight_decay",
 ]

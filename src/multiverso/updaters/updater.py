@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from multiverso.states import State, states_of
+
+if TYPE_CHECKING:
+    from multiverso.updaters.transformations import Clip, Schedule
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,8 @@ class Updater:
         rate_index: place of the learning rate among ``hyper``, which can then be set while a job runs
             (``table.learning_rate``); None where there is none.
         mean: in synchronous mode, gets the mean over the workers that contributed instead of their sum.
+        clip: what adds are bounded by, before they reach ``apply``; see ``chain``.
+        schedule: what sets the learning rate; see ``chain``.
     """
 
     name: str
@@ -33,6 +39,8 @@ class Updater:
     hyper: tuple[float, ...] = ()
     mean: bool = False
     rate_index: int | None = None
+    clip: Clip | None = None
+    schedule: Schedule | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "states", states_of(self.states))

@@ -48,6 +48,7 @@ _FIELDS: dict[str, dict[str, str]] = {
         "operation": _TEXT,
     },
     "status": {},
+    "look": {"kind": _TEXT, "name": _TEXT},
 }
 
 

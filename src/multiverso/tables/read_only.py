@@ -1,0 +1,285 @@
+"""A job's tables as another process of the same user reads them: to serve a model while it is being trained."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from io import FileIO
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from multiverso import keyed_layout
+from multiverso import layout as at
+from multiverso.deadline import Deadline
+from multiverso.errors import MultiversoError, NodeLostError, RowIdError, StartupError, WaitTimeoutError
+from multiverso.kernels import looking as kernels
+from multiverso.memory.segment import Segment
+from multiverso.memory.words import load64
+from multiverso.runtime.finding import node_addresses
+from multiverso.runtime.link import Link
+from multiverso.runtime.trust import SECRET_VARIABLE
+from multiverso.spec import DTYPES, MODES, TableSpec
+from multiverso.tables.convert import as_row_ids
+from multiverso.tables.keyed_memory import memory_name
+from multiverso.tables.keys import as_keys
+from multiverso.tables.output import Output, fresh, into
+from multiverso.wire.messages import Message
+
+_SLICE_NANOSECONDS = 100_000_000
+
+
+class _View:
+    """A part of a job's memory, mapped so that it cannot be written to, and the connection that says if it is good.
+
+    Args:
+        link: to the job's node, which has lent the memory.
+        answer: where it lies.
+        descriptors: of the memory; taken over.
+        what: the table, in words.
+    """
+
+    def __init__(self, link: Link, answer: Message, descriptors: list[int], what: str) -> None:
+        (memory,) = map(FileIO, map(list.pop, [descriptors]))
+        with memory:
+            self._segment = Segment(
+                memory.fileno(), int(answer["offset"]), int(answer["size"]), sparse=True, writable=False
+            )
+        self._link = link
+        self._what = what
+
+    @property
+    def address(self) -> int:
+        return self._segment.address
+
+    def check(self) -> None:
+        """Raises NodeLostError if the job is over: what was read until now may be another table's."""
+        try:
+            connection = self._link.connection
+            if connection.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK):
+                return
+        except BlockingIOError:
+            return
+        except (OSError, NodeLostError):
+            pass
+        raise NodeLostError(
+            f"{self._what} is gone: its job has ended, or has closed it, or this process has closed the table; "
+            "attach again when it runs again, or load what it has saved"
+        )
+
+    def run(self, call: Callable[[int, int], int], timeout_seconds: float) -> None:
+        """Calls a kernel with how far it is and a moment, in slices, until it is done."""
+        deadline = Deadline.after(timeout_seconds)
+        code = 0
+        while True:
+            code = call(code >> 16, time.monotonic_ns() + _SLICE_NANOSECONDS)
+            self.check()  # after the read: memory is given to somebody else only when the connection has ended
+            if code == 0:
+                return
+            if deadline.passed:
+                raise WaitTimeoutError(
+                    f"a part of {self._what} was held for {deadline}: a worker was stopped or killed while it "
+                    "changed it, and no other has come there since"
+                )
+
+    def close(self) -> None:
+        self._link.close()
+
+
+class _ReadOnly:
+    """What both kinds of tables have."""
+
+    def __init__(self, view: _View, name: str, dtype: str, timeout_seconds: float) -> None:
+        self._view, self._timeout_seconds = view, timeout_seconds
+        self.name = name
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+
+    def _output(self, shape: tuple[int, ...], out: Any) -> Output:
+        return fresh(shape, self.dtype, None) if out is None else into(out, shape, self.dtype, False)
+
+    def close(self) -> None:
+        """Lets go of the job; every read after that raises NodeLostError."""
+        self._view.close()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+
+class ReadOnlyKeyedTable(_ReadOnly):
+    """A `KeyedTable` of a running job, for reading; from :func:`attach_read_only`.
+
+    Attributes:
+        name: its name.
+        dim: numbers in a row.
+        dtype: of the values.
+    """
+
+    def __init__(self, view: _View, name: str, timeout_seconds: float) -> None:
+        def word(which: str) -> int:
+            return load64(view.address + getattr(keyed_layout.at, which))
+
+        if not word("IDENTITY"):
+            raise StartupError(f"the keyed table {name!r} is just being made: attach again in a moment")
+        super().__init__(view, name, DTYPES[word("DTYPE")], timeout_seconds)
+        self.dim = word("COLUMNS")
+
+    def get(self, keys: Any, out: Any = None) -> Any:
+        """Returns the rows of keys; of a key that has none, its initial row.
+
+        A row is never torn, and is the key's own at the moment when it is read; several rows are not of one moment.
+        The job's workers do not notice, and never wait for it.
+
+        Args:
+            keys: as for ``KeyedTable.get``.
+            out: as for ``KeyedTable.get``.
+
+        Raises:
+            NodeLostError: the job has ended.
+            WaitTimeoutError: a worker was stopped while it held a row, for too long.
+        """
+        array = as_keys(keys)
+        output = self._output((*array.shape, self.dim), out)
+        flat, size = array.reshape(-1), self.dim * self.dtype.itemsize
+        look_up, base, to = kernels.look_up.compiled(), self._view.address, output.flat.ctypes.data
+        self._view.run(lambda done, until: look_up(base, flat, to, size, done, until), self._timeout_seconds)
+        return output.give()
+
+
+class ReadOnlyTable(_ReadOnly):
+    """An array or a matrix of a running job, for reading; from :func:`attach_read_only`.
+
+    Attributes:
+        name: its name.
+        shape: of the values.
+        dtype: of the values.
+    """
+
+    def __init__(self, view: _View, name: str, answer: Message, timeout_seconds: float) -> None:
+        self._spec = TableSpec.from_message(answer["spec"])
+        if int(answer["mode"]) == MODES["sync"]:
+            raise MultiversoError(
+                f"table {name!r} is of a synchronous job, whose values change places at each round: save it "
+                "in the job, and read the file"
+            )
+        super().__init__(view, name, self._spec.dtype, timeout_seconds)
+        self.shape = self._spec.shape
+
+    def get(self, row_ids: Any = None, out: Any = None) -> Any:
+        """Returns the values, in the table's shape, or some rows of a matrix.
+
+        A row of a matrix is never torn, and neither is a stripe (16 or 128 KiB); the whole is not of one moment.
+
+        Args:
+            row_ids: as for ``MatrixTableHandler.get``.
+            out: as for ``MatrixTableHandler.get``.
+
+        Raises:
+            RowIdError: no row, or a table that has no rows.
+            NodeLostError: the job has ended.
+            WaitTimeoutError: a worker was stopped while it held a part, for too long.
+        """
+        base, spec = self._view.address, self._spec
+        header = at.TABLE.at(base)
+        words, values = base + int(header["words"]), base + int(header["buffer_0"])
+        if row_ids is None:
+            output = self._output(self.shape, out)
+            stripe, size = int(header["stripe_size"]) * spec.itemsize, spec.elements * spec.itemsize
+            to, copy = output.flat.ctypes.data, kernels.look_at_all.compiled()
+            self._view.run(
+                lambda done, until: copy(words, stripe, values, size, to, done, until), self._timeout_seconds
+            )
+            return output.give()
+        ids = self._checked(row_ids)
+        output = self._output((ids.size, spec.columns), out)
+        shift, stride = int(header["shift"]), spec.columns * spec.itemsize
+        to, copy_rows = output.flat.ctypes.data, kernels.look_at_rows.compiled()
+        self._view.run(
+            lambda done, until: copy_rows(words, shift, values, stride, ids, to, done, until),
+            self._timeout_seconds,
+        )
+        return output.give()
+
+    def _checked(self, row_ids: Any) -> npt.NDArray[np.int64]:
+        if self._spec.kind != "matrix":
+            raise RowIdError(f"{self!r} is an array: it has no rows")
+        ids = as_row_ids(row_ids, self._spec.rows)
+        if ids.size and not 0 <= ids.min() <= ids.max() < self._spec.rows:
+            raise RowIdError(f"{self!r} has rows 0 to {self._spec.rows - 1}; got {ids.min()} to {ids.max()}")
+        return ids
+
+
+def attach_read_only(
+    name: str, job: str | None = None, *, timeout_seconds: float = 10.0
+) -> ReadOnlyKeyedTable | ReadOnlyTable:
+    """Returns a table of a running job of this user on this host, for reading by a process that is no worker of it.
+
+    The memory is mapped so that this process cannot write to it. Reads are as quick as a worker's, see what the workers
+    add, and hold nobody up.
+
+    Args:
+        name: the table's name, as the workers have given it.
+        job: the job's address, as ``multiverso top --json`` and MULTIVERSO_NODE have it. By default the one of the
+            environment, or else the only job here that has such a table.
+        timeout_seconds: deadline of this call, and of each read: for a part that a stopped worker holds.
+
+    Raises:
+        StartupError: no job has such a table, or several; or this process is another user's.
+        NodeLostError, WaitTimeoutError: the job's node has not answered.
+
+    Example:
+        with mv.attach_read_only("users") as users:
+            vectors = users.get([17, 4])
+    """
+    deadline = time.monotonic() + timeout_seconds
+    job = job or os.environ.get("MULTIVERSO_NODE")
+    found, refusals = [], []
+    try:
+        for address in [job] if job else node_addresses():
+            try:
+                found.append(_attach(address, name, deadline, timeout_seconds))
+            except MultiversoError as error:
+                if job:
+                    raise
+                refusals.append(f"{address}: {error}")
+        if len(found) == 1:
+            return found.pop()
+        if found:
+            raise StartupError(
+                f"{len(found)} jobs of this user have a table named {name!r}: say which, by job=, the address that "
+                "`multiverso top --json` shows"
+            )
+    finally:
+        for table in found:
+            table.close()
+    raise StartupError(
+        f"no job of this user on this host has a table named {name!r}: {'; '.join(refusals) or 'none is running'}"
+    )
+
+
+def _attach(
+    address: str, name: str, deadline: float, timeout_seconds: float
+) -> ReadOnlyKeyedTable | ReadOnlyTable:
+    link = Link.to(address, deadline, os.environ.get(SECRET_VARIABLE))
+    try:
+        for kind, called in (("memory", memory_name(f"name:{name}")), ("name", name)):
+            request = {"do": "look", "kind": kind, "name": called}
+            answer, descriptors = link.ask(request, deadline, f"table {name!r}")
+            if answer["offset"] is None:
+                continue
+            view = _View(link, answer, descriptors, f"table {name!r} of the job at {address}")
+            if kind == "memory":
+                return ReadOnlyKeyedTable(view, name, timeout_seconds)
+            return ReadOnlyTable(view, name, answer, timeout_seconds)
+        raise StartupError(f"it has no table named {name!r} (yet)")
+    except BaseException:
+        link.close()
+        raise

@@ -1,0 +1,60 @@
+"""Updaters whose values decay at each step: a loop that shrinks the values, then the updater's own."""
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+
+from multiverso.updaters.adagrad import adagrad
+from multiverso.updaters.adam import adam
+from multiverso.updaters.add import add
+from multiverso.updaters.mean import mean
+from multiverso.updaters.momentum import momentum
+from multiverso.updaters.nesterov import nesterov
+from multiverso.updaters.rmsprop import rmsprop
+from multiverso.updaters.rowwise_adagrad import rowwise_adagrad
+from multiverso.updaters.sgd import sgd
+from multiverso.updaters.updater import Updater
+
+
+@functools.cache
+def _decayed(inner: Callable[..., None], rate_index: int, place: int) -> Callable[..., None]:
+    """Returns a loop; ``rate_index`` below 0: the updater has no learning rate.
+
+    The same one again for the same arguments, so that it is compiled once.
+    """
+
+    def loop(values, delta, state, stride, hyper, count):
+        decay = hyper[place]
+        if rate_index >= 0:
+            decay = hyper[rate_index] * hyper[place]
+        for i in range(count):
+            values[i] -= decay * values[i]
+        inner(values, delta, state, stride, hyper, count)
+
+    return loop
+
+
+def decayed(updater: Updater, decay: float) -> Updater:
+    """Returns an updater before whose step ``values -= rate decay values``; see ``transformations.weight_decay``."""
+    if updater.name in ("ftrl", "adamw"):
+        raise ValueError(f"{updater.name} brings a decay of its own: give it that")
+    rate_index = -1 if updater.rate_index is None else updater.rate_index
+    loop = _decayed(updater.apply, rate_index, len(updater.hyper))
+    return replace(
+        updater, name=f"weight_decay+{updater.name}", apply=loop, hyper=(*updater.hyper, float(decay))
+    )
+
+
+def _name_loops() -> None:
+    """Gives those of our own updaters a name in this module: what has one is compiled once on a machine."""
+    for make in (adagrad, adam, add, mean, momentum, nesterov, rmsprop, rowwise_adagrad, sgd):
+        updater = make()
+        loop = decayed(updater, 1.0).apply
+        loop.__name__ = loop.__qualname__ = f"_decayed_{updater.name}"
+        globals()[loop.__name__] = loop
+
+
+_name_loops()

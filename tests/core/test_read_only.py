@@ -1,0 +1,168 @@
+"""Tables read from outside their job: right, never torn, and over when the job is."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import multiverso as mv
+from multiverso.errors import MultiversoError, NodeLostError, RowIdError, StartupError, WaitTimeoutError
+from multiverso.keyed_layout import at
+from multiverso.memory.words import load64, store64
+from multiverso.runtime import Node, Session
+
+ROUNDS = 60
+
+
+def test_rows_by_key_are_what_the_workers_see() -> None:
+    with Node(1) as node, Session(node.address) as session:
+        table = mv.KeyedTable(3, session=session, name="users", initial="normal", seed=5, admission=2)
+        keys = np.arange(-2000, 2000) * 7919  # several segments
+        for _ in range(2):
+            table.add(np.ones((keys.size, 3)), keys)
+        table.add(np.ones(3), 1)  # a candidate
+        asked = np.array([[7919, 1], [-(2**63), 2**63 - 1]])
+        with mv.attach_read_only("users", node.address) as seen:
+            assert (seen.dim, seen.dtype, seen.name) == (3, np.float32, "users")
+            np.testing.assert_array_equal(seen.get(keys), table.get(keys))
+            np.testing.assert_array_equal(seen.get(asked), table.get(asked))
+            out = np.zeros((keys.size, 3), "f4")
+            assert seen.get(keys, out) is out
+            table.add(np.ones((keys.size, 3)), keys)
+            np.testing.assert_array_equal(seen.get(keys), out + 1)
+            table.remove(keys)
+            np.testing.assert_array_equal(seen.get(keys), table.get(keys))
+            assert not np.array_equal(seen.get(keys), out + 1)
+            before = load64(seen._view.address + at.EPOCH), table.stats()
+            seen.get(keys)
+            assert (load64(seen._view.address + at.EPOCH), table.stats()) == before, "nobody notices"
+        with pytest.raises(NodeLostError, match="attach again"):
+            seen.get(1)
+
+
+def test_a_row_is_its_own_key_s_and_whole_while_keys_come_and_go() -> None:
+    keys = np.arange(1, 301)
+    numbers = keys[:, np.newaxis] * np.ones(24)
+    with Node(1) as node, Session(node.address) as session:
+        table = mv.KeyedTable(24, dtype="float64", session=session, name="moving")
+        over = threading.Event()
+
+        def work() -> None:
+            random = np.random.default_rng(0)
+            try:
+                for _ in range(ROUNDS):
+                    table.add(numbers, keys)
+                    gone = random.permutation(keys)[:150]
+                    table.remove(gone)  # their rows go to other keys
+                    table.add(numbers[:50], keys[:50])
+            finally:
+                over.set()
+
+        with mv.attach_read_only("moving", node.address) as seen:
+            worker = threading.Thread(target=work)
+            worker.start()
+            number = 0
+            while not over.is_set() or number == 0:
+                rows = seen.get(keys)
+                assert (rows == rows[:, :1]).all(), "a torn row"
+                assert (rows[:, 0] % keys == 0).all(), "another key's row"
+                number += 1
+            worker.join()
+            np.testing.assert_array_equal(seen.get(keys), table.get(keys))
+
+
+def test_memory_that_is_lent_cannot_be_written_to() -> None:
+    with Node(1) as node, Session(node.address) as session:
+        mv.KeyedTable(3, session=session, name="users")
+        with mv.attach_read_only("users", node.address) as seen:
+            start = f"{seen._view.address:x}-"
+            rows = [row for row in Path("/proc/self/maps").read_text().splitlines() if row.startswith(start)]
+            assert [row.split()[1] for row in rows] == ["r--s"]
+
+
+def test_who_reads_is_told_that_the_job_is_over() -> None:
+    node = Node(1)
+    session = Session(node.address)
+    table = mv.KeyedTable(2, session=session, name="users")
+    array = mv.ArrayTableHandler(5, np.arange(5), session=session, name="weights")
+    table.add([1, 2], 3)
+    keyed, dense = (mv.attach_read_only(name, node.address) for name in ("users", "weights"))
+    assert keyed.get(3).tolist() == [1, 2]
+    array.close()  # its memory is given to the next table
+    with pytest.raises(NodeLostError, match="weights"):
+        dense.get()
+    session.close()
+    again = Session(node.address)  # fresh memory
+    with pytest.raises(NodeLostError, match="users"):
+        keyed.get(3)
+    mv.KeyedTable(2, session=again, name="users")
+    keyed = mv.attach_read_only("users", node.address)
+    assert keyed.get(3).tolist() == [0, 0]
+    again.close()
+    node.close()
+    with pytest.raises(NodeLostError, match="ended"):
+        keyed.get(3)
+    with pytest.raises(StartupError, match="no node"):
+        mv.attach_read_only("users", node.address)
+
+
+def test_arrays_and_rows_are_read_as_they_are() -> None:
+    with Node(1) as node, Session(node.address) as session:
+        size = 70_000  # several stripes, the last one not full
+        array = mv.ArrayTableHandler(size, np.arange(size), session=session, name="array")
+        matrix = mv.MatrixTableHandler(
+            1000, 9, np.arange(9000), dtype="int64", session=session, name="matrix"
+        )
+        with mv.attach_read_only("array", node.address) as seen:
+            np.testing.assert_array_equal(seen.get(), np.arange(size))
+            array.add(np.ones(size))
+            np.testing.assert_array_equal(seen.get(), np.arange(size) + 1)
+            with pytest.raises(RowIdError, match="array"):
+                seen.get([1])
+        with mv.attach_read_only("matrix", node.address) as seen:
+            assert seen.shape == (1000, 9)
+            np.testing.assert_array_equal(seen.get([999, 0, 0]), matrix.get([999, 0, 0]))
+            np.testing.assert_array_equal(seen.get(), matrix.get())
+            with pytest.raises(RowIdError, match="999"):
+                seen.get([1000])
+    with Node(1) as node, Session(node.address, sync=True) as session:
+        mv.ArrayTableHandler(3, session=session, name="rounds")
+        with pytest.raises(MultiversoError, match="synchronous"):
+            mv.attach_read_only("rounds", node.address)
+
+
+def test_a_row_that_stays_held_is_a_timeout_and_others_are_not() -> None:
+    with Node(1) as node, Session(node.address) as session:
+        table = mv.KeyedTable(1, session=session, name="held")
+        keys = np.arange(1000)
+        table.add(np.ones((1000, 1)), keys)  # rows of a line each: 256 of them under a word
+        base = table._memory.address
+        word = base + table._memory.word("ROW_WORDS")
+        value = load64(word)
+        with mv.attach_read_only("held", node.address, timeout_seconds=0.2) as seen:
+            store64(word, value | 1)
+            with pytest.raises(WaitTimeoutError, match="stopped or killed"):
+                seen.get(keys)
+            assert seen.get(keys[-1]).tolist() == [1]
+            store64(word, value)
+            assert seen.get(keys).sum() == 1000
+
+
+def test_the_table_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"found-{os.getpid()}"
+    with Node(1) as node, Session(node.address) as session, Node(1) as other:
+        with pytest.raises(StartupError, match=name):
+            mv.attach_read_only(name)
+        mv.KeyedTable(2, session=session, name=name)
+        with mv.attach_read_only(name) as seen:
+            assert seen.get(1).tolist() == [0, 0]
+        with Session(other.address) as second:
+            mv.KeyedTable(2, session=second, name=name)
+            with pytest.raises(StartupError, match="2 jobs"):
+                mv.attach_read_only(name)
+            monkeypatch.setenv("MULTIVERSO_NODE", node.address)
+            mv.attach_read_only(name).close()
