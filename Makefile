@@ -62,6 +62,7 @@ bench: .venv/.full ## speed, beside this machine's own limits (JSON in benchmark
 chaos: .venv/.full ## thousands of kills from a seed; what the survivors waited and what was left behind
 	$(BIN)/python benchmarks/chaos.py --json benchmarks/results/chaos.json
 	$(BIN)/python benchmarks/chaos_rows.py --kills 2000 --json benchmarks/results/chaos_rows.json
+	$(BIN)/python benchmarks/chaos_keyed.py --kills 2000 --json benchmarks/results/chaos_keyed.json
 
 pauses: .venv/.full ## all tests, four at a time, while their processes are stopped at random (SEED=1)
 	$(BIN)/python scripts/pauses.py $(or $(SEED),1) env PATH="$(CURDIR)/$(BIN):$$PATH" \

@@ -16,6 +16,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -76,9 +77,9 @@ def work(address: str, life: int, pipe: Any) -> None:
 
 
 class Life:
-    """One process."""
+    """One process, which does ``work(address, life, pipe)``."""
 
-    def __init__(self, address: str, life: int) -> None:
+    def __init__(self, address: str, life: int, work: Callable[[str, int, Any], None]) -> None:
         self.life = life
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=work, args=(address, life, theirs))
@@ -169,7 +170,7 @@ def run(kills: int, workers: int, seed: int, epoch: int = 16) -> dict[str, Any]:
             for _ in range(epoch):
                 while len(lives) < workers:
                     life += 1
-                    lives.append(Life(node.address, life))
+                    lives.append(Life(node.address, life, work))
                 time.sleep(chance.random() * 0.02)
                 victim = lives.pop(chance.randrange(len(lives)))
                 if chance.random() < 0.3:

@@ -115,7 +115,7 @@ def test_arrays_and_rows_are_read_as_they_are() -> None:
         size = 70_000  # several stripes, the last one not full
         array = mv.ArrayTableHandler(size, np.arange(size), session=session, name="array")
         matrix = mv.MatrixTableHandler(
-            1000, 9, np.arange(9000), dtype="int64", session=session, name="matrix"
+            1000, 9, np.arange(9000), session=session, name="matrix"
         )
         with mv.attach_read_only("array", node.address) as seen:
             np.testing.assert_array_equal(seen.get(), np.arange(size))
