@@ -114,9 +114,7 @@ def test_arrays_and_rows_are_read_as_they_are() -> None:
     with Node(1) as node, Session(node.address) as session:
         size = 70_000  # several stripes, the last one not full
         array = mv.ArrayTableHandler(size, np.arange(size), session=session, name="array")
-        matrix = mv.MatrixTableHandler(
-            1000, 9, np.arange(9000), session=session, name="matrix"
-        )
+        matrix = mv.MatrixTableHandler(1000, 9, np.arange(9000), session=session, name="matrix")
         with mv.attach_read_only("array", node.address) as seen:
             np.testing.assert_array_equal(seen.get(), np.arange(size))
             array.add(np.ones(size))

@@ -22,9 +22,7 @@ from multiverso.layout import HUGE_PAGE
 LARGE = 32 * HUGE_PAGE  # tables that are worth it
 _SHARE = 0.25  # of one processor's time
 _LOOK_SECONDS = 1.0  # between two looks at sparse parts
-_GROWING = (
-    64  # what has become larger by one of so many parts since the last look: its users are busy with it
-)
+_GROWING = 64  # what has grown by one of so many parts since the last look is left to its users
 _MADV_COLLAPSE = 25
 _NONE, _FIXED, _PRIVATE, _ANONYMOUS, _NORESERVE = 0, 0x10, 2, 0x20, 0x4000
 _FAILED = ctypes.c_void_p(-1).value
@@ -61,7 +59,7 @@ class Collapser:
         self._parts: list[tuple[int, int]] = []  # (offset, end) of what is still to be done
         self._sparse: dict[tuple[int, int], set[int]] = {}  # (offset, end): what has been tried there
         self._blocks = self._walked = (
-            0  # of the file, at the last look, and when sparse parts were gone through
+            0  # of the file, at the last look and the last walk through sparse parts
         )
         self._thread: threading.Thread | None = None
         self.tried = self.made = 0  # huge pages
