@@ -257,6 +257,8 @@ def _wait_to_be_a_program(control: socket.socket) -> list[str]:
                 _end(list(children.values()))
             pid = os.fork()
             if not pid:
+                os.setsid()  # before anybody who knows it can want to end it with all that it has started
+                control.send(json.dumps([os.getpid(), None]).encode())
                 control.close()
                 for descriptor in children:
                     os.close(descriptor)
@@ -264,7 +266,6 @@ def _wait_to_be_a_program(control: socket.socket) -> list[str]:
             for stream in streams:
                 os.close(stream)
             children[os.pidfd_open(pid)] = pid
-            control.send(json.dumps([pid, None]).encode())
 
 
 def _end(pids: list[int]) -> None:
@@ -278,7 +279,6 @@ def _end(pids: list[int]) -> None:
 
 
 def _become(request: dict[str, Any], streams: list[int]) -> list[str]:
-    os.setsid()
     for place, stream in enumerate(streams):
         os.dup2(stream, place)
         os.close(stream)
