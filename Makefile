@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test quick check bench chaos pauses pythons fuzz interrupts interleave simulate mutants golden docs clean distclean
+.PHONY: help demo test quick check bench chaos pauses pythons ray fuzz interrupts interleave simulate mutants golden docs clean distclean
 
 # Whatever is active outside must not reach the environments made here.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONWARNINGS CONDA_PREFIX
@@ -91,6 +91,10 @@ golden: .venv/.dev ## store the golden traces of updaters and rules anew: only w
 fuzz: .venv/.full ## nonsense at every door: sockets, ports, saved files (SECONDS=60 each, SEED=)
 	@for program in tests/fuzz/fuzz_*.py; do \
 		$(BIN)/python $$program --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)); done
+
+ray: .venv/.full ## jobs on a Ray cluster of two nodes on this machine; installs Ray and what Ray Train needs (0.5 GB)
+	@$(BIN)/python $(INSTALL) 'ray[train]>=2.50,<3'
+	$(BIN)/python -m pytest tests/ray $(PYTEST_ARGS)
 
 docs: .venv/.dev ## the documentation, served on http://127.0.0.1:8000
 	$(BIN)/mkdocs serve

@@ -27,16 +27,22 @@ def main() -> None:
                 sys.path[:], sys.argv[:] = pickle.load(call)
                 function, args, kwargs = pickle.load(call)
             value = function(*args, **kwargs)
-            if "multiverso.api" in sys.modules:
-                sys.modules["multiverso.api"].shutdown()
-            _write(answer, "value", "", value)
+            leave()
+            write(answer, "value", "", value)
         except BaseException as error:
-            _write_error(answer, error)
+            write_error(answer, error)
             answer.close()
             sys.exit(1)
 
 
-def _write(file: IO[bytes], kind: str, text: str, value: Any) -> None:
+def leave() -> None:
+    """Calls `multiverso.shutdown` if the function has not."""
+    if "multiverso.api" in sys.modules:
+        sys.modules["multiverso.api"].shutdown()
+
+
+def write(file: IO[bytes], kind: str, text: str, value: Any) -> None:
+    """Writes an answer, in place of what is there."""
     import cloudpickle  # found on the caller's search path only
 
     file.seek(0)
@@ -50,15 +56,16 @@ def _write(file: IO[bytes], kind: str, text: str, value: Any) -> None:
     file.flush()
 
 
-def _write_error(file: IO[bytes], error: BaseException) -> None:
+def write_error(file: IO[bytes], error: BaseException) -> None:
+    """Writes an exception as an answer; its traceback only, where it cannot be sent."""
     text = "".join(traceback.format_exception(error))
     try:
         import cloudpickle
 
         pickle.loads(cloudpickle.dumps(error))  # some exceptions can be written and not read
-        _write(file, "error", text, error)
+        write(file, "error", text, error)
     except Exception:
-        _write(file, "error", text, None)
+        write(file, "error", text, None)
 
 
 if __name__ == "__main__":

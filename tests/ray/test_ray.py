@@ -1,0 +1,203 @@
+"""`multiverso.ray` on a real Ray cluster: two nodes of Ray on this machine are two hosts of a job.
+
+One cluster, in a process of its own, does everything: it takes as long to start as all that is done on it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed here; `make ray` installs it")
+SECONDS = 500.0
+pytestmark = pytest.mark.timeout(540)
+PROGRAM = """
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import ray
+from ray.cluster_utils import Cluster
+from ray.train import RunConfig, ScalingConfig
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+import multiverso as mv
+import multiverso.ray
+from multiverso.ray.train import MultiversoConfig
+
+folder = Path(sys.argv[1])
+
+
+def adding(base):
+    import numpy as np
+    import multiverso as mv
+    from multiverso.runtime.current import current
+
+    mv.init()
+    me, n = mv.worker_id(), mv.workers_num()
+    table = mv.ArrayTableHandler(5_000, np.full(5_000, 5.0), name="sums")
+    for _ in range(10):
+        table.add(np.full(5_000, me + 1))
+    mv.barrier()
+    value = table.get()
+    hosts = [current().hosts.index(host) for host in current().control.places]
+    return base + me, float(value.min()), float(value.max()), hosts, os.environ["MULTIVERSO_EVERY"]
+
+
+def failing():
+    mv.init()
+    mv.barrier()
+    if mv.worker_id() == 1:
+        raise ValueError("this is what is wrong")
+    mv.barrier()
+
+
+def dying():
+    mv.init()
+    mv.barrier()
+    if mv.worker_id() == 2 and "MULTIVERSO_RESTARTS" not in os.environ:
+        os.kill(os.getpid(), 9)
+    mv.barrier()
+    return os.environ["MULTIVERSO_RESTARTS"]
+
+
+def surviving(file):
+    from multiverso.runtime.current import current
+
+    mv.init(on_lost="continue")
+    mv.barrier()
+    places = current().control.places
+    if places[mv.worker_id()] == places[0]:
+        while len(mv.live_workers()) > places.count(places[0]):
+            time.sleep(0.05)
+        mv.barrier()
+        return "went on"
+    Path(file).touch()
+    time.sleep(200)
+
+
+def loop(options):
+    mv.init()
+    rank = ray.train.get_context().get_world_rank()
+    table = mv.ArrayTableHandler(3)
+    table.add([1.0 + rank] * 3)
+    mv.barrier()
+    found = [float(table.get()[0]), mv.worker_id() == rank, mv.workers_num()]
+    mv.shutdown()
+    Path(options["folder"], f"trained-{rank}").write_text(json.dumps(found))
+
+
+def raised(call, *arguments, **options):
+    try:
+        call(*arguments, **options)
+    except Exception as error:
+        return [type(error).__name__, str(error), *getattr(error, "__notes__", ())]
+
+
+said = {}
+cluster = Cluster(
+    initialize_head=True,
+    head_node_args={"num_cpus": 2, "include_dashboard": False, "object_store_memory": 80_000_000},
+)
+second = cluster.add_node(num_cpus=2, object_store_memory=80_000_000)
+ray.init(address=cluster.address, log_to_driver=False)
+try:
+    said["sums"] = mv.ray.run(adding, workers=3, args=(10,), every=0.05)
+    said["failing"] = raised(mv.ray.run, failing, workers=2)
+    said["dying"] = raised(mv.ray.run, dying, workers=3, encrypted=False)
+    said["restarted"] = mv.ray.run(dying, workers=3, encrypted=False, max_restarts=1)
+    said["too many"] = raised(mv.ray.run, adding, workers=5, timeout_seconds=1.0)
+    trainer = DataParallelTrainer(
+        loop,
+        train_loop_config={"folder": str(folder)},
+        backend_config=MultiversoConfig(encrypted=False),
+        scaling_config=ScalingConfig(num_workers=3),
+        run_config=RunConfig(storage_path=str(folder / "train")),
+    )
+    trainer.fit()
+    said["trained"] = [json.loads((folder / f"trained-{rank}").read_text()) for rank in range(3)]
+    # last, as it takes a node away
+    file = folder / "there"
+
+    def cut():
+        while not file.exists():
+            time.sleep(0.02)
+        cluster.remove_node(second, allow_graceful=False)
+
+    threading.Thread(target=cut, daemon=True).start()
+    results = mv.ray.run(surviving, 4, (str(file),), on_failure="continue", encrypted=False)
+    said["survived"] = [r if isinstance(r, str) else type(r).__name__ for r in results]
+finally:
+    ray.shutdown()
+    cluster.shutdown()
+(folder / "said.json").write_text(json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("ray")
+    (folder / "program.py").write_text(PROGRAM)
+    environ = {
+        **os.environ,
+        "RAY_TMPDIR": "/tmp",
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_TRAIN_V2_ENABLED": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, folder / "program.py", folder],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        env=environ,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads((folder / "said.json").read_text())
+    return found
+
+
+def test_workers_on_two_hosts_add_up_exactly(said: dict[str, Any]) -> None:
+    hosts = said["sums"][0][3]
+    assert sorted(set(hosts)) == [0, 1]
+    assert said["sums"] == [[10 + i, 65.0, 65.0, hosts, "0.05"] for i in range(3)]
+
+
+def test_what_a_worker_raises_is_raised(said: dict[str, Any]) -> None:
+    kind, text, note = said["failing"]
+    assert (kind, text) == ("ValueError", "this is what is wrong")
+    assert note.startswith("In multiverso worker 1 (pid ")
+    assert "in failing" in note
+
+
+def test_who_dies_is_named(said: dict[str, Any]) -> None:
+    kind, text = said["dying"][:2]
+    assert kind == "WorkerLostError"
+    assert text.startswith("Worker 2 (pid ")
+
+
+def test_a_job_begins_again_without_the_dead(said: dict[str, Any]) -> None:
+    assert said["restarted"] == ["1", "1", "1"]
+
+
+def test_what_the_cluster_has_not_got_is_said(said: dict[str, Any]) -> None:
+    kind, text = said["too many"][:2]
+    assert kind == "StartupError"
+    assert "has not got 5 times {'CPU': 1.0}" in text
+
+
+def test_a_lost_host_is_gone_on_without(said: dict[str, Any]) -> None:
+    assert said["survived"] == ["went on", "went on", "WorkerLostError", "WorkerLostError"]
+
+
+def test_the_loop_of_a_trainer_uses_tables(said: dict[str, Any]) -> None:
+    assert said["trained"] == [[6.0, True, 3]] * 3
