@@ -14,6 +14,7 @@ SCHEDULES = {
     "stopped": 500,
     "corners": 1500,
     "barriers": 700,
+    "gates": 500,
     "clocks": 700,
     "locks": 500,
     "rows": 900,

@@ -30,7 +30,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "internals" / "mutants.md"
 LAWS_OF = {
     "round_steps": ("rounds", "joining", "corners", "stopped", "latecomers"),
     "rounds": ("rounds", "joining", "corners", "stopped", "latecomers"),
-    "waits": ("barriers", "clocks", "rounds", "latecomers", "reduce_small"),
+    "waits": ("barriers", "clocks", "gates", "rounds", "latecomers", "reduce_small"),
     "reduce": ("reduce_small", "reduce_in_chunks"),
     "stripe_words": ("rows", "locks"),
 }

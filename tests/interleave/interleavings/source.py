@@ -29,6 +29,7 @@ PRIVATE = (
     "multiverso.spec",
     "multiverso.shards.shard",
     "multiverso.runtime.control",
+    "multiverso.runtime.mirror",
 )
 # small, so that a schedule is short: what a loop over all possible workers costs, and how often one yields
 CONSTANTS = {"MAX_WORKERS": 8, "_YIELDS": 1, "YIELDS": 1, "_PAUSES": 1, "_TRIES": 2}

@@ -18,8 +18,6 @@ _CALLED = "tells the caller that its call is over, if an exception hides the ans
 
 _WATCHERS = "nobody here waits for a version; see test_who_waits_for_a_version_is_woken in tests/core"
 
-# worlds here are of one host; what holds a barrier between hosts is tested with processes, in tests/hosts
-_ONE_HOST = "concerns a barrier between hosts only"
 _TAKES_PART = (
     "load32(line + at.ENROLLED) == 1 and load64(line + at.FIRST_STEP) <= step and is_live(control, worker)"
 )
@@ -46,10 +44,6 @@ TOLERATED: dict[str, str] = {
     "reduce.reduce_chunks: without _end(op, size, out, progress)": _CALLED,
     "reduce.reduce_small: never progress[COMPLETE]": _CALLED,
     "reduce.reduce_chunks: never progress[COMPLETE]": _CALLED,
-    "waits._gate_state: never continues == 0 and is_lost(control, worker)": _ONE_HOST,
-    "waits._gate_state: always continues == 0 and is_lost(control, worker)": _ONE_HOST,
-    "waits._barrier_state: never "
-    "load32(control + at.SPANS_HOSTS) == 1 and load64(control + at.RELEASED) < target": _ONE_HOST,
     "waits.notify: always load32(control + at.WAITERS) > 0": _WAKES,
     "waits.tell_watchers: never load32(base + at.WATCHED) != 0": _WATCHERS,
     "waits.tell_watchers: always load32(base + at.WATCHED) != 0": _WATCHERS,

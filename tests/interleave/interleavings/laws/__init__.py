@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from interleavings.laws.gates import gates
 from interleavings.laws.locking import locks
 from interleavings.laws.reducing import reduce_in_chunks, reduce_small
 from interleavings.laws.rounds import corners, exchanges_and_reads, joining, latecomers, stopped
@@ -19,6 +20,7 @@ LAWS: dict[str, Law] = {
     "stopped": stopped,
     "corners": corners,
     "barriers": barriers,
+    "gates": gates,
     "clocks": clocks,
     "locks": locks,
     "rows": rows,
