@@ -5,6 +5,7 @@ from __future__ import annotations
 from multiverso.params.broadcasting import broadcast
 from multiverso.params.every import Every
 from multiverso.params.resuming import Model, Resumable
-from multiverso.params.shared import Array, SharedParams, shared_dtype
+from multiverso.params.shared import Array, SharedParams
+from multiverso.params.values import shared_dtype
 
 __all__ = ["Array", "Every", "Model", "Resumable", "SharedParams", "broadcast", "shared_dtype"]

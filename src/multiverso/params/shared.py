@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from multiverso import checkpoints
 from multiverso.checkpoints import Parts
-from multiverso.errors import DtypeMismatchError, InterruptedRoundError, ShapeMismatchError
+from multiverso.errors import InterruptedRoundError
 from multiverso.params.every import Every
 from multiverso.params.flats import Averaged, Flat, share_flat
 from multiverso.params.resuming import Files, Model, check_own, placed
 from multiverso.params.rows import Rows, goes_by_rows
+from multiverso.params.values import Values, shared_dtype
 from multiverso.rules import Rule, RuleName, rule_of
 from multiverso.rules.shared import check_mode
 from multiverso.runtime import Session
@@ -30,25 +31,6 @@ from multiverso.tables import TableHandler
 
 Array = NDArray[Any]
 Result = TypeVar("Result")
-
-
-def shared_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Returns the dtype in which arrays of ``dtype`` are shared: float32, or float64 for float64.
-
-    Sums stay in float32 for 16-bit floats, where small changes would vanish.
-
-    Raises:
-        DtypeMismatchError: not a real floating dtype; integers and booleans are counters and masks, which
-            neither a sum nor an average keeps meaningful, so they stay with their worker.
-    """
-    if dtype == np.float64:
-        return np.dtype(np.float64)
-    if dtype == np.float32 or dtype.name in ("float16", "bfloat16"):
-        return np.dtype(np.float32)
-    raise DtypeMismatchError(
-        f"a parameter of dtype {dtype} cannot be shared: expected float16, bfloat16, float32 or float64; "
-        "keep integer and boolean arrays out of the shared ones"
-    )
 
 
 class SharedParams:
@@ -142,7 +124,6 @@ class SharedParams:
         self._flats: list[Flat | Rows] = []
         self._at = 0  # how many of them an exchange has done
         self._begun = False  # whether a call of `as_one_call` has taken the model's values and not returned
-        self._placing: dict[int, tuple[Array, Array | None]] = {}
         self._taken: list[Array] | None = None  # by a `sync` that raised
         self._members: list[list[int]] = []
         for (averaged, dtype), members in sorted(groups.items(), key=str):
@@ -173,8 +154,7 @@ class SharedParams:
             )
             self._members.append([index])
         self._views = views
-        self._dtypes = [array.dtype for array, _ in given]
-        self._given: dict[int, Array] = {}  # 16-bit values as they were given out, in float32
+        self._values = Values(views, [array.dtype for array, _ in given])
         self.arrays = views[: len(arrays)]
         self.statistics = views[len(arrays) : dense]
         self.matrices = views[dense:]
@@ -183,9 +163,7 @@ class SharedParams:
 
     def values(self) -> list[Array]:
         """Returns fresh copies of all arrays and then all statistics, in the dtypes that were handed in."""
-        out = [view.astype(dtype) for view, dtype in zip(self._views, self._dtypes, strict=True)]
-        self._given = {i: a.astype(np.float32) for i, a in enumerate(out) if a.dtype.itemsize == 2}
-        return out
+        return self._values.give()
 
     def sync(self, values: Sequence[Any]) -> list[Array]:
         """Takes a model's values, exchanges, and returns what they are now: for models that are not views.
@@ -199,50 +177,28 @@ class SharedParams:
         Raises:
             ShapeMismatchError: other shapes, or another number of arrays; nothing has been exchanged.
         """
-        self._place()
+        self._values.place()
         if self._begun and self._taken is not None:  # the call before this one raised
-            changes = self._changed_since(values, self._taken)
+            changes = self._values.changed_since(values, self._taken)
             if changes:  # and training went on: that one first, and then what was learned since
                 self._exchange()
-                new: dict[int, tuple[Array, Array | None]] = {
-                    index: (self._views[index] + change, None) for index, change in changes.items()
-                }
-                taken = [np.array(value) for value in values]
-                self._placing, self._taken, self._at = new, taken, 0
-                self._place()
+                new, taken = self._values.plus(changes), [np.array(value) for value in values]
+                self._values.placing, self._taken, self._at = (
+                    new,
+                    taken,
+                    0,
+                )  # no exception comes between these
+                self._values.place()
         else:
             self._taken = None
         try:
-            result = self.as_one_call(lambda: self._take_all(values), self.values)
+            result = self.as_one_call(lambda: self._values.take(values), self.values)
         except BaseException:
             if self._taken is None:
                 self._taken = [np.array(value) for value in values]
             raise
         self._taken = None
         return result
-
-    def _changed_since(self, values: Sequence[Any], taken: list[Array]) -> dict[int, Array]:
-        new = [np.asarray(value) for value in values]
-        self._check_shapes(new)
-        pairs = enumerate(zip(new, taken, strict=True))
-        return {index: one - other for index, (one, other) in pairs if one.tobytes() != other.tobytes()}
-
-    def _take_all(self, values: Sequence[Any]) -> None:
-        """Takes a model's values into the views. It can be called again after an exception anywhere in it."""
-        new: dict[int, tuple[Array, Array | None]] = {}
-        for index, narrow in self._take(values).items():
-            value = narrow.astype(np.float32)
-            new[index] = self._views[index] + (value - self._given[index]), value
-        self._placing = new
-        self._place()
-
-    def _place(self) -> None:
-        """Writes what has been worked out into the views, or what is left of it: as often as it is called."""
-        for index, (view, given) in self._placing.items():
-            np.copyto(self._views[index], view)
-            if given is not None:
-                self._given[index] = given
-        self._placing = {}
 
     def as_one_call(self, take: Callable[[], None], give: Callable[[], Result], whole: bool = True) -> Result:
         """An exchange with what comes before and after it, as one call that is finished by calling it again.
@@ -262,22 +218,6 @@ class SharedParams:
         self._due.restart()
         self._at, self._begun = 0, False  # last, so that no exception comes between this and the return
         return result
-
-    def _take(self, values: Sequence[Any]) -> dict[int, Array]:
-        """Takes a model's values into the views; returns those of 16 bits, which are coarser than their views."""
-        new = [np.asarray(value) for value in values]
-        self._check_shapes(new)
-        for index, (view, value) in enumerate(zip(self._views, new, strict=True)):
-            if index not in self._given:
-                np.copyto(view, value, casting="same_kind")
-        return {index: new[index] for index in self._given}
-
-    def _check_shapes(self, values: list[Array]) -> None:
-        shapes, expected = [value.shape for value in values], [view.shape for view in self._views]
-        if shapes != expected:
-            raise ShapeMismatchError(
-                f"the model's arrays have the shapes {shapes} now; they had {expected} when they were shared"
-            )
 
     def exchange(self, whole: bool = True) -> None:
         """Adds this worker's changes to the shared values and takes the values of all, in place.
@@ -354,7 +294,7 @@ class SharedParams:
 
         def collect() -> Parts:
             handed = check_own(own)
-            narrow = self._take(model.values()) if model.values else {}
+            narrow = self._values.take_wide(model.values()) if model.values else {}
             parts = model.read()
             if self._at or self._begun:
                 raise InterruptedRoundError(
@@ -409,7 +349,7 @@ class SharedParams:
 
         def apply(parts: Parts) -> None:
             self._due.resume(parts.own["steps"])
-            self._at, self._begun, self._placing, self._taken = 0, False, {}, None
+            self._at, self._begun, self._values.placing, self._taken = 0, False, {}, None
             self.newcomer = parts.newcomer
             for index, flat in enumerate(self._flats):
                 if parts.newcomer:

@@ -1,0 +1,108 @@
+"""A model's values on their way into the shared arrays and out of them again, for models that are not views.
+
+Of 16-bit values only what changed since they were given out is taken: the shared ones are finer, and a rounding error
+is nothing that this worker has learned. Every step can be called again after an exception anywhere in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from multiverso.errors import DtypeMismatchError, ShapeMismatchError
+
+Array = NDArray[Any]
+
+
+def shared_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Returns the dtype in which arrays of ``dtype`` are shared: float32, or float64 for float64.
+
+    Sums stay in float32 for 16-bit floats, where small changes would vanish.
+
+    Raises:
+        DtypeMismatchError: not a real floating dtype; integers and booleans are counters and masks, which
+            neither a sum nor an average keeps meaningful, so they stay with their worker.
+    """
+    if dtype == np.float64:
+        return np.dtype(np.float64)
+    if dtype == np.float32 or dtype.name in ("float16", "bfloat16"):
+        return np.dtype(np.float32)
+    raise DtypeMismatchError(
+        f"a parameter of dtype {dtype} cannot be shared: expected float16, bfloat16, float32 or float64; "
+        "keep integer and boolean arrays out of the shared ones"
+    )
+
+
+class Values:
+    """The values of a model beside the arrays that are shared.
+
+    Args:
+        views: the shared arrays, of this worker, in `shared_dtype`.
+        dtypes: the model's own, one for each view.
+
+    Attributes:
+        placing: what is on its way: for each view what it is to be and, of 16 bits, what was handed in, in float32.
+    """
+
+    def __init__(self, views: list[Array], dtypes: list[np.dtype[Any]]) -> None:
+        self._views = views
+        self._dtypes = dtypes
+        self._given: dict[int, Array] = {}  # 16-bit values as they were given out, in float32
+        self.placing: dict[int, tuple[Array, Array | None]] = {}
+
+    def give(self) -> list[Array]:
+        """Returns fresh copies of all views, in the dtypes of the model."""
+        out = [view.astype(dtype) for view, dtype in zip(self._views, self._dtypes, strict=True)]
+        self._given = {i: a.astype(np.float32) for i, a in enumerate(out) if a.dtype.itemsize == 2}
+        return out
+
+    def take(self, values: Sequence[Any]) -> None:
+        """Takes a model's values into the views.
+
+        Raises:
+            ShapeMismatchError: other shapes, or another number of arrays; nothing has been taken.
+        """
+        new: dict[int, tuple[Array, Array | None]] = {}
+        for index, narrow in self.take_wide(values).items():
+            value = narrow.astype(np.float32)
+            new[index] = self._views[index] + (value - self._given[index]), value
+        self.placing = new
+        self.place()
+
+    def take_wide(self, values: Sequence[Any]) -> dict[int, Array]:
+        """Takes those into the views that are as fine as they are; returns the others, which have 16 bits."""
+        new = [np.asarray(value) for value in values]
+        self._check_shapes(new)
+        for index, (view, value) in enumerate(zip(self._views, new, strict=True)):
+            if index not in self._given:
+                np.copyto(view, value, casting="same_kind")
+        return {index: new[index] for index in self._given}
+
+    def changed_since(self, values: Sequence[Any], taken: list[Array]) -> dict[int, Array]:
+        """Returns what a model has changed since its values were ``taken``, where it has."""
+        new = [np.asarray(value) for value in values]
+        self._check_shapes(new)
+        pairs = enumerate(zip(new, taken, strict=True))
+        return {index: one - other for index, (one, other) in pairs if one.tobytes() != other.tobytes()}
+
+    def plus(self, changes: dict[int, Array]) -> dict[int, tuple[Array, Array | None]]:
+        """Returns what is to be placed so that changes are added to what is in the views."""
+        return {index: (self._views[index] + change, None) for index, change in changes.items()}
+
+    def place(self) -> None:
+        """Writes what has been worked out into the views, or what is left of it: as often as it is called."""
+        for index, (view, given) in self.placing.items():
+            np.copyto(self._views[index], view)
+            if given is not None:
+                self._given[index] = given
+        self.placing = {}
+
+    def _check_shapes(self, values: list[Array]) -> None:
+        shapes, expected = [value.shape for value in values], [view.shape for view in self._views]
+        if shapes != expected:
+            raise ShapeMismatchError(
+                f"the model's arrays have the shapes {shapes} now; they had {expected} when they were shared"
+            )
