@@ -1,4 +1,4 @@
-"""Until when something may take: made once, where a user's call comes in, and handed down as it is.
+"""How long something may take: one moment, made where a user's call comes in and handed down as it is.
 
 A number of seconds that is handed down is given in full to each thing below: to each of 65 locks, to each of a
 worker's tables. A deadline is one moment for all of them.
@@ -30,7 +30,7 @@ class Deadline:
         """Returns the deadline that many seconds from now.
 
         Raises:
-            ValueError: it is no number of seconds, 0 or more.
+            ValueError: it is not a number of seconds, 0 or more.
         """
         seconds = checked_seconds(seconds)
         return cls(seconds, time.monotonic() + seconds)
@@ -52,7 +52,7 @@ def checked_seconds(value: float) -> float:
     """Returns a number of seconds as it came from a user.
 
     Raises:
-        ValueError: it is no number, or below 0.
+        ValueError: it is not a number, or below 0.
     """
     try:
         seconds = math.nan if isinstance(value, (bool, str)) else float(value)

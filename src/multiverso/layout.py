@@ -34,6 +34,9 @@ from multiverso.records import Record
 CACHE_LINE = records.CACHE_LINE
 PAGE = 4096
 HUGE_PAGE = 2 * 1024 * 1024
+# Values begin in the middle of a page: a load looks to the processor as if it hit a store that is on its way when the
+# low 12 bits of both addresses agree, and large arrays of NumPy begin 16 bytes into a page, torch's and JAX's 64
+SKEW = 2048
 MUTEX_BYTES = 64  # pthread_mutex_t has 40 bytes on x86-64 and 48 on aarch64
 MAX_WORKERS = 64  # a round's members are the bits of one 64-bit word
 
@@ -121,9 +124,13 @@ TABLE_ID = TABLE.int64("table_id")
 CHUNK_SIZE = TABLE.int64("chunk_size")  # elements of a chunk
 CHUNK_COUNT = TABLE.int64("chunk_count")  # chunks of a round
 MEAN = TABLE.int64("mean")  # 1 when the updater gets the mean of a round's contributions instead of their sum
+# 1 + place of the count of steps behind the hyperparameters that an updater gets; 0 when it gets none
+STEP_PLACE = TABLE.int64("step_place")
 HYPER = TABLE.int64("hyper", 8)  # up to 8 hyperparameters in the table's dtype
 # written while it is used
 COMMITTED = TABLE.int64("committed", apart=True)  # the last finished round; all members write the same value
+# who loads: how many steps there were before those that this table's workers have done
+STEPS_BEFORE = TABLE.int64("steps_before")
 WRITTEN = TABLE.int64("written")  # all writers: times that the values were overwritten (atomically)
 WATCHED = TABLE.int32("watched")  # all writers: 1 when somebody sleeps until the table has another version
 CHANGED = TABLE.int32(

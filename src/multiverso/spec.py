@@ -96,7 +96,13 @@ class TableSpec:
     @property
     def state_names(self) -> tuple[str, ...]:
         """Names of the updater's arrays, in their order in memory."""
-        return tuple(state.name for state in states_of(self.states))
+        return tuple(state.name for state in states_of(self.states) if state.per == "element")
+
+    @property
+    def step_count(self) -> State | None:
+        """The updater's count of the table's steps, if it keeps one."""
+        states = states_of(self.states)
+        return states[-1] if states and states[-1].per == "table" else None
 
     @property
     def elements(self) -> int:
@@ -300,9 +306,9 @@ class Places:
         """
         end = at.TABLE_HEADER
 
-        def take(size: int, align: int = at.PAGE) -> int:
+        def take(size: int, align: int = at.PAGE, skew: int = 0) -> int:
             nonlocal end
-            start = at.round_up(end, align)
+            start = at.round_up(max(0, end - skew), align) + skew
             end = start + size
             return start
 
@@ -315,15 +321,15 @@ class Places:
             words = take(8 * partition.stripe_count, at.CACHE_LINE)
             hand = partition.hand_bytes(len(spec.state_names))
             hands = take(hand * at.HANDS_EACH * (workers + 1), at.CACHE_LINE)
-        align = at.PAGE if whole >= at.PAGE else at.CACHE_LINE
-        first = take(whole, align)
-        state = take(whole * len(spec.state_names), align)
+        align, skew = (at.PAGE, at.SKEW) if whole >= at.PAGE else (at.CACHE_LINE, 0)
+        first = take(whole, align, skew)
+        state = take(whole * len(spec.state_names), align, skew)
         buffers, states, slots, stride, small = (first, first), (state, state), 0, 0, 0
         if synchronous:
-            buffers = (first, take(whole, align))
-            states = (state, take(whole * len(spec.state_names), align))
+            buffers = (first, take(whole, align, skew))
+            states = (state, take(whole * len(spec.state_names), align, skew))
             # a slot of the table's size, for adds, and two of a chunk's, for exchanges
-            small = at.round_up(whole, at.CACHE_LINE)
+            small = at.round_up(whole, align)
             chunk = at.round_up(chunk_of(spec) * spec.itemsize, at.CACHE_LINE)
             stride = at.round_up(small + 2 * chunk, align)
             slots = take(stride * workers, align)

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+_ORDER = {"element": 0, "row": 1, "table": 2}
+
 
 @dataclass(frozen=True)
 class State:
-    """One array that an updater keeps beside the values, of the table's size, saved under its name.
+    """What an updater keeps beside a table's values, saved under its name.
 
     Attributes:
         name: what it is in the updater's paper: ``"momentum"``.
-        initial: what each of its elements is at first.
-        per: ``"element"`` of the values, or ``"row"``: one number for each row, in tables of rows by key. Those come
-            after the others.
+        initial: what each of its numbers is at first.
+        per: ``"element"``: an array of the table's size. ``"row"``: one number for each row, in tables of rows by key;
+            behind those of elements. ``"table"``: one whole number, the count of the table's steps: each add is one, in
+            synchronous mode each round. An updater has at most one of these, the last of all.
     """
 
     name: str
@@ -35,6 +38,14 @@ def states_of(states: int | Iterable[State]) -> tuple[State, ...]:
     if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
         raise ValueError(f"an updater's states have a name each; got {names}")
     kinds = [state.per for state in found]
-    if not set(kinds) <= {"element", "row"} or kinds != sorted(kinds):
-        raise ValueError(f"a state is per 'element' or per 'row', those per row last; got {kinds}")
+    if (
+        not set(kinds) <= _ORDER.keys()
+        or kinds != sorted(kinds, key=lambda per: _ORDER[per])
+        or kinds.count("table") > 1
+    ):
+        raise ValueError(
+            f"a state is per 'element', 'row' or 'table', in this order, and one per table at most; got {kinds}"
+        )
+    if kinds[-1:] == ["table"] and not float(found[-1].initial).is_integer():
+        raise ValueError(f"a count of steps begins with a whole number; got {found[-1].initial!r}")
     return found

@@ -1,7 +1,7 @@
 """Platoon: workers train, a controller coordinates them, and their parameters live in shared memory.
 
 `platoon.channel` has `Controller` and `Worker`; `platoon.param_sync` the rules by which a worker's parameters
-and the shared ones meet; `platoon.ops` and `platoon.training.global_dynamics` what all workers compute
+are exchanged with the shared ones; `platoon.ops` and `platoon.training.global_dynamics` what all workers compute
 together.
 """
 

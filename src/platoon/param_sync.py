@@ -1,4 +1,4 @@
-"""The rules by which a worker's parameters and the shared ones meet at `Worker.sync_params`.
+"""The rules by which `Worker.sync_params` exchanges a worker's parameters with the shared ones.
 
 The rules here run on the shared memory itself, one pass over it, a stripe at a time under that stripe's lock.
 A rule of your own overrides `ParamSyncRule.update_params`, or `theano_update`, or `make_update_function`; it

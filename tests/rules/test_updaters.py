@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 
 import multiverso as mv
+from multiverso.errors import SnapshotError
 from multiverso.runtime import Node, Session
 from multiverso.states import states_of
 from multiverso.testing import updaters
-from multiverso.updaters import Updater
+from multiverso.updaters import State, Updater
 
 Array = Any
 
@@ -48,6 +53,15 @@ def adam(values: Array, g: Array, states: list[Array]) -> None:
 def adamw(values: Array, g: Array, states: list[Array]) -> None:
     values *= 1 - 0.1 * 0.05
     adam(values, g, states)
+
+
+def counted_adam(values: Array, g: Array, states: list[Array]) -> None:
+    mu, nu, count = states
+    mu[:] = 0.9 * mu + 0.1 * g
+    nu[:] = 0.99 * nu + 0.01 * g**2
+    count += 1
+    t = int(count[0])
+    values -= 0.1 * (mu / (1 - 0.9**t)) / (np.sqrt(nu / (1 - 0.99**t)) + 1e-8)
 
 
 def ftrl(values: Array, g: Array, states: list[Array]) -> None:
@@ -100,11 +114,13 @@ ALL: dict[str, tuple[Updater, updaters.Reference]] = {
     "chain": (chained(), clipped_and_decayed),
     "decayed sum": (mv.updaters.chain(mv.updaters.weight_decay(0.05), mv.updaters.add()), decayed_sum),
 }
+COUNTED = mv.updaters.adam(0.1, 0.9, 0.99, count_per="table")
 TestMomentum = updaters.suite(*ALL["momentum"])
 TestAdagrad = updaters.suite(*ALL["adagrad"])
 TestRmsprop = updaters.suite(*ALL["rmsprop"])
 TestAdam = updaters.suite(*ALL["adam"])
 TestAdamw = updaters.suite(*ALL["adamw"])
+TestAdamWithOneCount = updaters.suite(COUNTED, counted_adam)
 TestFtrl = updaters.suite(*ALL["ftrl"])
 TestDelayedNesterov = updaters.suite(*ALL["delayed_nesterov"])
 TestChain = updaters.suite(*ALL["chain"])
@@ -236,6 +252,7 @@ def test_schedules_rise_and_fall() -> None:
         lambda u: u.chain(u.schedule(lambda step: 0.1), u.add()),
         lambda u: u.chain(u.schedule(lambda step: 0.0), u.adagrad()),
         lambda u: u.chain(u.weight_decay(0.1), u.adamw()),
+        lambda u: u.chain(u.weight_decay(0.1), u.adam(count_per="table")),
         lambda u: u.schedule(0.1),
         lambda u: u.clip(),
         lambda u: u.clip(-1.0),
@@ -249,6 +266,84 @@ def test_schedules_rise_and_fall() -> None:
 def test_transformations_that_make_no_sense_are_refused(make: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
         make(mv.updaters)
+
+
+@pytest.mark.parametrize("mode", [{}, {"sync": True}, {"staleness": 2}])
+def test_a_count_of_the_tables_steps_is_saved_under_its_name(mode: dict[str, Any], tmp_path: Path) -> None:
+    """All workers' adds count, in rounds each round; a table that loads it goes on from there."""
+
+    def step(table: mv.MatrixTableHandler) -> None:
+        table.add(np.ones((3, 2)))
+        table.get()  # in synchronous mode the end of a round
+
+    with Node(1) as node, Session(node.address, **mode) as session:
+        table = mv.MatrixTableHandler(3, 2, dtype="float64", updater=COUNTED, session=session)
+        for _ in range(3):
+            step(table)
+        table.save(tmp_path / "table")
+        for _ in range(2):
+            step(table)
+        after = table.snapshot()
+        with safe_open(tmp_path / "table", "numpy") as file:
+            assert file.get_tensor("state.count").tolist() == [3]
+            assert {*file.keys()} == {"values", "state.mu", "state.nu", "state.count"}
+        other = mv.MatrixTableHandler(3, 2, dtype="float64", updater=COUNTED, session=session)
+        step(other)
+        other.load(tmp_path / "table")
+        assert other._shard.steps == 3
+        for _ in range(2):
+            step(other)
+        assert np.array_equal(other.snapshot(), after)
+        lazy = mv.MatrixTableHandler(
+            3, 2, dtype="float64", updater=mv.updaters.adam(0.1, 0.9, 0.99), session=session
+        )
+        with pytest.raises(SnapshotError, match="nothing was changed"):
+            lazy.load(tmp_path / "table")
+
+
+def test_a_row_add_is_a_step_of_the_table_and_adds_of_all_workers_count() -> None:
+    def work(session: Session) -> tuple[int, Array]:
+        table = mv.MatrixTableHandler(4, 2, updater=COUNTED, session=session)
+        session.barrier()
+        table.add(np.ones((1, 2)), row_ids=[session.worker_id])
+        session.barrier()
+        count = table._shard.steps
+        if session.worker_id == 0:
+            table.add(np.ones((4, 2)))
+        session.barrier()
+        return count, table.snapshot()
+
+    with Node(2) as node:
+        results = in_sessions(node, work)
+    assert [count for count, _ in results] == [2, 2]
+    # the first step of a number whose moments are empty, as the third of the table
+    t = 3
+    expected = -0.1 * (0.1 / (1 - 0.9**t)) / (np.sqrt(0.01 / (1 - 0.99**t)) + 1e-8)
+    np.testing.assert_allclose(results[0][1][2:], expected, rtol=1e-5)
+
+
+def test_where_a_count_of_steps_has_no_place() -> None:
+    count = State("count", per="table")
+    for states in ((count, State("mu")), (count, State("steps", per="table")), (State("mu", per="worker"),)):
+        with pytest.raises(ValueError, match="per"):
+            Updater("own", lambda *_: None, states=states)
+    with pytest.raises(ValueError, match="whole number"):
+        Updater("own", lambda *_: None, states=(State("count", 0.5, per="table"),))
+    with pytest.raises(ValueError, match="count_per"):
+        mv.updaters.adam(count_per="row")  # type: ignore[arg-type]
+    with Node(1) as node, Session(node.address) as session, pytest.raises(ValueError, match="rows by key"):
+        mv.KeyedTable(3, updater=COUNTED, session=session)
+
+
+def in_sessions(node: Node, work: Callable[[Session], Any]) -> list[Any]:
+    """What each of two workers, a thread each, returns."""
+
+    def run(worker: int) -> Any:
+        with Session(node.address, worker, start_timeout_seconds=60, timeout_seconds=60) as session:
+            return work(session)
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(run, range(2)))
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def as_bytes(tree: Tree) -> bytes:
     """Returns a tree as the content of a file.
 
     Raises:
-        TypeError: something in it is no plain state; the message says where.
+        TypeError: something in it is not plain state; the message says where.
     """
     from safetensors.numpy import save
 

@@ -41,7 +41,7 @@ from multiverso.kernels.dense import (
     record_operation,
     store_both,
     subtract_into,
-    update_with,
+    update_in_step,
 )
 from multiverso.kernels.folding import (
     NOTHING,
@@ -149,7 +149,7 @@ def _apply(base, update, number, chunk, lo, hi, like):
             copy_into(part[: b - a], sums[a:b])
             if load64(base + at.MEAN):
                 divide_by(part[: b - a], count)
-            update_with(base, update, a, new[a:b], part[: b - a], state_of(base, number))
+            update_in_step(base, update, a, new[a:b], part[: b - a], state_of(base, number), number)
 
 
 @inner

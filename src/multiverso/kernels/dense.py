@@ -7,6 +7,8 @@ arrays they lose their vector code. A worker begins at its own stripe, so that w
 
 from __future__ import annotations
 
+import numpy as np
+
 from multiverso import layout as at
 from multiverso.kernels.atomics import (
     add64,
@@ -25,22 +27,26 @@ from multiverso.kernels.waits import line_of, tell_watchers, tick
 
 _CHUNK = 4096
 _TRIES = 4  # of a read of a stripe without its word
+_BEHIND_HYPER = 8 + 1  # places for the most hyperparameters and a count
 
 
 @inner
 def add_into(table, delta):
+    """``table += delta``."""
     for i in range(table.size):
         table[i] += delta[i]
 
 
 @inner
 def copy_into(out, table):
+    """``out = table``."""
     for i in range(out.size):
         out[i] = table[i]
 
 
 @inner
 def push_pull(table, local, last):
+    """``table += local - last``; then both are what the table is."""
     for i in range(table.size):
         value = table[i] + (local[i] - last[i])
         table[i] = value
@@ -50,31 +56,18 @@ def push_pull(table, local, last):
 
 @inner
 def subtract_into(out, a, b):
+    """``out = a - b``."""
     for i in range(out.size):
         out[i] = a[i] - b[i]
 
 
 @inner
 def store_both(values, local, last):
+    """``local = last = values``."""
     for i in range(values.size):
         value = values[i]
         local[i] = value
         last[i] = value
-
-
-@inner
-def update_with(base, update, offset, values, delta, state):
-    """Runs a compiled updater on part of a table that begins ``offset`` elements in."""
-    itemsize = load64(base + at.ITEMSIZE)
-    call_update(
-        update,
-        values.ctypes.data,
-        delta.ctypes.data,
-        base + state + offset * itemsize,
-        load64(base + at.ELEMENTS),
-        base + at.HYPER,
-        values.size,
-    )
 
 
 @inner
@@ -85,6 +78,39 @@ def version_of(base):
         line = line_of(base, worker)
         total += load64(line + at.ADDS) + load64(line + at.EXCHANGES)
     return total
+
+
+@inner
+def update_in_step(base, update, offset, values, delta, state, step):
+    """Runs a compiled updater on part of a table that begins ``offset`` elements in.
+
+    If the updater counts the table's steps, it finds the count behind its hyperparameters: in a copy of them, as
+    other workers may be in another step.
+    """
+    itemsize = load64(base + at.ITEMSIZE)
+    hyper = base + at.HYPER
+    place = load64(base + at.STEP_PLACE)
+    if place > 0:
+        mine = scratch(_BEHIND_HYPER, values)
+        copy_into(mine[: place - 1], array_at(hyper, place - 1, values))
+        mine[place - 1] = load64(base + at.STEPS_BEFORE) + step
+        hyper = np.int64(mine.ctypes.data)
+    call_update(
+        update,
+        values.ctypes.data,
+        delta.ctypes.data,
+        base + state + offset * itemsize,
+        load64(base + at.ELEMENTS),
+        hyper,
+        values.size,
+    )
+
+
+@inner
+def update_with(base, update, offset, values, delta, state):
+    """Runs a compiled updater at once, as ``update_in_step`` does: the step is the next one to be done."""
+    step = version_of(base) + 1 if load64(base + at.STEP_PLACE) > 0 else 0
+    update_in_step(base, update, offset, values, delta, state, step)
 
 
 @inner
@@ -102,6 +128,7 @@ def record_staleness(base, line):
 
 @inner
 def record_operation(base, me, what, size):
+    """Counts an operation (ADDS, GETS or EXCHANGES) and its bytes in this worker's line; returns the line."""
     line = line_of(base, me)
     add64(line + what, 1)
     add64(line + at.BYTES, size * load64(base + at.ITEMSIZE))
@@ -111,6 +138,7 @@ def record_operation(base, me, what, size):
 
 @inner
 def end_read(control, base, me, what, size, ticks):
+    """Counts a read and how stale it was, and ends a tick of the clock if reads do."""
     record_staleness(base, record_operation(base, me, what, size))
     if ticks:
         tick(control, base, me)
@@ -125,6 +153,7 @@ def end_call(call):
 
 @inner
 def next_stripe(base, me, done):
+    """Returns the stripe that comes after ``done`` others: each worker begins at one of its own."""
     stripes = load64(base + at.STRIPE_COUNT)
     return (me * stripes // max(load64(base + at.TABLE_WORKERS), me + 1) + done) % stripes
 
@@ -138,6 +167,7 @@ def add(
     delta: Data,
     call: Address,
 ) -> Int:
+    """Adds ``delta`` to the whole table, through its updater: 0, or why it stopped; the call's record says where."""
     values = array_at(base + load64(base + at.BUFFER_0), delta.size, delta)
     stripes, length = load64(base + at.STRIPE_COUNT), load64(base + at.STRIPE_SIZE)
     rows = rows_of(base, me)
@@ -197,6 +227,7 @@ def get(
     ticks: Int,
     call: Address,
 ) -> Int:
+    """Copies the whole table to ``out``, each stripe as it is at one moment: 0, or why it stopped."""
     values = array_at(base + load64(base + at.BUFFER_0), out.size, out)
     stripes, length = load64(base + at.STRIPE_COUNT), load64(base + at.STRIPE_SIZE)
     rows = rows_of(base, me)
@@ -256,6 +287,7 @@ def exchange(
     ticks: Int,
     call: Address,
 ) -> Int:
+    """Adds ``local - last`` and reads the result into both, in one pass: 0, or why it stopped."""
     values = array_at(base + load64(base + at.BUFFER_0), local.size, local)
     stripes, length = load64(base + at.STRIPE_COUNT), load64(base + at.STRIPE_SIZE)
     delta = scratch(_CHUNK, local)
@@ -291,4 +323,5 @@ def exchange(
 
 @kernel
 def version(base: Address) -> Int:
+    """Returns how many adds and exchanges all workers have done."""
     return version_of(base)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from multiverso import layout as at
 from multiverso.kernels.atomics import array_at, load32, load64, scratch, words
 from multiverso.kernels.declaring import inner
-from multiverso.kernels.dense import add_into, copy_into, update_with
+from multiverso.kernels.dense import add_into, copy_into, update_in_step
 from multiverso.kernels.waits import line_of
 
 _PART = 4096
@@ -168,4 +168,4 @@ def _fold_update(base, update, number, chunk, ids, lo, new, old, like):
                 add_into(part, contribution(base, ids[k], number, chunk, lo + a, lo + b, like))
             if load64(base + at.MEAN):
                 divide_by(part, ids.size)
-            update_with(base, update, lo + a, new[a:b], part, state_of(base, number))
+            update_in_step(base, update, lo + a, new[a:b], part, state_of(base, number), number)

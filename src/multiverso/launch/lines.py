@@ -42,7 +42,7 @@ class Interruptions:
         self._held: list[bytes] = []
 
     def without(self, lines: list[bytes]) -> list[bytes]:
-        """Returns the lines, without newlines, that are to be shown; the begin of a traceback waits for its end."""
+        """Returns the lines, without newlines, that are to be shown; the beginning of a traceback waits for its end."""
         shown: list[bytes] = []
         for line in lines:
             if _BEGINS_TRACEBACK.match(line):
@@ -53,7 +53,7 @@ class Interruptions:
                 shown.append(line)
             else:
                 self._held.append(line)
-                # an interrupt at the begin of a function has a blank line in its traceback
+                # an interrupt at the beginning of a function has a blank line in its traceback
                 if line and not line.startswith((b" ", b"\t")):
                     text = self.rest()
                     shown += [] if line.startswith(b"KeyboardInterrupt") else text

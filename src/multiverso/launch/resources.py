@@ -31,7 +31,7 @@ def available_cores() -> list[int]:
 
 
 def split_cores(cores: Sequence[int], workers_num: int) -> list[tuple[int, ...]]:
-    """Parts the cores into one run for each worker, equal to within one; with too few cores, they share them.
+    """Splits the cores into one run for each worker, equal to within one; if there are too few, workers share them.
 
     Args:
         cores: The cores, in the order in which neighbours belong together.

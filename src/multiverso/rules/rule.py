@@ -70,7 +70,7 @@ class Rule:
     @property
     def shared(self) -> int:
         """How many arrays of the table's size are shared beside the centre."""
-        return len(states_of(self.updater.states))
+        return sum(state.per == "element" for state in states_of(self.updater.states))
 
     def __str__(self) -> str:
         every = (

@@ -32,7 +32,7 @@ def words(key: Key) -> str:
 
 
 def _has_values(spec: TableSpec) -> bool:
-    return any(state.initial for state in states_of(spec.states))
+    return any(state.initial for state in states_of(spec.states) if state.per == "element")
 
 
 @dataclass

@@ -58,7 +58,7 @@ class Patience:
         self.raise_if_over()
 
     def raise_if_over(self) -> None:
-        """Raises when the wait has no more point: closed, node lost, deadline, deadlock. Warns once."""
+        """Raises when waiting any longer is pointless: closed, node lost, deadline, deadlock. Warns once."""
         session = self._session
         if session.closed is not None:
             raise ClosedError(session.closed)

@@ -53,6 +53,8 @@ def initialise(address: int, spec: TableSpec, table_id: int, workers: int, mode:
         "small_slots": places.small_slots,
         "mean": int(spec.mean),
     }
+    if spec.step_count is not None:
+        words |= {"step_place": 1 + len(spec.hyper), "steps_before": int(spec.step_count.initial)}
     header = at.TABLE.at(address)
     for name, value in words.items():
         header[name] = value
@@ -66,7 +68,7 @@ def _fill_states(address: int, spec: TableSpec) -> None:
     """Writes what an updater's arrays are at first, where that is not zero."""
     whole = spec.elements * spec.itemsize
     for i, state in enumerate(states_of(spec.states)):
-        if state.initial:
+        if state.initial and state.per == "element":
             memory: Any = (ctypes.c_char * whole).from_address(address + i * whole)
             np.frombuffer(memory, spec.dtype)[:] = state.initial
 
@@ -125,6 +127,21 @@ class Shard:
         return [
             self.segment.array(start + i * whole, count, dtype) for i in range(len(self.spec.state_names))
         ]
+
+    @property
+    def steps(self) -> int:
+        """What the updater's count of the table's steps is now."""
+        return load64(self.base + at.STEPS_BEFORE) + self._steps_here()
+
+    def set_steps(self, steps: int) -> None:
+        """Makes the count of steps another one; nobody may add meanwhile."""
+        store64(self.base + at.STEPS_BEFORE, steps - self._steps_here())
+
+    def _steps_here(self) -> int:
+        if self.mode == at.SYNCHRONOUS:
+            return self.committed
+        lines = map(self.line, range(self.workers))
+        return sum(load64(line + at.ADDS) + load64(line + at.EXCHANGES) for line in lines)
 
     def slot(self, worker_id: int) -> npt.NDArray[Any]:
         """Where a worker adds up what it contributes to a synchronous round, flat and writable."""

@@ -416,7 +416,7 @@ class TableHandler:
         Other workers' adds meanwhile may be in it or not: call ``barrier()`` first for an exact moment.
         """
         self._ready(None)
-        saving.save(path, self._spec, self.version, self.snapshot().reshape(-1), self._shard.states())
+        saving.save(path, self._spec, self.version, self.snapshot().reshape(-1), self._states())
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Replaces values and updater state by what :meth:`save` wrote.
@@ -449,8 +449,16 @@ class TableHandler:
         self._operations.settle(None)
         if self._writes():
             self._how.put(values)
+        if self._spec.step_count is not None:
+            *states, count = states
+            self._shard.set_steps(int(count[0]))
         for state, saved in zip(self._shard.states(), states, strict=True):
             state[:] = saved
+
+    def _states(self) -> list[Array]:
+        """Returns what the updater keeps, in the order of its states: arrays, and a count of steps."""
+        arrays = self._shard.states()
+        return arrays if self._spec.step_count is None else [*arrays, np.array([self._shard.steps])]
 
     def _writes(self) -> bool:
         """Whether this worker overwrites the values: of several hosts one does, unless each has its own."""
@@ -488,7 +496,7 @@ class TableHandler:
         self._flush_until(self._session.deadline(timeout_seconds))
 
     def _flush_until(self, deadline: Deadline) -> None:
-        """Like :meth:`flush`, for who has a deadline already."""
+        """Like :meth:`flush`, for callers that already have a deadline."""
         self._queue.flush(deadline)
         self._operations.settle(deadline)
 

@@ -115,6 +115,11 @@ class KeyedSpec:
         if integer and eviction is not None and eviction.least_norm is not None:
             raise ValueError(f"least_norm is for tables of floats; this one is of {dtype}")
         states = states_of(updater.states)
+        if any(state.per == "table" for state in states):
+            raise ValueError(
+                f"the updater {updater.name} counts the steps of a whole table, and rows by key have steps of their "
+                "own: use the form that keeps a number for each element"
+            )
         if len(states) > MOST_STATES:
             raise ValueError(
                 f"an updater of a keyed table keeps at most {MOST_STATES} numbers; got {len(states)}"

@@ -28,7 +28,7 @@ class Log:
             weakref.finalize(session, self._writer.close)
 
     def write(self, values: Mapping[str, Any], step: int | None) -> None:
-        """Says it."""
+        """Publishes values of a step, and writes them to TensorBoard where that was asked for."""
         numbers = {name: _number(name, value) for name, value in values.items()}
         at = self._steps if step is None else index(step)
         self._steps = at + 1

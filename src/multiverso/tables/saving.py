@@ -13,6 +13,7 @@ import numpy.typing as npt
 from multiverso import files
 from multiverso.errors import SnapshotError
 from multiverso.spec import TableSpec
+from multiverso.states import states_of
 
 _FORMAT = "multiverso table 1"
 Array = npt.NDArray[Any]
@@ -20,13 +21,19 @@ PathLike = str | os.PathLike[str]
 
 
 def save(path: PathLike, spec: TableSpec, version: int, values: Array, states: list[Array]) -> None:
-    """Writes a table's values (flat, in its dtype) and updater arrays to one file, whole or not at all."""
+    """Writes a table's values (flat, in its dtype) and updater arrays to one file, whole or not at all.
+
+    A count of steps comes behind the arrays, as one of a single int64.
+    """
     from safetensors.numpy import save as serialise
 
     header = {"format": _FORMAT, "table": json.dumps(spec.as_message()), "version": str(version)}
     arrays = {"values": values.reshape(spec.shape)}
-    named = zip(spec.state_names, states, strict=True)
-    arrays |= {f"state.{name}": np.array(state).reshape(spec.shape) for name, state in named}
+    named = zip(states_of(spec.states), states, strict=True)
+    arrays |= {
+        f"state.{state.name}": np.array(array).reshape(spec.shape if state.per == "element" else (1,))
+        for state, array in named
+    }
     files.write_whole(path, serialise(arrays, metadata=header))
 
 
@@ -52,20 +59,23 @@ def load(path: PathLike, spec: TableSpec) -> tuple[Array, list[Array]]:
         raise
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise SnapshotError(f"{path} cannot be read as a saved table: {error}") from error
-    names = ["values", *(f"state.{name}" for name in saved.state_names)]
+    expected = {"values": (spec.elements, spec.dtype)}
+    for state in states_of(saved.states):
+        of_elements = state.per == "element"
+        expected[f"state.{state.name}"] = (spec.elements, spec.dtype) if of_elements else (1, "int64")
     bad = [
         name
-        for name in names
-        if name not in arrays or arrays[name].size != spec.elements or arrays[name].dtype != spec.dtype
+        for name, (size, dtype) in expected.items()
+        if name not in arrays or arrays[name].size != size or arrays[name].dtype != dtype
     ]
     if bad:
         raise SnapshotError(f"{path} is damaged: {', '.join(bad)} missing, or of another size or dtype")
-    return arrays["values"], [arrays[name] for name in names[1:]]
+    return arrays["values"], [arrays[name] for name in expected if name != "values"]
 
 
 def _check_fits(path: PathLike, saved: TableSpec, spec: TableSpec) -> None:
     unnamed = tuple(map(str, range(len(spec.state_names))))  # saved before states had names
-    what_fits = ("kind", "shape", "dtype", "updater")
+    what_fits = ("kind", "shape", "dtype", "updater", "step_count")
     for what in what_fits if saved.state_names == unnamed else (*what_fits, "state_names"):
         if getattr(saved, what) != getattr(spec, what):
             raise SnapshotError(

@@ -33,7 +33,10 @@ def check(updater: Updater, reference: Reference, *, dtype: str, size: int, sync
     """
     random = np.random.default_rng(size)
     expected = random.normal(size=size).astype(dtype)
-    states = [np.full(size, state.initial, dtype) for state in states_of(updater.states)]
+    states = [
+        np.full(size, state.initial, dtype) if state.per == "element" else np.array([state.initial])
+        for state in states_of(updater.states)
+    ]
     node = Node(workers=1)
     try:
         with Session(node.address, sync=sync) as session:

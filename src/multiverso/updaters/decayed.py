@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import replace
 
+from multiverso.states import states_of
 from multiverso.updaters.adagrad import adagrad
 from multiverso.updaters.adam import adam
 from multiverso.updaters.add import add
@@ -41,6 +42,11 @@ def decayed(updater: Updater, decay: float) -> Updater:
     """Returns an updater before whose step ``values -= rate decay values``; see ``transformations.weight_decay``."""
     if updater.name in ("ftrl", "adamw"):
         raise ValueError(f"{updater.name} brings a decay of its own: give it that")
+    if any(state.per == "table" for state in states_of(updater.states)):
+        raise ValueError(
+            f"{updater.name} counts the steps of the whole table behind its hyperparameters, where the decay would be: "
+            "use the form that keeps a count for each element, or adamw"
+        )
     rate_index = -1 if updater.rate_index is None else updater.rate_index
     loop = _decayed(updater.apply, rate_index, len(updater.hyper))
     return replace(

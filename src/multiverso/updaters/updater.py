@@ -21,10 +21,13 @@ class Updater:
         apply: ``apply(values, delta, state, stride, hyper, count)``, a plain loop over ``count`` elements
             that changes ``values`` (and ``state``) in place. The arguments are pointers of the table's
             dtype: element i of the updater's k-th array is ``state[k * stride + i]``, hyperparameter j is
-            ``hyper[j]``. It is compiled by Numba and runs under the lock of a stripe; in synchronous mode it
-            gets the sum of all workers' deltas of a round, once.
-        states: the arrays of the table's size that it keeps, in their order; each is saved under its name. A number
-            stands for so many without names, zero at first.
+            ``hyper[j]``, and a count of steps is ``hyper[len(hyper)]``: this step's number, from 1. It is compiled by
+            Numba and runs under the lock of a stripe; in synchronous mode it gets the sum of all workers' deltas of a
+            round, once.
+        states: what it keeps: arrays of the table's size, in their order; in tables of rows by key, numbers for each
+            row after them (``State(name, per="row")``); in others at most one count of the table's steps, the last
+            (``State(name, per="table")``). Each is saved under its name. A number stands for so many arrays without
+            names, zero at first.
         hyper: its hyperparameters; at most 8.
         rate_index: place of the learning rate among ``hyper``, which can then be set while a job runs
             (``table.learning_rate``); None where there is none.

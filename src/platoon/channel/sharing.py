@@ -27,7 +27,7 @@ class SharedParameters:
         session: the worker's session.
         lock: the job's lock.
         params: the worker's own parameters.
-        rule: how they and the shared ones meet.
+        rule: how they are exchanged with the shared ones.
 
     Raises:
         PlatoonError: the other workers share parameters of other shapes or dtypes, or in another order.
@@ -137,17 +137,17 @@ class SharedParameters:
         ruled = [Ruled(table) for table in self._tables]
         alpha: float | None = None
 
-        def meet() -> None:
+        def update() -> None:
             nonlocal alpha
             if alpha != rule.get_alpha():  # it may be changed at any time
                 alpha = rule.get_alpha()
                 compiled[:] = [table.compile(_PULL_TOGETHER, None, (alpha,)) for table in ruled]
             self._each(lambda i, local: ruled[i].apply(compiled[i], local, True, False))
 
-        return meet
+        return update
 
     def synchronise(self, locked: bool) -> None:
-        """Lets the worker's parameters and the shared ones meet."""
+        """Exchanges the worker's parameters with the shared ones, by the rule."""
         self._session.check()
         self._update(locked)
 
@@ -156,7 +156,7 @@ class SharedParameters:
 
         def work() -> None:
             self._each(lambda i, local: self._tables[i].snapshot(out=local))
-            self._note_meeting()
+            self._note_exchange()
 
         self._session.check()
         self._lock.shared(work) if locked else work()
@@ -167,7 +167,7 @@ class SharedParameters:
         def work() -> None:
             for table, parameter in zip(self._tables, self._local, strict=True):
                 table.set(parameter.load().reshape(-1))
-            self._note_meeting()
+            self._note_exchange()
 
         self._session.check()
         self._lock.shared(work) if locked else work()
@@ -178,7 +178,7 @@ class SharedParameters:
             for table in self._tables:
                 table.note_written()
 
-    def _note_meeting(self) -> None:
+    def _note_exchange(self) -> None:
         """Without this, ASGD would push what it has just copied as if the worker had learnt it."""
         for last, parameter in zip(self._last, self._local, strict=False):
             np.copyto(last, parameter.load().reshape(-1))

@@ -250,7 +250,7 @@ class Worker(metaclass=_OnePerProcess):
         return self._shared_parameters().arrays
 
     def sync_params(self, synchronous: bool = True) -> None:
-        """Lets this worker's parameters and the shared ones meet, as the rule says.
+        """Exchanges this worker's parameters with the shared ones, as the rule says.
 
         Args:
             synchronous: whether to wait while somebody has the job's lock. Parts of the shared memory are
