@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 import threading
 import time
 from typing import Any
@@ -10,8 +12,10 @@ import numpy as np
 import pytest
 from core_support import in_threads, outcome, wait_for
 from rehearsing import Rehearsal, rehearsal
+from rich.console import Console
 
 import multiverso as mv
+from multiverso.cli.top import render
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, StartupError, TableMismatchError, WorkerLostError
 from multiverso.hosts.credentials import new_credentials
@@ -472,6 +476,15 @@ def test_every_node_knows_what_the_workers_of_all_hosts_have_done() -> None:
                 table.add(np.ones(4))
             for node in job.nodes:
                 wait_for(lambda node=node: _adds(node.status()) == {0: 3, 1: 4})
+            session.barrier()
+            for node, other in zip(job.nodes, ("host-1", "host-0"), strict=True):
+                (link,) = node.status()["links"]
+                assert (link["host"], link["state"]) == (other, "connected")
+                assert min(link["bytes_sent"], link["bytes_received"]) > 16
+                shown = Console(width=160, file=io.StringIO())
+                shown.print(render([node.status()], {}))
+                assert isinstance(shown.file, io.StringIO)
+                assert re.search(rf"{other} +connected .* 0 times", shown.file.getvalue())
             session.barrier()
 
         job.run(work)

@@ -209,6 +209,14 @@ def _launchers() -> str:
     return ", ".join(found)
 
 
+def _several_hosts() -> str:
+    try:
+        versions = [f"{name} {metadata.version(name)}" for name in ("pyopenssl", "cryptography")]
+    except metadata.PackageNotFoundError:
+        return 'without encryption only: pip install "multiverso[hosts]" brings it; doctor --hosts a,b tries the way'
+    return f"{', '.join(versions)}; doctor --hosts a,b tries the way there"
+
+
 def _frameworks() -> str:
     found = []
     for name in _FRAMEWORKS:
@@ -288,6 +296,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "a small job": _job,
     "environment": _environment,
     "launchers": _launchers,
+    "several hosts": _several_hosts,
     "frameworks": _frameworks,
     "platoon": _platoon,
     "GPUs": _gpus,

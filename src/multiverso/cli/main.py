@@ -167,15 +167,33 @@ def run_command(
 @app.command()
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object.")] = False,
+    hosts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B", help="Can these hosts run a job together? Versions, ports, clocks, encryption."
+        ),
+    ] = None,
+    ssh: Annotated[str, typer.Option(metavar="COMMAND", help="What reaches a host.")] = "ssh",
+    port: Annotated[int, typer.Option(help="Where the first host would listen for the others.")] = 29600,
+    probe: Annotated[bool, typer.Option("--probe", hidden=True)] = False,
 ) -> None:
     """Try what multiverso depends on here, and say what to do where it fails.
 
-    The exit code is 1 when something failed.
+    With --hosts, try what a job on several hosts depends on. The exit code is 1 when something failed.
     """
     from multiverso.cli.doctor import examine
     from multiverso.cli.show import show_findings
 
-    raise typer.Exit(show_findings(examine(), as_json))
+    if probe:
+        from multiverso.cli.host_probe import probe as answer
+
+        answer()
+    elif hosts is None:
+        raise typer.Exit(show_findings(examine(), as_json))
+    else:
+        from multiverso.cli.host_doctor import examine_hosts
+
+        raise typer.Exit(_or_complain(lambda: show_findings(examine_hosts(hosts, ssh, port), as_json)))
 
 
 @app.command()

@@ -86,6 +86,8 @@ class Rates:
         counters: dict[Any, tuple[float, float]] = {table["id"]: _work(table) for table in job["tables"]}
         for worker in job.get("workers", ()):
             counters["worker", worker["id"]] = _work_of(job, worker["id"])
+        for link in job.get("links", ()):
+            counters["link", link["host"]] = link["bytes_sent"], link["bytes_received"]
         elapsed = now - self.at_seconds
         per_second = {
             table: (
@@ -114,6 +116,8 @@ def _render_job(job: Status, rates: Rates) -> Iterator[RenderableType]:
     yield render_workers(job, rates)
     if job["tables"]:
         yield _render_tables(job["tables"], rates)
+    if job.get("links"):
+        yield _render_links(job["links"], rates)
     yield Text()
 
 
@@ -219,6 +223,23 @@ def _render_tables(tables: list[Status], rates: Rates) -> Table:
             "" if size is None else _size(size),
             _duration(sum(line["wait_seconds"] for line in lines)),
             f"{sum(staleness) / max(1, len(staleness)):.1f}",
+        )
+    return shown
+
+
+def _render_links(links: list[Status], rates: Rates) -> Table:
+    """The ways from the host whose node answers to the others."""
+    shown = Table("host", "link", "sent", "received", "sent/s", "received/s", "cut", box=None, pad_edge=False)
+    for link in links:
+        sent, received = rates.per_second.get(("link", link["host"]), (None, None))
+        shown.add_row(
+            link["host"],
+            Text(link["state"], style="" if link["state"] == "connected" else "red"),
+            _size(link["bytes_sent"]),
+            _size(link["bytes_received"]),
+            "" if sent is None else _size(sent),
+            "" if received is None else _size(received),
+            f"{max(0, link['connections'] - 1)} times",
         )
     return shown
 

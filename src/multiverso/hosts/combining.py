@@ -81,10 +81,10 @@ class Combining:
     Args:
         host: this host's number.
         hosts: the hosts' numbers, in order.
-        send: takes a message for another host; its parts are copied.
+        send: takes a message for another host, in parts whose memory does not change from then on.
     """
 
-    def __init__(self, host: int, hosts: list[int], send: Callable[[int, bytes], None]) -> None:
+    def __init__(self, host: int, hosts: list[int], send: Callable[..., None]) -> None:
         self._host, self._hosts, self._send = host, hosts, send
         self._under: dict[int, _Under] = {}
         self._finished = 0  # all pieces up to this one
@@ -94,7 +94,7 @@ class Combining:
 
         Args:
             piece: the next one.
-            own: the part, flat, read until the piece is done.
+            own: the part, flat; its memory is this's from here on.
             out: where the result goes.
 
         Returns:
@@ -108,11 +108,11 @@ class Combining:
         if any(not self._fits(piece, *said) for said in under.said):
             raise self._mismatch(piece.number)
         for chunk in range(self._chunks(piece)):
-            data = self._cut(own, piece, chunk).tobytes()
+            data = self._cut(own, piece, chunk).data.cast("B")
             home = self._home(piece, chunk)
             for host in self._hosts if home is None else [home]:
                 if host != self._host:
-                    self._send(host, self._head(PART, chunk, piece) + data)
+                    self._send(host, self._head(PART, chunk, piece), data)
             if home in (None, self._host):
                 under.parts.setdefault(chunk, {})[self._host] = data
                 self._fold(under, chunk)
@@ -175,18 +175,19 @@ class Combining:
         if piece is None or chunk in under.done or len(parts) < len(self._hosts):
             return
         assert under.out is not None
-        out = self._cut(under.out, piece, chunk)
-        first, *others = (np.frombuffer(parts[host], piece.dtype) for host in self._hosts)
-        out[...] = first
+        combine = COMBINE[piece.operation]
+        first, second, *others = (np.frombuffer(parts[host], piece.dtype) for host in self._hosts)
+        whole = combine(first, second)
         for other in others:
-            COMBINE[piece.operation](out, other, out=out)
+            combine(whole, other, out=whole)
+        self._cut(under.out, piece, chunk)[...] = whole
         del under.parts[chunk]
         under.done.add(chunk)
         if self._home(piece, chunk) is not None:
-            message = self._head(WHOLE, chunk, piece) + out.tobytes()
+            head, data = self._head(WHOLE, chunk, piece), whole.data.cast("B")
             for host in self._hosts:
                 if host != self._host:
-                    self._send(host, message)
+                    self._send(host, head, data)
 
     def _take_whole(self, under: _Under, chunk: int) -> None:
         if under.piece is None or under.out is None:

@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
 from multiverso.hosts.channel import Channel, RefusedError
@@ -89,9 +91,9 @@ class Mail:
                 self._threads.append(thread)
                 thread.start()
 
-    def send(self, peer: int, body: Body) -> None:
-        """Sends a message, whose memory must not change afterwards. Does not wait."""
-        self._peers[peer].stream.put(body)
+    def send(self, peer: int, *parts: Body) -> None:
+        """Sends a message, the memory of whose parts must not change afterwards. Does not wait."""
+        self._peers[peer].stream.put(*parts)
         self._peers[peer].poke()
 
     def failed(self, hosts: Iterable[int]) -> str | None:
@@ -216,8 +218,8 @@ class Mail:
     def _receive(self, peer: _Peer, channel: Channel) -> None:
         head = memoryview(bytearray(HEAD_BYTES))
         while _fill(channel, head):
-            body = bytearray(peer.stream.length(head))
-            if not _fill(channel, memoryview(body)):
+            body = np.empty(peer.stream.length(head), np.uint8).data  # nobody fills it with zeros
+            if not _fill(channel, body):
                 return
             message = peer.stream.arrived(head, body)
             if peer.stream.has():

@@ -33,7 +33,7 @@ class Stream:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: deque[tuple[int, Body]] = deque()  # not known to be received
+        self._kept: deque[tuple[int, tuple[Body, ...]]] = deque()  # not known to be received
         self._last = 0  # the number of the last message put
         self._sent = 0  # of the last one that went out over this connection
         self._received = 0
@@ -41,13 +41,14 @@ class Stream:
         self._say = False
         self._ready = False  # the other side has said on this connection how far it is
 
-    def put(self, body: Body) -> None:
-        """A message for the other side; its memory is the stream's from here on."""
-        if len(body) > LONGEST_BODY:
-            raise ValueError(f"a message of {len(body)} bytes; the longest has {LONGEST_BODY}")
+    def put(self, *parts: Body) -> None:
+        """A message for the other side, in parts; their memory must not change from here on."""
+        length = sum(map(len, parts))
+        if length > LONGEST_BODY:
+            raise ValueError(f"a message of {length} bytes; the longest has {LONGEST_BODY}")
         with self._lock:
             self._last += 1
-            self._kept.append((self._last, body))
+            self._kept.append((self._last, parts))
 
     def connected(self) -> None:
         """A new connection: what is not known to be received goes again, once the other side has spoken."""
@@ -59,17 +60,18 @@ class Stream:
         with self._lock:
             return self._say or (self._ready and self._sent < self._last)
 
-    def next(self) -> tuple[bytes, Body] | None:
-        """Returns a head and a body to send, or None."""
+    def next(self) -> tuple[Body, ...] | None:
+        """Returns a head and the parts of a body to send, or None."""
         with self._lock:
-            number, body = 0, b""
+            number: int = 0
+            parts: tuple[Body, ...] = ()
             if self._ready and self._sent < self._last:
-                number, body = self._kept[self._sent + 1 - self._kept[0][0]]  # type: ignore[assignment]
+                number, parts = self._kept[self._sent + 1 - self._kept[0][0]]
                 self._sent = number
             elif not self._say:
                 return None
             self._say, self._unsaid, self._unsaid_bytes = False, 0, 0
-            return _HEAD.pack(number, self._received, len(body)), body
+            return _HEAD.pack(number, self._received, sum(map(len, parts))), *parts
 
     @staticmethod
     def length(head: bytes | memoryview) -> int:

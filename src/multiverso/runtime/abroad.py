@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -89,6 +89,9 @@ class Carrier(Protocol):
 
     def regroup(self, live: Sequence[int]) -> None:
         """Goes on without lost hosts: what had its home there gets a new one. Waits for them end with an error."""
+
+    def statistics(self) -> dict[str, Any]:
+        """Returns what went to and came from each peer."""
 
     def answer(self, role: int, taker: Callable[[Channel, Hello], None]) -> None:
         """Says who takes connections of another role; before it listens."""
@@ -417,6 +420,20 @@ class Abroad:
         for number, lines in _lines(tables).items():
             if number in shards:
                 write_progress(shards[number], lines)
+
+    def links(self) -> list[dict[str, Any]]:
+        """Returns what went to and came from each other host with the tables' values, for `multiverso top`."""
+        counted = self._carrier.statistics()["peers"]
+        return [
+            {
+                "host": self.roster.names[peer],
+                "state": "lost" if peer in self._lost else "connected" if link["connected"] else "cut",
+                "connections": link["connections"],
+                "bytes_sent": link["bytes_sent"],
+                "bytes_received": link["bytes_received"],
+            }
+            for peer, link in sorted(counted.items())
+        ]
 
     @property
     def lost_hosts(self) -> list[str]:

@@ -140,6 +140,7 @@ class Node:
             members.memory_bytes,
             self._began,
             None if self._abroad is None else dict(self._abroad.remote_statistics),
+            None if self._abroad is None else self._abroad.links(),
         )
 
     def wait(self, timeout_seconds: float | None = None) -> bool:

@@ -25,8 +25,9 @@ def status_of(
     memory_bytes: int,
     began: float,
     remote: Mapping[int, Mapping[int, dict[str, float]]] | None = None,
+    links: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Returns the job's workers, their waits and the tables with each worker's statistics."""
+    """Returns the job's workers, their waits, the tables with each worker's statistics, and the ways to other hosts."""
     graph = catalogue.wait_graph()
     now = time.monotonic_ns()
     notes = catalogue.memory(MEMORY)
@@ -71,6 +72,7 @@ def status_of(
         "memory_bytes": memory_bytes,
         "workers": workers,
         "tables": tables,
+        "links": links or [],
     }
 
 

@@ -1,0 +1,245 @@
+"""`multiverso doctor --hosts a,b`: can these hosts run a job together? Tried as a job would do it.
+
+A probe (`host_probe`) runs on each, started over ssh in the same folder and with the same interpreter as here, as
+``multiverso run --hosts`` starts its launchers.
+"""
+
+import contextlib
+import json
+import os
+import select
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from multiverso.cli.doctor import Finding, State
+from multiverso.errors import StartupError
+
+_START_SECONDS = 60.0
+_ANSWER_SECONDS = 60.0
+_CLOCKS_SECONDS = 1.0
+_PINGS = 3
+
+
+class Probe:
+    """One host's probe. Used in a ``with``.
+
+    Args:
+        host: its name.
+        ssh: what reaches it.
+    """
+
+    def __init__(self, host: str, ssh: list[str]) -> None:
+        self.host = host
+        self.address = host.rpartition("@")[2]
+        self.said: dict[str, Any] | None = None
+        self.why = ""
+        python = shlex.join([sys.executable, "-P", "-m", "multiverso", "doctor", "--probe"])
+        variables = [f"PYTHONPATH={os.environ['PYTHONPATH']}"] if os.environ.get("PYTHONPATH") else []
+        there = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join(variables)} {python}"
+        self._process = subprocess.Popen(
+            [*ssh, host, there], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        self._rest = b""
+
+    def meet(self) -> None:
+        """Waits for what it says of itself."""
+        self.said = self._receive(_START_SECONDS)
+
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Returns its answer; nothing when there is none."""
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            self._give_up("its probe has ended")
+            return {}
+        return self._receive(_ANSWER_SECONDS) or {}
+
+    def _receive(self, seconds: float) -> dict[str, Any] | None:
+        assert self._process.stdout is not None
+        end = time.monotonic() + seconds
+        way = self._process.stdout.fileno()
+        while b"\n" not in self._rest:
+            left = end - time.monotonic()
+            if left <= 0 or not select.select([way], [], [], left)[0]:
+                self._give_up(f"it did not answer within {seconds:g} s")
+                return None
+            more = os.read(way, 65536)
+            if not more:
+                self._give_up("its probe ended")
+                return None
+            self._rest += more
+        line, self._rest = self._rest.split(b"\n", 1)
+        try:
+            answer: dict[str, Any] = json.loads(line)
+        except ValueError:
+            self._give_up(f"it said {line[:100]!r}")
+            return None
+        return answer
+
+    def _give_up(self, why: str) -> None:
+        self._process.kill()
+        lines = (self._process.communicate()[1] or b"").decode(errors="replace").strip().splitlines()
+        self.why = f"{why}: {lines[-1]}" if lines else why
+        self.said = None
+
+    def __enter__(self) -> "Probe":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for stream in (self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def examine_hosts(hosts: str, ssh: str, port: int) -> Iterator[Finding]:
+    """Tries what a job on these hosts needs.
+
+    Args:
+        hosts: their names, with commas between them, in the order in which a job would have them.
+        ssh: the command that reaches one.
+        port: where the first would listen for the others.
+
+    Raises:
+        StartupError: these are no hosts' names.
+    """
+    names = [name.strip() for name in hosts.split(",")]
+    if len(names) < 2 or not all(names) or any(name.startswith("-") for name in names):
+        raise StartupError(f"--hosts {hosts}: give two names or more, with commas between them.")
+    command = shlex.split(ssh)
+    with contextlib.ExitStack() as stack:
+        try:
+            probes = [stack.enter_context(Probe(name, command)) for name in names]
+        except OSError as error:
+            raise StartupError(f"--ssh {ssh}: {error}") from error
+        for probe in probes:
+            probe.meet()
+            yield _found(probe)
+        there = [probe for probe in probes if probe.said is not None]
+        if len(there) > 1:
+            yield _versions(there)
+            yield _encryption(there)
+            yield _clocks(there)
+            yield from _ways(probes, port)
+
+
+def _found(probe: Probe) -> Finding:
+    name = f"host {probe.host}"
+    if probe.said is None:
+        advice = (
+            "ssh has to get there without a password, and find this folder and this interpreter "
+            f"({sys.executable}) with multiverso installed."
+        )
+        return Finding(name, "fail", probe.why, advice)
+    said = probe.said
+    return Finding(
+        name, "ok", f"{said['name']}, {said['cores']} cores, {said['machine']}, at {said['address']}"
+    )
+
+
+def _versions(probes: list[Probe]) -> Finding:
+    different: list[str] = []
+    state: State = "ok"
+    first = _said(probes[0])["versions"]
+    for package in first:
+        others = {probe.host: _said(probe)["versions"].get(package) for probe in probes}
+        if len(set(others.values())) > 1:
+            different.append(
+                f"{package}: " + ", ".join(f"{there} on {host}" for host, there in others.items())
+            )
+            state = "fail" if package == "multiverso" else "warn" if state == "ok" else state
+    if not different:
+        return Finding(
+            "versions", "ok", ", ".join(f"{package} {version}" for package, version in first.items())
+        )
+    return Finding("versions", state, "; ".join(different), "Install the same versions on all hosts.")
+
+
+def _encryption(probes: list[Probe]) -> Finding:
+    needed = ("pyopenssl", "cryptography")
+    without = [p.host for p in probes if any(_said(p)["versions"].get(package) is None for package in needed)]
+    if not without:
+        return Finding("encryption", "ok", "pyOpenSSL and cryptography are on all hosts")
+    advice = (
+        'pip install "multiverso[hosts]" there, or start with --insecure-fabric on a network that you trust.'
+    )
+    return Finding("encryption", "fail", f"{', '.join(without)} cannot encrypt", advice)
+
+
+def _clocks(probes: list[Probe]) -> Finding:
+    """Nothing of ours goes by the time of day, but logs are read side by side."""
+    ahead: dict[str, float] = {}
+    for probe in probes:
+        best = float("inf")
+        for number in range(_PINGS):
+            before = time.time()
+            there = probe.ask({"ping": number}).get("time")
+            after = time.time()
+            if there is not None and after - before < best:
+                best = after - before
+                ahead[probe.host] = float(there) - (before + after) / 2
+    if len(ahead) < 2:
+        return Finding("clocks", "warn", "they could not be compared", "Try again.")
+    apart = max(ahead.values()) - min(ahead.values())
+    if apart <= _CLOCKS_SECONDS:
+        return Finding("clocks", "ok", f"at most {max(apart, 0.001):.3f} s apart")
+    latest = max(ahead, key=lambda host: ahead[host])
+    text = f"{latest} is {apart:.1f} s ahead of {min(ahead, key=lambda host: ahead[host])}"
+    return Finding("clocks", "warn", text, "Training does not mind; logs are easier to read with NTP.")
+
+
+def _ways(probes: list[Probe], port: int) -> Iterator[Finding]:
+    """Each host connects to those before it: to the first at its port, and to all where the system puts them."""
+    lead, *_ = probes
+    for host, probe in enumerate(probes):
+        if probe.said is None:
+            continue
+        wanted = [port, 0] if probe is lead else [0]
+        answers = [probe.ask({"listen": number}) for number in wanted]
+        errors = [answer.get("error", "no answer") for answer in answers if "port" not in answer]
+        if errors:
+            yield Finding(
+                f"to {probe.host}",
+                "fail",
+                f"it cannot listen at {wanted[0] or 'any port'}: {errors[0]}",
+                "Give another --port.",
+            )
+            continue
+        places = [[probe.address, answer["port"]] for answer in answers]
+        trouble: list[str] = []
+        for other in probes[host + 1 :]:
+            if other.said is None:
+                continue
+            reached = other.ask({"reach": places}).get("reached", ["no answer"])
+            trouble += [
+                f"{other.host} cannot reach {address}:{number}: {why}"
+                for (address, number), why in zip(places, reached, strict=False)
+                if why is not None
+            ]
+        if trouble:
+            advice = (
+                "Let the hosts of a job reach each other at all ports (each listens for values at one that the system "
+                "chooses), by the names that you give."
+            )
+            yield Finding(f"to {probe.host}", "fail", "; ".join(trouble), advice)
+        elif any(other.said is not None for other in probes[host + 1 :]):
+            where = f"port {port} and others" if probe is lead else "the ports that the system chooses"
+            yield Finding(f"to {probe.host}", "ok", f"the hosts after it reach {where}")
+
+
+def _said(probe: Probe) -> dict[str, Any]:
+    assert probe.said is not None
+    return probe.said

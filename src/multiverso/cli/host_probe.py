@@ -1,0 +1,91 @@
+"""`multiverso doctor --probe`: what one host says of itself to the doctor of another, over standard input and output.
+
+It writes one line of JSON and reads lines of JSON, an answer for each: ``{"ping": n}`` (the time there),
+``{"listen": port}`` (where it listens from then on), ``{"reach": [[address, port], ...]}`` (what came of connecting to
+each). It ends when its input does.
+"""
+
+import contextlib
+import json
+import os
+import platform
+import socket
+import sys
+import threading
+import time
+from importlib import metadata
+from typing import Any
+
+_SECONDS = 5.0
+_HELLO = b"multiverso probe\n"
+PACKAGES = ("multiverso", "numpy", "numba", "pyopenssl", "cryptography")
+
+
+def probe() -> None:
+    """Answers until its input ends."""
+    _write(facts())
+    listeners: list[socket.socket] = []
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "ping" in asked:
+            _write({"time": time.time()})
+        elif "listen" in asked:
+            _write(_listen(int(asked["listen"]), listeners))
+        else:
+            _write({"reached": [_reach(str(address), int(port)) for address, port in asked["reach"]]})
+    for listener in listeners:
+        listener.close()
+
+
+def facts() -> dict[str, Any]:
+    """Returns what has to be alike on all hosts, or is worth knowing of each."""
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError as error:
+        address = f"unknown ({error})"
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    return {
+        "name": name,
+        "address": address,
+        "cores": len(os.sched_getaffinity(0)),
+        "machine": platform.machine(),
+        "versions": versions,
+    }
+
+
+def _listen(port: int, listeners: list[socket.socket]) -> dict[str, Any]:
+    try:
+        listener = socket.create_server(("", port))
+    except OSError as error:
+        return {"error": str(error)}
+    listeners.append(listener)
+    threading.Thread(target=_greet, args=(listener,), daemon=True).start()
+    return {"port": listener.getsockname()[1]}
+
+
+def _greet(listener: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(_HELLO)
+
+
+def _reach(address: str, port: int) -> str | None:
+    """Returns None if our probe answers there, or what happened."""
+    try:
+        with socket.create_connection((address, port), _SECONDS) as connection:
+            connection.settimeout(_SECONDS)
+            return None if connection.recv(64) == _HELLO else "something else listens there"
+    except OSError as error:
+        return str(error) or type(error).__name__
+
+
+def _write(message: dict[str, Any]) -> None:
+    print(json.dumps(message), flush=True)

@@ -1,0 +1,104 @@
+"""`multiverso doctor --hosts`: over what stands in for ssh, it runs the command line here."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multiverso.cli.host_doctor import Probe, _clocks, _encryption, _versions, examine_hosts
+from multiverso.errors import StartupError
+
+
+@pytest.fixture
+def ssh(tmp_path: Path) -> str:
+    """Reaches every host but "gone", which is this machine."""
+    here = tmp_path / "here.sh"
+    here.write_text(
+        '#!/bin/sh\n[ "$1" = gone ] && { echo "no route to gone" >&2; exit 255; }\nexec sh -c "$2"\n'
+    )
+    here.chmod(0o755)
+    return str(here)
+
+
+def test_the_doctor_tries_what_a_job_on_these_hosts_needs(ssh: str, port: int) -> None:
+    command = [sys.executable, "-m", "multiverso", "doctor", "--json", "--hosts", "127.0.0.1,gone,localhost"]
+    done = subprocess.run(
+        [*command, "--ssh", ssh, "--port", str(port)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert done.returncode == 1, "one of them is not there"
+    states = {name: check["state"] for name, check in found.items()}
+    assert states.pop("host gone") == "fail"
+    assert "no route to gone" in found["host gone"]["text"]
+    assert set(states.values()) == {"ok"}, found
+    assert set(states) == {
+        "host 127.0.0.1",
+        "host localhost",
+        "versions",
+        "encryption",
+        "clocks",
+        "to 127.0.0.1",
+    }
+    assert f"port {port} and others" in found["to 127.0.0.1"]["text"]
+
+
+def test_a_port_that_is_taken_and_one_that_is_not_reached_are_named(
+    ssh: str, port: int, monkeypatch: Any
+) -> None:
+    with socket.create_server(("", port)):
+        found = {each.name: each for each in examine_hosts("127.0.0.1,localhost", ssh, port)}
+    assert found["to 127.0.0.1"].state == "fail"
+    assert f"it cannot listen at {port}" in found["to 127.0.0.1"].text
+
+    asked = Probe.ask
+
+    def wrong_way(probe: Probe, question: dict[str, Any]) -> dict[str, Any]:
+        if "reach" in question:  # as if something stood between the two
+            question = {"reach": [[address, 1] for address, _ in question["reach"]]}
+        return asked(probe, question)
+
+    monkeypatch.setattr(Probe, "ask", wrong_way)
+    found = {each.name: each for each in examine_hosts("127.0.0.1,localhost", ssh, port)}
+    assert found["to 127.0.0.1"].state == "fail"
+    assert f"localhost cannot reach 127.0.0.1:{port}: " in found["to 127.0.0.1"].text
+    assert "at all ports" in found["to 127.0.0.1"].advice
+
+
+class Said(Probe):
+    """A probe that has said this, and whose clock is so many seconds ahead."""
+
+    def __init__(self, host: str, ahead: float = 0.0, **versions: str | None) -> None:
+        self.host, self.address, self.why, self._ahead = host, host, "", ahead
+        self.said = {"versions": {"multiverso": "1", "pyopenssl": "1", "cryptography": "1", **versions}}
+
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        import time
+
+        return {"time": time.time() + self._ahead}
+
+
+def test_different_versions_clocks_and_a_missing_extra_are_told() -> None:
+    found = _versions([Said("a"), Said("b", multiverso="2")])
+    assert (found.state, found.text) == ("fail", "multiverso: 1 on a, 2 on b")
+    found = _versions([Said("a"), Said("b", cryptography="2")])
+    assert (found.state, found.text) == ("warn", "cryptography: 1 on a, 2 on b")
+    found = _encryption([Said("a"), Said("b", pyopenssl=None)])
+    assert (found.state, found.text) == ("fail", "b cannot encrypt")
+    found = _clocks([Said("a"), Said("b", ahead=60)])
+    assert (found.state, found.text) == ("warn", "b is 60.0 s ahead of a")
+
+
+@pytest.mark.parametrize("hosts", ["a", "a,", "a,-b"])
+def test_what_are_no_hosts_is_refused(hosts: str) -> None:
+    with pytest.raises(StartupError, match="give two names"):
+        list(examine_hosts(hosts, "ssh", 1))
