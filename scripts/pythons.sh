@@ -26,6 +26,8 @@ for python in python3.{11..19} "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.*/bin/py
             continue
         }
     fi
+    # compiled before any test's deadline begins
+    "$place/bin/python" -m multiverso warmup || echo "make pythons: not all kernels could be compiled beforehand" >&2
     start=$SECONDS
     if PATH="$PWD/$place/bin:$PATH" "$place/bin/python" -m pytest -n 2 --dist loadscope -p no:cacheprovider "${tests[@]}" "$@"; then
         summary+=("$version passed in $((SECONDS - start)) s")
