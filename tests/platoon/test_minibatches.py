@@ -36,7 +36,7 @@ def pair() -> Iterator[Pair]:
         yield controller, worker
     finally:
         worker.close()
-        thread.join(20)
+        thread.join(100)
         assert not thread.is_alive()
 
 
@@ -85,7 +85,7 @@ def test_minibatches_come_in_order_while_requests_are_answered(pair: Pair) -> No
         assert worker.send_req(i) == i
     assert worker.recv_mb() == []
     assert worker.recv_mb() == []
-    dealer.join(10)
+    dealer.join(100)
     with pytest.raises(PlatoonError, match="no more minibatches"):
         controller.send_mb([np.zeros(1)])
 
@@ -204,12 +204,12 @@ def test_a_dead_workers_credits_take_nobodys_minibatches(experiment: Any, port: 
             dealer = threading.Thread(target=lambda: [controller.send_mb([np.array(i)]) for i in range(20)])
             dealer.start()
             received = [int(worker.recv_mb()[0]) for _ in range(20)]
-            dealer.join(10)
+            dealer.join(100)
             assert received == list(range(20))
             assert os.getpid() in controller._workers
     finally:
         controller.stop()
-        thread.join(20)
+        thread.join(100)
 
 
 def test_what_was_on_its_way_to_a_dead_worker_is_dealt_again(experiment: Any, port: int) -> None:
@@ -261,4 +261,4 @@ def test_what_was_on_its_way_to_a_dead_worker_is_dealt_again(experiment: Any, po
             assert worker.recv_mb() == []
     finally:
         controller.stop()
-        thread.join(20)
+        thread.join(100)

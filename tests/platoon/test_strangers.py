@@ -46,7 +46,7 @@ def serving() -> Iterator[Echo]:
         yield controller
     finally:
         controller.stop()
-        thread.join(20)
+        thread.join(100)
         assert not thread.is_alive()
 
 
@@ -241,7 +241,7 @@ def test_a_program_that_has_the_port_is_not_taken_for_the_controller(monkeypatch
         with pytest.raises(PlatoonError, match="not this job's controller"):
             Worker(control_port=door.port)
     finally:
-        thread.join(20)
+        thread.join(100)
         door.close()
 
 
