@@ -64,6 +64,7 @@ class TableSpec:
         mean: the updater gets the mean of a round's contributions instead of their sum.
         per_worker: arrays of the table's size that each worker has for itself (a rule's local state).
         rule: the rule by which workers and table move each other, in words; empty for a plain table.
+        wire, every: between hosts: how differences travel and how often, in words; empty: as the job's do.
     """
 
     kind: str
@@ -78,6 +79,8 @@ class TableSpec:
     mean: bool = False
     per_worker: int = 0
     rule: str = ""
+    wire: str = ""
+    every: str = ""
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -145,7 +148,7 @@ class TableSpec:
         if message["dtype"] not in DTYPES:
             raise ValueError(f"no table has the dtype {message['dtype']!r}")
         spec = cls(**{**message, "hyper": tuple(message["hyper"]), "states": states})
-        texts = (spec.updater, spec.rule, spec.name or "")
+        texts = (spec.updater, spec.rule, spec.name or "", spec.wire, spec.every)
         if spec.kind not in ("array", "matrix") or spec.dtype not in DTYPES or spec.initial not in INITIAL:
             raise ValueError(
                 f"no such table: kind {spec.kind!r}, dtype {spec.dtype!r}, initial {spec.initial!r}"
@@ -166,6 +169,8 @@ class TableSpec:
         hyper = f"{self.hyper}" if self.hyper else ""
         name = f" named {self.name!r}" if self.name else ""
         rule = f", rule {self.rule}" if self.rule else ""
+        rule += f", wire {self.wire!r}" if self.wire else ""
+        rule += f", every {self.every!r}" if self.every else ""
         return f"{self.kind} of {size} {self.dtype}{name} (updater {self.updater}{hyper}, initial {self.initial}{rule})"
 
 

@@ -13,6 +13,8 @@ from rehearsing import rehearsal
 
 from multiverso.errors import SnapshotError, StartupError, WorkerLostError
 from multiverso.hosts.exchange import Exchange
+from multiverso.hosts.wires import Wire
+from multiverso.params import broadcast
 from multiverso.runtime import Node, Session
 from multiverso.tables import ArrayTableHandler, MatrixTableHandler, loading
 from multiverso.tables.collection import load_all, save_all
@@ -217,6 +219,57 @@ def test_what_was_saved_is_loaded_on_all_hosts(options: dict[str, Any], tmp_path
 
     with rehearsal(2, 1) as job:
         assert len(job.run(work, **options)) == 3
+
+
+def test_what_one_worker_sets_between_two_barriers_is_everybodys() -> None:
+    def work(session: Session) -> Any:
+        table = ArrayTableHandler(300_000, session=session)
+        moved = ArrayTableHandler(4, updater="momentum", session=session)
+        for number in range(3):
+            table.add(np.ones(table.size))
+            table.get()
+            moved.add(np.ones(4))
+            moved.get()
+            session.barrier()
+            if session.worker_id == number:
+                table.set(np.arange(table.size) + number)
+                moved.set(np.full(4, 7.0 + number))
+            session.barrier()
+        table.add(np.ones(table.size))
+        read = table.snapshot(), moved.snapshot().tolist(), table.get()
+        given = np.full(5, session.worker_id, np.float32)
+        broadcast([given], session)
+        return (*read, given.tolist())
+
+    with rehearsal(1, 2) as job:
+        for set_, moved, added, given in job.run(work, sync=True):
+            np.testing.assert_array_equal(set_, np.arange(300_000) + 2)
+            np.testing.assert_array_equal(added, np.arange(300_000) + 5)
+            assert moved == [9.0] * 4
+            assert given == [0.0] * 5
+
+
+def test_a_table_travels_its_own_way() -> None:
+    def work(session: Session) -> Any:
+        tables = [
+            ArrayTableHandler(9, session=session),
+            ArrayTableHandler(9, session=session, wire="int8", every=0.25),
+            MatrixTableHandler(3, 3, session=session, every="7 adds"),
+        ]
+        for table in tables:
+            table.add(np.full(9, 1 + session.worker_id))
+        session.barrier()
+        return [table.get().reshape(-1).tolist() for table in tables]
+
+    with rehearsal(1, 1) as job:
+        kinds = job.nodes[0]._abroad._carrier._kinds  # type: ignore[union-attr]
+        results = job.run(work, exchange=Exchange.of(wire="bfloat16", every=0.5))
+    assert results == [[[3.0] * 9] * 3] * 2
+    assert [(wire.number, every.seconds, every.changes) for wire, every in kinds.values()] == [
+        (Wire.of("bfloat16", "float32").number, 0.5, 0),
+        (Wire.of("int8", "float32").number, 0.25, 0),
+        (Wire.of("bfloat16", "float32").number, 0.0, 7),
+    ]
 
 
 def test_rounds_exchange_all_as_it_is_so_another_wire_format_is_refused() -> None:

@@ -13,7 +13,7 @@ from multiverso.consistency.port import Array, Call, CompiledRule, Port, RowIds,
 from multiverso.deadline import Deadline
 from multiverso.errors import InterruptedRoundError, MultiversoError, WaitTimeoutError
 from multiverso.kernels import chained, rounds, rules
-from multiverso.memory.words import load32, load64
+from multiverso.memory.words import load32, load64, store64
 
 _SNAPSHOT_TRIES = 1000
 
@@ -155,6 +155,8 @@ class Synchronous:
         with self._lock:
             self._refuse_in_round()
             rounds.committed_put.compiled(self._dtype)(self._base, self.version(), values)
+            if self._spans_hosts:  # at the next barrier the node gives it to the others
+                store64(self._base + at.WRITTEN, load64(self._base + at.WRITTEN) + 1)
 
     def version(self) -> int:
         return load64(self._base + at.COMMITTED)

@@ -111,6 +111,7 @@ class Coordinator:
         self._unused: dict[int, _Unused] = {}
         self._tables = 0
         self._released = 0
+        self._written: dict[int, int] = {}  # since the last barrier: whose values a synchronous table has got
         self._notes: dict[int, dict[int, str]] = {}  # what workers tell each other: by number, then by worker
         self._options: Message | None = None
         self._desk = Desk()
@@ -237,6 +238,9 @@ class Coordinator:
 
     def _note_settled(self, host: int, report: Message) -> list[Order]:
         self._hosts[host].settled = max(self._hosts[host].settled, int(report["barrier"]))
+        for number in report.get("written", ()):
+            writer = self._written.setdefault(int(number), host)
+            self._written[int(number)] = min(writer, host)
         return self._release()
 
     def _release(self) -> list[Order]:
@@ -245,7 +249,8 @@ class Coordinator:
         if reached <= self._released:
             return []
         self._released = reached
-        return self._to_all({"do": "take", "barrier": reached})
+        written, self._written = self._written, {}
+        return self._to_all({"do": "take", "barrier": reached, "written": written})
 
     # -- what workers tell each other ------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import contextlib
 import math
 import numbers
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from multiverso.errors import StartupError
@@ -50,6 +50,11 @@ class Exchange:
         OuterRule.of(between, "float32")
         return cls(wire, _every(every), between)
 
+    def of_table(self, wire: str, every: str) -> Exchange:
+        """Returns how a table travels whose words are not empty where it has its own way."""
+        own = Exchange.of(wire or None, every or None)
+        return replace(self, wire=own.wire if wire else self.wire, every=own.every if every else self.every)
+
     def rule_of(self, dtype: Any) -> str:
         """Returns the rule for a table: whole numbers are summed, whatever it is for the others."""
         return self.between if dtype.kind == "f" else "sum"
@@ -77,6 +82,16 @@ class Exchange:
     def __str__(self) -> str:
         every = f"'{self.every.changes} adds'" if self.every.changes else f"{self.every.seconds:g}"
         return f"wire={self.wire!r}, every={every}, between={self.between!r}"
+
+
+def table_words(wire: Any, every: Any) -> dict[str, str]:
+    """Returns what ``ArrayTableHandler(wire=, every=)`` mean as a table's spec has it: the job's way where None.
+
+    Raises:
+        StartupError: one of them means nothing.
+    """
+    Exchange.of(wire, every)
+    return {"wire": wire or "", "every": "" if every is None else str(every)}
 
 
 def _every(value: Any) -> Every:

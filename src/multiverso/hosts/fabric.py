@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -246,6 +246,15 @@ class Fabric:
         """
         self._rounds.attach(table_id, RoundMemory(shard, control, local))
 
+    def overwrite(self, written: Mapping[int, int]) -> None:
+        """At a barrier, on all hosts: values that a worker has overwritten become everybody's; `take` waits for them.
+
+        Args:
+            written: the host of that worker, by the number of the synchronous table.
+        """
+        for number, host in written.items():
+            self._rounds.overwrite(number, host)
+
     def follow_rounds(self) -> float | None:
         """Does what this host's workers are ready for; returns the seconds until it is to be called at the latest."""
         return self._rounds.look(time.monotonic())
@@ -310,7 +319,7 @@ class Fabric:
         with self._settled:
             while True:
                 left = {peer: ticket for peer, ticket in tickets.items() if not ticket.done}
-                late = take and not all(map(self._rounds.began, in_rounds))
+                late = take and not all(map(self._rounds.is_whole, in_rounds))
                 if not (left or late):
                     break
                 self._check(left or ends)

@@ -63,6 +63,17 @@ class RoundMemory:
         """Writes a chunk's total where the workers wait for it."""
         self._take(self._control, self._shard.base, number, chunk, self._begins, total, count)
 
+    def written(self, chunk: int, total: Array) -> None:
+        """Reads a chunk of what a worker of this host has overwritten the values with."""
+        total[:] = self._shard.values()[self._place(chunk)]
+
+    def overwrite(self, chunk: int, total: Array) -> None:
+        """Overwrites a chunk of the last finished round."""
+        self._shard.values()[self._place(chunk)] = total
+
+    def _place(self, chunk: int) -> slice:
+        return slice(chunk * self.chunk, (chunk + 1) * self.chunk)
+
 
 def _bits(workers: Iterable[int]) -> int:
     bits = sum(1 << worker for worker in workers)

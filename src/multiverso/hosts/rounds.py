@@ -47,6 +47,7 @@ from multiverso.spec import DTYPES
 WINDOW = 16  # steps
 _PATIENCE_SECONDS = 0.01  # before the host before is told that somebody waits: it begins by itself as a rule
 _EPOCHS = 256
+_OVERWRITES = 1  # flag of SUM and TOTAL: the values are overwritten by one host's
 
 
 class Staged(Protocol):
@@ -72,6 +73,12 @@ class Staged(Protocol):
     def take(self, number: int, chunk: int, total: Array, count: int) -> None:
         """A chunk's total has come."""
 
+    def written(self, chunk: int, total: Array) -> None:
+        """Reads a chunk of what a worker of this host has overwritten the values with."""
+
+    def overwrite(self, chunk: int, total: Array) -> None:
+        """Overwrites a chunk of the last finished round."""
+
 
 @dataclass(eq=False, slots=True)
 class _Sum:
@@ -80,6 +87,7 @@ class _Sum:
     count: int
     buffer: Array
     length: int
+    overwrites: bool = False
 
     @property
     def body(self) -> memoryview:
@@ -95,6 +103,9 @@ class _Table:
     began: bool = False  # this host's initial values are written
     decided: int = -1  # the last round of which it is known who takes part, and who that is
     members: int = 0
+    overwrites: dict[int, int] = field(
+        default_factory=dict
+    )  # rounds that carry a host's values, and which host's
     arrived: int = 0
     folded: int = 0
     received: int = 0
@@ -118,8 +129,12 @@ class _Table:
         return (min(self.staged.elements, low + self.staged.chunk) - low) * self.staged.dtype.itemsize
 
     def place(self, step: int) -> tuple[int, int]:
-        """Which round and chunk a step is."""
+        """Which round and chunk a step is; those that overwrite are counted, too."""
         return divmod(step - 1, self.chunks)
+
+    def round_of(self, turn: int) -> int:
+        """Which of the workers' rounds it is."""
+        return turn - sum(other < turn for other in self.overwrites)
 
 
 class Rounds:
@@ -196,11 +211,20 @@ class Rounds:
         self._tables[number].began = True
         self._run(self._tables[number])
 
-    def began(self, number: int) -> bool:
-        """Returns whether the initial values of all hosts have arrived."""
+    def is_whole(self, number: int) -> bool:
+        """Returns whether the initial values of all hosts, and what :meth:`overwrite` has said last, are here."""
         with self._books:
             table = self._tables.get(number)
-            return table is None or table.arrived >= table.chunks
+            return table is None or table.arrived >= (max(table.overwrites, default=0) + 1) * table.chunks
+
+    def overwrite(self, number: int, host: int) -> None:
+        """At a barrier: the values of a host, whose worker has overwritten them, become everybody's."""
+        with self._work, self._books:
+            table = self._tables.get(number)
+            if table is None:
+                return
+            table.overwrites[table.decided + 1] = host
+        self._run(table)
 
     def detach(self, number: int) -> None:
         """Lets go of a table: its memory may be freed afterwards."""
@@ -295,7 +319,8 @@ class Rounds:
 
     def _frame(self, kind: int, table: _Table, step: int, found: _Sum) -> Outgoing:
         body = found.body
-        return Outgoing(Header(kind, self._epoch, 0, table.number, found.count, len(body), step), body)
+        flags = _OVERWRITES if table.place(step)[0] in table.overwrites else 0
+        return Outgoing(Header(kind, self._epoch, flags, table.number, found.count, len(body), step), body)
 
     # -- receiving -------------------------------------------------------------------------------------------
 
@@ -364,7 +389,8 @@ class Rounds:
         self._run(table)
 
     def _sum_of(self, table: _Table, header: Header, body: memoryview) -> _Sum:
-        return _Sum(header.chunk, owner(body), table.size(table.place(header.number)[1]))
+        overwrites = bool(header.flags & _OVERWRITES)
+        return _Sum(header.chunk, owner(body), table.size(table.place(header.number)[1]), overwrites)
 
     def _hear(self, peer: int, header: Header, table: _Table, theirs: Reached) -> None:
         staged = table.staged
@@ -425,7 +451,7 @@ class Rounds:
         Returns:
             the seconds after which that should be said, or None; the host that it was said to, or None.
         """
-        number = table.decided + 1
+        number = table.round_of(table.decided + 1)
         wished = table.wanted >= number or table.staged.wanted(number)
         if self._before is None or table.told >= number or not wished:
             table.waits_since = None
@@ -449,14 +475,19 @@ class Rounds:
                 found = None if step > table.arrived + WINDOW else _Sum(0, NO_BYTES, 0)
             else:
                 found = table.incoming.get(step)
-        number, chunk = table.place(step)
-        if found is None or not self._decide(table, number):
+        turn, chunk = table.place(step)
+        if found is None or not self._decide(table, turn, found.overwrites):
             return False
         size = table.size(chunk)
         if found.buffer.size < size:
             found = _Sum(0, self._pool.take(size), size)
         total = _numbers(table, found)
-        found.count = table.staged.fold(number, chunk, table.members, total, found.count)
+        if turn in table.overwrites:
+            if table.overwrites[turn] == self.host:
+                table.staged.written(chunk, total)
+                found.count = 1
+        else:
+            found.count = table.staged.fold(table.round_of(turn), chunk, table.members, total, found.count)
         with self._books:
             table.incoming.pop(step, None)
             table.folded = step
@@ -468,25 +499,34 @@ class Rounds:
             self._wake(self._next)
         return True
 
-    def _decide(self, table: _Table, number: int) -> bool:
+    def _decide(self, table: _Table, turn: int, overwrites: bool) -> bool:
         """Is this host ready for a round? Then who of it takes part stays as it is."""
-        if number <= table.decided:
+        if turn <= table.decided:
             return True
-        if number == 0:
+        if turn in table.overwrites:
+            table.decided = turn
+            return True
+        if turn == 0:
             table.decided = 0 if table.began else -1
             return table.began
+        if overwrites:
+            return False  # the host before knows of it, this one does not yet
+        number = table.round_of(turn)
         members = table.staged.members(number)
         if members is None:
             return False
         if self._before is None and table.wanted < number and not table.staged.wanted(number):
             return False  # the head begins what somebody waits for
-        table.members, table.decided = members, number
+        table.members, table.decided = members, turn
         table.staged.decide(number, members)
         return True
 
     def _take(self, table: _Table, step: int, total: _Sum) -> None:
-        number, chunk = table.place(step)
-        table.staged.take(number, chunk, _numbers(table, total), total.count)
+        turn, chunk = table.place(step)
+        if turn not in table.overwrites:
+            table.staged.take(table.round_of(turn), chunk, _numbers(table, total), total.count)
+        elif total.count:  # the host whose values they were may be lost
+            table.staged.overwrite(chunk, _numbers(table, total))
         with self._books:
             table.arrived = step
             table.totals[step] = total

@@ -32,6 +32,7 @@ from multiverso.hosts.roster import Roster
 from multiverso.hosts.stream import Body
 from multiverso.hosts.transport import MAIL, Hello, Listener
 from multiverso.memory.segment import Segment
+from multiverso.memory.words import load64
 from multiverso.runtime.clocks import Clocks, Lines
 from multiverso.runtime.control import Control
 from multiverso.runtime.following import RoundFollower
@@ -71,6 +72,9 @@ class Carrier(Protocol):
 
     def attach_rounds(self, table_id: int, shard: Shard, control: int, local: Iterable[int]) -> None:
         """Begins to take part in the rounds of a synchronous table."""
+
+    def overwrite(self, written: Mapping[int, int]) -> None:
+        """At a barrier: what workers have overwritten synchronous tables with becomes everybody's."""
 
     def follow_rounds(self) -> float | None:
         """Does what this host's workers are ready for; returns the seconds until it is to be called at the latest."""
@@ -144,6 +148,8 @@ class Abroad:
         carrier.answer(MAIL, self._mail.offer)
         self.reductions: Reductions | None = None
         self._follower: RoundFollower | None = None  # once there is a synchronous table
+        self._written: dict[int, int] = {}  # how often each synchronous table was overwritten here
+        self._overwritten = 0  # the last barrier at which what was written elsewhere was asked for
         self._clocks: Clocks | None = None  # once there is one with a bound
         self._regroups = 0  # how often the hosts that are left have given out new homes
         address = carrier.listen()
@@ -281,12 +287,13 @@ class Abroad:
             if shard.mode == at.SYNCHRONOUS:
                 self._carrier.attach_rounds(number, shard, self.control.address, self.roster.local)
                 self._attached.add(number)
+                self._joined.add(number)
                 if self._follower is None:
                     self._follower = RoundFollower(
                         self.control.address, self._carrier.follow_rounds, self._broken
                     )
                 return
-            how = self.exchange
+            how = self.exchange.of_table(shard.spec.wire, shard.spec.every)
             rule = how.rule_of(np.dtype(shard.spec.dtype))
             self._carrier.attach(
                 number, shard, wire=how.wire, every=how.every, rule=rule, control=self.control.address
@@ -401,7 +408,15 @@ class Abroad:
                 self._carrier.lost(host)
         elif do == "take":
             barrier = int(order["barrier"])
-            self._do(lambda: self._carrier.take(_deadline(), self._joined), lambda: self._release(barrier))
+            written = {int(number): int(host) for number, host in order["written"].items()}
+
+            def take() -> None:
+                if self._overwritten < barrier:
+                    self._overwritten = barrier
+                    self._carrier.overwrite(written)
+                self._carrier.take(_deadline(), self._joined)
+
+            self._do(take, lambda: self._release(barrier))
         elif do == "statistics":
             for number, lines in order["tables"].items():
                 self.remote_statistics.setdefault(int(number), {}).update(
@@ -461,7 +476,16 @@ class Abroad:
 
     def _settle(self, report: Message) -> None:
         self._carrier.settle(_deadline(), self._joined)
+        if report["do"] == "settled":
+            report["written"] = self._newly_written()
         self.report(report)
+
+    def _newly_written(self) -> list[int]:
+        """The synchronous tables that workers of this host have overwritten since the last barrier."""
+        shards = self._shards()
+        now = {n: load64(s.base + at.WRITTEN) for n, s in shards.items() if s.mode == at.SYNCHRONOUS}
+        before, self._written = self._written, now
+        return [number for number, times in now.items() if times != before.get(number, 0)]
 
     def _release(self, barrier: int) -> None:
         self._released = barrier

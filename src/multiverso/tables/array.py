@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from multiverso.hosts.exchange import table_words
 from multiverso.runtime.current import current
 from multiverso.runtime.session import Session
 from multiverso.spec import Initial, TableSpec, checked_count, checked_dtype
@@ -29,6 +30,8 @@ class ArrayTableHandler(TableHandler):
         initial: whose ``init_value`` counts: ``"master"`` (worker 0's), ``"mean"`` or ``"sum"`` of all.
         session: the session it belongs to; the current one by default.
         master: this worker's initial value counts instead of worker 0's (one worker may say so).
+        wire, every: of this table, instead of what ``init`` was told: how differences travel between hosts, and how
+            often. They mean nothing on one host, and in synchronous jobs.
 
     Raises:
         TableMismatchError: other workers asked for another table.
@@ -55,8 +58,10 @@ class ArrayTableHandler(TableHandler):
         initial: Initial = "master",
         session: Session | None = None,
         master: bool = False,
+        wire: str | None = None,
+        every: float | str | None = None,
     ) -> None:
-        rule = resolve(updater)
+        rule, own = resolve(updater), table_words(wire, every)
         spec = TableSpec(
             kind="array",
             rows=1,
@@ -68,5 +73,7 @@ class ArrayTableHandler(TableHandler):
             initial=initial,
             name=name,
             mean=rule.mean,
+            wire=own["wire"],
+            every=own["every"],
         )
         super().__init__(session or current(), spec, rule, init_value, master)

@@ -422,7 +422,7 @@ class TableHandler:
         """Replaces values and updater state by what :meth:`save` wrote.
 
         Call it in one worker (or in all), and ``barrier()`` before anyone goes on. In a job on several hosts also
-        ``barrier()`` before; where that is synchronous, or the updater has a state, all workers have to call it.
+        ``barrier()`` before; where the updater has a state, all workers have to call it there.
 
         Raises:
             SnapshotError: no such file, not a saved table, or another shape, dtype or updater; or, where all workers
@@ -435,7 +435,7 @@ class TableHandler:
 
     def _check_others(self, values: Array, states: list[Array]) -> None:
         """Before a load: where each host has something of its own to be overwritten, all workers load the same."""
-        if self._session.hosts and (self._how.in_rounds or states):
+        if self._session.hosts and states:
             loading.check_all(self._session, self._name, [values, *states])
 
     def _read(self, path: str | os.PathLike[str]) -> tuple[Array, list[Array]]:
@@ -461,7 +461,7 @@ class TableHandler:
         return arrays if self._spec.step_count is None else [*arrays, np.array([self._shard.steps])]
 
     def _writes(self) -> bool:
-        """Whether this worker overwrites the values: of several hosts one does, unless each has its own."""
+        """Whether this worker overwrites the values: of several hosts one does, as differences add up."""
         session = self._session
         if not session.hosts or self._how.in_rounds:
             return True

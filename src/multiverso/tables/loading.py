@@ -29,7 +29,7 @@ def is_first(session: Session, number: int, claimed: int | None) -> bool:
 
 
 def check_all(session: Session, what: str, arrays: Iterable[Array]) -> None:
-    """Waits until all workers load the same: each host has buffers or states of its own to be overwritten.
+    """Waits until all workers load the same: each host has states of its own to be overwritten.
 
     Raises:
         SnapshotError: they do not; nothing was changed.

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from multiverso.consistency.port import RowIds, bad_row
 from multiverso.errors import ShapeMismatchError
+from multiverso.hosts.exchange import table_words
 from multiverso.runtime.current import current
 from multiverso.runtime.session import Session
 from multiverso.spec import Initial, TableSpec, checked_count, checked_dtype
@@ -28,7 +29,7 @@ class MatrixTableHandler(TableHandler):
         num_row: rows, 1 or more.
         num_col: columns, 1 or more.
         init_value: (num_row, num_col) numbers, or flat, or one number for all; zeros by default.
-        dtype, name, updater, initial, session, master: see :class:`ArrayTableHandler`.
+        dtype, name, updater, initial, session, master, wire, every: see :class:`ArrayTableHandler`.
 
     Example:
         >>> import multiverso as mv
@@ -53,8 +54,10 @@ class MatrixTableHandler(TableHandler):
         initial: Initial = "master",
         session: Session | None = None,
         master: bool = False,
+        wire: str | None = None,
+        every: float | str | None = None,
     ) -> None:
-        rule = resolve(updater)
+        rule, own = resolve(updater), table_words(wire, every)
         spec = TableSpec(
             kind="matrix",
             rows=checked_count(num_row, "num_row"),
@@ -66,6 +69,8 @@ class MatrixTableHandler(TableHandler):
             initial=initial,
             name=name,
             mean=rule.mean,
+            wire=own["wire"],
+            every=own["every"],
         )
         super().__init__(session or current(), spec, rule, init_value, master)
         self._changes = Changes(spec)

@@ -54,6 +54,12 @@ class Staged:
                 count += 1
         return count
 
+    def written(self, chunk: int, total: np.ndarray) -> None:
+        total[:] = self.values[-1][self.place(chunk)]
+
+    def overwrite(self, chunk: int, total: np.ndarray) -> None:
+        self.values[-1][self.place(chunk)] = total
+
     def take(self, number: int, chunk: int, total: np.ndarray, count: int) -> None:
         assert len(self.values) == number, "a round has begun before the one before was over"
         if chunk == 0:
@@ -81,6 +87,7 @@ class RoundsWorld(World):
         self.workers = [random.randint(1, 3) for _ in self.hosts]
         self.staged: list[Staged] = []
         self.rounds: list[Rounds] = []
+        self.whole: dict[int, Callable[[], bool]] = {}
         for host in self.hosts:
             parts = [[self._part(size) for _ in range(self.workers[host.number])] for _ in range(scene.adds)]
             staged = Staged(*self.sizes, self._numbers(size), parts)
@@ -157,6 +164,30 @@ class RoundsWorld(World):
                 )
                 assert any(np.array_equal(new[place], kind) for kind in kinds), f"round {number} at {low}"
             old = new
+        self._overwrite_at_a_barrier()
+
+    def _overwrite_at_a_barrier(self) -> None:
+        """One host's values become everybody's."""
+        writer = self.random.choice(self.live)
+        new = self._numbers(self.sizes[0])
+        self.staged[writer.number].values[-1][:] = new
+        for host in self.live:
+            self._later(0.01, self._begin_overwriting, host, writer.number)
+        self._until(
+            lambda: all(self.whole.get(host.number, lambda: False)() for host in self.live), "set values"
+        )
+        for host in self.live:
+            values = self.staged[host.number].values[-1]
+            if writer.dead:
+                assert np.array_equal(values, self.staged[0].values[-1])
+            else:
+                assert np.array_equal(values, new), f"host {host.number} has not got what was set"
+
+    def _begin_overwriting(self, host: Host, writer: int) -> None:
+        if self._when_up(host, lambda: self._begin_overwriting(host, writer)):
+            rounds = self.rounds[host.number]
+            rounds.overwrite(TABLE, writer)
+            self.whole[host.number] = lambda: rounds.is_whole(TABLE)
 
     def _sum(self, number: int, hosts: list[int], old: np.ndarray, place: slice) -> np.ndarray:
         """What a worker after another adds on one host."""
