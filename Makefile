@@ -11,7 +11,7 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONWARNINGS CONDA_PR
 unexport PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
 unexport THEANO_FLAGS THEANORC KERAS_BACKEND KERAS_HOME JAX_PLATFORMS
 unexport MULTIVERSO_NODE MULTIVERSO_WORKER_ID MULTIVERSO_WORKERS_NUM MULTIVERSO_ON_LOST MULTIVERSO_LAUNCHED MULTIVERSO_SECRET
-unexport MULTIVERSO_TIMEOUT_SECONDS MULTIVERSO_NODE_STDERR MULTIVERSO_TENSORBOARD
+unexport MULTIVERSO_TIMEOUT_SECONDS MULTIVERSO_NODE_STDERR MULTIVERSO_TENSORBOARD MULTIVERSO_RESTARTS MULTIVERSO_RESUME
 unexport MULTIVERSO_ADDRESS MULTIVERSO_PORT MULTIVERSO_INSECURE_FABRIC
 unexport PLATOON_DEVICES PLATOON_DEVICE PLATOON_HOSTS PLATOONRC PLATOON_LOGS
 unexport PLATOON_CONTROL_PORT PLATOON_LOCAL_RANK PLATOON_STATUS_FD
@@ -63,6 +63,7 @@ chaos: .venv/.full ## thousands of kills from a seed; what the survivors waited 
 	$(BIN)/python benchmarks/chaos.py --json benchmarks/results/chaos.json
 	$(BIN)/python benchmarks/chaos_rows.py --kills 2000 --json benchmarks/results/chaos_rows.json
 	$(BIN)/python benchmarks/chaos_keyed.py --kills 2000 --json benchmarks/results/chaos_keyed.json
+	$(BIN)/python benchmarks/chaos_hosts.py --kills 100 --json benchmarks/results/chaos_hosts.json
 
 pauses: .venv/.full ## all tests, four at a time, while their processes are stopped at random (SEED=1)
 	$(BIN)/python scripts/pauses.py $(or $(SEED),1) env PATH="$(CURDIR)/$(BIN):$$PATH" \

@@ -20,8 +20,10 @@ from multiverso.api import (
     worker_id,
     workers_num,
 )
+from multiverso.checkpoints.beside import Checkpoint, checkpoint
 from multiverso.launch import run
 from multiverso.runtime.current import current
+from multiverso.runtime.restarts import restarts
 from multiverso.tables import (
     ArrayTableHandler,
     Counter,
@@ -38,6 +40,7 @@ __version__ = "1.0.0.dev0"
 
 __all__ = [
     "ArrayTableHandler",
+    "Checkpoint",
     "Counter",
     "Eviction",
     "KeyedTable",
@@ -48,6 +51,7 @@ __all__ = [
     "attach_read_only",
     "barrier",
     "batches",
+    "checkpoint",
     "current",
     "errors",
     "init",
@@ -56,6 +60,7 @@ __all__ = [
     "load",
     "log",
     "num_workers",
+    "restarts",
     "rules",
     "run",
     "save",

@@ -53,6 +53,7 @@ JOB_LOCK = CONTROL.mutex("job_lock")  # for whoever needs one lock per job
 # 1 in a job on several hosts: barriers end when the node says so, as then the others' adds are here, too
 SPANS_HOSTS = CONTROL.int32("spans_hosts", apart=True)
 RELEASED = CONTROL.int64("released")  # the last barrier that the node has let workers pass
+GATHERED = CONTROL.int64("gathered")  # the last gathering that a worker here asked for and that is done
 
 WORKERS = CONTROL.size  # the first worker's block
 WORKER_STRIDE = 512
@@ -82,6 +83,7 @@ WAITED_NS = WORKER.int64("waited_ns")  # time spent in finished waits
 GAVE_UP = WORKER.int64("gave_up")
 # CLOCK_MONOTONIC nanoseconds: when a wait of it has to look at its deadline, if that is before its slice is over
 LOOK_AT = WORKER.int64("look_at")
+CHECKPOINT = WORKER.int64("checkpoint")  # what it has handed over, see checkpoints/board.py
 
 # LIVENESS
 FREE, ALIVE, LOST, GONE = 0, 1, 2, 3

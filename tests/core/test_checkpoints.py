@@ -443,8 +443,8 @@ with Session(node, worker_id) as s:
     [
         ("os, 'fsync', 1", 0, 1),  # the leader, with a part half written
         ("os, 'fsync', 1", 1, 1),  # the other one
-        ("generations.json, 'dumps', 1", 0, 1),  # all parts are there, the manifest is not
-        ("generations, '_remove_all_but', 2", 0, 2),  # the manifest is, and so is the old generation
+        ("generations, 'write_generations', 1", 0, 1),  # all parts are there, the manifest is not
+        ("generations, 'remove_others', 2", 0, 2),  # the manifest is, and so is the old generation
     ],
 )
 def test_a_kill_in_the_middle_leaves_one_whole_save(

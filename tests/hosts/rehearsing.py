@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from core_support import in_threads
+from relay import Relay
 
 from multiverso.hosts.control import credentials_of
 from multiverso.hosts.credentials import new_credentials
@@ -23,6 +24,7 @@ class Rehearsal:
 
     roster: Roster
     nodes: list[Node]
+    relays: dict[int, Relay] = field(default_factory=dict)  # between each host and the coordinator
 
     def session(self, worker_id: int, **options: Any) -> Session:
         """Returns a worker's session, attached to its host's node."""
@@ -40,17 +42,23 @@ class Rehearsal:
 
 
 @contextmanager
-def rehearsal(*workers: int, on_lost: str = "stop", encrypted: bool = False) -> Iterator[Rehearsal]:
+def rehearsal(
+    *workers: int, on_lost: str = "stop", encrypted: bool = False, grace: float = 30.0, relayed: bool = False
+) -> Iterator[Rehearsal]:
     """Makes the nodes of a job with so many workers on each host."""
     with ExitStack() as stack:
         listener = Listener(("127.0.0.1", 0))
         credentials = new_credentials(encrypted).to_text()
         names = tuple(f"host-{host}" for host in range(len(workers)))
-        roster = Roster(0, names, workers, listener.address, credentials, rehearsal=True)
+        roster = Roster(0, names, workers, listener.address, credentials, rehearsal=True, grace=grace)
         nodes = []
+        relays = {}
         for host in range(len(workers)):
             own = roster.on(host)
+            if relayed and host:
+                relays[host] = stack.enter_context(Relay(listener.address))
+                own = replace(own, coordinator=relays[host].address)
             fabric = Fabric(host, own.hosts, credentials_of(own))
             abroad = (own, fabric, listener if host == 0 else None)
             nodes.append(stack.enter_context(Node(own.workers_num, on_lost=on_lost, abroad=abroad)))
-        yield Rehearsal(roster, nodes)
+        yield Rehearsal(roster, nodes, relays)

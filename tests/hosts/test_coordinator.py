@@ -289,3 +289,18 @@ def test_any_order_of_arrival_gives_every_host_the_same_tables_and_barriers(seed
     assert seen[0] == seen[1] == seen[2]
     assert seen[0][-1][0] == "over"
     assert [number for do, _, number in seen[0] if do == "make"] == list(range(1, 11))
+
+
+def test_a_host_gathers_what_the_others_have_not_sent_and_waits_for_no_lost_one() -> None:
+    coordinator = begun()
+    orders = coordinator.receive(1, {"do": "gather", "number": 7})
+    assert orders == [(host, {"do": "bring", "host": 1, "number": 7}) for host in ALL]
+    assert coordinator.receive(0, {"do": "brought", "host": 1, "number": 7}) == []
+    assert coordinator.receive(0, {"do": "brought", "host": 1, "number": 8}) == []
+    assert coordinator.receive(1, {"do": "brought", "host": 1, "number": 7}) == []
+    assert (1, {"do": "gathered", "number": 7}) in coordinator.lose(2, "it was killed")
+    assert coordinator.receive(2, {"do": "brought", "host": 1, "number": 7}) == []
+    coordinator.receive(0, {"do": "gather", "number": 9})
+    coordinator.receive(1, {"do": "brought", "host": 0, "number": 9})
+    coordinator.receive(0, {"do": "gone"})  # it has nothing to bring any more, and nobody there waits
+    assert coordinator._gatherings == {}

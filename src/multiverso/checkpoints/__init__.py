@@ -1,13 +1,16 @@
-"""A whole job's state in a directory: written by all workers, whole or not at all, and read again by all."""
+"""A whole job's state in a directory or behind a URL: written by all workers, whole or not at all, and read by all."""
 
 from __future__ import annotations
 
+from multiverso.checkpoints.beside import Checkpoint, checkpoint
 from multiverso.checkpoints.generations import Parts, is_newcomer, load, save, worker_folder
 from multiverso.checkpoints.randomness import random_state, set_random_state
 from multiverso.checkpoints.trees import read_tree, write_tree
 
 __all__ = [
+    "Checkpoint",
     "Parts",
+    "checkpoint",
     "is_newcomer",
     "load",
     "random_state",

@@ -1,39 +1,51 @@
 """A job's state in a directory, in generations: the last whole one counts, whatever is killed when.
 
 A generation is a folder. Every worker writes its part there, one of them the tables, too; ``manifest.json``, which
-names the generation, is replaced when all parts are on the disk, and the generation before is removed after that:
+names the whole generations and the hash of each file, is replaced when all parts are on the disk, and what it does not
+name any more is removed after that:
 
     manifest.json
     generation-7/table-0.safetensors    values and updater state
     generation-7/worker-0.safetensors   what is worker 0's own
     generation-7/common-<hash>.safetensors  what several workers have alike, once for each different content
     generation-7/worker-0/              files that a framework writes by itself
+    generation-7/worker-0.json          the hashes of what worker 0 has written
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import re
-import shutil
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from multiverso.checkpoints.trees import Tree, as_bytes, digest, read_tree, write_tree
+from multiverso.checkpoints.manifests import (
+    Generation,
+    Receipts,
+    damage,
+    read_generations,
+    write_generations,
+)
+from multiverso.checkpoints.roles import count, role_of, say, tell
+from multiverso.checkpoints.stores import PathLike, Store, open_store, sha256_of
+from multiverso.checkpoints.trees import Tree, as_bytes, digest, read_tree
 from multiverso.errors import SnapshotError
-from multiverso.files import locked, write_whole
 from multiverso.runtime import Session
 from multiverso.runtime.agreement import Together
-from multiverso.tables import TableHandler, saving
 
-PathLike = str | os.PathLike[str]
-_MANIFEST = "manifest.json"
-_FORMAT = "multiverso checkpoint 1"
 _GENERATION = re.compile(r"generation-(\d+)")
+
+
+class Table(Protocol):
+    """What is saved of a table: `multiverso.tables.TableHandler`, `multiverso.KeyedTable`."""
+
+    def save(self, path: PathLike) -> None:
+        """Writes it to a file."""
+
+    def _read(self, path: PathLike) -> tuple[Any, ...]: ...
+    def _replace(self, *content: Any) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -54,42 +66,10 @@ class Parts:
     left: tuple[Tree, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Manifest:
-    """What is in a generation."""
-
-    number: int
-    tables: list[str]
-    common: dict[int, str]  # each worker's file, or ""
-
-    @property
-    def folder(self) -> str:
-        return f"generation-{self.number}"
-
-    @property
-    def workers(self) -> list[int]:
-        return sorted(self.common)
-
-
-@dataclass(frozen=True)
-class _Role:
-    """As whom a worker goes on: by its place among the live ones, as one may have been lost.
-
-    Attributes:
-        saved_as: whose part it takes.
-        newcomer: that worker's place has been taken already: there are more workers than were saved.
-        left: whose part nobody takes, as there are fewer; each is in one worker's role.
-    """
-
-    saved_as: int
-    newcomer: bool
-    left: list[int]
-
-
 def save(
     session: Session,
     directory: PathLike,
-    tables: Mapping[str, TableHandler],
+    tables: Mapping[str, Table],
     collect: Callable[[], Parts],
     files: Callable[[Path], None] | None = None,
 ) -> None:
@@ -97,7 +77,7 @@ def save(
 
     Args:
         session: this worker's session.
-        directory: where; the same in all workers. A folder that holds anything else is refused.
+        directory: where, a directory or a URL; the same in all workers. One that holds anything else is refused.
         tables: by names that are file names.
         collect: returns this worker's part.
         files: writes more files into the empty folder that it is given.
@@ -107,67 +87,54 @@ def save(
             still there, and is what `load` finds.
         TypeError: there is something in a part that cannot be saved.
     """
-    place, me = Path(directory), session.worker_id
-    task = Together(session, lambda why: SnapshotError(f"{place} was not saved: {why}"))
-    own: list[bytes] = []
-    collected: list[Tree] = []
+    store, me = open_store(directory), session.worker_id
+    task = Together(session, lambda why: SnapshotError(f"{store} was not saved: {why}"))
+    packed: list[Packed] = []
 
     def prepare() -> str:
-        parts = collect()
-        collected.append(parts.common)
-        own.append(as_bytes(parts.own))
-        return f"common-{digest(parts.common)}.safetensors" if parts.common else ""
+        packed.append(Packed.of(collect()))
+        return packed[0].common_name
 
     common = task.step(prepare)
     with contextlib.ExitStack() as stack:
-        before: list[_Manifest | None] = [None]
+        before: list[Generation] = []
 
         def begin() -> str:
             if not task.leads:
                 return ""
-            place.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(_alone_in(place))
-            before[0] = _read_manifest(place, missing_ok=True)
-            if before[0] and before[0].tables != list(tables):
-                raise SnapshotError(
-                    f"{place} holds the state of another model, with the tables {before[0].tables} and not "
-                    f"{list(tables)}; save to another directory, or remove it"
-                )
-            number = before[0].number if before[0] else 0
-            _remove_all_but(place, before[0])
-            (place / f"generation-{number + 1}").mkdir()
-            return str(number + 1)
+            store.make()
+            stack.enter_context(store.alone())
+            before.extend(read_generations(store, missing_ok=True))
+            check_tables(store, before, tables, "save to another directory, or remove it")
+            remove_others(store, before)
+            number = (before[-1].number if before else 0) + 1
+            store.make(f"generation-{number}")
+            return str(number)
 
-        manifest = _Manifest(int(task.step(begin)[task.leader]), list(tables), common)
-        folder = place / manifest.folder
+        generation = Generation(int(task.step(begin)[task.leader]), list(tables), common)
+        receipts = Receipts(store, generation.folder)
         written = False
 
         def write() -> None:
-            write_whole(folder / f"worker-{me}.safetensors", own[0])
-            name = common[me]
-            if name and me == min(worker for worker, other in common.items() if other == name):
-                _write_or_link(folder / name, collected[0], _previous(place, manifest))
+            hashes = write_part(store, generation, me, packed[0], common)
             if task.leads:
-                for key, table in tables.items():
-                    table.save(folder / f"{key}.safetensors")
+                hashes |= write_tables(store, generation, tables)
             if files is not None:
-                (folder / f"worker-{me}").mkdir()
-                files(folder / f"worker-{me}")
-                _sync_files(folder / f"worker-{me}")
+                with store.folder(f"{generation.folder}/worker-{me}") as place:
+                    files(place)
+                    hashes |= {
+                        f"worker-{me}/{path.relative_to(place).as_posix()}": sha256_of(path)
+                        for path in place.rglob("*")
+                        if path.is_file()
+                    }
+            receipts.write(me, hashes, common[me])
 
         def finish() -> None:
             nonlocal written
             if task.leads:
-                _sync_directory(folder)
-                text = {
-                    "format": _FORMAT,
-                    "number": manifest.number,
-                    "tables": manifest.tables,
-                    "common": common,
-                }
-                write_whole(place / _MANIFEST, json.dumps(text, indent=1).encode())
+                keep_whole(store, generation, [])
                 written = True
-                _remove_all_but(place, manifest)
+                remove_others(store, [generation])
                 stack.close()  # before anybody is let go, who might save again
 
         try:
@@ -175,19 +142,94 @@ def save(
             task.step(finish)
         except BaseException:
             if task.leads and not written:
-                shutil.rmtree(folder, ignore_errors=True)
+                store.remove(generation.folder)
             raise
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A worker's part as bytes, so that it may change meanwhile; what is common is not copied."""
+
+    own: bytes
+    common: Tree
+    common_name: str
+
+    @classmethod
+    def of(cls, parts: Parts) -> Packed:
+        """Packs a part.
+
+        Raises:
+            TypeError: there is something in it that cannot be saved.
+        """
+        name = f"common-{digest(parts.common)}.safetensors" if parts.common else ""
+        return cls(as_bytes(parts.own), parts.common, name)
+
+
+def write_part(
+    store: Store, generation: Generation, me: int, packed: Packed, common: Mapping[int, str]
+) -> dict[str, str]:
+    """Writes a worker's part, and as the lowest of those who have it what is common; returns the files' hashes."""
+    name = f"worker-{me}.safetensors"
+    hashes = {name: store.write(f"{generation.folder}/{name}", packed.own)}
+    shared = packed.common_name
+    if shared and me == min(worker for worker, other in common.items() if other == shared):
+        where, last = f"{generation.folder}/{shared}", f"generation-{generation.number - 1}/{shared}"
+        if not store.link(where, last):
+            hashes[shared] = store.write(where, as_bytes(packed.common))
+    return hashes
+
+
+def write_tables(store: Store, generation: Generation, tables: Mapping[str, Table]) -> dict[str, str]:
+    """Writes the tables as they are now; returns the hashes of the files."""
+    hashes = {}
+    for key, table in tables.items():
+        name = f"{key}.safetensors"
+        place = store.path(generation.folder)
+        if place is not None:
+            table.save(place / name)
+            hashes[name] = sha256_of(place / name)
+        else:
+            with store.folder(generation.folder) as folder:
+                table.save(folder / name)
+                hashes[name] = sha256_of(folder / name)
+    return hashes
+
+
+def keep_whole(store: Store, generation: Generation, older: list[Generation]) -> Generation:
+    """Makes a generation count whose workers have all written their parts and said so, beside older ones.
+
+    Raises:
+        SnapshotError: one of them has not.
+    """
+    hashes: dict[str, str] = {}
+    for worker in generation.workers:
+        said = Receipts(store, generation.folder).read(worker)
+        if said is None:
+            raise SnapshotError(
+                f"{store}/{generation.folder}: worker {worker} has not said what it has written"
+            )
+        hashes |= said.hashes
+    for linked in set(generation.common.values()) - {""} - hashes.keys():
+        with store.file(f"{generation.folder}/{linked}") as path:
+            hashes[linked] = sha256_of(path)
+    whole = Generation(generation.number, generation.tables, generation.common, hashes)
+    store.sync(generation.folder)
+    write_generations(store, [*older, whole])
+    return whole
 
 
 def load(
     session: Session,
     directory: PathLike,
-    tables: Mapping[str, TableHandler],
+    tables: Mapping[str, Table],
     check: Callable[[Parts], None],
     apply: Callable[[Parts], None],
     missing_ok: bool = False,
 ) -> Parts | None:
     """Reads what `save` wrote: collective. All of it fits in all workers, or nothing is changed in any.
+
+    The newest generation whose files all have their hashes is taken; a line on standard error says where that is not
+    the newest.
 
     Args:
         session: this worker's session.
@@ -200,44 +242,52 @@ def load(
     Raises:
         SnapshotError: nothing is there; it is damaged; or it was saved of another model.
     """
-    place = Path(directory)
-    task = Together(session, lambda why: SnapshotError(f"{place} was not loaded: {why}"))
-    found: list[tuple[_Manifest, Parts]] = []
+    store = open_store(directory)
+    task = Together(session, lambda why: SnapshotError(f"{store} was not loaded: {why}"))
+
+    def choose() -> str:
+        if session.worker_id != min(session.live_workers()):
+            return ""
+        found = read_generations(store, missing_ok)
+        check_tables(store, found, tables, "nothing was changed")
+        return str(_newest_undamaged(store, found).number) if found else ""
+
+    chosen = "".join(task.step(choose).values())
+    if not chosen:
+        return None
+    read: list[Parts] = []
     live: list[int] = []
 
-    def read() -> str:
-        manifest = _read_manifest(place, missing_ok)
-        if manifest is None:
-            return ""
+    def read_part() -> str:
         live.extend(session.live_workers())
-        role = _role(manifest, live, session.worker_id)
-        _check_fits(place, manifest, tables)
-        folder = place / manifest.folder
-        common = manifest.common[role.saved_as]
+        generation = next((g for g in read_generations(store) if str(g.number) == chosen), None)
+        if generation is None:
+            return "another one"
+        role = role_of(generation, live, session.worker_id)
+        folder, common = generation.folder, generation.common[role.saved_as]
         parts = Parts(
-            read_tree(folder / f"worker-{role.saved_as}.safetensors"),
-            read_tree(folder / common) if common else None,
+            _tree(store, f"{folder}/worker-{role.saved_as}.safetensors"),
+            _tree(store, f"{folder}/{common}") if common else None,
             role.newcomer,
-            tuple(read_tree(folder / f"worker-{other}.safetensors") for other in role.left),
+            tuple(_tree(store, f"{folder}/worker-{other}.safetensors") for other in role.left),
         )
         check(parts)
-        found.append((manifest, parts))
-        return f"{manifest.folder} for {_count(live)}"
+        read.append(parts)
+        return f"{folder} for {count(live)}"
 
-    seen = set(task.step(read).values())
-    if len(seen) > 1:
+    seen = set(task.step(read_part).values())
+    if len(seen) > 1 or not read:
         raise SnapshotError(
-            f"the workers see different generations in {place}, or one was lost: {sorted(seen)}; nothing was loaded"
+            f"the workers see different generations in {store}, or one was lost: {sorted(seen)}; nothing was loaded"
         )
-    if not found:
-        return None
-    manifest, parts = found[0]
-    values: dict[str, Any] = {}
+    generation = next(g for g in read_generations(store) if str(g.number) == chosen)
+    values: dict[str, tuple[Any, ...]] = {}
 
     def read_tables() -> None:
         if task.leads_host:
-            folder = place / manifest.folder
-            values.update({k: saving.load(folder / f"{k}.safetensors", t.spec) for k, t in tables.items()})
+            for key, table in tables.items():
+                with store.file(f"{generation.folder}/{key}.safetensors") as path:
+                    values[key] = table._read(path)
 
     task.step(read_tables)
 
@@ -246,9 +296,31 @@ def load(
             tables[key]._replace(*value)
 
     task.step(put)
-    task.step(lambda: apply(parts))
-    _tell(place, manifest, session, live, task.leads)
-    return parts
+    task.step(lambda: apply(read[0]))
+    tell(store, generation, session, live, task.leads)
+    return read[0]
+
+
+def _tree(store: Store, name: str) -> Tree:
+    with store.file(name) as path:
+        return read_tree(path)
+
+
+def _newest_undamaged(store: Store, generations: list[Generation]) -> Generation:
+    """Returns the newest generation that is as it was written.
+
+    Raises:
+        SnapshotError: none is.
+    """
+    wrong: list[str] = []
+    for generation in reversed(generations):
+        why = damage(store, generation)
+        if not why:
+            if wrong:
+                say(f"{store}: {'; '.join(wrong)}; going back to {generation.folder}, which is whole")
+            return generation
+        wrong.append(why)
+    raise SnapshotError(f"{store}: {'; '.join(wrong)}; nothing was changed")
 
 
 def worker_folder(session: Session, directory: PathLike) -> Path | None:
@@ -257,127 +329,51 @@ def worker_folder(session: Session, directory: PathLike) -> Path | None:
     A worker that has none, since fewer workers saved, gets those of one that has; see `is_newcomer`.
 
     Raises:
-        SnapshotError: there are none.
+        SnapshotError: there are none; or they are behind a URL.
     """
-    place = Path(directory)
-    manifest = _read_manifest(place, missing_ok=True)
-    if manifest is None:
+    store = open_store(directory)
+    generations = read_generations(store, missing_ok=True)
+    if not generations:
         return None
-    role = _role(manifest, session.live_workers(), session.worker_id)
-    folder = place / manifest.folder / f"worker-{role.saved_as}"
+    role = role_of(generations[-1], session.live_workers(), session.worker_id)
+    folder = store.path(f"{generations[-1].folder}/worker-{role.saved_as}")
+    if folder is None:
+        raise SnapshotError(f"{store}: a worker's own files are read from a directory only")
     if not folder.is_dir():
         raise SnapshotError(f"{folder} is not there: it was saved without files of its own for each worker")
     return folder
 
 
-def _check_fits(place: Path, manifest: _Manifest, tables: Mapping[str, TableHandler]) -> None:
-    if manifest.tables != list(tables):
-        raise SnapshotError(
-            f"{place} holds the state of another model, with the tables {manifest.tables} and not {list(tables)}; "
-            "nothing was changed"
-        )
+def check_tables(store: Store, generations: list[Generation], tables: Iterable[str], what_then: str) -> None:
+    """Raises SnapshotError where what is saved is of other tables."""
+    for generation in generations[-1:]:
+        if generation.tables != list(tables):
+            raise SnapshotError(
+                f"{store} holds the state of another model, with the tables {generation.tables} and not "
+                f"{list(tables)}; {what_then}"
+            )
 
 
 def is_newcomer(session: Session, directory: PathLike) -> bool:
     """Returns whether a run is saved in ``directory``, by so few workers that this one has nothing of its own there."""
-    manifest = _read_manifest(Path(directory), missing_ok=True)
-    return manifest is not None and _role(manifest, session.live_workers(), session.worker_id).newcomer
+    generations = read_generations(open_store(directory), missing_ok=True)
+    return bool(generations) and role_of(generations[-1], session.live_workers(), session.worker_id).newcomer
 
 
-def _role(manifest: _Manifest, live: list[int], me: int) -> _Role:
-    saved, place = manifest.workers, live.index(me)
-    left = [worker for i, worker in enumerate(saved) if i >= len(live) and i % len(live) == place]
-    return _Role(saved[place % len(saved)], place >= len(saved), left)
+def numbers_in(store: Store) -> list[int]:
+    """Returns the numbers of all generations that a store has a folder of, whole or not."""
+    return sorted(int(found[1]) for name in store.names() if (found := _GENERATION.fullmatch(name)))
 
 
-def _tell(place: Path, manifest: _Manifest, session: Session, live: list[int], leads: bool) -> None:
-    """Says what has become of whom, where as many go on it is nothing."""
-    role = _role(manifest, live, session.worker_id)
-    by = f"{place} was saved by {_count(manifest.workers)}"
-    line = ""
-    if role.newcomer:
-        line = (
-            f"{by}, so worker {session.worker_id} has nothing of its own there: it begins from the shared values, "
-            f"and gets as own what worker {role.saved_as} had handed over"
-        )
-    elif leads and len(live) < len(manifest.workers):
-        gone = ", ".join(map(str, manifest.workers[len(live) :]))
-        line = f"{by}, and {_count(live)} went on: what was worker {gone}'s own is left out"
-    if line:
-        print(f"multiverso: {line}", file=sys.stderr, flush=True)
+def remove_others(store: Store, kept: list[Generation], above: int = 1 << 62) -> None:
+    """Removes the generations before, and what a crash in the middle of one has left.
 
-
-def _count(workers: list[int]) -> str:
-    return f"{len(workers)} worker{'s' * (len(workers) != 1)} ({', '.join(map(str, workers))})"
-
-
-def _read_manifest(place: Path, missing_ok: bool = False) -> _Manifest | None:
-    path = place / _MANIFEST
-    try:
-        text = json.loads(path.read_text())
-    except FileNotFoundError:
-        if missing_ok:
-            return None
-        raise SnapshotError(f"{place} holds no saved state: there is no {_MANIFEST}") from None
-    except (OSError, ValueError) as error:
-        raise SnapshotError(f"{path} cannot be read: {error}") from error
-    try:
-        if text["format"] != _FORMAT:
-            raise SnapshotError(
-                f"{path} says {text['format']!r}: expected {_FORMAT!r}, as manager.save() writes"
-            )
-        common = {int(worker): str(name) for worker, name in text["common"].items()}
-        return _Manifest(int(text["number"]), list(text["tables"]), common)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, SnapshotError):
-            raise
-        raise SnapshotError(f"{path} is not the manifest of a saved state: {error!r}") from error
-
-
-@contextlib.contextmanager
-def _alone_in(place: Path) -> Iterator[None]:
-    """Keeps other jobs from saving here meanwhile; the lock ends with its owner, however that ends."""
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(locked(place / ".lock", 0.0))
-        except TimeoutError:
-            raise SnapshotError(
-                f"another job is saving to {place}; give each job a directory of its own"
-            ) from None
-        yield
-
-
-def _remove_all_but(place: Path, kept: _Manifest | None) -> None:
-    """Removes the generations before, and what a crash in the middle of one has left."""
-    for path in place.iterdir():
-        if _GENERATION.fullmatch(path.name) and (kept is None or path.name != kept.folder):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _previous(place: Path, manifest: _Manifest) -> Path:
-    return place / f"generation-{manifest.number - 1}"
-
-
-def _write_or_link(path: Path, tree: Tree, previous: Path) -> None:
-    """Makes a file whose name is its content's hash, from the generation before where that has it."""
-    try:
-        os.link(previous / path.name, path)
-    except OSError:
-        write_tree(path, tree)
-
-
-def _sync_files(folder: Path) -> None:
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with open(Path(parent, name), "rb") as file:
-                os.fsync(file.fileno())
-        _sync_directory(Path(parent))
-
-
-def _sync_directory(place: Path) -> None:
-    with contextlib.suppress(OSError):  # not every file system can
-        descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    Args:
+        store: where.
+        kept: these stay.
+        above: later ones stay, too, which are being written.
+    """
+    numbers = {generation.number for generation in kept}
+    for number in numbers_in(store):
+        if number not in numbers and number <= above:
+            store.remove(f"generation-{number}")

@@ -86,6 +86,17 @@ def run_command(
         ),
     ] = False,
     timeout: Annotated[float | None, typer.Option(help="End the job after so many seconds.")] = None,
+    max_restarts: Annotated[
+        int,
+        typer.Option(
+            help="Start a job that fails again, so often: from its newest checkpoint, where it makes some "
+            "(multiverso.checkpoint)."
+        ),
+    ] = 0,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on from the newest checkpoint of an earlier run, if there is one."),
+    ] = False,
     hosts: Annotated[
         str | None,
         typer.Option(
@@ -101,6 +112,12 @@ def run_command(
         bool,
         typer.Option("--insecure-fabric", help="Between hosts: encrypt nothing, on a network you trust."),
     ] = False,
+    host_grace: Annotated[
+        float,
+        typer.Option(
+            help="Seconds without a word of a host until it counts as lost; a shorter cut is survived."
+        ),
+    ] = 30.0,
     wire: Annotated[
         str | None,
         typer.Option(
@@ -128,7 +145,8 @@ def run_command(
 
     The exit code is 0 when all workers succeeded; otherwise the failed worker's (128 + n for a signal n).
     With --on-failure continue it is 0 when at least one worker succeeded. 124: timeout; 130: Ctrl-C; 2: not
-    started, because an option makes no sense here.
+    started, because an option makes no sense here. With --max-restarts it is the last start's; a signal or the
+    timeout, which is for all starts together, ends the job for good.
     """
     from multiverso.launch.local import RunOptions, launch
 
@@ -156,6 +174,9 @@ def run_command(
         port=port,
         ssh=ssh,
         encrypted=not insecure_fabric,
+        host_grace=host_grace,
+        max_restarts=max_restarts,
+        resume=resume,
         exchange={name: text for name, text in exchange.items() if text is not None},
     )
     start = launch

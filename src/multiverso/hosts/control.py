@@ -1,14 +1,15 @@
 """The nodes' control connections: each node has one to the coordinator, which is in the first host's node.
 
 A shell around `Coordinator`: threads that send and receive, nothing that decides. Reports and orders are JSON objects,
-one a message.
+one a message of a `Conversation`, which outlives its TCP connections.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
-import queue
 import socket
 import sys
 import threading
@@ -19,9 +20,11 @@ from typing import Any
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, StartupError
 from multiverso.hosts.channel import Channel
+from multiverso.hosts.conversation import Patience
 from multiverso.hosts.coordinator import Coordinator, Message, lines_of
 from multiverso.hosts.credentials import Credentials
 from multiverso.hosts.roster import Roster
+from multiverso.hosts.talking import Talk
 from multiverso.hosts.transport import (
     CONTROL,
     HANDSHAKE_SECONDS,
@@ -35,35 +38,11 @@ from multiverso.hosts.transport import (
 
 _CONNECT_SECONDS = 60.0
 _JOIN_SECONDS = 10.0
+_LOOK_SECONDS = 0.1
+_AGAIN_SECONDS = 5.0  # of one attempt to connect again
 _STRANGERS = 16  # connections that have not proven anything yet
 
 Deliver = Callable[[Message], None]
-
-
-class Speaker:
-    """Sends messages over a channel in a thread of its own: who has something to say never waits for the other end."""
-
-    def __init__(self, channel: Messages, name: str) -> None:
-        self._channel = channel
-        self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def say(self, message: Message) -> None:
-        """Puts a message in the line."""
-        self._queue.put(message)
-
-    def close(self) -> None:
-        """Sends what is in the line, and ends."""
-        self._queue.put(None)
-        self._thread.join(_JOIN_SECONDS)
-
-    def _run(self) -> None:
-        while (message := self._queue.get()) is not None:
-            try:
-                self._channel.send(json.dumps(message).encode())
-            except OSError:
-                return  # the receiving thread finds out, too, and tells
 
 
 class Centre:
@@ -81,32 +60,49 @@ class Centre:
         self._deliver = deliver
         self._coordinator = Coordinator(roster)
         self._lock = threading.Lock()
-        self._channels: dict[int, Messages] = {}
+        # from the first: what is said to a host that has not come yet is said when it comes
+        self._talks = {
+            host: Talk(
+                Patience.of(roster.grace),
+                functools.partial(self._take, host),
+                f"multiverso-hosts-tell-{host}",
+            )
+            for host in range(1, roster.hosts)
+        }
+        self._incarnations: dict[int, int] = {}  # of those that have come
+        self._lost: set[int] = set()
         self._strangers = threading.BoundedSemaphore(_STRANGERS)
-        self._speakers: dict[int, Speaker] = {}
         self._threads: list[threading.Thread] = []
         self._closing = threading.Event()
         self._accepting = self._start(self._accept, "multiverso-hosts-accept")
+        self._watching = self._start(self._watch, "multiverso-hosts-watch")
 
     @property
     def all_came(self) -> bool:
         """Whether every other host has connected, some time or other."""
-        return len(self._channels) == self._roster.hosts - 1
+        return len(self._incarnations) == self._roster.hosts - 1
 
     def report(self, message: Message) -> None:
         """A report of this host's own; as JSON carries it, so that it compares with the others'."""
-        self._take(0, _parse(json.dumps(message).encode()))
+        self._take(0, json.loads(json.dumps(message)))
 
     def close(self) -> None:
-        """Ends all connections; the other nodes take it for the loss of the coordinator unless the job is over."""
+        """Ends all connections; the other nodes take it for the loss of the coordinator unless the job is over.
+
+        Then it waits a moment for those that have not heard so yet: a connection may be cut just now.
+        """
+        end = Deadline.after(Patience.of(self._roster.grace).ended_seconds)
+        while (
+            self._coordinator.over
+            and not end.passed
+            and not all(self._talks[host].is_done for host in set(self._incarnations) - self._lost)
+        ):
+            time.sleep(_LOOK_SECONDS / 10)
         self._closing.set()
         self._listener.close()
-        for speaker in list(self._speakers.values()):
-            speaker.close()
-        for channel in list(self._channels.values()):
-            channel.close()
-        self._accepting.join(_JOIN_SECONDS)
-        for thread in self._threads:
+        for talk in self._talks.values():
+            talk.close("its node has ended")
+        for thread in (self._accepting, self._watching, *self._threads):
             thread.join(_JOIN_SECONDS)
 
     def _start(self, target: Callable[..., None], name: str, *arguments: Any) -> threading.Thread:
@@ -132,7 +128,7 @@ class Centre:
         roster = self._roster
         try:
             deadline = Deadline.after(HANDSHAKE_SECONDS)
-            channel, theirs = accept(connection, credentials_of(roster), _hello(roster), deadline)
+            channel, theirs = accept(connection, credentials_of(roster), _hello(roster, 0, 1), deadline)
         except RefusedError as error:
             _log(f"a connection was refused: {error}")
             return
@@ -141,28 +137,44 @@ class Centre:
         finally:
             self._strangers.release()
         messages = Messages(channel)
-        with self._lock:
-            known = 0 < theirs.host < roster.hosts == theirs.hosts and theirs.role == CONTROL
-            fits = known and theirs.host not in self._channels
-            if fits:
-                self._channels[theirs.host] = messages
-                name = f"multiverso-hosts-tell-{theirs.host}"
-                self._speakers[theirs.host] = Speaker(messages, name)
-        if fits:
-            self._serve(theirs.host, messages)
-        messages.close()
-
-    def _serve(self, host: int, messages: Messages) -> None:
-        why = "its connection to the coordinator ended"
         try:
-            while (body := messages.receive()) is not None:
-                self._take(host, _parse(body))
+            talk = self._talk_with(theirs)
+        except ValueError as error:
+            with contextlib.suppress(OSError):
+                messages.send(json.dumps({"end": str(error)}).encode())
+            messages.close()
+            return
+        if talk.cuts:
+            _log(f"{roster.names[theirs.host]} is connected again")
+        try:
+            talk.serve(messages)
         except (KeyError, TypeError, ValueError) as error:
-            why = f"it sent what is no report ({error!r})"
-        except OSError as error:
-            why = f"its connection to the coordinator broke ({error.strerror or error})"
-        if not self._closing.is_set():
-            self._lose(host, why)
+            self._lose(theirs.host, f"it sent what is no report ({error!r})")
+
+    def _talk_with(self, theirs: Hello) -> Talk:
+        """Returns the conversation that a connection belongs to.
+
+        Raises:
+            ValueError: none; the message says why.
+        """
+        roster, host = self._roster, theirs.host
+        if not (0 < host < roster.hosts == theirs.hosts and theirs.role == CONTROL):
+            raise ValueError("there is no such host in this job")
+        with self._lock:
+            if host in self._lost:
+                raise ValueError("this host counts as lost there, and the others go on without it")
+            if self._closing.is_set():
+                raise ValueError("its node has ended")
+            if self._incarnations.setdefault(host, theirs.incarnation) != theirs.incarnation:
+                raise ValueError("another node has begun as this host, and is not lost")
+            return self._talks[host]
+
+    def _watch(self) -> None:
+        while not self._closing.wait(_LOOK_SECONDS):
+            for host in list(self._incarnations):
+                why = self._talks[host].look()
+                if why and host not in self._lost:
+                    self._lose(host, why)
 
     def _take(self, host: int, report: Message) -> None:
         if report.get("do") == "workers":
@@ -172,14 +184,17 @@ class Centre:
 
     def _lose(self, host: int, why: str) -> None:
         with self._lock:
+            self._lost.add(host)
             self._give(self._coordinator.lose(host, why))
+        if threading.current_thread() is self._watching:  # what serves it finds the connection closed
+            self._talks[host].close("this host counts as lost there, and the others go on without it")
 
     def _give(self, orders: list[tuple[int, Message]]) -> None:
         for host, order in orders:
             if host == 0:
                 self._deliver(order)
-            elif host in self._speakers:
-                self._speakers[host].say(order)
+            else:
+                self._talks[host].say(order)
 
 
 class Outpost:
@@ -188,7 +203,7 @@ class Outpost:
     Args:
         roster: the job's hosts.
         address: where this host's copies are reached.
-        deliver: gets the coordinator's orders, and a last one of its own when the connection has ended:
+        deliver: gets the coordinator's orders, and a last one of its own when there is no coordinator any more:
             ``{"do": "alone", "why": ...}``.
 
     Raises:
@@ -196,14 +211,20 @@ class Outpost:
     """
 
     def __init__(self, roster: Roster, address: Any, deliver: Deliver) -> None:
-        self._deliver = deliver
-        self._closing = False
-        channel = _dial(roster)
-        self._channel = Messages(channel)
-        self._speaker = Speaker(self._channel, "multiverso-hosts-tell")
-        self._speaker.say({"do": "hello", "address": address})
-        self._thread = threading.Thread(target=self._listen, name="multiverso-hosts-control", daemon=True)
-        self._thread.start()
+        self._roster, self._deliver = roster, deliver
+        self._closing = threading.Event()
+        self._incarnation = int.from_bytes(os.urandom(8), "big")
+        channel = Messages(_dial(roster, self._incarnation))
+        self._talk = Talk(Patience.of(roster.grace), deliver, "multiverso-hosts-tell")
+        self._talk.say({"do": "hello", "address": address})
+        self._threads = [
+            threading.Thread(
+                target=self._listen, args=(channel,), name="multiverso-hosts-control", daemon=True
+            ),
+            threading.Thread(target=self._watch, name="multiverso-hosts-watch", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def all_came(self) -> bool:
@@ -211,26 +232,55 @@ class Outpost:
         return True
 
     def report(self, message: Message) -> None:
-        """Sends a report."""
-        self._speaker.say(message)
+        """Sends a report, over the next connection where there is none now."""
+        self._talk.say(message)
 
     def close(self) -> None:
         """Ends the connection, after what was reported has been sent."""
-        self._closing = True
-        self._speaker.close()
-        self._channel.close()
-        self._thread.join(_JOIN_SECONDS)
+        self._closing.set()
+        self._talk.close("its node has ended")
+        for thread in self._threads:
+            thread.join(_JOIN_SECONDS)
 
-    def _listen(self) -> None:
-        why = "the connection to it ended"
+    def _listen(self, channel: Messages | None) -> None:
         try:
-            while (body := self._channel.receive()) is not None:
-                self._deliver(_parse(body))
-        except OSError as error:
-            why = f"the connection to it broke ({error.strerror or error})"
-        except (KeyError, ValueError) as error:
-            why = f"it sent what is no order ({error!r})"
-        if not self._closing:
+            generation = 1
+            while channel is not None:
+                self._talk.serve(channel)
+                generation += 1
+                channel = self._again(generation)
+        except (KeyError, TypeError, ValueError) as error:
+            self._alone(f"it sent what is no order ({error!r})")
+
+    def _again(self, generation: int) -> Messages | None:
+        """Connects once more; None where that is over."""
+        said = False
+        while not self._closing.is_set() and self._talk.ended is None and not self._talk.look():
+            try:
+                hello = _hello(self._roster, self._incarnation, generation)
+                deadline = Deadline.after(_AGAIN_SECONDS)
+                channel, _ = connect(self._roster.coordinator, credentials_of(self._roster), hello, deadline)
+                return Messages(channel)
+            except RefusedError as error:
+                self._alone(str(error))
+                return None
+            except (OSError, MultiversoError) as error:
+                if not said:
+                    said = True
+                    _log(f"the connection to {self._roster.names[0]} is cut, and is tried again ({error})")
+            self._closing.wait(0.05)
+        return None
+
+    def _watch(self) -> None:
+        while not self._closing.wait(_LOOK_SECONDS):
+            why = self._talk.look()
+            if why:
+                self._alone(why)
+                return
+
+    def _alone(self, why: str) -> None:
+        if not self._closing.is_set():
+            self._closing.set()
             self._deliver({"do": "alone", "why": why})
 
 
@@ -239,16 +289,16 @@ def credentials_of(roster: Roster) -> Credentials:
     return Credentials.from_text(roster.credentials)
 
 
-def _hello(roster: Roster) -> Hello:
-    return Hello(roster.host, roster.hosts, int.from_bytes(os.urandom(8), "big"), role=CONTROL)
+def _hello(roster: Roster, incarnation: int, generation: int) -> Hello:
+    return Hello(roster.host, roster.hosts, incarnation, generation, role=CONTROL)
 
 
-def _dial(roster: Roster) -> Channel:
+def _dial(roster: Roster, incarnation: int) -> Channel:
     """Connects to the coordinator, which may not be there yet."""
     end = Deadline.after(_CONNECT_SECONDS)
     while True:
         try:
-            return connect(roster.coordinator, credentials_of(roster), _hello(roster), end)[0]
+            return connect(roster.coordinator, credentials_of(roster), _hello(roster, incarnation, 1), end)[0]
         except RefusedError:
             raise
         except OSError as error:
@@ -263,13 +313,3 @@ def _dial(roster: Roster) -> Channel:
 
 def _log(line: str) -> None:
     print(f"multiverso: node: {line}", file=sys.stderr, flush=True)
-
-
-def _parse(body: bytes) -> Message:
-    try:
-        message = json.loads(body)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if not isinstance(message, dict):
-        raise ValueError("not a JSON object")
-    return message

@@ -115,6 +115,7 @@ class Coordinator:
         self._notes: dict[int, dict[int, str]] = {}  # what workers tell each other: by number, then by worker
         self._options: Message | None = None
         self._desk = Desk()
+        self._gatherings: dict[tuple[int, int], set[int]] = {}  # by host and number: who has still to bring
         self.over = False
 
     def receive(self, host: int, report: Message) -> list[Order]:
@@ -138,6 +139,8 @@ class Coordinator:
             "parted": self._note_parted,
             "gone": self._gone,
             "tell": self._tell,
+            "gather": self._gather,
+            "brought": self._note_brought,
             "ask": self._ask,
             "say": self._say,
             "statistics": self._relay_statistics,
@@ -172,7 +175,7 @@ class Coordinator:
             orders += self._go_on(key, creation)
         for number in list(self._unused):
             orders += self._part_or_free(number)
-        return orders + self._release() + self._hand_round() + self._end()
+        return orders + self._release() + self._hand_round() + self._gathered() + self._end()
 
     # -- who is there ----------------------------------------------------------------------------------------
 
@@ -226,7 +229,7 @@ class Coordinator:
     def _gone(self, host: int, report: Message) -> list[Order]:
         """The last worker of a host has gone, and what they added is at the homes."""
         self._hosts[host].gone = True
-        return self._release() + self._end()
+        return self._release() + self._gathered() + self._end()
 
     def _end(self) -> list[Order]:
         if not all(known.gone or known.lost for known in self._hosts):
@@ -269,6 +272,27 @@ class Coordinator:
             for number in ready
             for order in self._to_all({"do": "told", "number": number, "notes": self._notes.pop(number)})
         ]
+
+    # -- everything to one host ------------------------------------------------------------------------------
+
+    def _gather(self, host: int, report: Message) -> list[Order]:
+        """A host wants what the others have and have not sent yet, while all go on: each brings it to the homes."""
+        number = int(report["number"])
+        there = {other for other, known in enumerate(self._hosts) if not (known.lost or known.gone)}
+        self._gatherings[host, number] = there
+        orders = self._to_all({"do": "bring", "host": host, "number": number})
+        return [order for order in orders if order[0] in there] + self._gathered()
+
+    def _note_brought(self, host: int, report: Message) -> list[Order]:
+        self._gatherings.get((int(report["host"]), int(report["number"])), set()).discard(host)
+        return self._gathered()
+
+    def _gathered(self) -> list[Order]:
+        there = {other for other, known in enumerate(self._hosts) if not (known.lost or known.gone)}
+        done = [which for which, left in self._gatherings.items() if not left & there]
+        for which in done:
+            del self._gatherings[which]
+        return [(host, {"do": "gathered", "number": number}) for host, number in done if host in there]
 
     # -- what workers ask -------------------------------------------------------------------------------------
 

@@ -42,6 +42,7 @@ class Roster:
         rehearsal: whether all hosts are really one machine, whose cores and devices they part between them.
         order: the workers' numbers, the first host's before the second's, where their launcher has dealt them out in
             another way; empty for 0, 1, 2, ...
+        grace: seconds without a word of a host until it counts as lost.
     """
 
     host: int
@@ -53,6 +54,7 @@ class Roster:
     addresses: tuple[str, ...] = ()
     rehearsal: bool = False
     order: tuple[int, ...] = ()
+    grace: float = 30.0
 
     def __post_init__(self) -> None:
         if not (len(self.names) == len(self.workers) and 0 <= self.host < len(self.names)):

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -21,12 +21,14 @@ from multiverso.errors import StartupError
 from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.exchange import VARIABLES, Exchange
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster, spread
-from multiverso.launch.job import Job, WorkerExit, let_signals_end_us
+from multiverso.launch.job import Job, JobResult, Signals, WorkerExit, let_signals_end_us
 from multiverso.launch.local import RunOptions, check
 from multiverso.launch.output import Output
 from multiverso.launch.place import FROM_INPUT
 from multiverso.launch.processes import WorkerCommand
+from multiverso.launch.restarting import Starts
 from multiverso.launch.sinks import Stream, unbuffered, write_all
+from multiverso.runtime.restarts import RESTARTS_VARIABLE, RESUME_VARIABLE
 
 _JOB_VARIABLE = "MULTIVERSO_JOB"
 _MOST_HOSTS = 64
@@ -39,6 +41,8 @@ _PASSED_ON = (
     "MULTIVERSO_TIMEOUT_SECONDS",
     "MULTIVERSO_NODE_STDERR",
     "OMP_NUM_THREADS",
+    RESTARTS_VARIABLE,
+    RESUME_VARIABLE,
     *VARIABLES.values(),
 )
 
@@ -58,13 +62,31 @@ def launch_on_hosts(options: RunOptions) -> int:
         option = "--json" if options.json else "--summary"
         raise StartupError(f"{option} works on one host only yet: leave it out, or leave --hosts out.")
     Exchange.of(**options.exchange)
+    with Signals() as signals:
+        starts = Starts(options.max_restarts, options.timeout_seconds, signals)
+        while True:
+            result, names = _start(options, starts)
+            code = _code(options, result)
+            if not starts.again(result, code):
+                break
+            _tell(options, result, names)
+            _say(starts.words())
+    if result.reason != "signal":
+        let_signals_end_us()
+    _tell(options, result, names)
+    return code
+
+
+def _start(options: RunOptions, starts: Starts) -> tuple[JobResult, tuple[str, ...]]:
+    """Runs the job once; returns how its hosts' launchers ended, and what the hosts are called."""
+    assert options.hosts is not None
     job_id = uuid.uuid4().hex
     with ExitStack() as stack:
+        environ = starts.environ(_environ(options), options.resume)
         if options.hosts.isdecimal():
-            roster, commands = _rehearsal(options, job_id, stack)
+            roster, commands = _rehearsal(options, job_id, environ, stack)
         else:
-            roster, commands = _by_ssh(options, job_id)
-        names = roster.names
+            roster, commands = _by_ssh(options, job_id, environ)
         output = Output(_pass_on)
         job = Job(
             commands,
@@ -74,15 +96,21 @@ def launch_on_hosts(options: RunOptions) -> int:
             grace_seconds=2 * (options.grace_seconds + _MORE_GRACE_SECONDS),
             keep_stdin=True,
         )
-        result = job.run(options.timeout_seconds, forward_signals=True)
-    if result.reason != "signal":
-        let_signals_end_us()
+        return job.run(starts.seconds_left, signals=starts.signals), roster.names
+
+
+def _code(options: RunOptions, result: JobResult) -> int:
+    return _culprit(result.exits).code if result.reason == "failed" else result.exit_code
+
+
+def _tell(options: RunOptions, result: JobResult, names: tuple[str, ...]) -> None:
+    assert options.hosts is not None
     if result.reason == "timeout":
         _say(f"the job took longer than {options.timeout_seconds:g} s and was ended.")
     elif result.reason == "signal":
         _say(f"ended by a signal after {result.seconds:.1f} s.")
     if result.reason != "failed":
-        return result.exit_code
+        return
     culprit = _culprit(result.exits)
     if culprit.code == _SSH_FAILED and not options.hosts.isdecimal():
         _say(
@@ -92,10 +120,11 @@ def launch_on_hosts(options: RunOptions) -> int:
         _say(
             f"{names[culprit.worker_id]} (pid {culprit.pid}) was killed by {culprit.signal}; the others were ended."
         )
-    return culprit.code
 
 
-def _rehearsal(options: RunOptions, job_id: str, stack: ExitStack) -> tuple[Roster, list[WorkerCommand]]:
+def _rehearsal(
+    options: RunOptions, job_id: str, given: Mapping[str, str], stack: ExitStack
+) -> tuple[Roster, list[WorkerCommand]]:
     """Hosts host-0, host-1, ... that are all this machine."""
     assert options.hosts is not None
     if not 1 <= int(options.hosts) <= _MOST_HOSTS:
@@ -104,10 +133,12 @@ def _rehearsal(options: RunOptions, job_id: str, stack: ExitStack) -> tuple[Rost
     workers = spread(options.workers_num, len(names))
     listening = stack.enter_context(closing(socket.create_server(("127.0.0.1", 0))))
     credentials = new_credentials(encrypted=False).to_text()  # nothing leaves this machine
-    roster = Roster(0, names, workers, listening.getsockname()[:2], credentials, rehearsal=True)
+    roster = Roster(
+        0, names, workers, listening.getsockname()[:2], credentials, rehearsal=True, grace=options.host_grace
+    )
     commands = []
     for host in range(roster.hosts):
-        environ = {**_environ(options), _JOB_VARIABLE: job_id, ROSTER_VARIABLE: roster.on(host).as_text()}
+        environ = {**given, _JOB_VARIABLE: job_id, ROSTER_VARIABLE: roster.on(host).as_text()}
         descriptors: tuple[int, ...] = ()
         if host == 0:
             environ[LISTENER_VARIABLE] = str(listening.fileno())
@@ -117,7 +148,9 @@ def _rehearsal(options: RunOptions, job_id: str, stack: ExitStack) -> tuple[Rost
     return roster, commands
 
 
-def _by_ssh(options: RunOptions, job_id: str) -> tuple[Roster, list[WorkerCommand]]:
+def _by_ssh(
+    options: RunOptions, job_id: str, environ: Mapping[str, str]
+) -> tuple[Roster, list[WorkerCommand]]:
     """Hosts by name, reached by ssh: the same folder and the same interpreter there as here."""
     assert options.hosts is not None
     names = tuple(name.strip() for name in options.hosts.split(","))
@@ -134,10 +167,11 @@ def _by_ssh(options: RunOptions, job_id: str) -> tuple[Roster, list[WorkerComman
     addresses = tuple(name.rpartition("@")[2] for name in names)
     credentials = new_credentials(options.encrypted).to_text()
     first = (addresses[0], options.port)
-    roster = Roster(0, names, workers, first, credentials, bind="0.0.0.0", addresses=addresses)
+    roster = Roster(
+        0, names, workers, first, credentials, bind="0.0.0.0", addresses=addresses, grace=options.host_grace
+    )
     arguments = [sys.executable, "-P", "-m", "multiverso", "run", *_arguments(options)]
     variables = [f"{ROSTER_VARIABLE}={FROM_INPUT}"]
-    environ = _environ(options)
     variables += [f"{name}={environ[name]}" for name in _PASSED_ON if name in environ]
     return roster, [
         WorkerCommand(

@@ -162,15 +162,24 @@ class Job:
         if output is not None:
             output.on_broken = self.wake
 
-    def run(self, timeout_seconds: float | None = None, *, forward_signals: bool = False) -> JobResult:
+    def run(
+        self,
+        timeout_seconds: float | None = None,
+        *,
+        forward_signals: bool = False,
+        signals: "Signals | None" = None,
+    ) -> JobResult:
         """Starts the workers and waits for the last one's end; leaves no process behind, whatever happens.
 
         Args:
             timeout_seconds: After this time the job is ended; None for no limit.
             forward_signals: Pass SIGINT, SIGTERM, SIGHUP and SIGUSR1 on to the workers, and ignore them from the
                 job's end on; in the main thread of a process that is there for this job only.
+            signals: Pass on what comes there, instead; this job may not be the last one.
         """
         before = _forward_signals(self._receive) if forward_signals else {}
+        if signals is not None:
+            signals.pass_to(self._receive)
         in_no_hurry = False
         try:
             with self:
@@ -184,6 +193,8 @@ class Job:
             finally:
                 if before:
                     _ignore_signals()
+                if signals is not None:
+                    signals.pass_to(None)
         self.signals_before = before
         return self.result()
 
@@ -383,6 +394,39 @@ class Job:
         if deserter is not None and deserter.code != 0:
             deserter = None
         return JobResult(self._reason, code, culprit, deserter, exits, time.monotonic() - self._began)
+
+
+class Signals:
+    """SIGINT, SIGTERM, SIGHUP and SIGUSR1 for one job after another; ignored from the last one's end on.
+
+    In the main thread of a process that is there for these jobs only.
+
+    Attributes:
+        number: the first signal that has asked for an end, whether a job was running or not; 0 for none.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._receiver: Callable[[int], None] | None = None
+
+    def __enter__(self) -> Self:
+        _forward_signals(self._receive)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _ignore_signals()
+
+    def pass_to(self, receiver: Callable[[int], None] | None) -> None:
+        """Has signals handed to a job from here on, or to none; also one that came between two jobs."""
+        self._receiver = receiver
+        if receiver is not None and self.number:
+            receiver(self.number)
+
+    def _receive(self, number: int) -> None:
+        if number != signal.SIGUSR1:
+            self.number = self.number or number
+        if self._receiver is not None:
+            self._receiver(number)
 
 
 def _forward_signals(receive: Callable[[int], None]) -> dict[int, Handler]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from multiverso.errors import StartupError
-from multiverso.launch.job import Job, JobResult, OnFailure, WorkerExit, let_signals_end_us
+from multiverso.launch.job import Job, JobResult, OnFailure, Signals, WorkerExit, let_signals_end_us
 from multiverso.launch.output import Output
 from multiverso.launch.place import Place, here
 from multiverso.launch.processes import WorkerCommand
@@ -23,9 +23,11 @@ from multiverso.launch.resources import (
     split_cores,
     thread_environ,
 )
+from multiverso.launch.restarting import Starts
 from multiverso.launch.sinks import Sink, json_sink, prefix_sink, unbuffered, wants_colour, write_event
 from multiverso.layout import MAX_WORKERS
 from multiverso.runtime.node import Node
+from multiverso.runtime.restarts import restarts
 from multiverso.runtime.trust import SECRET_VARIABLE, new_secret
 
 
@@ -50,6 +52,12 @@ class RunOptions:
         port: Where the first of several hosts listens for the others.
         ssh: The command that reaches a host.
         encrypted: Whether hosts encrypt what they send each other.
+        host_grace: How many seconds without a word of a host until it counts as lost.
+        max_restarts: How often to start the job again when it has failed.
+        resume: Whether `multiverso.checkpoint` is to go on from what is saved, also at the first start.
+        host_grace: How many seconds without a word of a host until it counts as lost.
+        max_restarts: How often to start the job again when it has failed.
+        resume: Whether `multiverso.checkpoint` is to go on from what is saved, also at the first start.
         exchange: What `init` is to take for its `wire`, `every` and `between` where the program gives none.
     """
 
@@ -69,6 +77,9 @@ class RunOptions:
     port: int = 29600
     ssh: str = "ssh -o BatchMode=yes"
     encrypted: bool = True
+    host_grace: float = 30.0
+    max_restarts: int = 0
+    resume: bool = False
     exchange: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -97,16 +108,46 @@ def launch(options: RunOptions) -> int:
         report.warn(f"{workers} workers share {len(devices)} GPU(s).")
     if options.workers is None and (misplaced := _misplaced_workers(options)):
         report.warn(misplaced)
+    with Signals() as signals:
+        starts = Starts(options.max_restarts, options.timeout_seconds, signals)
+        while True:
+            result, code, last_words = _start(options, program, place, devices, logs, report, starts)
+            if not starts.again(result, code):
+                break
+            last_words()
+            report.restarting(starts)
+    if result.reason != "signal":
+        let_signals_end_us()
+    last_words()
+    return code
+
+
+def _start(
+    options: RunOptions,
+    program: tuple[str, ...],
+    place: Place,
+    devices: Sequence[str],
+    logs: Mapping[int, Path],
+    report: "_TextReport | _JsonReport",
+    starts: Starts,
+) -> tuple[JobResult, int, Callable[[], None]]:
+    """Runs the job once; returns how it ended, its exit code, and what says so."""
+    workers = options.workers_num
     secret = new_secret()
     with closing(
         Node(workers=place.workers_num, on_lost=options.on_failure, secret=secret, abroad=place.abroad)
     ) as node:
-        output = Output(report.sink, log_files=logs)
+        output = Output(
+            report.sink,
+            log_files=logs,
+            append=starts.restarts > 0 or (place.abroad is not None and restarts() > 0),
+        )
         report.output = output
+        environ = {**os.environ, SECRET_VARIABLE: secret}
         commands = worker_commands(
             [program] * len(place.workers),
             address=node.address,
-            environ={**os.environ, SECRET_VARIABLE: secret},
+            environ=environ if place.abroad else starts.environ(environ, options.resume),
             on_failure=options.on_failure,
             devices=devices,
             bind=options.bind,
@@ -129,22 +170,23 @@ def launch(options: RunOptions) -> int:
             lost_workers=node.lost_workers,
             first=place.workers.start,
         )
-        result = job.run(options.timeout_seconds, forward_signals=True)
+        result = job.run(starts.seconds_left, signals=starts.signals)
         if place.abroad is not None:
-            return end_on_host(node, place, result, report)
+            return result, end_on_host(node, place, result, report), lambda: None
         status = node.status() if options.summary and node.had_workers else None
         strangers = workers > 1 and result.exit_code == 0 and not node.had_workers
-    if result.reason != "signal":
-        let_signals_end_us()
-    if strangers:
-        report.warn(
-            f"none of the {workers} workers called multiverso.init(): they were {workers} independent programs, "
-            "and shared nothing."
-        )
-    if options.summary and status:
-        report.summarise(status, options.summary)
-    report.finished(result)
-    return result.exit_code
+
+    def last_words() -> None:
+        if strangers:
+            report.warn(
+                f"none of the {workers} workers called multiverso.init(): they were {workers} independent programs, "
+                "and shared nothing."
+            )
+        if options.summary and status:
+            report.summarise(status, options.summary)
+        report.finished(result)
+
+    return result, result.exit_code, last_words
 
 
 def worker_commands(
@@ -243,6 +285,9 @@ class _TextReport:
         if end.failed and self._going_on:
             self.warn(f"{end}; the others go on.")
 
+    def restarting(self, starts: Starts) -> None:
+        self.warn(starts.words())
+
     def finished(self, result: JobResult) -> None:
         if result.culprit and result.reason in ("failed", "finished"):
             # Its traceback stands above, perhaps far above: its last line says which one to look for.
@@ -281,6 +326,9 @@ class _JsonReport:
     def ended(self, end: WorkerExit) -> None:
         self._write("exit", **_exit_fields(end))
 
+    def restarting(self, starts: Starts) -> None:
+        self._write("restart", number=starts.restarts, most=starts.most)
+
     def finished(self, result: JobResult) -> None:
         self._write(
             "summary",
@@ -315,6 +363,10 @@ def check(options: RunOptions) -> None:
         raise StartupError(f"--timeout {options.timeout_seconds:g}: it must be more than 0 seconds.")
     if not options.grace_seconds >= 0:
         raise StartupError(f"--grace {options.grace_seconds:g}: it must be 0 seconds or more.")
+    if not options.host_grace > 0:
+        raise StartupError(f"--host-grace {options.host_grace:g}: it must be more than 0 seconds.")
+    if not options.max_restarts >= 0:
+        raise StartupError(f"--max-restarts {options.max_restarts}: it must be 0 or more.")
     if options.exchange and options.hosts is None:
         given = " and ".join(f"--{name}" for name in options.exchange)
         raise StartupError(f"{given}: of use between hosts only; give --hosts, too, or leave it out.")

@@ -34,12 +34,17 @@ class Output:
         on_broken: Called once when that happens, from the thread that writes.
     """
 
-    def __init__(self, sink: Sink, *, log_files: Mapping[int, Path] | None = None) -> None:
+    def __init__(
+        self, sink: Sink, *, log_files: Mapping[int, Path] | None = None, append: bool = False
+    ) -> None:
         """Opens the log files: all that a worker writes goes to `log_files[worker_id]` as it is."""
         self.broken = False
         self.on_broken: Callable[[], None] = lambda: None
         self._sink = sink
-        self._logs = {worker: path.open("wb", buffering=0) for worker, path in (log_files or {}).items()}
+        self._logs = {
+            worker: path.open("ab" if append else "wb", buffering=0)
+            for worker, path in (log_files or {}).items()
+        }
         self._last_words: dict[int, bytes] = {}
         self._begun: dict[tuple[int, Stream], bytes] = {}
         self._show_at: dict[tuple[int, Stream], float] = {}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from multiverso.params.broadcasting import broadcast
-from multiverso.params.every import Every
 from multiverso.params.resuming import Model, Resumable
 from multiverso.params.shared import Array, SharedParams
 from multiverso.params.values import shared_dtype
+from multiverso.runtime.every import Every
 
 __all__ = ["Array", "Every", "Model", "Resumable", "SharedParams", "broadcast", "shared_dtype"]

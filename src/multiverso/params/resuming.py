@@ -15,6 +15,7 @@ from multiverso.checkpoints import Parts
 
 if TYPE_CHECKING:
     from multiverso.params.shared import SharedParams
+    from multiverso.tables import TableHandler
 
 Array = NDArray[Any]
 Files = Callable[[Path], None]
@@ -118,6 +119,22 @@ class Resumable:
             ...     optimizer.load_state_dict(own["optimizer"])
         """
         return self._shared.load(directory, model=self._model, missing_ok=missing_ok)
+
+    def collect_parts(self) -> Parts:
+        """Returns what is this worker's own, for a `multiverso.Checkpoint`."""
+        return self._shared.collect_parts(model=self._model)
+
+    def check_parts(self, parts: Parts) -> None:
+        """Raises SnapshotError where what was collected does not fit; changes nothing."""
+        self._shared.check_parts(parts, model=self._model)
+
+    def apply_parts(self, parts: Parts) -> None:
+        """Goes on from what was collected, once the tables have their values."""
+        self._shared.apply_parts(parts, model=self._model)
+
+    def saved_tables(self) -> dict[str, TableHandler]:
+        """Returns the tables by what a save calls them."""
+        return self._shared.saved_tables()
 
     @property
     def newcomer(self) -> bool:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from multiverso import checkpoints
 from multiverso.checkpoints import Parts
 from multiverso.errors import InterruptedRoundError
-from multiverso.params.every import Every
 from multiverso.params.flats import Averaged, Flat, share_flat
 from multiverso.params.resuming import Files, Model, check_own, placed
 from multiverso.params.rows import Rows, goes_by_rows
@@ -26,6 +25,7 @@ from multiverso.rules import Rule, RuleName, rule_of
 from multiverso.rules.shared import check_mode
 from multiverso.runtime import Session
 from multiverso.runtime.current import current
+from multiverso.runtime.every import Every
 from multiverso.spec import Initial, check_name
 from multiverso.tables import TableHandler
 
@@ -293,23 +293,9 @@ class SharedParams:
         """
 
         def collect() -> Parts:
-            handed = check_own(own)
-            narrow = self._values.take_wide(model.values()) if model.values else {}
-            parts = model.read()
-            if self._at or self._begun:
-                raise InterruptedRoundError(
-                    "an exchange was interrupted; call it again to finish it before saving"
-                )
-            state = {
-                "own": handed,
-                "model": parts.own,
-                "narrow": narrow,
-                "steps": self._due.count,
-                "flats": [flat.state() for flat in self._flats],
-            }
-            return Parts(state, parts.common)
+            return self.collect_parts(own, model=model)
 
-        checkpoints.save(self._session, directory, self._tables(), collect, files)
+        checkpoints.save(self._session, directory, self.saved_tables(), collect, files)
 
     def load(
         self,
@@ -342,29 +328,56 @@ class SharedParams:
         """
 
         def check_all(parts: Parts) -> None:
-            for index, flat in enumerate(self._flats):  # as many as there are tables
-                flat.check(parts.own["flats"][index], [left["flats"][index] for left in parts.left])
-            model.check(Parts(parts.own["model"], parts.common, parts.newcomer))
+            self.check_parts(parts, model=model)
             check(parts.own["own"], parts.newcomer)
 
         def apply(parts: Parts) -> None:
-            self._due.resume(parts.own["steps"])
-            self._at, self._begun, self._values.placing, self._taken = 0, False, {}, None
-            self.newcomer = parts.newcomer
-            for index, flat in enumerate(self._flats):
-                if parts.newcomer:
-                    flat.join(parts.own["flats"][index])
-                else:
-                    flat.restore(parts.own["flats"][index], [left["flats"][index] for left in parts.left])
-            narrow = {} if parts.newcomer else parts.own["narrow"]
-            values = placed(self.values(), narrow) if model.values else []
-            model.write(values, Parts(parts.own["model"], parts.common, parts.newcomer))
+            self.apply_parts(parts, model=model)
 
-        found = checkpoints.load(self._session, directory, self._tables(), check_all, apply, missing_ok)
+        found = checkpoints.load(self._session, directory, self.saved_tables(), check_all, apply, missing_ok)
         own: dict[str, Any] | None = found.own["own"] if found else None
         return own
 
-    def _tables(self) -> dict[str, TableHandler]:
+    def collect_parts(self, own: dict[str, Any] | None = None, *, model: Model = Model()) -> Parts:  # noqa: B008
+        """Returns what is this worker's own, for a `multiverso.Checkpoint` too: the arrays themselves, not copies."""
+        handed = check_own(own)
+        narrow = self._values.take_wide(model.values()) if model.values else {}
+        parts = model.read()
+        if self._at or self._begun:
+            raise InterruptedRoundError(
+                "an exchange was interrupted; call it again to finish it before saving"
+            )
+        state = {
+            "own": handed,
+            "model": parts.own,
+            "narrow": narrow,
+            "steps": self._due.count,
+            "flats": [flat.state() for flat in self._flats],
+        }
+        return Parts(state, parts.common)
+
+    def check_parts(self, parts: Parts, *, model: Model = Model()) -> None:  # noqa: B008
+        """Raises SnapshotError where what was collected does not fit; changes nothing."""
+        for index, flat in enumerate(self._flats):  # as many as there are tables
+            flat.check(parts.own["flats"][index], [left["flats"][index] for left in parts.left])
+        model.check(Parts(parts.own["model"], parts.common, parts.newcomer))
+
+    def apply_parts(self, parts: Parts, *, model: Model = Model()) -> None:  # noqa: B008
+        """Goes on from what was collected, once the tables have their values."""
+        self._due.resume(parts.own["steps"])
+        self._at, self._begun, self._values.placing, self._taken = 0, False, {}, None
+        self.newcomer = parts.newcomer
+        for index, flat in enumerate(self._flats):
+            if parts.newcomer:
+                flat.join(parts.own["flats"][index])
+            else:
+                flat.restore(parts.own["flats"][index], [left["flats"][index] for left in parts.left])
+        narrow = {} if parts.newcomer else parts.own["narrow"]
+        values = placed(self.values(), narrow) if model.values else []
+        model.write(values, Parts(parts.own["model"], parts.common, parts.newcomer))
+
+    def saved_tables(self) -> dict[str, TableHandler]:
+        """Returns the tables by what a save calls them."""
         return {f"table-{index}-{_kind(flat)}": flat.table for index, flat in enumerate(self._flats)}
 
     def due(self) -> bool:

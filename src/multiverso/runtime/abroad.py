@@ -417,6 +417,15 @@ class Abroad:
                 self._carrier.take(_deadline(), self._joined)
 
             self._do(take, lambda: self._release(barrier))
+        elif do == "bring":
+            report = {"do": "brought", "host": order["host"], "number": order["number"]}
+            self._tasks.put(lambda: self._settle(report))
+        elif do == "gathered":
+            number = int(order["number"])
+            self._do(
+                lambda: self._carrier.take(_deadline(), self._joined),
+                lambda: self.control.note_gathered(number),
+            )
         elif do == "statistics":
             for number, lines in order["tables"].items():
                 self.remote_statistics.setdefault(int(number), {}).update(

@@ -72,6 +72,15 @@ class Control:
         store64(self.address + at.RELEASED, barrier)
         self.notify()
 
+    def note_gathered(self, number: int) -> None:
+        """Says that what other hosts had not sent yet is here (the node)."""
+        store64(self.address + at.GATHERED, number)
+
+    @property
+    def gathered(self) -> int:
+        """The last gathering that is done."""
+        return load64(self.address + at.GATHERED)
+
     def admit(self, worker_id: int, pid: int) -> None:
         """Gives a block to a new worker (the node)."""
         self.lost_in_order.pop(worker_id, None)
@@ -149,6 +158,14 @@ class Control:
         """Says that this worker ends a wait because of a deadlock (the worker)."""
         store64(self.block(worker_id) + at.GAVE_UP, now_ns)
         self.notify()
+
+    def note_checkpoint(self, worker_id: int, word: int) -> None:
+        """Says what this worker has handed over of a checkpoint (the worker)."""
+        store64(self.block(worker_id) + at.CHECKPOINT, word)
+
+    def checkpoint(self, worker_id: int) -> int:
+        """What a worker says of it."""
+        return load64(self.block(worker_id) + at.CHECKPOINT)
 
     def liveness(self, worker_id: int) -> int:
         """What the node says of a worker."""

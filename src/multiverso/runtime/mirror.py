@@ -17,8 +17,8 @@ from multiverso.shards.shard import Shard
 
 # the first columns are those of `hosts.coordinator`: number, pid, liveness, state, barrier, created
 _ID, _PID, _FATE, _STATE, _BARRIER, _CREATED = range(6)
-_THREADED, _GAVE_UP, _WAITED, _KIND, _TABLE, _STAGE, _TARGET, _SINCE = range(6, 14)
-_COLUMNS = 14
+_THREADED, _GAVE_UP, _WAITED, _KIND, _TABLE, _STAGE, _TARGET, _SINCE, _CHECKPOINT = range(6, 15)
+_COLUMNS = 15
 
 Line = list[int]
 
@@ -34,7 +34,9 @@ def read_lines(control: Control, worker_ids: Iterable[int]) -> list[Line]:
         waits = [wait.kind, wait.table, wait.stage, wait.target, wait.since_ns] if wait else [0, 0, 0, 0, 0]
         known = [worker_id, worker.pid, worker.liveness, worker.participation, worker.barrier, worker.created]
         waited = int(control.waited_seconds(worker_id) * 1e9)
-        lines.append([*known, int(worker.threaded), worker.gave_up_ns, waited, *waits])
+        lines.append(
+            [*known, int(worker.threaded), worker.gave_up_ns, waited, *waits, control.checkpoint(worker_id)]
+        )
     return lines
 
 
@@ -55,6 +57,7 @@ def write_line(control: Control, line: Line, sent_ns: int | None) -> bool:
         store64(block + at.CREATED, line[_CREATED])
         store64(block + at.BARRIER, line[_BARRIER])
         store64(block + at.WAITED_NS, line[_WAITED])
+        store64(block + at.CHECKPOINT, line[_CHECKPOINT])
         if line[_GAVE_UP]:
             store64(block + at.GAVE_UP, line[_GAVE_UP] + shift)
         _write_wait(block, line, shift)

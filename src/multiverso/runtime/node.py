@@ -362,6 +362,7 @@ class Node:
                 "close": self._close_table,
                 "cancel": self._cancel,
                 "arrived": self._arrived,
+                "gather": self._gather,
                 "tell": self._tell,
                 "ask": self._ask,
                 "say": self._say,
@@ -515,6 +516,10 @@ class Node:
     def _arrived(self, connection: Connection, request: Message) -> None:
         if self._abroad is not None:
             self._abroad.arrived(connection.attached_id, int(request["barrier"]))
+
+    def _gather(self, connection: Connection, request: Message) -> None:
+        if self._abroad is not None:
+            self._abroad.report({"do": "gather", "number": int(request["number"])})
 
     def _hear_out(self, connection: Connection) -> None:
         """Serves what a worker said before its end, which its life mutex may tell of before its messages are read."""

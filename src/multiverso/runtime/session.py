@@ -103,6 +103,7 @@ class Session:
         self._flushed = self._over = False
         self.made_by = threading.get_ident()
         self._handlers: list[Handler] = []
+        self.before_end: list[Callable[[], None]] = []  # called by `shutdown` while everything still works
         self.keyed_tables: dict[str, Any] = {}  # the first of each, by what the job calls it
         # held while a table's object is made: threads that open one table at once share its calls, and its hand
         self.making = threading.RLock()
@@ -518,6 +519,8 @@ class Session:
     def _flush_once(self) -> None:
         if not self._flushed:
             self._flushed = True
+            for finish in list(self.before_end):
+                finish()
             self.flush(_MOST_WAIT)
 
     def _finish_end(self) -> None:

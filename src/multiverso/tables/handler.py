@@ -416,7 +416,16 @@ class TableHandler:
         Other workers' adds meanwhile may be in it or not: call ``barrier()`` first for an exact moment.
         """
         self._ready(None)
-        saving.save(path, self._spec, self.version, self.snapshot().reshape(-1), self._states())
+        self._operations.settle(None)
+        self.copied().save(path)
+
+    def copied(self) -> saving.Copied:
+        """Returns what :meth:`save` writes; for another thread, too, beside this worker's own operations."""
+        self._session.check()
+        values = np.empty(self._size, self._dtype)
+        self._how.snapshot(values)
+        states = [np.array(state) for state in self._states()]
+        return saving.Copied(self._spec, self.version, values, states)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Replaces values and updater state by what :meth:`save` wrote.

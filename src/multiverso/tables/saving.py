@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,20 @@ Array = npt.NDArray[Any]
 PathLike = str | os.PathLike[str]
 
 
+@dataclass(frozen=True)
+class Copied:
+    """A table's numbers at one moment, as :func:`save` wants them."""
+
+    spec: TableSpec
+    version: int
+    values: Array
+    states: list[Array]
+
+    def save(self, path: PathLike) -> None:
+        """Writes them to a file."""
+        save(path, self.spec, self.version, self.values, self.states)
+
+
 def save(path: PathLike, spec: TableSpec, version: int, values: Array, states: list[Array]) -> None:
     """Writes a table's values (flat, in its dtype) and updater arrays to one file, whole or not at all.
 
@@ -31,7 +46,7 @@ def save(path: PathLike, spec: TableSpec, version: int, values: Array, states: l
     arrays = {"values": values.reshape(spec.shape)}
     named = zip(states_of(spec.states), states, strict=True)
     arrays |= {
-        f"state.{state.name}": np.array(array).reshape(spec.shape if state.per == "element" else (1,))
+        f"state.{state.name}": np.asarray(array).reshape(spec.shape if state.per == "element" else (1,))
         for state, array in named
     }
     files.write_whole(path, serialise(arrays, metadata=header))

@@ -37,6 +37,7 @@ _FIELDS: dict[str, dict[str, str]] = {
     "close": {"number": _NUMBER},
     "cancel": {"why": _TEXT + _NOTHING},
     "arrived": {"barrier": _NUMBER},
+    "gather": {"number": _NUMBER},
     "tell": {"number": _NUMBER, "note": _TEXT},
     "ask": {"question": _OBJECT},
     "say": {"saying": _OBJECT},

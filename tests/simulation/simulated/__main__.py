@@ -1,6 +1,8 @@
 """Looks for schedules in which a sum is wrong or a barrier does not end: ``python -m simulated [--seed N]``.
 
-With ``--replay`` the one of ``--seed`` is run again, and everything that happens in it is printed.
+With ``--control`` in those of the control connections and the coordinator: orders that are lost or come twice, hosts
+that wait for ever or are given up for no reason. With ``--replay`` the one of ``--seed`` is run again, and everything
+that happens in it is printed.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Callable
 from random import SystemRandom
 
 from simulated import rounds
+from simulated.control import Control
 from simulated.world import Memory, World, run
 
 
@@ -24,10 +27,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="of the first schedule; the others follow")
     parser.add_argument("--replay", action="store_true", help="one schedule only, with all that happens")
     parser.add_argument("--rounds", action="store_true", help="synchronous rounds instead of sums")
+    parser.add_argument("--control", action="store_true", help="control connections and coordinator instead")
     options = parser.parse_args()
     memory = Memory()
 
-    def go(seed: int, trace: Callable[[str], None] | None = None) -> World:
+    def go(seed: int, trace: Callable[[str], None] | None = None) -> World | Control:
+        if options.control:
+            control = Control(seed, trace or (lambda _: None))
+            control.run()
+            return control
         return rounds.run(seed, trace) if options.rounds else run(seed, memory, trace)
 
     if options.replay:
@@ -46,7 +54,8 @@ def main() -> int:
         except Exception:
             failed += 1
             traceback.print_exc(limit=-2)
-            again = "'--rounds --replay'" if options.rounds else "--replay"
+            kind = "--rounds " if options.rounds else "--control " if options.control else ""
+            again = f"'{kind}--replay'"
             print(f"seed {seed} failed: make simulate SEED={seed} ARGS={again}", flush=True)
             if failed >= 10:
                 break

@@ -1,4 +1,4 @@
-"""When to exchange."""
+"""When something that is done now and then is due."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import timedelta
 
 
 class Every:
-    """Says when to exchange: every so many steps, or when so much time has passed."""
+    """Says when it is due: every so many steps, or when so much time has passed since the last time."""
 
     def __init__(self, every: int | timedelta) -> None:
         if isinstance(every, timedelta):

@@ -1,0 +1,56 @@
+"""As whom each worker goes on, where more or fewer resume a run than saved it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from multiverso.checkpoints.manifests import Generation
+from multiverso.checkpoints.stores import Store
+from multiverso.runtime import Session
+
+
+@dataclass(frozen=True)
+class Role:
+    """As whom a worker goes on: by its place among the live ones, as one may have been lost.
+
+    Attributes:
+        saved_as: whose part it takes.
+        newcomer: that worker's place has been taken already: there are more workers than were saved.
+        left: whose part nobody takes, as there are fewer; each is in one worker's role.
+    """
+
+    saved_as: int
+    newcomer: bool
+    left: list[int]
+
+
+def role_of(generation: Generation, live: list[int], me: int) -> Role:
+    """Returns as whom a live worker goes on."""
+    saved, place = generation.workers, live.index(me)
+    left = [worker for i, worker in enumerate(saved) if i >= len(live) and i % len(live) == place]
+    return Role(saved[place % len(saved)], place >= len(saved), left)
+
+
+def tell(store: Store, generation: Generation, session: Session, live: list[int], leads: bool) -> None:
+    """Says what has become of whom, where as many go on it is nothing."""
+    role = role_of(generation, live, session.worker_id)
+    by = f"{store} was saved by {count(generation.workers)}"
+    if role.newcomer:
+        say(
+            f"{by}, so worker {session.worker_id} has nothing of its own there: it begins from the shared values, "
+            f"and gets as own what worker {role.saved_as} had handed over"
+        )
+    elif leads and len(live) < len(generation.workers):
+        gone = ", ".join(map(str, generation.workers[len(live) :]))
+        say(f"{by}, and {count(live)} went on: what was worker {gone}'s own is left out")
+
+
+def say(line: str) -> None:
+    """Says something on standard error."""
+    print(f"multiverso: {line}", file=sys.stderr, flush=True)
+
+
+def count(workers: list[int]) -> str:
+    """Returns which workers, in words."""
+    return f"{len(workers)} worker{'s' * (len(workers) != 1)} ({', '.join(map(str, workers))})"

@@ -1,0 +1,241 @@
+"""Where a job's state is kept: a directory, or whatever fsspec has a file system for (S3, GCS, HDFS, ...).
+
+Names are relative, with slashes. A file is written whole or not at all on a disk; elsewhere a half-written one is
+noticed by its hash, and the one that counts, the manifest, is written twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from multiverso.errors import SnapshotError
+from multiverso.files import Buffer, locked, write_whole
+
+PathLike = str | os.PathLike[str]
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+class Store(Protocol):
+    """Files in folders. Every method may raise OSError."""
+
+    def write(self, name: str, content: Buffer) -> str:
+        """Writes a file and returns the SHA-256 of its bytes, once it is as safe as the store makes it."""
+
+    def replace(self, name: str, content: Buffer) -> None:
+        """Writes the file that counts, in place of the one before."""
+
+    def versions(self, name: str) -> Iterator[bytes]:
+        """Returns what `replace` wrote last, and what else may be it where that is half written."""
+
+    def file(self, name: str) -> contextlib.AbstractContextManager[Path]:
+        """Returns a path to read a file by."""
+
+    def folder(self, name: str) -> contextlib.AbstractContextManager[Path]:
+        """Gives an empty folder to write files into; they are kept under this name once it is left without error."""
+
+    def make(self, name: str = "") -> None:
+        """Makes a folder; the store's own, and those above, where none is named."""
+
+    def names(self, folder: str = "") -> list[str]:
+        """Returns what is in a folder; nothing where there is none."""
+
+    def link(self, name: str, to: str) -> bool:
+        """Lets a file have the content of another one, unless that is not there, or this store cannot."""
+
+    def remove(self, folder: str) -> None:
+        """Removes a folder and all that is in it, as far as that goes."""
+
+    def alone(self, patience_seconds: float = 0.0) -> contextlib.AbstractContextManager[None]:
+        """Keeps other jobs out meanwhile, where there are locks; whoever has one loses it with its life."""
+
+    def sync(self, folder: str) -> None:
+        """Waits until a folder's entries are on the disk."""
+
+    def path(self, folder: str) -> Path | None:
+        """Returns a folder's path, where this is a directory."""
+
+
+def open_store(place: PathLike) -> Store:
+    """Returns the store of a directory, or of a URL such as ``s3://bucket/run``.
+
+    Raises:
+        ImportError: the URL needs fsspec, or what it uses for this kind of URL.
+        ValueError: nobody knows this kind of URL.
+    """
+    text = os.fspath(place)
+    if text.startswith("file://"):
+        return Directory(Path(text.removeprefix("file://")))
+    return Remote(text) if _URL.match(text) else Directory(Path(text))
+
+
+def sha256_of(path: Path) -> str:
+    """Returns the SHA-256 of a file's bytes."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class Directory:
+    """A directory of a file system that all workers see."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+
+    def __str__(self) -> str:
+        return str(self._place)
+
+    def write(self, name: str, content: Buffer) -> str:
+        write_whole(self._place / name, content)
+        return hashlib.sha256(content).hexdigest()
+
+    def replace(self, name: str, content: Buffer) -> None:
+        write_whole(self._place / name, content)
+
+    def versions(self, name: str) -> Iterator[bytes]:
+        with contextlib.suppress(FileNotFoundError):
+            yield (self._place / name).read_bytes()
+
+    @contextlib.contextmanager
+    def file(self, name: str) -> Iterator[Path]:
+        yield self._place / name
+
+    @contextlib.contextmanager
+    def folder(self, name: str) -> Iterator[Path]:
+        path = self._place / name
+        path.mkdir()
+        yield path
+        for parent, _, names in os.walk(path):
+            for each in names:
+                with open(Path(parent, each), "rb") as file:
+                    os.fsync(file.fileno())
+            self.sync(os.path.relpath(parent, self._place))
+
+    def make(self, name: str = "") -> None:
+        (self._place / name).mkdir(parents=True, exist_ok=True)
+
+    def names(self, folder: str = "") -> list[str]:
+        try:
+            return sorted(os.listdir(self._place / folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def link(self, name: str, to: str) -> bool:
+        try:
+            os.link(self._place / to, self._place / name)
+        except OSError:
+            return False
+        return True
+
+    def remove(self, folder: str) -> None:
+        shutil.rmtree(self._place / folder, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def alone(self, patience_seconds: float = 0.0) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self._place / ".lock", patience_seconds))
+            except TimeoutError:
+                raise SnapshotError(
+                    f"another job is saving to {self._place}; give each job a directory of its own"
+                ) from None
+            yield
+
+    def sync(self, folder: str) -> None:
+        with contextlib.suppress(OSError):  # not every file system can
+            descriptor = os.open(self._place / folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def path(self, folder: str) -> Path | None:
+        return self._place / folder
+
+
+class Remote:
+    """An object store, or another file system that fsspec reaches. Nothing is locked there, and nothing linked."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            from fsspec.core import url_to_fs
+        except ImportError as error:
+            raise ImportError(
+                f'{url} is reached through fsspec: pip install "multiverso[fsspec]", and the package for its kind '
+                "of URL (s3fs, gcsfs, adlfs, pyarrow for hdfs); a directory needs neither"
+            ) from error
+        self._url = url.rstrip("/")
+        self._system: Any
+        self._system, self._root = url_to_fs(self._url)
+        self._root = self._root.rstrip("/")
+
+    def __str__(self) -> str:
+        return self._url
+
+    def _at(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else str(self._root)
+
+    def write(self, name: str, content: Buffer) -> str:
+        self._system.pipe_file(self._at(name), bytes(content))
+        return hashlib.sha256(content).hexdigest()
+
+    def replace(self, name: str, content: Buffer) -> None:
+        for each in (f"{name}.new", name):  # killed in the middle of one, the other one is whole
+            self.write(each, content)
+
+    def versions(self, name: str) -> Iterator[bytes]:
+        for each in (name, f"{name}.new"):
+            with contextlib.suppress(FileNotFoundError):
+                yield self._system.cat_file(self._at(each))
+
+    @contextlib.contextmanager
+    def file(self, name: str) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(prefix="multiverso-") as folder:
+            path = Path(folder, "file")
+            self._system.get_file(self._at(name), str(path))
+            yield path
+
+    @contextlib.contextmanager
+    def folder(self, name: str) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(prefix="multiverso-") as folder:
+            yield Path(folder)
+            for parent, _, names in os.walk(folder):
+                for each in names:
+                    path = Path(parent, each)
+                    self._system.put_file(
+                        str(path), self._at(f"{name}/{path.relative_to(folder).as_posix()}")
+                    )
+
+    def make(self, name: str = "") -> None:
+        self._system.makedirs(self._at(name), exist_ok=True)
+
+    def names(self, folder: str = "") -> list[str]:
+        self._system.invalidate_cache()
+        try:
+            found = self._system.ls(self._at(folder), detail=False)
+        except FileNotFoundError:
+            return []
+        return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found)
+
+    def link(self, name: str, to: str) -> bool:
+        return False
+
+    def remove(self, folder: str) -> None:
+        with contextlib.suppress(OSError):
+            self._system.rm(self._at(folder), recursive=True)
+
+    @contextlib.contextmanager
+    def alone(self, patience_seconds: float = 0.0) -> Iterator[None]:
+        yield
+
+    def sync(self, folder: str) -> None:
+        pass
+
+    def path(self, folder: str) -> Path | None:
+        return None

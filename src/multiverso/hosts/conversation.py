@@ -1,0 +1,173 @@
+"""One end of a control connection, which goes on over the next TCP connection where one is cut.
+
+A state machine without sockets, threads and clocks: what is said and what comes go in, with the time; bytes to send
+come out. Each message has a number, and is kept until the other side says that it has heard it. Both ends of a new
+connection say first what they have heard last; what comes after that is said again. So every message arrives once and
+in order, through any number of cuts. Between messages both say once a second that they are there.
+
+    {"heard": 7}                              at first, and when there is nothing to say
+    {"heard": 7, "number": 12, "say": {...}}  a message
+    {"end": "..."}                            this node ends, or does not take the other one: do not come again
+
+Who has heard nothing for `silence_seconds` gives the connection up and makes a new one; for `grace_seconds`, or, where
+the connection was ended and not merely silent, for `ended_seconds`: the other host is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long an end waits for the other.
+
+    Attributes:
+        grace_seconds: without a word, until the other host counts as lost.
+        ended_seconds: the same once a connection was ended: whose process lives makes a new one at once.
+        silence_seconds: until a connection that says nothing is given up.
+        beat_seconds: how often an end says that it is there.
+    """
+
+    grace_seconds: float = 30.0
+    ended_seconds: float = 5.0
+    silence_seconds: float = 5.0
+    beat_seconds: float = 1.0
+
+    @classmethod
+    def of(cls, grace_seconds: float) -> Patience:
+        """Returns a patience that gives up after so long."""
+        return cls(
+            grace_seconds, min(5.0, grace_seconds), min(5.0, grace_seconds / 2), min(1.0, grace_seconds / 6)
+        )
+
+
+class Conversation:
+    """Owner: whoever calls it, one call at a time. All times are of one clock, in seconds.
+
+    Attributes:
+        ended: why the other side has ended it, once it has.
+        cuts: how often a connection ended before that.
+    """
+
+    def __init__(self, patience: Patience, now: float) -> None:
+        self._patience = patience
+        self._said: deque[tuple[int, str]] = deque()  # and not heard yet; as text: who said it may change it
+        self._number = self._heard = 0
+        self._connected = self._greeted = False
+        self._heard_at = self._connected_at = self._sent_at = now
+        self._cut_at = math.inf
+        self.ended: str | None = None
+        self.cuts = 0
+
+    def connected(self, now: float) -> list[bytes]:
+        """A connection is there, in place of any before; returns what to send over it."""
+        self._connected, self._greeted = True, False
+        self._connected_at = self._sent_at = now
+        self._cut_at = math.inf
+        return [self._beat()]
+
+    def cut(self, now: float) -> None:
+        """The connection has ended."""
+        self._connected = self._greeted = False
+        self._cut_at = min(self._cut_at, now)
+        self.cuts += 1
+
+    def say(self, message: Message, now: float) -> list[bytes]:
+        """Says something; returns what to send now."""
+        self._number += 1
+        self._said.append((self._number, json.dumps(message)))
+        return self._numbered([self._said[-1]], now) if self._greeted else []
+
+    def end(self, why: str) -> bytes:
+        """Returns what says that nothing more comes from here."""
+        return json.dumps({"end": why}).encode()
+
+    def receive(self, body: bytes, now: float) -> tuple[list[Message], list[bytes]]:
+        """Takes what has come; returns messages that are new, in order, and what to send now.
+
+        Raises:
+            ValueError: it is not what the other end may say.
+        """
+        found = _parsed(body)
+        self._heard_at = now
+        if "end" in found:
+            self.ended = str(found["end"])
+            return [], []
+        heard = found.get("heard")
+        if type(heard) is not int or not 0 <= heard <= self._number:
+            raise ValueError(f"it has heard {heard!r:.40} of {self._number} messages")
+        while self._said and self._said[0][0] <= heard:
+            self._said.popleft()
+        out = []
+        if not self._greeted and self._connected:
+            if heard < self._number - len(self._said):
+                raise ValueError(f"it has heard {heard} messages, and had heard more before")
+            self._greeted = True
+            out = self._numbered(list(self._said), now)
+        number = found.get("number")
+        if number is None or (type(number) is int and number <= self._heard):
+            return [], out
+        if number != self._heard + 1 or not isinstance(found.get("say"), dict):
+            raise ValueError(f"message {number!r:.40} comes after {self._heard}")
+        self._heard = number
+        return [found["say"]], out
+
+    @property
+    def all_heard(self) -> bool:
+        """Whether the other side has heard all that was said."""
+        return not self._said
+
+    def tick(self, now: float) -> list[bytes]:
+        """Returns what to send where nothing was for a while."""
+        if not self._connected or now - self._sent_at < self._patience.beat_seconds:
+            return []
+        self._sent_at = now
+        return [self._beat()]
+
+    def is_silent(self, now: float) -> bool:
+        """Returns whether the connection is to be given up, as nothing comes over it."""
+        since = max(self._heard_at, self._connected_at)
+        return self._connected and now - since >= self._patience.silence_seconds
+
+    def why_lost(self, now: float) -> str:
+        """Returns why the other host counts as lost, in words; nothing as long as it does not."""
+        if self.ended is not None:
+            return self.ended
+        cut = now - max(self._cut_at, self._heard_at)
+        if (
+            not self._connected
+            and cut >= self._patience.ended_seconds
+            and self._cut_at - self._heard_at < (self._patience.silence_seconds)
+        ):
+            return f"the connection to it ended, and was not made again within {self._patience.ended_seconds:g} s"
+        if now - self._heard_at >= self._patience.grace_seconds:
+            return f"nothing was heard of it for {self._patience.grace_seconds:g} s"
+        return ""
+
+    def _numbered(self, messages: list[tuple[int, str]], now: float) -> list[bytes]:
+        if messages:
+            self._sent_at = now
+        return [
+            f'{{"heard": {self._heard}, "number": {number}, "say": {text}}}'.encode()
+            for number, text in messages
+        ]
+
+    def _beat(self) -> bytes:
+        return f'{{"heard": {self._heard}}}'.encode()
+
+
+def _parsed(body: bytes) -> Message:
+    try:
+        message = json.loads(body)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(message, dict):
+        raise ValueError("not a JSON object")
+    return message

@@ -1,0 +1,131 @@
+"""The threads and the connection of a `Conversation`: a thin shell, in which nothing is decided."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from multiverso.hosts.conversation import Conversation, Message, Patience
+from multiverso.hosts.transport import Messages
+
+_JOIN_SECONDS = 10.0
+_FLUSH_SECONDS = 2.0
+
+
+class Talk:
+    """One host's end of its conversation with another. Any thread.
+
+    Args:
+        patience: how long it waits for the other.
+        deliver: gets each message once, in order, by one thread at a time.
+        name: of its thread.
+    """
+
+    def __init__(self, patience: Patience, deliver: Callable[[Message], None], name: str) -> None:
+        self._conversation = Conversation(patience, time.monotonic())
+        self._deliver = deliver
+        self._lock, self._delivering = threading.Lock(), threading.Lock()
+        self._channel: Messages | None = None
+        self._queue: queue.SimpleQueue[tuple[Messages, bytes] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._send, name=name, daemon=True)
+        self._thread.start()
+
+    def say(self, message: Message) -> None:
+        """Says something: now, or over the next connection. Waits for nobody."""
+        with self._lock:
+            self._put(self._conversation.say(message, time.monotonic()))
+
+    def serve(self, channel: Messages) -> None:
+        """Goes on over a connection, in place of any before, until it ends; closes it.
+
+        Raises:
+            KeyError, TypeError, ValueError: what came is nothing that the other host may say.
+        """
+        with self._lock:
+            before, self._channel = self._channel, channel
+            self._put(self._conversation.connected(time.monotonic()))
+        if before is not None:
+            before.close()
+        try:
+            while self._hear(channel):
+                pass
+        finally:
+            with self._lock:
+                if self._channel is channel:
+                    self._channel = None
+                    self._conversation.cut(time.monotonic())
+            channel.close()
+
+    def _hear(self, channel: Messages) -> bool:
+        try:
+            body = channel.receive()
+        except OSError:
+            return False
+        if body is None:
+            return False
+        with self._delivering:  # the thread of the connection before may still be in here
+            with self._lock:
+                if self._channel is not channel:
+                    return False
+                messages, out = self._conversation.receive(body, time.monotonic())
+                self._put(out)
+            for message in messages:
+                self._deliver(message)
+        return self.ended is None
+
+    def look(self) -> str:
+        """To be called several times a second: sends a beat, gives a silent connection up.
+
+        Returns:
+            Why the other host counts as lost, in words; nothing as long as it does not.
+        """
+        now = time.monotonic()
+        with self._lock:
+            self._put(self._conversation.tick(now))
+            silent = self._channel if self._conversation.is_silent(now) else None
+            why = self._conversation.why_lost(now)
+        if silent is not None:
+            silent.close()
+        return why
+
+    @property
+    def ended(self) -> str | None:
+        """Why the other side has ended it, once it has."""
+        return self._conversation.ended
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the other side has heard all that was said to it, or has ended."""
+        return self._conversation.ended is not None or self._conversation.all_heard
+
+    @property
+    def cuts(self) -> int:
+        """How often a connection ended."""
+        return self._conversation.cuts
+
+    def close(self, why: str) -> None:
+        """Sends what is in the line and that this is the end, and ends the connection."""
+        with self._lock:
+            self._put([self._conversation.end(why)])
+        self._queue.put(None)
+        self._thread.join(_FLUSH_SECONDS)
+        with self._lock:
+            channel = self._channel
+        if channel is not None:
+            channel.close()  # and whoever is stuck in sending over it goes on
+        self._thread.join(_JOIN_SECONDS)
+
+    def _put(self, bodies: list[bytes]) -> None:
+        if self._channel is not None:
+            for body in bodies:
+                self._queue.put((self._channel, body))
+
+    def _send(self) -> None:
+        while (item := self._queue.get()) is not None:
+            channel, body = item
+            with contextlib.suppress(OSError):  # whoever receives finds out, too; it is said again
+                if channel is self._channel:
+                    channel.send(body)

@@ -1,0 +1,273 @@
+"""`multiverso.checkpoint`: saved beside the training, resumed whole, by as many workers or others."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from core_support import bits, outcome, together, wait_for
+
+import multiverso as mv
+from multiverso.checkpoints.manifests import read_generations
+from multiverso.checkpoints.stores import open_store
+from multiverso.errors import ClosedError, SnapshotError
+from multiverso.params import SharedParams
+from multiverso.runtime import Node, Session
+
+
+class Killed(Exception):
+    """Ends a worker in the middle."""
+
+
+def train(
+    session: Session, place: Any, steps: int, dies_at: int = -1, own: Any = None, **options: Any
+) -> Any:
+    """Trains for so many steps in all; returns what it went on from, and what it ended with."""
+    table = mv.ArrayTableHandler(50, updater="momentum", session=session)
+    shared = SharedParams([np.zeros(7)], rule=mv.rules.easgd(0.25), session=session)
+    options = {"every": 10, "resume": True, **options}
+    try:
+        with mv.checkpoint(place, shared, session=session, **options) as checkpoint:
+            found = checkpoint.restore()
+            random = np.random.default_rng(session.worker_id)
+            step = 0
+            if found is not None:
+                step, random.bit_generator.state = found["step"], found["random"]
+            while step < steps:
+                table.add(random.normal(size=50))
+                table.get()
+                shared.arrays[0] += random.normal(size=7)
+                shared.exchange()
+                step += 1
+                if step == dies_at:
+                    raise Killed
+                state = {"step": step, "random": random.bit_generator.state, **(own or {})}
+                checkpoint.step(lambda state=state: state)
+    except Killed:
+        return found
+    return found, bits(table.get()), bits(shared.arrays[0]), [bits(a) for a in shared.centre()]
+
+
+def test_a_synchronous_run_that_is_resumed_ends_with_the_same_bits(tmp_path: Path) -> None:
+    whole = together(lambda s: train(s, tmp_path / "whole", 43), 2, sync=True)
+    assert together(lambda s: train(s, tmp_path / "half", 43, dies_at=27), 2, sync=True) == [None, None]
+    resumed = together(lambda s: train(s, tmp_path / "half", 43), 2, sync=True)
+    assert [found["step"] for found, *_ in resumed] == [20, 20]
+    assert [end for _, *end in resumed] == [end for _, *end in whole]
+    generations = read_generations(open_store(tmp_path / "half"))
+    assert [g.number for g in generations] == [3, 4], "two are kept, and numbers go on"
+    assert sorted(os.listdir(tmp_path / "half")) == ["generation-3", "generation-4", "manifest.json"]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_an_asynchronous_run_is_resumed_by_other_workers(tmp_path: Path, workers: int) -> None:
+    def save(session: Session) -> Any:
+        table = mv.ArrayTableHandler(5, dtype="int64", name="n/m", session=session)
+        keyed = mv.KeyedTable(2, session=session)
+        with mv.checkpoint(open_url(tmp_path), every=3, keep=1, session=session) as checkpoint:
+            assert checkpoint.restore() is None
+            for _ in range(10):
+                table.add([1] * 5)
+                checkpoint.step({"me": session.worker_id})
+            keyed.add([session.worker_id], [[1, 2]])
+            session.barrier()
+            checkpoint.save({"me": session.worker_id, "last": True})
+        return session.barrier()
+
+    def load(session: Session) -> Any:
+        table = mv.ArrayTableHandler(5, dtype="int64", name="n/m", session=session)
+        keyed = mv.KeyedTable(2, session=session)
+        with mv.checkpoint(tmp_path, resume=True, session=session) as checkpoint:
+            own = checkpoint.restore()
+        session.barrier()
+        return own, checkpoint.newcomer, table.get().tolist(), keyed.get([0, 1]).tolist()
+
+    together(save, 2)
+    for me, (own, newcomer, values, rows) in enumerate(together(load, workers)):
+        assert (own["me"], newcomer) == (me % 2, me >= 2)
+        assert values == [20] * 5
+        assert rows == [[1, 2], [1, 2]]
+    assert len(read_generations(open_store(tmp_path))) == 1
+
+
+def open_url(place: Path) -> str:
+    return f"file://{place}"
+
+
+def test_other_file_systems_are_reached_through_fsspec(alone: Session) -> None:
+    table = mv.ArrayTableHandler(4, session=alone)
+    with mv.checkpoint("memory://runs/a", session=alone) as checkpoint:
+        for value in (1, 2, 3):
+            table.set([value] * 4)
+            wait_for(lambda: checkpoint.save({"value": value}))  # noqa: B023  # until the one before is written
+    store = open_store("memory://runs/a")
+    assert [g.number for g in read_generations(store)] == [2, 3]
+    assert store.names() == ["generation-2", "generation-3", "manifest.json", "manifest.json.new"]
+    store.write("manifest.json", b'{"format": "multi')  # killed in the middle of it
+    table.set([9] * 4)
+    with mv.checkpoint("memory://runs/a", resume=True, session=alone) as checkpoint:
+        assert checkpoint.restore() == {"value": 3}
+        assert table.get().tolist() == [3] * 4
+    with pytest.raises(ValueError, match="nonsense"):
+        mv.checkpoint("nonsense://there", session=alone)
+
+
+def damage(place: Path, number: int) -> None:
+    path = place / f"generation-{number}" / "order-1.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def test_what_is_damaged_is_not_taken(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    together(lambda s: train(s, tmp_path, 20), 2, sync=True)
+    damage(tmp_path, 2)
+    assert [
+        found["step"] for found in together(lambda s: train(s, tmp_path, 20, dies_at=15), 2, sync=True)
+    ] == [10] * 2
+    said = capfd.readouterr().err
+    assert f"{tmp_path}: generation-2/order-1.safetensors is damaged, or another file" in said
+    assert "going back to generation-1, which is whole" in said
+    damage(tmp_path, 1)
+
+    def refused(session: Session) -> Any:
+        table = mv.ArrayTableHandler(50, 7.0, updater="momentum", session=session)
+        shared = SharedParams([np.zeros(7)], rule=mv.rules.easgd(0.25), session=session)
+        with mv.checkpoint(tmp_path, shared, resume=True, session=session) as checkpoint:
+            return outcome(checkpoint.restore), table.get().tolist()
+
+    for error, values in together(refused, 2, sync=True):
+        assert isinstance(error, SnapshotError)
+        assert values == [7.0] * 50
+
+
+def test_a_run_is_not_gone_on_from_unless_that_is_wanted(
+    alone: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin() -> Any:
+        with mv.checkpoint(tmp_path, session=alone) as checkpoint:
+            return checkpoint.restore()
+
+    mv.ArrayTableHandler(4, session=alone)
+    with mv.checkpoint(tmp_path, session=alone) as checkpoint:
+        assert checkpoint.restore() is None
+        assert checkpoint.save({"a": 1})
+    with pytest.raises(ClosedError):
+        checkpoint.save()
+    for names, found in (
+        ({}, "holds a run already .*--resume"),
+        ({"MULTIVERSO_RESUME": "0", "MULTIVERSO_RESTARTS": "0"}, "holds a run already"),
+        ({"MULTIVERSO_RESUME": "1"}, None),
+        ({"MULTIVERSO_RESTARTS": "2"}, None),
+        ({"TORCHELASTIC_RESTART_COUNT": "1"}, None),
+        ({"SLURM_RESTART_COUNT": "1"}, None),
+    ):
+        with monkeypatch.context() as patch:
+            for name, text in names.items():
+                patch.setenv(name, text)
+            if found is not None:
+                with pytest.raises(SnapshotError, match=found):
+                    begin()
+            else:
+                assert begin() == {"a": 1}
+    assert mv.restarts() == 0
+
+
+def test_what_makes_no_sense_is_refused(alone: Session, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"number of steps \(int\) or a datetime.timedelta"):
+        mv.checkpoint(tmp_path, every=60.0, session=alone)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="keep=0"):
+        mv.checkpoint(tmp_path, keep=0, session=alone)
+    with pytest.raises(TypeError, match="list is no manager"):
+        mv.checkpoint(tmp_path, [], session=alone)  # type: ignore[arg-type]
+    (error,) = together(
+        lambda s: outcome(lambda: mv.checkpoint(tmp_path, every=timedelta(seconds=1), session=s)),
+        1,
+        sync=True,
+    )
+    assert "saved after a round: give a number of steps" in str(error)
+    shared = SharedParams([np.zeros(3)], session=alone)
+    with mv.checkpoint(tmp_path, session=alone) as checkpoint:
+        with pytest.raises(SnapshotError, match=r"has a checkpoint already"):
+            mv.checkpoint(tmp_path / "other", session=alone)
+        with pytest.raises(SnapshotError, match=r"give its manager to multiverso\.checkpoint"):
+            checkpoint.save()
+        with (
+            Node(1) as node,
+            Session(node.address) as other,
+            pytest.raises(SnapshotError, match="another job is"),
+        ):
+            mv.checkpoint(tmp_path, session=other)
+    with mv.checkpoint(tmp_path, shared, session=alone) as checkpoint:
+        with pytest.raises(TypeError, match=r"own\['f'\] is <built-in function len>"):
+            checkpoint.save({"f": len})
+        with pytest.raises(TypeError, match="own is a dictionary"):
+            checkpoint.save([1])  # type: ignore[arg-type]
+        assert checkpoint.save({"good": 1})
+    assert len(read_generations(open_store(tmp_path))) == 1
+
+
+def test_who_has_left_stays_part_of_the_run(tmp_path: Path) -> None:
+    def save(session: Session) -> None:
+        mv.ArrayTableHandler(3, session=session)
+        with mv.checkpoint(tmp_path, keep=1, session=session) as checkpoint:
+            wait_for(lambda: checkpoint.save({"me": session.worker_id}))
+        if session.worker_id == 1:
+            session.shutdown()
+            return
+        wait_for(lambda: session.live_workers() == [0])
+        with mv.checkpoint(tmp_path, keep=1, resume=True, session=session) as checkpoint:
+            checkpoint.save({"me": "still 0"})
+
+    def load(session: Session) -> Any:
+        mv.ArrayTableHandler(3, session=session)
+        with mv.checkpoint(tmp_path, resume=True, session=session) as checkpoint:
+            return checkpoint.restore()
+
+    together(save, 2)
+    assert together(load, 2) == [{"me": "still 0"}, {"me": 1}]
+
+
+def test_shutdown_waits_for_what_was_handed_over(tmp_path: Path) -> None:
+    def save(session: Session) -> None:
+        mv.ArrayTableHandler(3, session=session)
+        checkpoint = mv.checkpoint(tmp_path, session=session)
+        wait_for(lambda: checkpoint.save({"a": 1}))
+
+    together(save, 2)
+    assert len(read_generations(open_store(tmp_path))[0].common) == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a small disk")
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", tmp_path], check=False).returncode:
+        pytest.skip("this container may not mount a small disk")
+
+    def work(session: Session) -> Any:
+        mv.ArrayTableHandler(3, session=session)
+        with mv.checkpoint(tmp_path, session=session) as checkpoint:
+            wait_for(lambda: checkpoint.save({"good": session.worker_id}))
+            wait_for(lambda: (tmp_path / "manifest.json").exists())
+            large = np.zeros(200_000 if session.worker_id == 1 else 1, np.uint8)
+            wait_for(lambda: checkpoint.save({"large": np.concatenate([large, large])}))
+            return outcome(checkpoint.close)
+
+    try:
+        errors = together(work, 2)
+        assert errors[0] is None
+        assert "No space left on device" in str(errors[1])
+        assert [g.number for g in read_generations(open_store(tmp_path))] == [1]
+        said = capfd.readouterr().err
+        assert "generation-2 is not kept: worker 1 could not write its part" in said
+        assert [name for name in os.listdir(tmp_path) if name != ".lock"] == [
+            "generation-1",
+            "manifest.json",
+        ] or (json.loads((tmp_path / "manifest.json").read_text())["number"] == 1)
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)

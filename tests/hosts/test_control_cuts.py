@@ -1,0 +1,113 @@
+"""Control connections that are cut are made again; who is silent for longer than the grace is lost, on both sides."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import Any
+
+import pytest
+from core_support import in_threads, outcome, wait_for
+from rehearsing import rehearsal
+
+import multiverso as mv
+from multiverso.errors import NodeLostError, WorkerLostError
+from multiverso.runtime import Session
+
+
+def test_cuts_lose_nothing_and_nobody(capfd: pytest.CaptureFixture[str]) -> None:
+    rounds = 12
+
+    def work(session: Session) -> Any:
+        table = mv.ArrayTableHandler(1000, dtype="int64", session=session)
+        for number in range(rounds):
+            if number % 10 == 9:
+                mv.ArrayTableHandler(3, session=session)
+            table.add([1] * 1000)
+            session.barrier()
+            assert set(table.get().tolist()) == {3 * (number + 1)}
+            session.barrier()
+        return True
+
+    with rehearsal(1, 1, 1, relayed=True) as job:
+        over = threading.Event()
+        randomness = random.Random(5)
+
+        def cut() -> None:
+            most = dict.fromkeys(job.relays, 0)
+            while not over.wait(0.005):
+                for host, relay in job.relays.items():
+                    if relay.carried > most[host]:  # more than the handshake: they get on
+                        most[host] = randomness.randrange(1000, 5000)
+                        relay.cut()
+
+        cutter = threading.Thread(target=cut)
+        cutter.start()
+        try:
+            assert job.run(work) == [True] * 3
+        finally:
+            over.set()
+            cutter.join()
+        assert min(relay.connections for relay in job.relays.values()) > 2
+    said = capfd.readouterr().err
+    assert "is connected again" in said
+    assert "is lost" not in said
+
+
+def test_silence_for_longer_than_the_grace_loses_the_host_on_both_sides() -> None:
+    with rehearsal(1, 1, relayed=True, grace=1.0) as job:
+        met, silenced = threading.Barrier(2), threading.Event()
+
+        def work(worker_id: int) -> Any:
+            with job.session(worker_id) as session:
+                table = mv.ArrayTableHandler(10, session=session)
+                table.add([1.0] * 10)
+                session.barrier()
+                met.wait(30)
+                if worker_id == 0:
+                    job.relays[1].speaks.clear()
+                    silenced.set()
+                silenced.wait(30)
+                error = outcome(session.barrier)
+                return error, table.snapshot()[0]
+
+        (first, here), (second, there) = in_threads([lambda i=i: work(i) for i in range(2)])  # type: ignore[misc]
+        assert isinstance(first, WorkerLostError)
+        assert "host-1" in str(first)
+        assert isinstance(second, NodeLostError)
+        assert here == there == 2.0
+
+
+def test_a_link_that_is_silent_for_less_than_the_grace_is_survived() -> None:
+    with rehearsal(1, 1, relayed=True, grace=30.0) as job:
+
+        def work(session: Session) -> Any:
+            table = mv.ArrayTableHandler(10, session=session)
+            if session.worker_id == 0:
+                job.relays[1].speaks.clear()
+                job.relays[1].is_open.clear()
+                began = time.monotonic()
+                wait_for(lambda: time.monotonic() - began > 0.5)
+                job.relays[1].cut()  # what was under way is lost with it
+                job.relays[1].speaks.set()
+                job.relays[1].is_open.set()
+            table.add([1.0] * 10)
+            session.barrier()
+            return table.get()[0]
+
+        assert job.run(work) == [2.0, 2.0]
+
+
+def test_another_node_in_the_place_of_a_live_one_is_refused() -> None:
+    from multiverso.hosts.control import Outpost
+
+    with rehearsal(1, 1) as job:
+        heard: list[Any] = []
+        other = Outpost(job.roster.on(1), ("127.0.0.1", 1), heard.append)
+        try:
+            wait_for(lambda: heard)
+            assert heard == [{"do": "alone", "why": "another node has begun as this host, and is not lost"}]
+        finally:
+            other.close()
+        assert job.run(lambda session: session.barrier()) == [None, None]

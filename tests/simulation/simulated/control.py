@@ -1,0 +1,303 @@
+"""The hosts' control connections and the coordinator on a simulated network; all of it decided by one seed.
+
+Real are `Conversation` and `Coordinator`. The hosts' nodes are programs of a few lines: each says hello and who its
+workers are, has some tables made, settles some barriers, and goes. Faults: cuts, silence, slow links, nodes that stall
+or are killed, the coordinator among them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from multiverso import layout as at
+from multiverso.hosts.conversation import Conversation, Message, Patience
+from multiverso.hosts.coordinator import STEPS, Coordinator
+from multiverso.hosts.roster import Roster
+from multiverso.spec import TableSpec
+
+TICK = 0.1
+PATIENCE = Patience.of(12.0)
+SPEC = json.loads(json.dumps(TableSpec("array", 1, 10).as_message()))
+FAULTS_END, END = 40.0, 120.0
+
+
+@dataclass(eq=False)
+class Connection:
+    """A TCP connection: what is under way in each direction, until one side ends it or the link is cut."""
+
+    delay: float
+    under_way: tuple[deque[tuple[float, bytes]], deque[tuple[float, bytes]]] = field(
+        default_factory=lambda: (deque(), deque())
+    )
+    open: bool = True
+
+    def send(self, towards: int, bodies: list[bytes], now: float) -> None:
+        for body in bodies:
+            if self.open:
+                self.under_way[towards].append((now + self.delay, body))
+
+
+@dataclass(eq=False)
+class Host:
+    """A node other than the coordinator's."""
+
+    number: int
+    mine: Conversation
+    theirs: Conversation  # the coordinator's end
+    connection: Connection | None = None
+    has_come: bool = False
+    known: set[int] = field(default_factory=set)  # hosts whose workers it has been told of
+    dials_at: float = 0.0
+    silent_until: float = 0.0  # the link carries nothing
+    down_until: float = 0.0  # and lets nobody connect
+    stalled_until: float = 0.0
+    unheard: float = 0.0  # the longest time that the link or a node was away
+    killed: bool = False
+    over: bool = False
+    alone: str = ""
+    takes: list[int] = field(default_factory=list)
+    made: list[Any] = field(default_factory=list)
+    said: list[Message] = field(default_factory=list)
+    arrived: int = 0  # of these, at the coordinator
+    ordered: list[Message] = field(default_factory=list)
+    heard: int = 0  # of these, here
+
+
+class Control:
+    """A job's nodes. ``run`` ends with every host over, lost for a reason, or told that it is alone.
+
+    Args:
+        seed: decides everything.
+        trace: gets what happens, in words.
+    """
+
+    def __init__(self, seed: int, trace: Callable[[str], None] = lambda _: None) -> None:
+        self.random = random = Random(seed)
+        self._trace = trace
+        self.faults = self.lost = 0
+        self.history: dict[int, list[Any]] = {}  # of frames, of which there are none here
+        hosts = random.randint(2, 4)
+        names = tuple(f"h{i}" for i in range(hosts))
+        self.roster = Roster(0, names, (1,) * hosts, ("127.0.0.1", 1))
+        self.coordinator = Coordinator(self.roster)
+        self.barriers, self.tables = random.randint(1, 4), random.randint(0, 3)
+        self.dead = False  # the coordinator
+        self.settled: dict[int, set[int]] = {}
+        self.now = 0.0
+        self.why_lost: dict[int, str] = {}
+        self.hosts = [
+            Host(i, Conversation(PATIENCE, 0.0), Conversation(PATIENCE, 0.0), dials_at=random.random())
+            for i in range(hosts)
+        ]
+        for host in self.hosts:
+            self._say(host, {"do": "hello", "address": ["x", host.number]})
+            line = [host.number, 100 + host.number, at.ALIVE, at.ACTIVE, 0, 0]
+            self._say(host, {"do": "workers", "workers": [line], "now": 1})
+
+    # -- what a node does -----------------------------------------------------------------------------------
+
+    def _ask(self, host: Host, number: int) -> None:
+        ask = {"do": "create", "key": ["order", number], "spec": SPEC, "mode": "async"}
+        self._say(host, {**ask, "workers": [host.number], "masters": []})
+
+    def _settle(self, host: Host, barrier: int) -> None:
+        self.settled.setdefault(barrier, set()).add(host.number)
+        self._say(host, {"do": "settled", "barrier": barrier})
+
+    def _obey(self, host: Host, order: Message) -> None:
+        do = order["do"]
+        self._trace(f"{self.now:6.1f} host {host.number} hears {do}")
+        if do == "workers":
+            begun = len(host.known) == len(self.hosts) - 1
+            host.known |= {line[0] for line in order["workers"]}
+            if not begun and len(host.known) == len(self.hosts) - 1:
+                self._ask(host, 1) if self.tables else self._settle(host, 1)
+        elif do in STEPS:
+            self._say(host, {"do": "done", "key": order["key"], "step": do, "error": None})
+        elif do == "finish":
+            host.made.append(tuple(order["key"]))
+            number = len(host.made)
+            self._ask(host, number + 1) if number < self.tables else self._settle(host, 1)
+        elif do == "take":
+            barrier = order["barrier"]
+            host.takes.append(barrier)
+            there = {h.number for h in self.hosts if h.number not in self.why_lost and not h.over}
+            missing = there - self.settled[barrier] - {h.number for h in self.hosts if h.killed}
+            assert not missing, f"barrier {barrier} has ended without the live hosts {missing}"
+            if barrier < self.barriers:
+                self._settle(host, barrier + 1)
+            else:
+                self._say(host, {"do": "gone"})
+        elif do == "over":
+            host.over = True
+
+    # -- between them ---------------------------------------------------------------------------------------
+
+    def _say(self, host: Host, report: Message) -> None:
+        if host.number == 0:
+            self._give(self.coordinator.receive(0, report))
+            return
+        host.said.append(report)
+        out = host.mine.say(report, self.now)
+        if host.connection is not None:
+            host.connection.send(0, out, self.now)
+
+    def _give(self, orders: list[tuple[int, Message]]) -> None:
+        for number, order in orders:
+            host = self.hosts[number]
+            if number == 0:
+                self._obey(host, order)
+            elif not self.dead:
+                host.ordered.append(json.loads(json.dumps(order)))
+                out = host.theirs.say(order, self.now)
+                if host.connection is not None:
+                    host.connection.send(1, out, self.now)
+
+    def _end(self, host: Host) -> None:
+        if host.connection is not None:
+            host.connection.open = False
+            host.connection = None
+            for end in (host.mine, host.theirs):
+                end.cut(self.now)
+            host.dials_at = self.now + 0.05 + self.random.random() * 0.3
+
+    def _dial(self, host: Host) -> None:
+        if self.dead or self.now < host.down_until or self.now < host.silent_until:
+            host.dials_at = self.now + 0.2
+            return
+        if host.number in self.why_lost:
+            host.mine.receive(host.mine.end("it counts as lost"), self.now)
+            return
+        host.has_come = True
+        host.connection = Connection(self.random.choice([0.0, 0.05, 0.3, 1.0]))
+        host.connection.send(0, host.mine.connected(self.now), self.now)
+        host.connection.send(1, host.theirs.connected(self.now), self.now)
+
+    def _carry(self, host: Host) -> None:
+        connection = host.connection
+        if connection is None or self.now < host.silent_until:
+            return
+        to_coordinator, to_host = connection.under_way
+        while to_coordinator and to_coordinator[0][0] <= self.now and host.connection is connection:
+            if self.dead:
+                break
+            reports, out = host.theirs.receive(to_coordinator.popleft()[1], self.now)
+            connection.send(1, out, self.now)
+            for report in reports:
+                assert report == host.said[host.arrived], "a report is lost, repeated or out of order"
+                host.arrived += 1
+                self._give(self.coordinator.receive(host.number, report))
+        while to_host and to_host[0][0] <= self.now and host.connection is connection:
+            if host.killed or self.now < host.stalled_until:
+                break
+            orders, out = host.mine.receive(to_host.popleft()[1], self.now)
+            connection.send(0, out, self.now)
+            for order in orders:
+                assert order == host.ordered[host.heard], "an order is lost, repeated or out of order"
+                host.heard += 1
+                self._obey(host, order)
+
+    def _look(self, host: Host) -> None:
+        connection = host.connection
+        if not host.killed and self.now >= host.stalled_until:
+            if connection is not None:
+                connection.send(0, host.mine.tick(self.now), self.now)
+            if host.mine.is_silent(self.now):
+                self._end(host)
+            why = host.mine.why_lost(self.now)
+            if why and not host.over and not host.alone:
+                host.alone = why
+                self._trace(f"{self.now:6.1f} host {host.number} is alone: {why}")
+                self._end(host)
+            if host.connection is None and not host.alone and self.now >= host.dials_at:
+                self._dial(host)
+        if self.dead or not host.has_come or host.number in self.why_lost:
+            return
+        if host.connection is not None:
+            host.connection.send(1, host.theirs.tick(self.now), self.now)
+        if host.theirs.is_silent(self.now):
+            self._end(host)
+        why = host.theirs.why_lost(self.now)
+        if why and not self.coordinator.over:
+            self.why_lost[host.number] = why
+            self.lost += 1
+            self._trace(f"{self.now:6.1f} host {host.number} is lost: {why}")
+            self._end(host)
+            self._give(self.coordinator.lose(host.number, why))
+
+    # -- faults ---------------------------------------------------------------------------------------------
+
+    def _fault(self) -> None:
+        random = self.random
+        host = random.choice(self.hosts[1:])
+        kind = random.choices(
+            ["cut", "silence", "down", "stall", "kill", "coordinator"], [8, 4, 3, 3, 0.3, 0.1]
+        )[0]
+        self.faults += 1
+        seconds = random.choice([0.5, 2.0, 4.0, 8.0, 20.0])
+        self._trace(f"{self.now:6.1f} {kind} of host {host.number} ({seconds} s)")
+        if kind == "cut":
+            self._end(host)
+        elif kind == "silence":
+            host.silent_until = max(host.silent_until, self.now + seconds)
+        elif kind == "down":
+            host.down_until = max(host.down_until, self.now + seconds)
+            self._end(host)
+        elif kind == "stall":
+            host.stalled_until = max(host.stalled_until, self.now + seconds)
+        elif kind == "kill":
+            host.killed = True
+            self._end(host)
+        elif not self.dead:
+            self.dead = True
+            for each in self.hosts[1:]:
+                self._end(each)
+
+    def _note_absence(self, host: Host) -> None:
+        """How long a host was out of reach in one go, by the faults alone."""
+        away = max(host.silent_until, host.down_until, host.stalled_until) > self.now
+        host.unheard = host.unheard + TICK if away else max(host.unheard - TICK, 0.0)
+        host.longest = max(getattr(host, "longest", 0.0), host.unheard)  # type: ignore[attr-defined]
+
+    def run(self) -> None:
+        """Runs to the end and looks whether all is as it is promised."""
+        fault_at = 2.0 + self.random.random() * 3
+        while self.now < END:
+            self.now = round(self.now + TICK, 3)
+            if self.now >= fault_at and self.now < FAULTS_END:
+                self._fault()
+                fault_at = self.now + self.random.expovariate(0.3)
+            for host in self.hosts[1:]:
+                self._note_absence(host)
+                self._carry(host)
+                self._look(host)
+            if all(h.over or h.alone or h.killed for h in self.hosts[1:]) and (
+                self.dead or self.hosts[0].over
+            ):
+                break
+        for host in self.hosts[1:]:
+            if host.killed or host.over:
+                continue
+            assert host.alone, f"host {host.number} waits for ever"
+            away = host.longest  # type: ignore[attr-defined]
+            assert self.dead or host.number in self.why_lost or away >= PATIENCE.ended_seconds - 1, (
+                f"host {host.number} ended for no reason: {host.alone}"
+            )
+        for number, why in self.why_lost.items():
+            host = self.hosts[number]
+            away = host.longest  # type: ignore[attr-defined]
+            assert host.killed or host.alone or away >= PATIENCE.ended_seconds - 1, (
+                f"host {number} was given up for no reason: {why}"
+            )
+        if not self.dead:
+            first = self.hosts[0]
+            assert first.over, "the coordinator's host waits for ever"
+            assert first.takes == list(range(1, self.barriers + 1))
+            for host in self.hosts[1:]:
+                if host.over:
+                    assert (host.takes, host.made) == (first.takes, first.made), "not the same for all"
