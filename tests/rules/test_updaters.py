@@ -205,9 +205,9 @@ def test_rows_are_clipped_each_by_its_own_norm_and_before_that_summed() -> None:
         keyed = mv.KeyedTable(2, dtype="float64", updater=updater, session=session)
         keyed.add(g, [0, 1, 0])  # one step of each key
         np.testing.assert_allclose(keyed.get([0, 1]), [[0.6, 0.8], [0.3, 0.4]])
-        with pytest.raises(mv.MultiversoError, match="clips"):
+        with pytest.raises(mv.errors.MultiversoError, match="clips"):
             matrix.exchange(np.zeros((4, 2)), np.zeros((4, 2)))
-        with pytest.raises(mv.MultiversoError, match="clips"):
+        with pytest.raises(mv.errors.MultiversoError, match="clips"):
             rule = mv.rules.Rule("mine", mv.rules.asgd().push, updater=updater, per_worker=("centre",))
             mv.rules.share(np.zeros(4), rule, session=session)
 
@@ -230,7 +230,7 @@ def test_a_schedule_sets_the_learning_rate_by_the_number_of_adds() -> None:
         assert keyed.learning_rate == 0.25
         with pytest.raises(ValueError, match="learning rate"):
             keyed.learning_rate = 0
-        with pytest.raises(mv.MultiversoError, match="no learning rate"):
+        with pytest.raises(mv.errors.MultiversoError, match="no learning rate"):
             mv.KeyedTable(3, session=session).learning_rate = 1
 
 
