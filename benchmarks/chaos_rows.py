@@ -9,6 +9,7 @@ its rows, each wholly or not at all, as its hand tells; no row is ever read torn
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
@@ -94,7 +95,8 @@ class Life:
         if kill:
             self.process.kill()
         else:
-            self.pipe.send("stop")
+            with contextlib.suppress(BrokenPipeError):  # it has ended by itself
+                self.pipe.send("stop")
         self.process.join(SECONDS)
         if self.process.exitcode is None:
             raise TimeoutError(f"worker of life {self.life} does not end")

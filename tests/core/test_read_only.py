@@ -95,17 +95,20 @@ def test_who_reads_is_told_that_the_job_is_over() -> None:
     array.close()  # its memory is given to the next table
     with pytest.raises(NodeLostError, match="weights"):
         dense.get()
-    session.close()
+    session.shutdown()
     again = Session(node.address)  # fresh memory
     with pytest.raises(NodeLostError, match="users"):
         keyed.get(3)
+    first = keyed
     mv.KeyedTable(2, session=again, name="users")
     keyed = mv.attach_read_only("users", node.address)
     assert keyed.get(3).tolist() == [0, 0]
-    again.close()
+    again.shutdown()
     node.close()
     with pytest.raises(NodeLostError, match="ended"):
         keyed.get(3)
+    for seen in (keyed, dense, first):
+        seen.close()
     with pytest.raises(StartupError, match="no node"):
         mv.attach_read_only("users", node.address)
 

@@ -131,6 +131,7 @@ def test_delayed_changes_are_compensated_by_how_far_the_centre_has_moved(adaptiv
                     shared.exchange(local)
                 session.barrier()
                 seen.append(shared.table.snapshot())
+                session.barrier()
         return seen
 
     first, second = together(2, work)

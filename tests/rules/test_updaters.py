@@ -86,7 +86,7 @@ def delayed_nesterov(values: Array, g: Array, states: list[Array]) -> None:
 
 def clipped_and_decayed(values: Array, g: Array, states: list[Array]) -> None:
     g = np.clip(g, -1.5, 1.5)
-    g = g * min(1, 2 / np.sqrt((g.astype("f8") ** 2).sum()))
+    g = g * (2 / max(2, np.sqrt((g.astype("f8") ** 2).sum())))
     values -= 0.1 * 0.05 * values
     adagrad(values, g, states)
 
