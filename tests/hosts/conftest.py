@@ -25,7 +25,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for dtype in DTYPES:
         for group in ("agreeing", "dense", "rows"):
             ensure("module", f"multiverso.kernels.{group}", dtype)
-    for dtype in (None, "float32", "float64"):
+    for dtype in (None, "float32"):
         for group in ("rounds", "chained"):
             ensure("module", f"multiverso.kernels.{group}", dtype)
 
