@@ -222,8 +222,11 @@ def test_a_barrier_ends_when_all_hosts_have_settled() -> None:
     assert coordinator.receive(0, {"do": "settled", "barrier": 1}) == []
     assert coordinator.receive(2, {"do": "settled", "barrier": 1}) == []
     orders = coordinator.receive(1, {"do": "settled", "barrier": 1})
-    assert orders == [(host, {"do": "take", "barrier": 1}) for host in ALL]
-    assert coordinator.receive(1, {"do": "settled", "barrier": 2}) == []
+    assert orders == [(host, {"do": "take", "barrier": 1, "written": {}}) for host in ALL]
+    for host in (2, 1, 0):  # of what was set on several hosts, the first one's counts; once
+        orders = coordinator.receive(host, {"do": "settled", "barrier": 2, "written": [7][: host > 0]})
+    assert orders == [(host, {"do": "take", "barrier": 2, "written": {7: 1}}) for host in ALL]
+    assert coordinator.receive(1, {"do": "settled", "barrier": 3}) == []
 
 
 def test_a_host_that_is_done_is_not_waited_for_and_the_last_ends_the_job() -> None:

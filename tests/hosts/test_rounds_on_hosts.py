@@ -112,8 +112,9 @@ def test_the_others_finish_a_round_without_a_lost_host_with_the_same_bits() -> N
                         return None
                     table.add(rng.standard_normal(size).astype(np.float32))
                     read.append(table.get())
+                live = session.live_workers()
                 session.barrier()
-                return read, session.live_workers()
+                return read, live
 
         first, gone, third = in_threads([lambda i=i: work(i) for i in range(3)])  # type: ignore[misc]
     assert gone is None
