@@ -80,7 +80,7 @@ def surviving(file):
             time.sleep(0.05)
         mv.barrier()
         return "went on"
-    Path(file).touch()
+    Path(file).write_text(ray.get_runtime_context().get_node_id())
     time.sleep(200)
 
 
@@ -105,9 +105,9 @@ def raised(call, *arguments, **options):
 said = {}
 cluster = Cluster(
     initialize_head=True,
-    head_node_args={"num_cpus": 2, "include_dashboard": False, "object_store_memory": 80_000_000},
+    head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": 80_000_000},
 )
-second = cluster.add_node(num_cpus=2, object_store_memory=80_000_000)
+nodes = [cluster.add_node(num_cpus=2, object_store_memory=80_000_000) for _ in range(2)]
 ray.init(address=cluster.address, log_to_driver=False)
 try:
     said["sums"] = mv.ray.run(adding, workers=3, args=(10,), every=0.05)
@@ -128,9 +128,10 @@ try:
     file = folder / "there"
 
     def cut():
-        while not file.exists():
+        while not (file.exists() and file.read_text()):
             time.sleep(0.02)
-        cluster.remove_node(second, allow_graceful=False)
+        node = next(node for node in nodes if node.node_id == file.read_text())
+        cluster.remove_node(node, allow_graceful=False)
 
     threading.Thread(target=cut, daemon=True).start()
     results = mv.ray.run(surviving, 4, (str(file),), on_failure="continue", encrypted=False)
