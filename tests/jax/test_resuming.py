@@ -52,7 +52,9 @@ def train(folder: str, resumed: bool) -> Any:
         "key": jax.random.key(me + 5 * resumed),
         "step": 0,
     }
-    if resumed and mv.workers_num() > len(json.loads(Path(folder, "manifest.json").read_text())["common"]):
+    if resumed and mv.workers_num() > len(
+        json.loads(Path(folder, "manifest.json").read_text())["generations"][-1]["common"]
+    ):
         return join(manager, state, folder)
     if resumed:
         with pytest.raises(SnapshotError, match="own was saved as"):
