@@ -12,6 +12,15 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from chaos_hosts import episode
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """The jobs' deadline is for what they do, not for a cold cache."""
+    from multiverso.kernels.compiling import ensure
+
+    for module, dtype in (("waits", None), ("agreeing", None), ("agreeing", "int64"), ("dense", "int64")):
+        ensure("module", f"multiverso.kernels.{module}", dtype)
+
+
 @pytest.mark.parametrize(("kind", "seed"), [("host", 3), ("coordinator", 4)])
 def test_a_job_whose_host_is_killed_goes_on_from_its_checkpoint(kind: str, seed: int) -> None:
     found = episode(seed, kind, workers=2, steps=40)
