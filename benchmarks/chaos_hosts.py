@@ -40,6 +40,10 @@ def children(pid):
     found = [int(p) for p in open(f"/proc/{pid}/task/{pid}/children").read().split()]
     return found + [grandchild for child in found for grandchild in children(child)]
 
+def is_worker(pid):
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        return b"MULTIVERSO_WORKER_ID=" in file.read()
+
 def note(what):
     with open(os.path.join(os.path.dirname(place), "notes"), "a") as file:
         file.write(json.dumps([what, mv.worker_id(), time.time()]) + "\\n")
@@ -48,7 +52,7 @@ def kill():
     note("killed")
     here = os.getppid()
     if kind == "worker":
-        others = [p for p in children(here) if p != os.getpid()]
+        others = [p for p in children(here) if p != os.getpid() and is_worker(p)]
         os.kill((others or [os.getpid()])[0], signal.SIGKILL)
     elif kind == "host":
         for pid in [p for p in children(here) if p != os.getpid()] + [here, os.getpid()]:
