@@ -269,10 +269,10 @@ def test_warming_up_compiles_every_module_of_kernels() -> None:
     folder = Path(kernels.__file__).parent
     declaring = {path.stem for path in folder.glob("*.py") if "\n@kernel\n" in path.read_text()}
     assert {*warmup.OF_A_DTYPE, *warmup.OF_A_FLOAT, *warmup.OF_NONE} == declaring
-    of_floats = (*warmup.OF_A_DTYPE, *warmup.OF_A_FLOAT)
-    for dtype, names in (("float32", of_floats), (None, warmup.OF_NONE)):
-        for name in names:
-            assert kernels_of(importlib.import_module(f"multiverso.kernels.{name}"), dtype)
+    of_floats = {*warmup.OF_A_DTYPE, *warmup.OF_A_FLOAT}
+    for dtype, names in (("float32", of_floats), (None, {*warmup.OF_NONE})):
+        modules = {name: importlib.import_module(f"multiverso.kernels.{name}") for name in declaring}
+        assert names == {name for name, module in modules.items() if kernels_of(module, dtype)}
     loops = {name for kind, name, _ in warmup.everything(["float32"]) if kind == "loops"}
     assert {"multiverso.updaters.nesterov", "multiverso.rules.easgd", "multiverso.rules.averaging"} <= loops
 

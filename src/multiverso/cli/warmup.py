@@ -15,9 +15,12 @@ from multiverso.kernels.object_code import is_loop
 from multiverso.kernels.storing import cache_directory
 from multiverso.spec import DTYPES
 
-OF_A_DTYPE = ("dense", "rows", "rounds", "rules", "reduce", "agreeing")
+OF_A_DTYPE = ("dense", "rows", "rounds", "chained", "rules", "reduce", "agreeing")
 OF_A_FLOAT = ("row_cache",)
-OF_NONE = ("locking", "rows", "waits", "dense", "rounds", "keyed", "keyed_removal", "agreeing")
+OF_NONE = (
+    *("locking", "rows", "waits", "dense", "rounds", "chained", "keyed", "keyed_removal", "agreeing"),
+    *("looking", "row_cache"),
+)
 _RULES_DTYPES = ("float32", "float64")
 
 
