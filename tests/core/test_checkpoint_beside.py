@@ -255,6 +255,8 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, capfd: pytest.
             wait_for(lambda: checkpoint.save({"good": session.worker_id}))
             wait_for(lambda: (tmp_path / "manifest.json").exists())
             large = np.zeros(200_000 if session.worker_id == 1 else 1, np.uint8)
+            if session.worker_id == 1:  # for the other's part there is room
+                wait_for(lambda: (tmp_path / "generation-2" / "worker-0.json").exists())
             wait_for(lambda: checkpoint.save({"large": np.concatenate([large, large])}))
             return outcome(checkpoint.close)
 

@@ -154,16 +154,17 @@ def test_a_row_that_stays_held_is_a_timeout_and_others_are_not() -> None:
 
 
 def test_the_table_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = f"found-{os.getpid()}"
+    """Other tests' jobs beside it are asked, too, and some of their nodes are stopped: this takes its time."""
+    name, long = f"found-{os.getpid()}", 100.0
     with Node(1) as node, Session(node.address) as session, Node(1) as other:
         with pytest.raises(StartupError, match=name):
-            mv.attach_read_only(name)
+            mv.attach_read_only(name, timeout_seconds=long)
         mv.KeyedTable(2, session=session, name=name)
-        with mv.attach_read_only(name) as seen:
+        with mv.attach_read_only(name, timeout_seconds=long) as seen:
             assert seen.get(1).tolist() == [0, 0]
         with Session(other.address) as second:
             mv.KeyedTable(2, session=second, name=name)
             with pytest.raises(StartupError, match="2 jobs"):
-                mv.attach_read_only(name)
+                mv.attach_read_only(name, timeout_seconds=long)
             monkeypatch.setenv("MULTIVERSO_NODE", node.address)
             mv.attach_read_only(name).close()

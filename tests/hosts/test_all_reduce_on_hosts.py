@@ -265,6 +265,7 @@ def test_a_death_and_a_leaving_are_errors_that_name_the_worker(monkeypatch: pyte
         def work(session: Session, how: str = how, gone: Any = gone, told: Any = told) -> Any:
             reducer = Reducer(session, 2)
             reducer.all_reduce(np.ones(3))
+            told.wait(30)  # both have it
             if session.worker_id == 1:
                 if how == "dies":
                     killed(job, 1, 1)

@@ -211,7 +211,7 @@ def test_the_end_waits_for_another_hosts_batch_and_says_so() -> None:
             return [*rows, *loop]
         assert has_one.wait(30)
         wrong = outcome(lambda: list(deal(session, 5, 2)))
-        late = outcome(lambda: list(deal(session, 4, 2, timeout_seconds=0.6)))
+        late = outcome(lambda: list(deal(session, 4, 2, timeout_seconds=3.0)))
         waited.set()
         return wrong, late
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -164,7 +163,7 @@ def test_rules_and_minibatches_on_a_rehearsal_of_two_hosts(experiment: Any) -> N
     assert "success: 4 workers" in result.out
 
 
-def test_a_failed_worker_ends_all_hosts_and_is_named(experiment: Any) -> None:
+def test_a_failed_worker_ends_all_hosts_and_is_named(experiment: Any, port: int) -> None:
     """Over what stands in for ssh: it runs the command line here."""
     experiment.write(
         fails_worker="""
@@ -179,7 +178,7 @@ def test_a_failed_worker_ends_all_hosts_and_is_named(experiment: Any) -> None:
     here = experiment.folder / "here.sh"
     here.write_text('#!/bin/sh\nexec sh -c "$2"\n')
     here.chmod(0o755)
-    ssh = ["--ssh", str(here), "--insecure-fabric", "--port", str(free_port())]
+    ssh = ["--ssh", str(here), "--insecure-fabric", "--port", str(port)]
     result = experiment.launch("fails", "-D", "cpu", *ssh, PLATOON_HOSTS="127.0.0.1,localhost")
     assert result.code == 1, result
     assert "the controller on localhost" in result.err
@@ -212,12 +211,6 @@ def test_hosts_that_make_no_sense_are_refused(
     assert code == 2
     assert said in capsys.readouterr().err
     assert not (experiment.folder / "PLATOON_LOGS").exists()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_without_mpi_it_is_an_error(experiment: Any) -> None:

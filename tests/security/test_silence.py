@@ -77,10 +77,10 @@ def test_a_node_that_is_stopped_later_is_named_by_who_waits_for_it(capfd: pytest
             words = rf"node is stopped: process {node.process.pid} .*kill -CONT"
             try:
                 with pytest.raises(WaitTimeoutError, match=words):
-                    session.shared_memory("mine", 64, timeout_seconds=1.3)
+                    session.shared_memory("mine", 64, timeout_seconds=5)
             finally:
                 os.kill(node.process.pid, signal.SIGCONT)
-            assert re.search(rf"worker 0 has waited 1 s for .*{words}", capfd.readouterr().err)
+            assert re.search(rf"worker 0 has waited [1-5] s for .*{words}", capfd.readouterr().err)
             assert session.shared_memory("mine", 64).array.size == 64  # it goes on
 
 
