@@ -116,7 +116,9 @@ def launch(options: RunOptions) -> int:
                 break
             last_words()
             report.restarting(starts)
-    if result.reason != "signal":
+    if (
+        result.reason != "signal" and place.abroad is None
+    ):  # else its code is told, whoever ends this host meanwhile
         let_signals_end_us()
     last_words()
     return code
