@@ -458,6 +458,8 @@ def test_what_a_rule_is_called() -> None:
     assert [str(rule) for rule, _ in FORMULAS.values()] == [
         "asgd",
         "downpour",
+        "dcasgd(0.4)",
+        "dcasgd adaptive(20, 0.95, 0.05, 0.1, 1e-07)",
         "easgd(0.25)",
         "model averaging",
         "local sgd(0.7, 0.9)",
