@@ -88,6 +88,36 @@ def test_what_was_not_begun_is_not_done_later() -> None:
         assert _values(table) == [0.0] * 8
 
 
+def test_what_was_not_begun_does_not_stick_to_the_rows_that_it_had_found() -> None:
+    with rows_apart() as table:
+        keys, delta = KEYS.copy(), np.ones((8, 2048))
+        with stopped_owner(table, 0):
+            assert isinstance(outcome(lambda: table.add(delta, keys, timeout_seconds=0.05)), WaitTimeoutError)
+        keys += 8  # the caller's own array
+        table.add(delta, keys)
+        assert _values(table) == [0.0] * 8
+        assert table.get(keys)[:, 0].tolist() == [1.0] * 8
+
+
+def test_an_add_that_raised_once_it_was_done_is_not_taken_for_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    with Node(1) as node, Session(node.address) as session:
+        table = mv.KeyedTable(2, eviction=mv.Eviction(most_keys=100), session=session)
+        keys, delta = np.arange(200), np.ones((200, 2), "f4")
+        for number in range(2):
+            with monkeypatch.context() as patched:
+                patched.setattr(table._calls, "evict_excess", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    table.add(delta, keys)
+            delta += number  # first the same call, then another one from the same array
+            table.add(delta, keys)
+        assert table.stats()["adds"] == 3
+
+
 def test_what_cannot_be_done_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     with rows_apart() as table:
         with monkeypatch.context() as patched:

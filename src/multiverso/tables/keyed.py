@@ -272,10 +272,14 @@ class KeyedTable:
             data = self._clip(data, flat.size)
         if self._schedule is not None:
             self.learning_rate = self._schedule(self._memory.adds())
-        self._calls.add(self._update, flat, data, timeout_seconds)
-        if self._most_keys and self._calls.excess() > self._most_keys // 16:
-            self._calls.evict_excess(_SHORT_SECONDS)
-        self._calls.end()
+        try:
+            self._calls.add(self._update, flat, data, timeout_seconds)
+            if self._most_keys and self._calls.excess() > self._most_keys // 16:
+                self._calls.evict_excess(_SHORT_SECONDS)
+            self._calls.end()
+        except BaseException:
+            self._calls.keep()
+            raise
 
     def contains(self, keys: Any) -> npt.NDArray[np.bool_]:
         """Returns for each key whether it has a row; in the keys' shape."""

@@ -247,6 +247,11 @@ class KeyedCalls:
             with self._lock:
                 self._ready(deadline)
 
+    def keep(self) -> None:
+        """This thread's last call has raised, done or not: the caller may write to its arrays before it is repeated."""
+        if isinstance(self._mine.call, Adding):
+            self._mine.call.keep()
+
     def end(self) -> None:
         """This thread's last call has returned: the next one is not its repetition. The last step of a user's call."""
         self._mine.call = None
@@ -295,6 +300,7 @@ class KeyedCalls:
         except BaseException as error:
             if isinstance(error, OutOfMemoryError) or not call.has_begun(self._rows_done.value):
                 self._unfinished = None
+                call.forget()
                 self._release()
             else:
                 call.keep()

@@ -71,6 +71,10 @@ class Adding:
         """Takes copies: the caller may write to its arrays before the rest is done."""
         self.keys, self.delta = self.keys.copy(), self.delta.copy()
 
+    def forget(self) -> None:
+        """Begins anew if it is made again: the rows that it has found are pinned no more, and may be other keys'."""
+        self.rows[:] = NOT_YET
+
 
 @dataclass(eq=False, slots=True)
 class Removing:
@@ -94,6 +98,10 @@ class Removing:
     def keep(self) -> None:
         """Takes a copy."""
         self.keys = self.keys.copy()
+
+    def forget(self) -> None:
+        """Begins anew if it is made again."""
+        self.removed[:] = NOT_YET
 
 
 @dataclass(eq=False, slots=True)
