@@ -207,6 +207,10 @@ def test_rows_are_clipped_each_by_its_own_norm_and_before_that_summed() -> None:
         np.testing.assert_allclose(keyed.get([0, 1]), [[0.6, 0.8], [0.3, 0.4]])
         with pytest.raises(mv.errors.MultiversoError, match="clips"):
             matrix.exchange(np.zeros((4, 2)), np.zeros((4, 2)))
+        whole = mv.updaters.chain(mv.updaters.clip(2.5), mv.updaters.add())
+        counts = mv.KeyedTable(2, dtype="int32", updater=whole, session=session)
+        counts.add([[7, -7], [1, -2]], [0, 1])
+        assert counts.get([0, 1]).tolist() == [[2, -2], [1, -2]]
         with pytest.raises(mv.errors.MultiversoError, match="clips"):
             rule = mv.rules.Rule("mine", mv.rules.asgd().push, updater=updater, per_worker=("centre",))
             mv.rules.share(np.zeros(4), rule, session=session)

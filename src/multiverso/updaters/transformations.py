@@ -34,7 +34,7 @@ class Clip:
             rows: how many parts have a norm each.
         """
         if self.value is not None and np.abs(delta).max(initial=0) > self.value:
-            delta = np.clip(delta, -self.value, self.value)
+            delta = np.clip(delta, -self.value, self.value).astype(delta.dtype, copy=False)
         if self.norm is not None and delta.size:
             parts = delta.reshape(rows, -1)
             wide = parts.astype(np.float64, copy=False)
