@@ -88,11 +88,15 @@ def test_who_reads_is_told_that_the_job_is_over() -> None:
     node = Node(1)
     session = Session(node.address)
     table = mv.KeyedTable(2, session=session, name="users")
+    before = mv.ArrayTableHandler(5, session=session)
     array = mv.ArrayTableHandler(5, np.arange(5), session=session, name="weights")
     table.add([1, 2], 3)
     keyed, dense = (mv.attach_read_only(name, node.address) for name in ("users", "weights"))
     assert keyed.get(3).tolist() == [1, 2]
-    array.close()  # its memory is given to the next table
+    array.close()
+    before.close()
+    # both places are the next table's, whose values then stand where the header was
+    mv.ArrayTableHandler(20_000, np.full(20_000, 1e30), session=session)
     with pytest.raises(NodeLostError, match="weights"):
         dense.get()
     session.shutdown()

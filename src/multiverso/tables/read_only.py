@@ -172,6 +172,12 @@ class ReadOnlyTable(_ReadOnly):
             )
         super().__init__(view, name, self._spec.dtype, timeout_seconds)
         self.shape = self._spec.shape
+        # once: when the table is closed, something else may come to stand in the place of its header
+        header = at.TABLE.at(view.address)
+        self._words, self._values = (view.address + int(header[part]) for part in ("words", "buffer_0"))
+        self._stripe_bytes = int(header["stripe_size"]) * self._spec.itemsize
+        self._shift = int(header["shift"])
+        view.check()
 
     def get(self, row_ids: Any = None, out: Any = None) -> Any:
         """Returns the values, in the table's shape, or some rows of a matrix.
@@ -187,12 +193,10 @@ class ReadOnlyTable(_ReadOnly):
             NodeLostError: the job has ended.
             WaitTimeoutError: a worker was stopped while it held a part, for too long.
         """
-        base, spec = self._view.address, self._spec
-        header = at.TABLE.at(base)
-        words, values = base + int(header["words"]), base + int(header["buffer_0"])
+        spec, words, values = self._spec, self._words, self._values
         if row_ids is None:
             output = self._output(self.shape, out)
-            stripe, size = int(header["stripe_size"]) * spec.itemsize, spec.elements * spec.itemsize
+            stripe, size = self._stripe_bytes, spec.elements * spec.itemsize
             to, copy = output.flat.ctypes.data, kernels.look_at_all.compiled()
             self._view.run(
                 lambda done, until: copy(words, stripe, values, size, to, done, until), self._timeout_seconds
@@ -200,7 +204,7 @@ class ReadOnlyTable(_ReadOnly):
             return output.give()
         ids = self._checked(row_ids)
         output = self._output((ids.size, spec.columns), out)
-        shift, stride = int(header["shift"]), spec.columns * spec.itemsize
+        shift, stride = self._shift, spec.columns * spec.itemsize
         to, copy_rows = output.flat.ctypes.data, kernels.look_at_rows.compiled()
         self._view.run(
             lambda done, until: copy_rows(words, shift, values, stride, ids, to, done, until),
