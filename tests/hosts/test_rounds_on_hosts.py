@@ -17,7 +17,7 @@ from multiverso.hosts.wires import Wire
 from multiverso.runtime import Node, Session
 from multiverso.tables import ArrayTableHandler, MatrixTableHandler, loading
 from multiverso.tables.collection import load_all, save_all
-from multiverso.updaters import Updater
+from multiverso.updaters import Updater, chain, momentum, schedule
 
 SYNC: dict[str, Any] = {"sync": True}
 ROUNDS = 4
@@ -227,9 +227,13 @@ def test_what_one_worker_sets_between_two_barriers_is_everybodys() -> None:
     def work(session: Session) -> Any:
         table = ArrayTableHandler(300_000, session=session)
         moved = ArrayTableHandler(4, updater="momentum", session=session)
+        rate = schedule(lambda step: 1 / (step + 1))
+        slower = ArrayTableHandler(4, updater=chain(rate, momentum(1.0, 0.0)), session=session)
         for number in range(3):
             table.add(np.ones(table.size))
             table.get()
+            slower.add(np.ones(4))
+            slower.get()
             moved.add(np.ones(4))
             moved.get()
             session.barrier()
@@ -238,12 +242,13 @@ def test_what_one_worker_sets_between_two_barriers_is_everybodys() -> None:
                 moved.set(np.full(4, 7.0 + number))
             session.barrier()
         table.add(np.ones(table.size))
-        read = table.snapshot(), moved.snapshot().tolist(), table.get()
+        read = table.snapshot(), moved.snapshot().tolist(), table.get(), slower.snapshot()
         session.barrier()
         return read
 
     with rehearsal(1, 2) as job:
-        for set_, moved, added in job.run(work, sync=True):
+        for set_, moved, added, slower in job.run(work, sync=True):
+            np.testing.assert_allclose(slower, -3 * (1 + 1 / 2 + 1 / 3))  # on each host
             np.testing.assert_array_equal(set_, np.arange(300_000) + 2)
             np.testing.assert_array_equal(added, np.arange(300_000) + 5)
             assert moved == [9.0] * 4

@@ -59,6 +59,11 @@ class Control:
         store32(self.address + at.CONTINUE_WITHOUT_LOST, int(do))
 
     @property
+    def first_here(self) -> int:
+        """The first of this host's workers."""
+        return self.places.index(self.here) if self.places else 0
+
+    @property
     def continues(self) -> bool:
         """Whether waits go on without lost workers."""
         return load32(self.address + at.CONTINUE_WITHOUT_LOST) == 1

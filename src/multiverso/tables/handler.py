@@ -59,7 +59,7 @@ class TableHandler:
         self._size = spec.elements
         self._rate_index = updater.rate_index
         self._clip = updater.clip
-        self._schedule = updater.schedule if session.worker_id == 0 else None
+        self._schedule = updater.schedule if session.worker_id == session.control.first_here else None
         update = 0 if updater.name == "add" else compile_update(updater.apply, spec.dtype)
         name = self._name = f"table {spec.name!r}" if spec.name else f"the {spec}"
         self._queue = Queue(spec.name or spec.kind)
