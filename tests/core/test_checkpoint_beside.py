@@ -75,7 +75,7 @@ def test_an_asynchronous_run_is_resumed_by_other_workers(tmp_path: Path, workers
             for _ in range(10):
                 table.add([1] * 5)
                 checkpoint.step({"me": session.worker_id})
-            keyed.add([session.worker_id], [[1, 2]])
+            keyed.add([[1, 2]], [session.worker_id])
             session.barrier()
             checkpoint.save({"me": session.worker_id, "last": True})
         return session.barrier()
