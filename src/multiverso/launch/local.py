@@ -55,9 +55,6 @@ class RunOptions:
         host_grace: How many seconds without a word of a host until it counts as lost.
         max_restarts: How often to start the job again when it has failed.
         resume: Whether `multiverso.checkpoint` is to go on from what is saved, also at the first start.
-        host_grace: How many seconds without a word of a host until it counts as lost.
-        max_restarts: How often to start the job again when it has failed.
-        resume: Whether `multiverso.checkpoint` is to go on from what is saved, also at the first start.
         exchange: What `init` is to take for its `wire`, `every` and `between` where the program gives none.
     """
 

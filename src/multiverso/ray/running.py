@@ -27,8 +27,8 @@ from multiverso.launch.outcomes import Failed, conclude, read_answer, write_call
 from multiverso.ray.nodes import START_SECONDS, Nodes, asked, hosts_of
 from multiverso.ray.progress import Progress
 from multiverso.ray.workers import Worker
+from multiverso.runtime.restarts import RESTARTS_VARIABLE
 
-RESTARTS_VARIABLE = "MULTIVERSO_RESTARTS"
 _LOOK_SECONDS = 0.5
 _MOST_WORDS = 600  # characters of what Ray says
 # From the first failure on: Ray tells of a killed process after one to four seconds, of a silent host after a minute.
@@ -96,8 +96,8 @@ def run(
         between: what is made of it, as in `init`.
         encrypted: whether hosts encrypt what they send each other.
         max_restarts: how often all workers are started again, where Ray then has room, when a worker or a host has died
-            (not when the function raises). What the function loads then is its business; it finds in
-            ``MULTIVERSO_RESTARTS`` how often that was.
+            (not when the function raises). `multiverso.checkpoint` goes on then from what it has saved, where all hosts
+            see that; `multiverso.restarts` says how often that was.
         progress: whether to write a line of progress now and then to standard error; by default on a terminal.
 
     Returns:
