@@ -194,7 +194,9 @@ def doctor(
             metavar="A,B", help="Can these hosts run a job together? Versions, ports, clocks, encryption."
         ),
     ] = None,
-    ssh: Annotated[str, typer.Option(metavar="COMMAND", help="What reaches a host.")] = "ssh",
+    ssh: Annotated[str, typer.Option(metavar="COMMAND", help="What reaches a host.")] = (
+        "ssh -o BatchMode=yes"  # as `run` does: a question that somebody answers here nobody answers there
+    ),
     port: Annotated[int, typer.Option(help="Where the first host would listen for the others.")] = 29600,
     probe: Annotated[bool, typer.Option("--probe", hidden=True)] = False,
 ) -> None:
