@@ -186,7 +186,8 @@ def test_the_command_line_page_has_every_command_and_option() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     assert set(sections) == set(commands)
     for name, command in commands.items():
-        options = {max(o.opts, key=len) for o in command.params if o.param_type_name == "option"} - {"--help"}
+        shown = [o for o in command.params if o.param_type_name == "option" and not o.hidden]
+        options = {max(o.opts, key=len) for o in shown} - {"--help"}
         assert [option for option in options if f"`{option}`" not in sections[name]] == [], name
 
 
