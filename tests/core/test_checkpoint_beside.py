@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,12 @@ import pytest
 from core_support import bits, outcome, together, wait_for
 
 import multiverso as mv
+from multiverso import layout as at
+from multiverso.checkpoints import Parts, beside, generations
 from multiverso.checkpoints.manifests import read_generations
-from multiverso.checkpoints.stores import open_store
+from multiverso.checkpoints.stores import Remote, open_store
 from multiverso.errors import ClosedError, SnapshotError
+from multiverso.kernels import waits
 from multiverso.params import SharedParams
 from multiverso.runtime import Node, Session
 
@@ -118,6 +122,20 @@ def test_other_file_systems_are_reached_through_fsspec(alone: Session) -> None:
         mv.checkpoint("nonsense://there", session=alone)
 
 
+def test_a_password_in_a_url_is_not_shown() -> None:
+    assert str(open_store("memory://me:p@ss:w@host:22/run@7")) == "memory://me:...@host:22/run@7"
+    assert str(open_store("memory://bucket/run:a@7")) == "memory://bucket/run:a@7"
+
+
+def test_a_directory_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    store = open_store("run")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    store.make()
+    assert (str(store), os.listdir(tmp_path / "run")) == ("run", [])
+
+
 def damage(place: Path, number: int) -> None:
     path = place / f"generation-{number}" / "order-1.safetensors"
     content = bytearray(path.read_bytes())
@@ -179,7 +197,10 @@ def test_a_run_is_not_gone_on_from_unless_that_is_wanted(
     assert mv.restarts() == 0
 
 
-def test_what_makes_no_sense_is_refused(alone: Session, tmp_path: Path) -> None:
+def test_what_makes_no_sense_is_refused(
+    alone: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beside, "_LOCK_SECONDS", 0.05)
     with pytest.raises(TypeError, match=r"number of steps \(int\) or a datetime.timedelta"):
         mv.checkpoint(tmp_path, every=60.0, session=alone)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="keep=0"):
@@ -242,6 +263,153 @@ def test_shutdown_waits_for_what_was_handed_over(tmp_path: Path) -> None:
 
     together(save, 2)
     assert len(read_generations(open_store(tmp_path))[0].common) == 2
+
+
+def test_what_is_being_written_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the slow one's worker waits for the leader, which gives up on those who have handed nothing over."""
+    gave_up, write = threading.Event(), beside.write_part
+
+    def slowly(store: Any, generation: Any, me: int, *part: Any) -> Any:
+        assert me == 0 or gave_up.wait(20)
+        return write(store, generation, me, *part)
+
+    monkeypatch.setattr(beside, "write_part", slowly)
+    monkeypatch.setattr(beside, "_STUCK_SECONDS", 0.05)
+
+    def save(session: Session) -> None:
+        mv.ArrayTableHandler(3, session=session)
+        checkpoint = mv.checkpoint(tmp_path, session=session)
+        wait_for(lambda: checkpoint.save({"me": session.worker_id}))
+        if session.worker_id == 0:
+            told = threading.Thread(target=lambda: gave_up.set() if checkpoint._giving_up.wait(20) else None)
+            told.start()
+            checkpoint.close()
+            told.join()
+        session.barrier()
+
+    together(save, 2)
+    assert [g.workers for g in read_generations(open_store(tmp_path))] == [[0, 1]]
+
+
+def test_nobody_is_given_up_for_a_moment_or_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(session: Session) -> Any:
+        mv.ArrayTableHandler(3, session=session)
+        with mv.checkpoint(tmp_path, session=session) as checkpoint:
+            said = []
+            for kind, seconds in ((at.FOR_BARRIER, 1000.0), (at.FOR_LOCK, 0.0), (at.FOR_BARRIER, 0.0)):
+                session.barrier()
+                monkeypatch.setattr(beside, "_STUCK_SECONDS", seconds)
+                if session.worker_id == 1:
+                    waits.begin_wait.compiled()(session.control.address, 1, kind, 0, 0)
+                    ready.set()
+                    assert looked.wait(20)
+                    looked.clear()
+                    waits.finish_wait.compiled()(session.control.address, 1)
+                else:
+                    assert ready.wait(20)
+                    ready.clear()
+                    said.append(checkpoint._all_wait())
+                    looked.set()
+            monkeypatch.setattr(beside, "_STUCK_SECONDS", 1.0)
+            return said
+
+    ready, looked = threading.Event(), threading.Event()
+    assert together(work, 2)[0] == [False, False, True]
+
+
+class Frozen:
+    """A manager of a model that has frozen parameters, and nothing else."""
+
+    def __init__(self) -> None:
+        self.got: Any = None
+
+    def collect_parts(self) -> Parts:
+        return Parts({}, {"frozen": np.arange(9.0)})
+
+    def check_parts(self, parts: Parts) -> None:
+        pass
+
+    def apply_parts(self, parts: Parts) -> None:
+        self.got = parts.common["frozen"].tolist()
+
+    def saved_tables(self) -> dict[str, Any]:
+        return {}
+
+
+def test_what_is_damaged_is_not_linked_to_as_if_it_were_whole(alone: Session, tmp_path: Path) -> None:
+    manager = Frozen()
+    with mv.checkpoint(tmp_path, manager, session=alone) as checkpoint:
+        checkpoint.save()
+        wait_for(lambda: not checkpoint.is_writing)
+        (common,) = (tmp_path / "generation-1").glob("common-*")
+        content = bytearray(common.read_bytes())
+        content[-1] ^= 1
+        common.write_bytes(content)
+        checkpoint.save()
+    assert len(list(tmp_path.glob("generation-*/common-*"))) == 2
+    with (
+        mv.checkpoint(tmp_path, manager, resume=True, session=alone) as checkpoint,
+        pytest.raises(SnapshotError, match=r"generation-2/common-.* is damaged"),
+    ):
+        checkpoint.restore()
+    assert manager.got is None
+
+
+def test_a_store_that_fails_in_the_middle_of_the_manifest_loses_nothing(
+    alone: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replace(store: Remote, name: str, content: bytes) -> None:
+        store.write(f"{name}.new", content)
+        store.write(name, content[:30])
+        raise OSError("connection reset")
+
+    table = mv.ArrayTableHandler(4, session=alone)
+    with mv.checkpoint("memory://runs/b", keep=1, session=alone) as checkpoint:
+        checkpoint.save({"value": 1})
+        wait_for(lambda: not checkpoint.is_writing)
+        with monkeypatch.context() as patch:
+            patch.setattr(Remote, "replace", replace)
+            table.set([2] * 4)
+            checkpoint.save({"value": 2})
+            wait_for(lambda: not checkpoint.is_writing)
+        with pytest.raises(SnapshotError, match="connection reset"):
+            checkpoint.step()
+    table.set([9] * 4)
+    with mv.checkpoint("memory://runs/b", resume=True, session=alone) as checkpoint:
+        assert checkpoint.restore() == {"value": 2}
+    assert table.get().tolist() == [2] * 4
+
+
+def test_folders_of_others_are_not_taken_for_what_a_crash_has_left(alone: Session, tmp_path: Path) -> None:
+    shared = SharedParams([np.zeros(3)], session=alone)
+    theirs = tmp_path / "generation-7" / "genomes.npy"
+    theirs.parent.mkdir()
+    theirs.write_text("a week of evolution")
+    for save in (lambda: mv.checkpoint(tmp_path, shared, session=alone), lambda: shared.save(tmp_path)):
+        with pytest.raises(SnapshotError, match=r"generation-7 holds 'genomes\.npy'"):
+            save()
+        assert theirs.read_text() == "a week of evolution"
+    theirs.rename(theirs.with_name("worker-0.json"))  # half of a first save
+    shared.save(tmp_path)
+    assert not theirs.parent.exists()
+
+
+def test_ctrl_c_behind_the_manifest_does_not_take_the_save_away(
+    alone: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = SharedParams([np.zeros(3)], session=alone)
+    shared.save(tmp_path, {"step": 1})
+    write = generations.write_generations
+
+    def interrupted(*arguments: Any) -> None:
+        write(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(generations, "write_generations", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            shared.save(tmp_path, {"step": 2})
+    assert shared.load(tmp_path) == {"step": 2}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a small disk")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import sys
 import threading
 import time
 import urllib.parse
@@ -35,14 +34,17 @@ from multiverso.checkpoints.generations import (
     Parts,
     Table,
     check_tables,
+    discard,
     keep_whole,
     load,
     numbers_in,
+    refuse_strangers,
     remove_others,
     write_part,
     write_tables,
 )
 from multiverso.checkpoints.manifests import Generation, Receipts, inherit, read_generations
+from multiverso.checkpoints.roles import say
 from multiverso.checkpoints.stores import PathLike, open_store
 from multiverso.errors import ClosedError, SnapshotError, WaitTimeoutError
 from multiverso.runtime import Session
@@ -153,6 +155,7 @@ class Checkpoint:
                     "run --resume`, MULTIVERSO_RESUME=1, or checkpoint(..., resume=True); to begin a new one, give "
                     "another directory, or remove this one"
                 )
+            refuse_strangers(self._store, there)
             remove_others(self._store, there)
             return f"{max([0, *numbers_in(self._store)])} {len(there)}"
 
@@ -369,7 +372,7 @@ class Checkpoint:
             if worker == self._session.worker_id:
                 continue
             wait = self._session.control.worker(worker).wait
-            if wait is None or self._board.of(worker) == (self._last, WRITING):
+            if wait is None or wait.is_for_lock or self._board.of(worker) == (self._last, WRITING):
                 return []
             found.append((worker, wait.sequence))
         return found
@@ -395,7 +398,7 @@ class Checkpoint:
                 self._failure = error
                 self._board.say(task.number, FAILED)
                 if task.tables is not None:
-                    self._store.remove(f"generation-{task.number}")
+                    discard(self._store, task.number)
             finally:
                 self._idle.set()
 
@@ -414,7 +417,7 @@ class Checkpoint:
         if task.tables is not None:
             why, done = self._await_others(task.number)
             if why:
-                _log(f"{store}: {generation.folder} is not kept: {why}; the checkpoint before it stays")
+                say(f"{store}: {generation.folder} is not kept: {why}; the checkpoint before it stays")
                 store.remove(generation.folder)
             else:
                 self._keep_whole(generation, done)
@@ -426,14 +429,19 @@ class Checkpoint:
             session.tell_node({"do": "gather", "number": number})
             deadline = session.deadline()
             while session.control.gathered < number:
-                if self._giving_up.wait(_LOOK_SECONDS) or session.node_lost or deadline.passed:
+                time.sleep(_LOOK_SECONDS)  # the nodes do it, whatever their workers wait for
+                if self._closed or session.node_lost or deadline.passed:
                     raise SnapshotError("the other hosts have not brought what they had not sent yet")
 
     def _await_others(self, number: int) -> tuple[str, list[int]]:
-        """Waits until all who take part have written; returns why nothing comes of it, or nothing, and who has."""
+        """Waits until all who take part have written; returns why nothing comes of it, or nothing, and who has.
+
+        Giving up is about those who have handed nothing over: what is being written is waited for.
+        """
         control, writers = self._session.control, set(self._board.writers())
         while True:
             waited_for: list[int] = []
+            idle: list[int] = []
             done: list[int] = []
             for worker in writers:
                 said, phase = self._board.of(worker)
@@ -446,12 +454,15 @@ class Checkpoint:
                     return f"worker {worker} was lost", done
                 if worker in control.live() and not self._board.has_closed(worker):
                     waited_for.append(worker)
+                    if said < number:
+                        idle.append(worker)
             if not waited_for:
                 return "", done
             if self._session.node_lost:
                 return "the job's node is gone", done
-            if self._giving_up.wait(_LOOK_SECONDS):
-                return f"worker {waited_for[0]} has handed nothing over", done
+            if self._giving_up.is_set() and idle:
+                return f"worker {idle[0]} has handed nothing over", done
+            time.sleep(_LOOK_SECONDS)
 
     def _keep_whole(self, generation: Generation, done: list[int]) -> None:
         store = self._store
@@ -484,10 +495,6 @@ def _copied(tables: Mapping[str, Any]) -> dict[str, Table]:
 
 def _quoted(name: str) -> str:
     return urllib.parse.quote(name, safe=" ,()[]=+@").replace("/", "%2F")
-
-
-def _log(line: str) -> None:
-    print(f"multiverso: {line}", file=sys.stderr, flush=True)
 
 
 def checkpoint(

@@ -36,6 +36,7 @@ from multiverso.runtime import Session
 from multiverso.runtime.agreement import Together
 
 _GENERATION = re.compile(r"generation-(\d+)")
+_OURS = re.compile(r"(worker|common|table|manager|name|order|keyed)-.+|\..+")  # what lies in one
 
 
 class Table(Protocol):
@@ -106,6 +107,7 @@ def save(
             stack.enter_context(store.alone())
             before.extend(read_generations(store, missing_ok=True))
             check_tables(store, before, tables, "save to another directory, or remove it")
+            refuse_strangers(store, before)
             remove_others(store, before)
             number = (before[-1].number if before else 0) + 1
             store.make(f"generation-{number}")
@@ -142,7 +144,7 @@ def save(
             task.step(finish)
         except BaseException:
             if task.leads and not written:
-                store.remove(generation.folder)
+                discard(store, generation.number)
             raise
 
 
@@ -209,9 +211,14 @@ def keep_whole(store: Store, generation: Generation, older: list[Generation]) ->
                 f"{store}/{generation.folder}: worker {worker} has not said what it has written"
             )
         hashes |= said.hashes
-    for linked in set(generation.common.values()) - {""} - hashes.keys():
-        with store.file(f"{generation.folder}/{linked}") as path:
-            hashes[linked] = sha256_of(path)
+    linked = set(generation.common.values()) - {""} - hashes.keys()
+    last = [g for g in read_generations(store, missing_ok=True) if g.number == generation.number - 1]
+    for name in sorted(linked):
+        known = last[0].hashes.get(name) if last else None  # and not what a disk has made of the file since
+        if known is None:
+            with store.file(f"{generation.folder}/{name}") as path:
+                known = sha256_of(path)
+        hashes[name] = known
     whole = Generation(generation.number, generation.tables, generation.common, hashes)
     store.sync(generation.folder)
     write_generations(store, [*older, whole])
@@ -363,6 +370,26 @@ def is_newcomer(session: Session, directory: PathLike) -> bool:
 def numbers_in(store: Store) -> list[int]:
     """Returns the numbers of all generations that a store has a folder of, whole or not."""
     return sorted(int(found[1]) for name in store.names() if (found := _GENERATION.fullmatch(name)))
+
+
+def refuse_strangers(store: Store, whole: list[Generation]) -> None:
+    """Raises SnapshotError before a folder of somebody else's is taken for what a crash in the first save has left."""
+    for number in () if whole else numbers_in(store):
+        strange = [name for name in store.names(f"generation-{number}") if not _OURS.fullmatch(name)]
+        if strange:
+            raise SnapshotError(
+                f"{store}/generation-{number} holds {strange[0]!r}, which nobody has saved here: give a directory that "
+                "is for this run alone; nothing was changed"
+            )
+
+
+def discard(store: Store, number: int) -> None:
+    """Removes a generation that has failed, unless it counts: what failed may have come after that."""
+    with contextlib.suppress(
+        Exception
+    ):  # whatever a file system of others raises; the next start looks again
+        if number not in {generation.number for generation in read_generations(store, missing_ok=True)}:
+            store.remove(f"generation-{number}")
 
 
 def remove_others(store: Store, kept: list[Generation], above: int = 1 << 62) -> None:

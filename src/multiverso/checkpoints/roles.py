@@ -48,7 +48,8 @@ def tell(store: Store, generation: Generation, session: Session, live: list[int]
 
 def say(line: str) -> None:
     """Says something on standard error."""
-    print(f"multiverso: {line}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"multiverso: {line}\n")  # in one piece, also where several threads say something
+    sys.stderr.flush()
 
 
 def count(workers: list[int]) -> str:

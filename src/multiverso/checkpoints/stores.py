@@ -21,6 +21,7 @@ from multiverso.files import Buffer, locked, write_whole
 
 PathLike = str | os.PathLike[str]
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_PASSWORD = re.compile(r"(?<=://)([^/:@]*):[^/]*@")
 
 
 class Store(Protocol):
@@ -86,10 +87,11 @@ class Directory:
     """A directory of a file system that all workers see."""
 
     def __init__(self, place: Path) -> None:
-        self._place = place
+        self._name = str(place)
+        self._place = place.absolute()  # the program may go elsewhere meanwhile
 
     def __str__(self) -> str:
-        return str(self._place)
+        return self._name
 
     def write(self, name: str, content: Buffer) -> str:
         write_whole(self._place / name, content)
@@ -167,8 +169,8 @@ class Remote:
             from fsspec.core import url_to_fs
         except ImportError as error:
             raise ImportError(
-                f'{url} is reached through fsspec: pip install "multiverso[fsspec]", and the package for its kind '
-                "of URL (s3fs, gcsfs, adlfs, pyarrow for hdfs); a directory needs neither"
+                f'{_shown(url)} is reached through fsspec: pip install "multiverso[fsspec]", and the package for its '
+                "kind of URL (s3fs, gcsfs, adlfs, pyarrow for hdfs); a directory needs neither"
             ) from error
         self._url = url.rstrip("/")
         self._system: Any
@@ -176,7 +178,7 @@ class Remote:
         self._root = self._root.rstrip("/")
 
     def __str__(self) -> str:
-        return self._url
+        return _shown(self._url)
 
     def _at(self, name: str) -> str:
         return f"{self._root}/{name}" if name else str(self._root)
@@ -239,3 +241,8 @@ class Remote:
 
     def path(self, folder: str) -> Path | None:
         return None
+
+
+def _shown(url: str) -> str:
+    """Returns a URL as errors and lines on standard error may have it: without its password."""
+    return _PASSWORD.sub(r"\1:...@", url)
