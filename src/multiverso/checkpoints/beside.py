@@ -409,7 +409,7 @@ class Checkpoint:
         hashes = write_part(store, generation, me, task.packed, generation.common)
         if task.tables is not None:
             if not self._in_rounds:
-                self._gather(task.number)
+                self._gather()
             hashes |= write_tables(store, generation, _copied(task.tables))
         receipts = Receipts(store, generation.folder)
         receipts.write(me, hashes, task.packed.common_name)
@@ -422,11 +422,11 @@ class Checkpoint:
             else:
                 self._keep_whole(generation, done)
 
-    def _gather(self, number: int) -> None:
+    def _gather(self) -> None:
         """On several hosts: waits until this host's copies have what the others had when it was called."""
         session = self._session
         if session.hosts:
-            session.tell_node({"do": "gather", "number": number})
+            number = session.gather()
             deadline = session.deadline()
             while session.control.gathered < number:
                 time.sleep(_LOOK_SECONDS)  # the nodes do it, whatever their workers wait for

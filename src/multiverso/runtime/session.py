@@ -108,6 +108,7 @@ class Session:
         # held while a table's object is made: threads that open one table at once share its calls, and its hand
         self.making = threading.RLock()
         self._barrier = Barrier()
+        self._gatherings = 0  # what `gather` has asked for, by this worker
         self._link = Link()
         self._holdings = Holdings(self, self._link)
         self._liveness = Liveness(ends_with_node)
@@ -297,6 +298,17 @@ class Session:
         """Tells this host's node something that has no answer."""
         with self._lock:
             self._link.tell(message)
+
+    def gather(self) -> int:
+        """Asks for what other hosts have added and not sent yet. Does not wait.
+
+        Returns:
+            a number: all of it is in this host's tables once ``control.gathered`` is as high.
+        """
+        with self._lock:
+            self._gatherings = max(self._gatherings, self.control.gathered) + 1
+            self._link.tell({"do": "gather", "number": self._gatherings})
+            return self._gatherings
 
     def flush(self, timeout_seconds: float | None = None) -> None:
         """Waits until this worker's pending asynchronous operations on all tables are done.
