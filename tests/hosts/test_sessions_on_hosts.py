@@ -6,6 +6,7 @@ import io
 import re
 import threading
 import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, StartupError, TableMismatchError, WorkerLostError
 from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.exchange import Exchange
+from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.transport import CONTROL, Hello, connect
 from multiverso.hosts.wires import Wire
 from multiverso.runtime import Session
@@ -408,6 +410,55 @@ def test_the_others_go_on_without_a_lost_host_where_they_are_to() -> None:
 
         results = in_threads([lambda i=i: work(i) for i in range(3)])  # type: ignore[misc]
     assert results == [([0, 2], {23.0}, {2.0}), None, ([0, 2], {23.0}, {2.0})]
+
+
+def test_who_waits_for_a_host_that_is_lost_just_now_goes_on_once_there_are_new_homes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    size = 300_000  # some chunks at each home
+    fabrics: dict[int, Fabric] = {}
+    waits, failed = threading.Event(), threading.Event()
+
+    class Watched(Fabric):
+        def listen(self) -> tuple[str, int]:
+            fabrics[self.host] = self
+            return super().listen()
+
+        def settle(self, deadline: Deadline, tables: Iterable[int] | None = None) -> None:
+            waits.set()
+            try:
+                super().settle(deadline, tables)
+            except MultiversoError:
+                failed.set()
+                raise
+
+        def regroup(self, live: Sequence[int]) -> None:
+            self.lost(1)  # as it begins itself: who waits finds out before there are new homes
+            assert failed.wait(30)
+            super().regroup(live)
+
+    monkeypatch.setattr("rehearsing.Fabric", Watched)
+    with rehearsal(1, 1, on_lost="continue") as job:
+        made = threading.Barrier(2)
+
+        def work(worker_id: int) -> Any:
+            with job.session(worker_id) as session:
+                table = ArrayTableHandler(size, session=session)
+                session.barrier()
+                made.wait(30)
+                if worker_id == 1:
+                    fabrics[1].close()
+                    waits.clear()
+                    made.wait(30)
+                    assert waits.wait(30)
+                    job.nodes[1].close()
+                    return None
+                made.wait(30)
+                table.add(np.ones(size))
+                session.barrier()
+                return session.live_workers(), set(table.get().tolist())
+
+        assert in_threads([lambda i=i: work(i) for i in range(2)])[0] == ([0], {1.0})  # type: ignore[misc]
 
 
 def test_what_works_on_one_host_only_is_refused_in_a_sentence() -> None:

@@ -152,6 +152,7 @@ class Abroad:
         self._overwritten = 0  # the last barrier at which what was written elsewhere was asked for
         self._clocks: Clocks | None = None  # once there is one with a bound
         self._regroups = 0  # how often the hosts that are left have given out new homes
+        self._regrouping = False  # and whether they are about to
         address = carrier.listen()
         if roster.addresses:  # it listens at all of its addresses; this is the one that others know
             address = (roster.addresses[roster.host], address[1])
@@ -359,7 +360,7 @@ class Abroad:
     def _goes_on(self, regroups: int) -> bool:
         """Whether the hosts that are left have new homes since, or get them soon."""
         end = Deadline.after(_JOIN_SECONDS)
-        while self.control.continues and self._regroups == regroups and not end.passed:
+        while self.control.continues and self._regroups == regroups and (self._regrouping or not end.passed):
             if self._closing.wait(0.01):
                 return False
         return self._regroups != regroups
@@ -379,7 +380,7 @@ class Abroad:
                     task()
                     break
                 except Exception as error:
-                    if self._closing.is_set() or self._regroups != regroups:
+                    if self._closing.is_set() or self._goes_on(regroups):
                         continue  # a host was lost meanwhile: once more, without it
                     self._post({"do": "broken", "why": f"{type(error).__name__}: {error}"})
                     break
@@ -402,8 +403,10 @@ class Abroad:
             if any(self.control.worker(i).is_live for i in self.roster.workers_of(host)):
                 _log(f"{self.roster.names[host]} is lost: {order['why']}")
             if self.control.continues:
+                self._regrouping = True  # who waits for the lost host gets an error before this is over
                 self._carrier.regroup([h for h in range(self.roster.hosts) if h not in self._lost])
                 self._regroups += 1
+                self._regrouping = False
             else:
                 self._carrier.lost(host)
         elif do == "take":
