@@ -294,6 +294,8 @@ class Abroad:
                         self.control.address, self._carrier.follow_rounds, self._broken
                     )
                 return
+            if shard.mode == at.BOUNDED and self._clocks is None:
+                self._clocks = self._new_clocks()  # others tell theirs as soon as this host is attached
             how = self.exchange.of_table(shard.spec.wire, shard.spec.every)
             rule = how.rule_of(np.dtype(shard.spec.dtype))
             self._carrier.attach(
@@ -301,8 +303,8 @@ class Abroad:
             )
             self._attached.add(number)
             self._joined.add(number)
-            if shard.mode == at.BOUNDED:
-                self._follow_clocks(number)
+            if shard.mode == at.BOUNDED and self._clocks is not None:
+                self._clocks.follow(number)
 
         self._do(join, then)
 
@@ -331,18 +333,16 @@ class Abroad:
 
         self._do(part, then)
 
-    def _follow_clocks(self, number: int) -> None:
-        if self._clocks is None:
-            self._clocks = Clocks(
-                self.control.address,
-                self.roster.local,
-                self._shards,
-                lambda tables: self._again(lambda: self._carrier.settle(_deadline(), tables)),
-                lambda tables: self._again(lambda: self._carrier.take(_deadline(), tables)),
-                lambda lines: self._centre.report({"do": "clocks", "tables": lines}),
-                self._broken,
-            )
-        self._clocks.follow(number)
+    def _new_clocks(self) -> Clocks:
+        return Clocks(
+            self.control.address,
+            self.roster.local,
+            self._shards,
+            lambda tables: self._again(lambda: self._carrier.settle(_deadline(), tables)),
+            lambda tables: self._again(lambda: self._carrier.take(_deadline(), tables)),
+            lambda lines: self._centre.report({"do": "clocks", "tables": lines}),
+            self._broken,
+        )
 
     def _broken(self, error: Exception) -> None:
         self._post({"do": "broken", "why": f"{type(error).__name__}: {error}"})
