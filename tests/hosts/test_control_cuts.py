@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 import threading
 import time
 from typing import Any
@@ -13,6 +14,10 @@ from rehearsing import rehearsal
 
 import multiverso as mv
 from multiverso.errors import NodeLostError, WorkerLostError
+from multiverso.hosts.channel import Plain
+from multiverso.hosts.conversation import Patience
+from multiverso.hosts.talking import Talk
+from multiverso.hosts.transport import Messages
 from multiverso.runtime import Session
 
 
@@ -118,3 +123,16 @@ def test_another_node_in_the_place_of_a_live_one_is_refused() -> None:
         finally:
             other.close()
         assert job.run(lambda session: session.barrier()) == [None, None]
+
+
+def test_a_connection_that_is_made_while_its_conversation_ends_is_closed_at_once() -> None:
+    here, there = socket.socketpair()
+    talk = Talk(Patience(), print, "test-talk")
+    talk.close("its node has ended")
+    with there:
+        there.settimeout(30)
+        serving = threading.Thread(target=talk.serve, args=(Messages(Plain(here)),), daemon=True)
+        serving.start()
+        assert there.recv(1) == b""
+        serving.join(30)
+        assert not serving.is_alive()

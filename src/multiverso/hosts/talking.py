@@ -29,6 +29,7 @@ class Talk:
         self._deliver = deliver
         self._lock, self._delivering = threading.Lock(), threading.Lock()
         self._channel: Messages | None = None
+        self._closed = False
         self._queue: queue.SimpleQueue[tuple[Messages, bytes] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._send, name=name, daemon=True)
         self._thread.start()
@@ -45,8 +46,13 @@ class Talk:
             KeyError, TypeError, ValueError: what came is nothing that the other host may say.
         """
         with self._lock:
-            before, self._channel = self._channel, channel
-            self._put(self._conversation.connected(time.monotonic()))
+            closed = self._closed
+            if not closed:
+                before, self._channel = self._channel, channel
+                self._put(self._conversation.connected(time.monotonic()))
+        if closed:  # it was made while this ended, and nobody would close it
+            channel.close()
+            return
         if before is not None:
             before.close()
         try:
@@ -110,6 +116,7 @@ class Talk:
         """Sends what is in the line and that this is the end, and ends the connection."""
         with self._lock:
             self._put([self._conversation.end(why)])
+            self._closed = True
         self._queue.put(None)
         self._thread.join(_FLUSH_SECONDS)
         with self._lock:
