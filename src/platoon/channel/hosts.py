@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from multiverso.errors import MultiversoError
+from multiverso.hosts.addresses import ADDRESS_VARIABLE, address_towards, own_addresses, reachable
 from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.roster import ROSTER_VARIABLE, Roster
 from platoon.util import PlatoonError, counted
@@ -79,7 +80,7 @@ class Hosts:
                 error,
             ) from error
         self._mpi = comm = MPI.COMM_WORLD
-        cards = comm.allgather((local_size, socket.gethostname()))
+        cards = comm.allgather((local_size, socket.gethostname(), own_addresses()))
         sizes, names = [card[0] for card in cards], [card[1] for card in cards]
         if 0 in sizes:
             raise PlatoonError(f"every controller needs devices; they have {sizes}")
@@ -89,12 +90,13 @@ class Hosts:
         if comm.rank == 0:
             listening = socket.create_server((bind, 0))
             encrypted = not (one_machine or os.environ.get(_INSECURE_VARIABLE))
-            address = _LOOPBACK if one_machine else socket.gethostbyname(names[0])
+            address = _LOOPBACK if one_machine else _address_of_first([card[2] for card in cards])
             first = (address, listening.getsockname()[1], new_credentials(encrypted).to_text())
         address, port, credentials = comm.bcast(first)
         if len(set(names)) < len(names):
             names = [f"{name}-{host}" for host, name in enumerate(names)]
-        mine = _LOOPBACK if one_machine else _address_towards(address)
+        mine = _LOOPBACK if one_machine else os.environ.get(ADDRESS_VARIABLE)
+        mine = mine or (address if comm.rank == 0 else address_towards(address))
         roster = Roster(
             comm.rank,
             tuple(names),
@@ -150,8 +152,7 @@ class Hosts:
             self._mpi.Abort(1)
 
 
-def _address_towards(address: str) -> str:
-    """Returns this host's address on the way to another one."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
-        way.connect((address, 9))
-        return str(way.getsockname()[0])
+def _address_of_first(addresses: list[list[str]]) -> str:
+    """Returns where the first host, this one, is reached; its name often stands for 127.0.1.1 in its own /etc/hosts."""
+    chosen = os.environ.get(ADDRESS_VARIABLE) or reachable(addresses[0], addresses[1:])
+    return chosen or socket.gethostbyname(socket.gethostname())
