@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from simulated import rounds
 from simulated.world import Memory, run
+
+from multiverso.hosts.rounds import Rounds
 
 SCHEDULES = 100
 ROUNDS = 40
@@ -37,3 +40,27 @@ def test_a_seed_makes_the_same_schedule_again() -> None:
     for kept in lines:
         run(7, Memory(), kept.append)
     assert lines[0] == lines[1]
+
+
+def test_a_table_that_ends_while_it_is_looked_at_is_touched_no_more() -> None:
+    class Ending(rounds.Staged):
+        ended = False
+
+        def members(self, number: int) -> int | None:
+            if self.ready:
+                host.detach(rounds.TABLE)
+                self.ended = True
+            return None
+
+        def wanted(self, number: int) -> bool:
+            assert not self.ended, "its memory may be another table's"
+            return False
+
+    host = Rounds(0, [0], lambda peer: None)
+    staged = Ending(4, 4, np.zeros(4, np.float32), [])
+    host.attach(rounds.TABLE, staged)
+    host.begin(rounds.TABLE)
+    host.look(0.0)
+    staged.ready = 1
+    host.look(0.0)
+    assert staged.ended

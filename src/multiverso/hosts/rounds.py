@@ -433,6 +433,8 @@ class Rounds:
         for table in list(self._tables.values()):
             self._run(table)
             with self._books:
+                if self._tables.get(table.number) is not table:
+                    continue  # its memory may be another's by now
                 left, told = self._wish(table, now)
             if told is not None:
                 self._wake(told)

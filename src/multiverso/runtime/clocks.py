@@ -108,9 +108,10 @@ class Clocks:
             return False
         self._take(heard)
         shards = self._shards()
-        for number, lines in heard.items():
-            if number in shards:
-                write_progress(shards[number], lines)
+        with self._lock:  # one that is forgotten after this may be freed, and its memory another's
+            for number, lines in heard.items():
+                if number in self._tables and number in shards:
+                    write_progress(shards[number], lines)
         self._wake(self._control)
         return True
 
