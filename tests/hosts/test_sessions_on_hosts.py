@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,12 @@ import multiverso as mv
 from multiverso.cli.top import render
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, StartupError, TableMismatchError, WorkerLostError
-from multiverso.hosts.credentials import new_credentials
+from multiverso.hosts.credentials import Credentials, new_credentials
 from multiverso.hosts.exchange import Exchange
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.transport import CONTROL, Hello, connect
 from multiverso.hosts.wires import Wire
-from multiverso.runtime import Session
+from multiverso.runtime import Node, Session
 from multiverso.runtime.agreement import tell_all
 from multiverso.tables import ArrayTableHandler, MatrixTableHandler
 
@@ -477,6 +478,16 @@ def test_what_works_on_one_host_only_is_refused_in_a_sentence() -> None:
     with rehearsal(1, 1) as job:
         for texts in job.run(work):
             assert all("works on one host only yet" in text for text in texts)
+
+
+def test_nothing_stays_of_a_node_that_the_first_host_turns_away() -> None:
+    with rehearsal(1, 1) as job:
+        other = replace(job.roster.on(1), credentials=new_credentials(encrypted=False).to_text())
+        fabric = Fabric(1, 2, Credentials.from_text(other.credentials))
+        before = set(threading.enumerate())
+        with pytest.raises(StartupError, match="another job"):
+            Node(2, abroad=(other, fabric, None))
+        wait_for(lambda: set(threading.enumerate()) <= before)
 
 
 def test_a_worker_of_another_host_is_turned_away() -> None:

@@ -153,22 +153,29 @@ class Abroad:
         self._clocks: Clocks | None = None  # once there is one with a bound
         self._regroups = 0  # how often the hosts that are left have given out new homes
         self._regrouping = False  # and whether they are about to
-        address = carrier.listen()
-        if roster.addresses:  # it listens at all of its addresses; this is the one that others know
-            address = (roster.addresses[roster.host], address[1])
-        self._centre: Centre | Outpost
-        if roster.leads:
-            if listener is None:
-                raise StartupError("the job's first host needs to listen for the others")
-            self._centre = Centre(roster, listener, post)
-        else:
-            self._centre = Outpost(roster, address, post)
         self._threads = [
             threading.Thread(target=self._move, name="multiverso-hosts-move", daemon=True),
             threading.Thread(target=self._tell, name="multiverso-hosts-report", daemon=True),
         ]
-        if roster.leads:
-            self._centre.report({"do": "hello", "address": list(address)})
+        try:
+            self._centre = self._meet(listener)
+        except BaseException:
+            carrier.close()
+            raise
+
+    def _meet(self, listener: Listener | None) -> Centre | Outpost:
+        """Begins to listen for the other hosts, and to talk with the coordinator."""
+        roster = self.roster
+        address = self._carrier.listen()
+        if roster.addresses:  # it listens at all of its addresses; this is the one that others know
+            address = (roster.addresses[roster.host], address[1])
+        if not roster.leads:
+            return Outpost(roster, address, self._post)
+        if listener is None:
+            raise StartupError("the job's first host needs to listen for the others")
+        centre = Centre(roster, listener, self._post)
+        centre.report({"do": "hello", "address": list(address)})
+        return centre
 
     def begin(
         self,
