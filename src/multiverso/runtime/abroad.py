@@ -337,6 +337,7 @@ class Abroad:
                 self._joined.discard(number)
                 self._attached.remove(number)
                 self._carrier.detach(number)
+            self.remote_statistics.pop(number, None)
 
         self._do(part, then)
 
