@@ -7,7 +7,6 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,10 @@ import multiverso as mv
 from multiverso.cli.top import render
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, StartupError, TableMismatchError, WorkerLostError
-from multiverso.hosts.credentials import Credentials, new_credentials
+from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.exchange import Exchange
 from multiverso.hosts.fabric import Fabric
+from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport import CONTROL, Hello, connect
 from multiverso.hosts.wires import Wire
 from multiverso.runtime import Node, Session
@@ -481,12 +481,12 @@ def test_what_works_on_one_host_only_is_refused_in_a_sentence() -> None:
 
 
 def test_nothing_stays_of_a_node_that_the_first_host_turns_away() -> None:
-    with rehearsal(1, 1) as job:
-        other = replace(job.roster.on(1), credentials=new_credentials(encrypted=False).to_text())
-        fabric = Fabric(1, 2, Credentials.from_text(other.credentials))
+    mine, other = new_credentials(encrypted=False), new_credentials(encrypted=False)
+    with Fabric(0, 2, other) as first:
+        roster = Roster(1, ("a", "b"), (1, 1), first.listen(), mine.to_text(), rehearsal=True)
         before = set(threading.enumerate())
         with pytest.raises(StartupError, match="another job"):
-            Node(2, abroad=(other, fabric, None))
+            Node(2, abroad=(roster, Fabric(1, 2, mine), None))
         wait_for(lambda: set(threading.enumerate()) <= before)
 
 
