@@ -27,7 +27,8 @@ class Elsewhere:
         """A line of a worker has come."""
         at, liveness = self._world.at, self.ended.get(worker, self._world.at.ALIVE)
         state = at.LEFT if liveness == at.GONE else at.ACTIVE
-        line = [worker, 1, liveness, state, self.reached[worker], *[0] * 9]
+        known = [worker, 1, liveness, state, self.reached[worker]]
+        line = known + [0] * (self._mirror._COLUMNS - len(known))
         self._mirror.write_line(self._world.control, line, 0)
         self.look()
 
