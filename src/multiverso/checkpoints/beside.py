@@ -55,7 +55,7 @@ from multiverso.runtime.restarts import may_resume
 
 Own = dict[str, Any] | Callable[[], dict[str, Any]] | None
 _LOOK_SECONDS = 0.02
-_STILL_SECONDS = 1.0  # a wait that is over is still to be seen until its worker gets a processor
+_STUCK_SECONDS = 1.0  # who has waited that long may wait for the leader: a shorter wait ends by itself
 _END_SECONDS = 30.0  # for what is being written when a job is interrupted
 _LOCK_SECONDS = 5.0  # one that was killed just now holds its lock until it has ended
 
@@ -346,36 +346,24 @@ class Checkpoint:
 
     def _wait_idle(self, unless_all_wait: bool = False) -> None:
         end = time.monotonic() + self._session.timeout_seconds
-        waits: list[tuple[int, int]] = []
-        since = 0.0
         while not self._idle.wait(_LOOK_SECONDS):
-            now = time.monotonic()
-            if now > end:
+            if time.monotonic() > end:
                 self._giving_up.set()
                 raise WaitTimeoutError(
                     f"gave up after {self._session.timeout_seconds:.1f} s waiting for the checkpoint {self._last} in "
                     f"{self._store} to be written; a longer deadline: init(timeout_seconds=)"
                 )
-            found = self._others_waits() if unless_all_wait else []
-            if found != waits:
-                waits, since = found, now
-            elif found and now - since > _STILL_SECONDS:
+            if unless_all_wait and self._all_wait():
                 self._giving_up.set()
 
-    def _others_waits(self) -> list[tuple[int, int]]:
-        """Returns what everybody else waits for, perhaps this worker; nothing when one is on the way to its next step.
-
-        Nothing, too, while somebody's part is being written: it comes, whatever its worker waits for.
-        """
-        found = []
-        for worker in self._board.writers():
-            if worker == self._session.worker_id:
-                continue
-            wait = self._session.control.worker(worker).wait
-            if wait is None or wait.is_for_lock or self._board.of(worker) == (self._last, WRITING):
-                return []
-            found.append((worker, wait.sequence))
-        return found
+    def _all_wait(self) -> bool:
+        """Whether everybody else has been waiting, perhaps for this worker: nobody is on the way to the next step."""
+        others = [w for w in self._board.writers() if w != self._session.worker_id]
+        waits = [self._session.control.worker(worker).wait for worker in others]
+        latest = time.monotonic_ns() - _STUCK_SECONDS * 1e9
+        return bool(waits) and all(
+            wait is not None and not wait.is_for_lock and wait.since_ns <= latest for wait in waits
+        )
 
     def _end(self) -> None:
         self._closed = True
