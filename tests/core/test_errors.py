@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core_support import outcome, together
+from core_support import outcome, together, wait_for
 
 import multiverso as mv
 from multiverso import errors
+from multiverso import layout as at
 from multiverso.runtime import JobLock, Node, Session
 
 ELSEWHERE = {"WorkerFailedError": "tests/launch/test_function.py"}
@@ -27,7 +28,8 @@ def _closed() -> None:
 def _lost() -> Any:
     def work(session: Session) -> Any:
         if session.worker_id == 1:
-            session._liveness.release()  # as its process's end does
+            session._liveness.release()  # as its process's end does; `with` would leave in order after that
+            wait_for(lambda: session.control.liveness(1) == at.LOST)
             session._holdings.leave()
             session._link.close()
             session.closed = "dead"

@@ -88,6 +88,8 @@ def mpich(remote: Path) -> list[object]:
 def openmpi(remote: Path) -> list[object]:
     return [
         *(OPENMPI / "bin" / "mpiexec", "--allow-run-as-root", "--prtemca", "plm_ssh_agent", remote),
+        # Two hosts share no memory; these two, which are one machine, must not, either: Open MPI crashed in it.
+        *("--mca", "pml", "ob1", "--mca", "btl", "self,tcp"),
         *("--host", f"{os.uname().nodename}:2,another:2", "-n", 4, "-x", "MPI4PY_LIBMPI", sys.executable),
     ]
 

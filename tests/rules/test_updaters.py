@@ -312,6 +312,7 @@ def test_a_row_add_is_a_step_of_the_table_and_adds_of_all_workers_count() -> Non
         table.add(np.ones((1, 2)), row_ids=[session.worker_id])
         session.barrier()
         count = table._shard.steps
+        session.barrier()
         if session.worker_id == 0:
             table.add(np.ones((4, 2)))
         session.barrier()
