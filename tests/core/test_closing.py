@@ -33,14 +33,17 @@ def test_tables_made_and_closed_again_and_again_leave_nothing(mode: str) -> None
                     table.get()
                 with MatrixTableHandler(3, 2, session=session) as table:
                     table.get(row_ids=[1])
+                session.barrier()
                 if session.worker_id == 0 and i in (9, 59):
-                    held = len(os.listdir("/proc/self/fd")), len(shared_memory_of(os.getpid()))
-                    counts.append((*held, node.status()["memory_bytes"]))
+                    memory = node.status()["memory_bytes"]  # the node has done what came before that
+                    looks = [len(os.listdir("/proc/self/fd")) for _ in range(100)]  # some come and go
+                    descriptors = min(looks)
+                    counts.append((descriptors, len(shared_memory_of(os.getpid())), memory))
                 session.barrier()
 
         together(work, 2, node=node, **MODES[mode])
     assert counts[0][0] == counts[1][0]
-    assert counts[1][1] <= counts[0][1] + 6  # the other worker may be in its next table
+    assert counts[1][1] <= counts[0][1] + 6
     assert counts[1][2] <= counts[0][2] + 3_000_000
 
 
