@@ -69,6 +69,44 @@ def test_a_synchronous_run_that_is_resumed_ends_with_the_same_bits(tmp_path: Pat
     assert sorted(os.listdir(tmp_path / "half")) == ["generation-3", "generation-4", "manifest.json"]
 
 
+@pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.parametrize("fails", ["own", "disk"])
+def test_after_a_failure_of_one_worker_the_parts_are_of_one_step_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str, culprit: int
+) -> None:
+    write = beside.write_part
+
+    def broken(store: Any, generation: Any, me: int, *part: Any) -> Any:
+        if fails == "disk" and (generation.number, me) == (2, culprit):
+            raise OSError("the disk is full")
+        return write(store, generation, me, *part)
+
+    monkeypatch.setattr(beside, "write_part", broken)
+
+    def work(session: Session) -> int:
+        table = mv.ArrayTableHandler(3, session=session)
+        errors = 0
+        with mv.checkpoint(tmp_path, every=2, keep=9, session=session) as checkpoint:
+            for step in range(1, 9):
+                table.add(np.ones(3))
+                table.get()
+                bad = fails == "own" and step == 4 and session.worker_id == culprit
+                try:
+                    checkpoint.step(3 if bad else {"step": step})  # type: ignore[arg-type]
+                except (TypeError, SnapshotError):
+                    errors += 1
+        return errors
+
+    def read(session: Session) -> Any:
+        mv.ArrayTableHandler(3, session=session)
+        with mv.checkpoint(tmp_path, resume=True, session=session) as checkpoint:
+            return checkpoint.restore()
+
+    assert together(work, 2, sync=True) == [int(me == culprit) for me in (0, 1)]
+    assert [g.number for g in read_generations(open_store(tmp_path))] == [1, 3, 4]
+    assert together(read, 2) == [{"step": 8}] * 2
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_an_asynchronous_run_is_resumed_by_other_workers(tmp_path: Path, workers: int) -> None:
     def save(session: Session) -> Any:

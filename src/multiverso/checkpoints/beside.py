@@ -222,8 +222,10 @@ class Checkpoint:
             Whether it did.
 
         Raises:
-            SnapshotError: the last checkpoint could not be written by this worker; the ones before are still there.
-            TypeError: ``own`` holds what cannot be saved; the message says where.
+            SnapshotError: the last checkpoint could not be written by this worker; the ones before are still there, and
+                this step has counted.
+            TypeError: ``own`` holds what cannot be saved; the message says where. The step has counted; in a
+                synchronous job nothing comes of this checkpoint, otherwise the next step hands over.
         """
         self._check()
         due = self._every is not None and self._every.step()
@@ -278,7 +280,6 @@ class Checkpoint:
         if self._closed:
             raise ClosedError("this checkpoint was closed")
         self._session.check()
-        self._raise_failure()
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
@@ -289,9 +290,12 @@ class Checkpoint:
         self._own = own
         number = self._number(due)
         if number:
-            self._hand_over(number, own)
-            if self._every is not None:
-                self._every.restart()
+            try:
+                self._hand_over(number, own)
+            finally:  # also of what failed: in a synchronous job all workers go on counting from the same step
+                if self._every is not None and (self._in_rounds or self._last == number):
+                    self._every.restart()
+        self._raise_failure()
         return number > 0
 
     def _number(self, due: bool) -> int:
@@ -304,16 +308,16 @@ class Checkpoint:
         return self._last + 1 if due and self._leads() and self._idle.is_set() else 0
 
     def _hand_over(self, number: int, own: Own) -> None:
-        self._wait_idle()
-        self._raise_failure()
-        handed = own() if callable(own) else own
-        if handed is not None and not isinstance(handed, dict):
-            raise TypeError(f"own is a dictionary of state; got {type(handed).__name__}")
-        parts = [manager.collect_parts() for manager in self._managers]
-        common = [each.common for each in parts]
-        state = {"own": handed or {}, "managers": [each.own for each in parts]}
-        packed = Packed.of(Parts(state, common if any(common) else None))
-        named = self._tables()
+        try:
+            self._wait_idle()
+            packed = self._packed(own)
+            named = self._tables()
+        except BaseException:
+            if self._in_rounds:  # a later step's part must not stand beside the others' of this one
+                self._last = number
+                if self._idle.is_set():
+                    self._board.say(number, FAILED)
+            raise
         tables = named if self._leads() else None
         if tables and self._in_rounds:
             tables = _copied(tables)
@@ -325,6 +329,15 @@ class Checkpoint:
             self._thread = threading.Thread(target=self._run, name="multiverso-checkpoint", daemon=True)
             self._thread.start()
         self._tasks.put(_Task(number, packed, tables, list(named)))
+
+    def _packed(self, own: Own) -> Packed:
+        handed = own() if callable(own) else own
+        if handed is not None and not isinstance(handed, dict):
+            raise TypeError(f"own is a dictionary of state; got {type(handed).__name__}")
+        parts = [manager.collect_parts() for manager in self._managers]
+        common = [each.common for each in parts]
+        state = {"own": handed or {}, "managers": [each.own for each in parts]}
+        return Packed.of(Parts(state, common if any(common) else None))
 
     def _leads(self) -> bool:
         return self._board.writers()[:1] == [self._session.worker_id]
@@ -403,7 +416,7 @@ class Checkpoint:
         receipts.write(me, hashes, task.packed.common_name)
         self._board.say(task.number, DONE)
         if task.tables is not None:
-            why, done = self._await_others(task.number)
+            why, done = self._await_others(task.number, receipts)
             if why:
                 say(f"{store}: {generation.folder} is not kept: {why}; the checkpoint before it stays")
                 store.remove(generation.folder)
@@ -421,7 +434,7 @@ class Checkpoint:
                 if self._closed or session.node_lost or deadline.passed:
                     raise SnapshotError("the other hosts have not brought what they had not sent yet")
 
-    def _await_others(self, number: int) -> tuple[str, list[int]]:
+    def _await_others(self, number: int, receipts: Receipts) -> tuple[str, list[int]]:
         """Waits until all who take part have written; returns why nothing comes of it, or nothing, and who has.
 
         Giving up is about those who have handed nothing over: what is being written is waited for.
@@ -433,7 +446,8 @@ class Checkpoint:
             done: list[int] = []
             for worker in writers:
                 said, phase = self._board.of(worker)
-                if said == number and phase in (FAILED, FAILED_AND_CLOSED):
+                failed = said == number and phase in (FAILED, FAILED_AND_CLOSED)
+                if failed or (said > number and receipts.read(worker) is None):
                     return f"worker {worker} could not write its part", done
                 if said > number or (said == number and phase in (DONE, CLOSED)):
                     done.append(worker)
