@@ -142,7 +142,7 @@ def open_url(place: Path) -> str:
     return f"file://{place}"
 
 
-def test_other_file_systems_are_reached_through_fsspec(alone: Session) -> None:
+def test_other_file_systems_are_reached_through_fsspec(alone: Session, tmp_path: Path) -> None:
     table = mv.ArrayTableHandler(4, session=alone)
     with mv.checkpoint("memory://runs/a", session=alone) as checkpoint:
         for value in (1, 2, 3):
@@ -158,6 +158,9 @@ def test_other_file_systems_are_reached_through_fsspec(alone: Session) -> None:
         assert table.get().tolist() == [3] * 4
     with pytest.raises(ValueError, match="nonsense"):
         mv.checkpoint("nonsense://there", session=alone)
+    with pytest.raises(ValueError, match="give it as a string"):
+        mv.checkpoint(Path("memory://runs/a"), session=alone)
+    assert isinstance(open_store(f"simplecache::file://{tmp_path}"), Remote)
 
 
 def test_a_password_in_a_url_is_not_shown() -> None:
@@ -473,9 +476,8 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, capfd: pytest.
         assert [g.number for g in read_generations(open_store(tmp_path))] == [1]
         said = capfd.readouterr().err
         assert "generation-2 is not kept: worker 1 could not write its part" in said
-        assert [name for name in os.listdir(tmp_path) if name != ".lock"] == [
-            "generation-1",
-            "manifest.json",
-        ] or (json.loads((tmp_path / "manifest.json").read_text())["number"] == 1)
+        assert {"generation-1", "manifest.json"} <= {*os.listdir(tmp_path)} <= {
+            *(".lock", "generation-1", "generation-2", "manifest.json")
+        }  # the other worker may have left before its part was removed
     finally:
         subprocess.run(["umount", tmp_path], check=True)

@@ -13,14 +13,15 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Protocol
 
 from multiverso.errors import SnapshotError
 from multiverso.files import Buffer, locked, write_whole
 
 PathLike = str | os.PathLike[str]
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*://")
+_LOST_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")
 _PASSWORD = re.compile(r"(?<=://)([^/:@]*):[^/]*@")
 
 
@@ -69,11 +70,13 @@ def open_store(place: PathLike) -> Store:
 
     Raises:
         ImportError: the URL needs fsspec, or what it uses for this kind of URL.
-        ValueError: nobody knows this kind of URL.
+        ValueError: nobody knows this kind of URL, or it came as a `pathlib.Path`, which makes one slash of two.
     """
     text = os.fspath(place)
     if text.startswith("file://"):
         return Directory(Path(text.removeprefix("file://")))
+    if isinstance(place, PurePath) and _LOST_SLASH.match(text):
+        raise ValueError(f"{text!r} was a URL before it became a Path: give it as a string")
     return Remote(text) if _URL.match(text) else Directory(Path(text))
 
 
