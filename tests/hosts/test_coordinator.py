@@ -9,6 +9,7 @@ import pytest
 
 from multiverso import layout as at
 from multiverso.errors import StartupError
+from multiverso.hosts.conversation import NONSENSE
 from multiverso.hosts.coordinator import Coordinator, Message, lines_of
 from multiverso.hosts.roster import Roster, spread
 from multiverso.spec import TableSpec
@@ -69,6 +70,68 @@ def test_workers_are_spread_in_host_order() -> None:
 def test_what_is_no_roster_is_refused(text: str) -> None:
     with pytest.raises(StartupError, match="roster"):
         Roster.from_text(text)
+
+
+KINDS = (
+    *(
+        "hello",
+        "options",
+        "workers",
+        "settled",
+        "create",
+        "withdraw",
+        "done",
+        "unused",
+        "used",
+        "parted",
+        "gone",
+    ),
+    *("tell", "gather", "brought", "ask", "say", "statistics", "progress", "clocks", "nonsense"),
+)
+PARTS = (
+    *(
+        "about",
+        "address",
+        "ahead",
+        "amount",
+        "barrier",
+        "deal",
+        "error",
+        "host",
+        "key",
+        "masters",
+        "mode",
+        "note",
+    ),
+    *(
+        "number",
+        "options",
+        "question",
+        "saying",
+        "spec",
+        "step",
+        "tables",
+        "turn",
+        "what",
+        "worker",
+        "workers",
+    ),
+)
+VALUES = (None, True, -1, 1, 1.5, float("inf"), 2**70, "x", [], [1], [[1]], {}, {"a": 1})
+
+
+def test_nonsense_raises_what_its_reader_takes_for_nonsense() -> None:
+    chance = random.Random(4)
+    found = set()
+    for _ in range(500):
+        coordinator = Coordinator(ROSTER)
+        for host in (0, 1, 2, 1):
+            report = {"do": chance.choice(KINDS), **{part: chance.choice(VALUES) for part in PARTS}}
+            try:
+                coordinator.receive(host, report)
+            except NONSENSE as error:
+                found.add(type(error))
+    assert {AttributeError, KeyError, OverflowError, TypeError, ValueError} <= found
 
 
 def test_addresses_go_round_when_all_have_said_hello() -> None:

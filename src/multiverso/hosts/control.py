@@ -20,7 +20,7 @@ from typing import Any
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, StartupError
 from multiverso.hosts.channel import Channel
-from multiverso.hosts.conversation import Patience
+from multiverso.hosts.conversation import NONSENSE, Patience
 from multiverso.hosts.coordinator import Coordinator, Message, lines_of
 from multiverso.hosts.credentials import Credentials
 from multiverso.hosts.roster import Roster
@@ -148,7 +148,7 @@ class Centre:
             _log(f"{roster.names[theirs.host]} is connected again")
         try:
             talk.serve(messages)
-        except (KeyError, TypeError, ValueError) as error:
+        except NONSENSE as error:
             self._lose(theirs.host, f"it sent what is no report ({error!r})")
 
     def _talk_with(self, theirs: Hello) -> Talk:
@@ -249,7 +249,7 @@ class Outpost:
                 self._talk.serve(channel)
                 generation += 1
                 channel = self._again(generation)
-        except (KeyError, TypeError, ValueError) as error:
+        except NONSENSE as error:
             self._alone(f"it sent what is no order ({error!r})")
 
     def _again(self, generation: int) -> Messages | None:

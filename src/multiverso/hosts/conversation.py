@@ -163,6 +163,10 @@ class Conversation:
         return f'{{"heard": {self._heard}}}'.encode()
 
 
+# What handling a message raises that says something else than it may.
+NONSENSE = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
+
+
 def _parsed(body: bytes) -> Message:
     try:
         message = json.loads(body)

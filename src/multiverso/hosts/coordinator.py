@@ -122,7 +122,7 @@ class Coordinator:
         """Takes a host's report and returns what is to be done.
 
         Raises:
-            KeyError, TypeError, ValueError: it is no report of a host.
+            One of `conversation.NONSENSE`: it is no report of a host.
         """
         if self._hosts[host].lost:
             return []

@@ -43,7 +43,7 @@ class Talk:
         """Goes on over a connection, in place of any before, until it ends; closes it.
 
         Raises:
-            KeyError, TypeError, ValueError: what came is nothing that the other host may say.
+            One of `conversation.NONSENSE`: what came is nothing that the other host may say.
         """
         with self._lock:
             closed = self._closed
