@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import threading
@@ -476,8 +475,10 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, capfd: pytest.
         assert [g.number for g in read_generations(open_store(tmp_path))] == [1]
         said = capfd.readouterr().err
         assert "generation-2 is not kept: worker 1 could not write its part" in said
-        assert {"generation-1", "manifest.json"} <= {*os.listdir(tmp_path)} <= {
-            *(".lock", "generation-1", "generation-2", "manifest.json")
-        }  # the other worker may have left before its part was removed
+        assert (
+            {"generation-1", "manifest.json"}
+            <= {*os.listdir(tmp_path)}
+            <= {*(".lock", "generation-1", "generation-2", "manifest.json")}
+        )  # the other worker may have left before its part was removed
     finally:
         subprocess.run(["umount", tmp_path], check=True)

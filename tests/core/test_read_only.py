@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from multiverso.errors import MultiversoError, NodeLostError, RowIdError, Startu
 from multiverso.keyed_layout import at
 from multiverso.memory.words import load64, store64
 from multiverso.runtime import Node, Session
+from multiverso.tables import read_only
 
 ROUNDS = 60
 
@@ -155,6 +157,22 @@ def test_a_row_that_stays_held_is_a_timeout_and_others_are_not() -> None:
             assert seen.get(keys[-1]).tolist() == [1]
             store64(word, value)
             assert seen.get(keys).sum() == 1000
+
+
+def test_one_job_that_does_not_answer_leaves_the_others_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = []
+
+    def asked(address: str, name: str, until: float, seconds: float) -> None:
+        shares.append(until - began)
+        raise WaitTimeoutError("stopped")
+
+    monkeypatch.delenv("MULTIVERSO_NODE", raising=False)
+    monkeypatch.setattr(read_only, "node_addresses", lambda: list("abcd"))
+    monkeypatch.setattr(read_only, "_attach", asked)
+    began = time.monotonic()
+    with pytest.raises(StartupError, match="no job of this user"):
+        mv.attach_read_only("users", timeout_seconds=800)
+    assert [round(share / 100) for share in shares] == [2, 3, 4, 8]
 
 
 def test_the_table_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -247,9 +247,14 @@ def attach_read_only(
     job = job or os.environ.get("MULTIVERSO_NODE")
     found, refusals = [], []
     try:
-        for address in [job] if job else node_addresses():
+        addresses = [job] if job else node_addresses()
+        for number, address in enumerate(addresses):
+            now = time.monotonic()
+            share = now + (deadline - now) / (
+                len(addresses) - number
+            )  # one that is stopped leaves the others time
             try:
-                found.append(_attach(address, name, deadline, timeout_seconds))
+                found.append(_attach(address, name, share, timeout_seconds))
             except MultiversoError as error:
                 if job:
                     raise
