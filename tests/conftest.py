@@ -17,8 +17,10 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import random
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -338,3 +340,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(
         key=lambda item: (not item.path.is_relative_to(root / "core"), order.get(item.path, len(order)))
     )
+
+
+@pytest.fixture
+def port() -> int:
+    """A port that is free, and stays so: not one of those that the kernel gives out, nor another test process's."""
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+    while True:
+        with socket.socket() as probe:
+            port = random.SystemRandom().randrange(20_000 + number % 10, 32_000, 10)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
-import socket
 import sys
 from pathlib import Path
 
@@ -28,17 +25,3 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for dtype in (None, "float32"):
         for group in ("rounds", "chained"):
             ensure("module", f"multiverso.kernels.{group}", dtype)
-
-
-@pytest.fixture
-def port() -> int:
-    """A port that is free, and stays so: not one of those that the kernel gives out, nor another test process's."""
-    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
-    while True:
-        with socket.socket() as probe:
-            port = random.SystemRandom().randrange(20_000 + number % 10, 32_000, 10)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,17 +32,3 @@ def experiment(tmp_path: Path, warm: Warm) -> Iterator[Experiment]:
 @pytest.fixture
 def wait_until() -> Any:
     return until
-
-
-@pytest.fixture
-def port() -> int:
-    """A port that is free, and stays so: not one of those that the kernel gives out, nor another test process's."""
-    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
-    while True:
-        with socket.socket() as probe:
-            port = random.SystemRandom().randrange(20_000 + number % 10, 32_000, 10)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
