@@ -113,6 +113,7 @@ class AcrossHosts:
         control = session.control
         patience: Patience | None = None
         said: int | None = None
+        self._gone_since = time.monotonic()  # whoever went while this worker trained may have given its part before
         with ExitStack() as wait:
             while True:
                 seen = load32(control.address + at.EVENT)
