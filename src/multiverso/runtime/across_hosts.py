@@ -113,7 +113,8 @@ class AcrossHosts:
         control = session.control
         patience: Patience | None = None
         said: int | None = None
-        self._gone_since = time.monotonic()  # whoever went while this worker trained may have given its part before
+        # Whoever went while this worker trained may have given its part before.
+        self._gone_since = time.monotonic()
         with ExitStack() as wait:
             while True:
                 seen = load32(control.address + at.EVENT)
