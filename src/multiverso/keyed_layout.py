@@ -37,6 +37,7 @@ from __future__ import annotations
 from collections import namedtuple
 from typing import Any
 
+from multiverso import layout
 from multiverso.layout import CACHE_LINE, HUGE_PAGE, MAX_WORKERS, PAGE, round_up
 from multiverso.records import Record
 
@@ -101,17 +102,17 @@ for _name in (
     "KEYS_ADMITTED",
     "KEYS_REMOVED",
     "KEYS_EVICTED",
-    "TAKEN_OVER",  # words of dead owners
-    "PUT_BACK",  # rows that a dead owner had half written
     "SPLITS",
+    "TAKEN_OVER",  # words of dead owners; this and the next three are a table's COUNTS, see layout.py
+    "PUT_BACK",  # rows that a dead owner had half written
     "WAITS",
+    "WAITED",  # nanoseconds
 ):
     LINE.int64(_name)
 
 HAND = Record(2 * CACHE_LINE)
-HAND.int64("ROW_WORD")  # 1 + number of the row word that is about to be held; 0: none
-HAND.int64("ROW")  # the row whose copy is in COPY; -1: none
-HAND.int64("POSITION")  # how far the call has come: rows before this are done
+for _name in layout.HAND.offsets:  # what every hand begins with: word, row, position, user
+    HAND.int64(_name.upper())
 HAND.int64("SEGMENT")  # 1 + number of the segment that is about to be held; 0: none
 HAND.int64("KEY")  # the key that the claimed row is for
 HAND.int64("CLAIM")  # [row 62 | UNCLAIMED, CLAIMED or CLAIMING]
@@ -120,6 +121,11 @@ HAND.int64("COPY", apart=True)  # the row as it was, from here on
 _named = {**HEADER.offsets, **LINE.offsets, **HAND.offsets}
 assert len(_named) == sum(len(record.offsets) for record in (HEADER, LINE, HAND))
 at: Any = namedtuple("At", _named)(**_named)  # numbers that a compiled kernel takes as constants
+# what kernels of all tables take from hands and counts lies there as in theirs
+assert all(HAND.offsets[name.upper()] == offset for name, offset in layout.HAND.offsets.items())
+assert all(
+    getattr(at, name) - at.TAKEN_OVER == getattr(layout, name) for name in ("PUT_BACK", "WAITS", "WAITED")
+)
 
 MAGIC = 0x6D766B6579656432
 LINES = HEADER.size

@@ -10,7 +10,7 @@ import numpy as np
 
 from multiverso import keyed_layout as keyed
 from multiverso import layout
-from multiverso.kernels import atomics, keyed_removal  # rebound asks for what is imported
+from multiverso.kernels import atomics, keyed_passes, keyed_removal  # rebound asks for what is imported
 from multiverso.kernels.declaring import rebound
 from multiverso.keyed_layout import at
 from multiverso.layout import CACHE_LINE, PAGE, round_up
@@ -23,6 +23,7 @@ WRITES = (
 )
 
 
+assert keyed_passes
 assert keyed_removal
 
 
@@ -76,8 +77,6 @@ class Bench:
         for name, value in header.items():
             store64(self.base + getattr(at, name), value)
         store64(self.base + self.places["SEGMENT_WORDS"], keyed.SEGMENT_VERSION | keyed.DEPTH_BIT)
-        for worker in range(layout.MAX_WORKERS):
-            store64(self.base + self.places["HANDS"] + self.places["HAND_BYTES"] * worker + at.ROW, -1)
         self.kernels = _uncompiled(self)
 
     def begin(self, worker: int) -> None:
@@ -247,6 +246,7 @@ def _uncompiled(bench: Bench) -> dict[str, Any]:
         return bench.broken.get(getattr(value, "__name__", ""), value)
 
     return {
+        **rebound("multiverso.kernels.keyed_passes", replace),
         **rebound("multiverso.kernels.keyed_removal", replace),
         **rebound("multiverso.kernels.keyed", replace),
     }

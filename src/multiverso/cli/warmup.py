@@ -18,8 +18,8 @@ from multiverso.spec import DTYPES
 OF_A_DTYPE = ("dense", "rows", "rounds", "chained", "rules", "reduce", "agreeing")
 OF_A_FLOAT = ("row_cache",)
 OF_NONE = (
-    *("locking", "rows", "waits", "dense", "rounds", "chained", "keyed", "keyed_removal", "agreeing"),
-    *("looking", "row_cache"),
+    *("locking", "rows", "waits", "dense", "rounds", "chained", "agreeing"),
+    *("keyed", "keyed_removal", "keyed_passes", "looking", "row_cache"),
 )
 _RULES_DTYPES = ("float32", "float64")
 

@@ -48,6 +48,7 @@ def hold_block(control, base, block):
 
 @inner
 def release_block(base, block):
+    """Lets go of a stripe that ``hold_block`` has taken."""
     unlock_stripe(base, load64(base + at.TABLE_WORKERS), block)
 
 

@@ -145,7 +145,7 @@ def enter(control: Address, base: Address, me: Int) -> Int:
     """A new life of a worker's number: ends what an earlier one had in hand, and keeps its claimed row. 0 or a code."""
     owner = owner_of(base, me)
     unpin(keyed_line(base, owner))
-    settle_row(base, owner)
+    settle_row(control, base, me)
     hand = hand_of(base, owner)
     segment = load_acquire64(hand + at.SEGMENT) - 1
     if segment >= 0:

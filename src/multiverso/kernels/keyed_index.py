@@ -31,7 +31,8 @@ from multiverso.kernels.atomics import (
     words,
 )
 from multiverso.kernels.declaring import inner
-from multiverso.kernels.row_words import count_up, hand_of, is_dead, keyed_line, nap
+from multiverso.kernels.row_words import count_up, hand_of, is_dead, keyed_line, rows_at
+from multiverso.kernels.stripe_words import nap
 from multiverso.kernels.waits import end_wait
 from multiverso.keyed_layout import (
     BUCKET_BYTES,
@@ -342,19 +343,20 @@ def take_over_segment(base, owner, segment, value):
 def await_segment(control, base, owner, segment):
     """Waits until nobody holds a segment, taking it over from the dead: 0 or TIMED_OUT."""
     address = word_at(base, segment)
+    me = (owner & 4095) - 1
     count_up(keyed_line(base, owner), at.WAITS, 1)
     began = monotonic_ns()
     tries = 0
     while True:
         value = load_acquire64(address)
         if value & OWNER == 0:
-            end_wait(control, (owner & 4095) - 1)
+            count_up(keyed_line(base, owner), at.WAITED, end_wait(control, me))
             return 0
         if is_dead(control, value):
             take_over_segment(base, owner, segment, value)
             continue
         tries += 1
-        code = nap(control, owner, value, address, tries, began)
+        code = nap(rows_at(base, me), control, me, value, address, tries, began)
         if code != 0:
             return code
 

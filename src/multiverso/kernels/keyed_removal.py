@@ -1,4 +1,4 @@
-"""Keys that go: removed by name, or evicted, a segment at a time; and passes over all of a keyed table."""
+"""Keys that go: removed by name, or evicted, a segment at a time."""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
 
@@ -7,7 +7,6 @@ from __future__ import annotations
 from multiverso.kernels.atomics import (
     add64,
     compare_swap64,
-    fence_acquire,
     fence_all,
     fence_release,
     hash64,
@@ -20,9 +19,7 @@ from multiverso.kernels.atomics import (
 )
 from multiverso.kernels.declaring import Address, Int, Words, inner, kernel
 from multiverso.kernels.keyed_index import (
-    await_segment,
     count,
-    counts_at,
     depth_of,
     fetch,
     next_pattern,
@@ -32,8 +29,8 @@ from multiverso.kernels.keyed_index import (
     take_over_segment,
     word_at,
 )
+from multiverso.kernels.keyed_segments import SEGMENT_ENTRIES, take_segment
 from multiverso.kernels.row_words import (
-    await_row,
     count_up,
     hand_of,
     hold_row,
@@ -61,9 +58,7 @@ from multiverso.keyed_layout import (
 from multiverso.layout import MAX_WORKERS
 
 _AHEAD = 16
-_SEGMENT_ENTRIES = BUCKETS * ENTRIES
 WHOLE = 1 << 48  # of the hash patterns, as `evict` counts what it has seen
-KEY, WAITING, GONE = 1, 2, 3  # kinds of entries
 
 
 @inner
@@ -97,40 +92,26 @@ def _bury(base, place, entry, line, what):
 def remove(control: Address, base: Address, me: Int, keys: Words, removed: Words, progress: Int) -> Int:
     """Removes ``keys[progress:]``; writes 1 for those that had a row, else 0: ``(done << 16) | code``."""
     owner = owner_of(base, me)
-    line, hand = keyed_line(base, owner), hand_of(base, owner)
+    line = keyed_line(base, owner)
     for k in range(progress, keys.size):
         if k + _AHEAD < keys.size:
             fetch(base, int(keys[k + _AHEAD]))
         key = int(keys[k])
         key_hash = hash64(key)
-        while True:
-            segment = resolve(base, key_hash)
-            address = word_at(base, segment)
-            word = load_acquire64(address)
-            depth = depth_of(word)
-            if depth < 0 or key_hash & ((1 << depth) - 1) != segment:
-                continue
-            if word & OWNER:
-                code = await_segment(control, base, owner, segment)
-                if code != 0:
-                    add64(base + at.EPOCH, 1)
-                    return (k << 16) | code
-                continue
-            store_release64(hand + at.SEGMENT, segment + 1)
-            if compare_swap64(address, word, word | owner) != word:
-                continue
-            fence_release()
-            place = segment_at(base, segment)
-            entry = scan(place, key_hash, key)
-            removed[k] = 0
-            if entry == 0:
-                store_release64(address, word)
-                break
-            if load_acquire64(entry + 8) & CANDIDATE == 0:
-                removed[k] = 1
-            _bury(base, place, entry, line, at.KEYS_REMOVED)
-            store_release64(address, word + SEGMENT_VERSION)
-            break
+        segment, word, code = take_segment(control, base, owner, key_hash)
+        if code != 0:
+            add64(base + at.EPOCH, 1)
+            return (k << 16) | code
+        address, place = word_at(base, segment), segment_at(base, segment)
+        entry = scan(place, key_hash, key)
+        removed[k] = 0
+        if entry == 0:
+            store_release64(address, word)
+            continue
+        if load_acquire64(entry + 8) & CANDIDATE == 0:
+            removed[k] = 1
+        _bury(base, place, entry, line, at.KEYS_REMOVED)
+        store_release64(address, word + SEGMENT_VERSION)
     add64(base + at.EPOCH, 1)
     return 0
 
@@ -154,7 +135,7 @@ def _is_small(control, base, owner, row, least):
     """Whether the L2 norm of a row's values is less than some number; not of one that is being changed for long."""
     word = row >> load_acquire64(base + at.SHIFT)
     address = base + load_acquire64(base + at.ROW_WORDS) + 8 * word
-    value = hold_row(control, base, owner, hand_of(base, owner), word, address)
+    value = hold_row(control, base, owner, word)
     if value < 0:
         return False
     place = base + load_acquire64(base + at.ROWS) + row * load_acquire64(base + at.ROW_BYTES)
@@ -244,7 +225,7 @@ def _evict_segment(control, base, owner, line, segment, depth, total):
         share = most >> depth
         if total - gone > most:
             gone += _evict_beyond(base, place, line, share, total - gone - most, False)
-        _evict_beyond(base, place, line, share, _SEGMENT_ENTRIES, True)
+        _evict_beyond(base, place, line, share, SEGMENT_ENTRIES, True)
     return gone
 
 
@@ -293,162 +274,3 @@ def excess(base: Address) -> Int:
     """How many keys there are beyond what the table's policy allows, roughly."""
     most = load_acquire64(base + at.MOST_KEYS)
     return _total(base) - most if most > 0 else 0
-
-
-# -- all of it -------------------------------------------------------------------------------------------------
-
-
-@kernel
-def counts(control: Address, base: Address, me: Int, totals: Words, pattern: Int) -> Int:
-    """Adds up keys with a row, candidates and dead entries: ``(pattern << 16) | code``, where to go on."""
-    owner = owner_of(base, me)
-    while pattern >= 0:
-        segment = resolve(base, pattern)
-        address = word_at(base, segment)
-        word = load_acquire64(address)
-        depth = depth_of(word)
-        if depth < 0 or pattern & ((1 << depth) - 1) != segment:
-            continue
-        if word & OWNER:
-            code = await_segment(control, base, owner, segment)
-            if code != 0:
-                return (pattern << 16) | code
-            continue
-        found = load_acquire64(counts_at(base, segment_at(base, segment)))
-        fence_acquire()
-        if load_acquire64(address) == word:
-            for kind in range(3):
-                totals[kind] += (found >> (16 * kind)) & 0xFFFF
-            pattern = next_pattern(segment, depth)
-    return 0
-
-
-@kernel
-def entries(
-    control: Address,
-    base: Address,
-    me: Int,
-    found: Words,
-    keys: Words,
-    values: Words,
-    kinds: Words,
-) -> Int:
-    """Writes what stands in one segment after another, while there is room for another one: 0 or a code.
-
-    Each key once, while others add and remove.
-
-    Args:
-        found: the hash pattern to go on at, -1 after the last; and how many entries there are.
-        keys, values, kinds: of each: KEY, WAITING (a candidate) or GONE (a dead entry).
-    """
-    owner = owner_of(base, me)
-    while found[0] >= 0 and found[1] + _SEGMENT_ENTRIES <= keys.size:
-        pattern = int(found[0])
-        segment = resolve(base, pattern)
-        address = word_at(base, segment)
-        word = load_acquire64(address)
-        depth = depth_of(word)
-        if depth < 0 or pattern & ((1 << depth) - 1) != segment:
-            continue
-        if word & OWNER:
-            code = await_segment(control, base, owner, segment)
-            if code != 0:
-                return code
-            continue
-        place, n = segment_at(base, segment), int(found[1])
-        for b in range(BUCKETS):
-            header = load_acquire64(place + b * BUCKET_BYTES)
-            for slot in range(ENTRIES):
-                tag = (header >> (8 * slot)) & 255
-                if tag < DEAD:
-                    continue
-                entry = place + b * BUCKET_BYTES + 16 + 16 * slot
-                value = load_acquire64(entry + 8)
-                keys[n], values[n] = load_acquire64(entry), value
-                kinds[n] = KEY
-                if tag == DEAD:
-                    kinds[n] = GONE
-                elif value & CANDIDATE:
-                    kinds[n] = WAITING
-                n += 1
-        fence_acquire()
-        if load_acquire64(address) == word:
-            found[0], found[1] = next_pattern(segment, depth), n
-    return 0
-
-
-@kernel
-def pass_through(control: Address, base: Address, me: Int, progress: Int) -> Int:
-    """Meets each word while nobody holds it: ``(done << 16) | code``.
-
-    Whoever takes a word afterwards sees what this worker stored before; whoever took it before is done. So a snapshot
-    that counts the generation up and comes through here sees all that is stamped with an earlier one.
-
-    Args:
-        progress: number of a row word, or -1 - the hash pattern of a segment.
-    """
-    owner = owner_of(base, me)
-    rows = (
-        add64(base + at.NEXT_ROW, 0) >> 16
-    )  # changed by nothing: who gets a row afterwards has seen it, too
-    blocks = (rows >> load_acquire64(base + at.SHIFT)) + 1
-    first = base + load_acquire64(base + at.ROW_WORDS)
-    for word in range(max(progress, 0), blocks if progress >= 0 else 0):
-        while True:
-            value = load_acquire64(first + 8 * word)
-            if value & OWNER:
-                value = await_row(control, base, owner, word)
-                if value < 0:
-                    return (word << 16) | -value
-            elif compare_swap64(first + 8 * word, value, value) == value:
-                break
-    pattern = max(-1 - progress, 0)
-    while pattern >= 0:
-        segment = resolve(base, pattern)
-        address = word_at(base, segment)
-        word = load_acquire64(address)
-        depth = depth_of(word)
-        if depth < 0 or pattern & ((1 << depth) - 1) != segment:
-            continue
-        if word & OWNER:
-            code = await_segment(control, base, owner, segment)
-            if code != 0:
-                return ((-1 - pattern) << 16) | code
-        elif compare_swap64(address, word, word) == word:
-            pattern = next_pattern(segment, depth)
-    return 0
-
-
-@kernel
-def next_generation(base: Address) -> Int:
-    """Counts the generation up and returns what it was: that of the snapshot that is being made."""
-    return add64(base + at.GENERATION, 1)
-
-
-@kernel
-def note_use(control: Address, base: Address, me: Int, keys: Words, uses: Words, progress: Int) -> Int:
-    """Writes when and how often ``keys[progress:]`` were used, as a saved table says it: ``(done << 16) | code``."""
-    owner = owner_of(base, me)
-    hand = hand_of(base, owner)
-    for k in range(progress, keys.size):
-        key = int(keys[k])
-        key_hash = hash64(key)
-        while True:
-            segment = resolve(base, key_hash)
-            address = word_at(base, segment)
-            word = load_acquire64(address)
-            if word & OWNER:
-                code = await_segment(control, base, owner, segment)
-                if code != 0:
-                    return (k << 16) | code
-                continue
-            store_release64(hand + at.SEGMENT, segment + 1)
-            if compare_swap64(address, word, word | owner) == word:
-                break
-        fence_release()
-        entry = scan(segment_at(base, segment), key_hash, key)
-        if entry:
-            row = load_acquire64(entry + 8) & (NO_ROW | CANDIDATE)
-            store_release64(entry + 8, row | (int(uses[k]) & (CANDIDATE - 1) & ~NO_ROW))
-        store_release64(address, word)
-    return 0

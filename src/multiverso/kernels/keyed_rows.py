@@ -199,14 +199,12 @@ def _reusable(place, home, safe):
 @inner
 def _begin_again(control, base, owner, row, key):
     """Writes a row that another key had: under its word, since a dead worker may still have a change of it in hand."""
-    hand = hand_of(base, owner)
     word = row >> load_acquire64(base + at.SHIFT)
-    address = base + load_acquire64(base + at.ROW_WORDS) + 8 * word
-    value = hold_row(control, base, owner, hand, word, address)
+    value = hold_row(control, base, owner, word)
     if value < 0:
         return -value
     begin_row(base, row, key)
-    store_release64(address, value + ROW_VERSION)
+    store_release64(base + load_acquire64(base + at.ROW_WORDS) + 8 * word, value + ROW_VERSION)
     return 0
 
 
@@ -267,7 +265,8 @@ def _admit_candidate(control, base, owner, place, entry, claimed, after):
 @inner
 def _enter_new(control, base, owner, place, key_hash, key, claimed, call):
     """Enters a key that is not there, under its segment's word: ``value``, ABSENT (a row has to be claimed, or no
-    place), or -TIMED_OUT."""
+    place), or -TIMED_OUT.
+    """
     after = int(call[2])
     now = load_acquire64(base + at.TICK) & 0xFFFF
     beside = (now << USED_SHIFT) | (1 << FREQUENCY_SHIFT)

@@ -50,8 +50,11 @@ def note(
     touched: Words,
     counts: Words,
 ) -> None:
-    """Lists each row of ``ids`` once: in ``stale`` those read for the first time in this epoch, in ``touched`` (with
-    ``touch``) those for the first time in this round."""
+    """Lists each row of ``ids`` once.
+
+    In ``stale`` those read for the first time in this epoch, in ``touched`` (with ``touch``) those for the first time
+    in this round.
+    """
     stale_rows, touched_rows = counts[STALE], counts[TOUCHED]
     for i in range(ids.size):
         row = ids[i]

@@ -1,56 +1,51 @@
-"""Rows under words: 8 bytes for each 16 KiB of rows are lock, version and owner at once.
+"""A keyed table's rows under their words: ``stripe_words`` has the protocol, this says where the words and hands lie.
 
-A writer takes the word by one compare-and-swap and lets it go by one store that counts its version up; a reader
-copies the row and looks whether the word is free and still the same. Nobody who reads writes shared memory.
-
-Each worker has a *hand*, which says which word it is about to take and keeps the row as it was before the change.
-Whoever meets the word of a dead owner takes that copy into its own hand, takes the word over, puts the row back, and
-goes on: a row is changed wholly or not at all, and a killed call has changed an exact prefix of its rows. An owner
-that is alive and stopped is waited for until the caller's deadline.
-
-The order of the stores is the whole correctness: the hand names the word before the word is taken, the copy is
-complete before the hand names the row, and the row is named before its first byte changes.
+Each worker has one hand in a keyed table. The updater's numbers of a row lie behind its values and are kept and put
+back with them. The loops over many rows do the quick half of ``hold`` and of a read themselves.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
 
 from __future__ import annotations
 
-from multiverso import layout
 from multiverso.kernels.atomics import (
     call_update,
     compare_swap64,
     fence_acquire,
     fence_release,
-    futex_wait,
     load32,
     load_acquire64,
-    monotonic_ns,
     move,
-    pause,
     prefetch,
     prefetch_to_write,
-    sched_yield,
     store32,
     store_release64,
 )
-from multiverso.kernels.codes import DONE, TIMED_OUT
 from multiverso.kernels.declaring import inner
-from multiverso.kernels.waits import block_of, end_wait, nap_nanoseconds, publish_wait, slice_end
+from multiverso.kernels.stripe_words import (
+    Rows,
+    await_word,
+    give_back,
+    has_died,
+    hold,
+    name_word,
+    settle_hands,
+)
 from multiverso.keyed_layout import KEYED, LINE_BYTES, LINES, OWNER, ROW_VERSION, at
 
-_PAUSES, _YIELDS = 20, 50
 _AHEAD = 16  # rows that are on their way from memory meanwhile
 _TRIES = 64  # of a read without the word
 
 
 @inner
 def keyed_line(base, owner):
+    """Returns the address of an owner's line in a keyed table."""
     return base + LINES + LINE_BYTES * ((owner & 4095) - 1)
 
 
 @inner
 def hand_of(base, owner):
+    """Returns the address of an owner's hand."""
     return (
         base + load_acquire64(base + at.HANDS) + load_acquire64(base + at.HAND_BYTES) * ((owner & 4095) - 1)
     )
@@ -64,104 +59,50 @@ def owner_of(base, me):
 
 @inner
 def is_dead(control, owner):
-    """Returns whether the owner of a word will never let it go: its number has another life, or none."""
-    block = block_of(control, (owner & 4095) - 1)
-    # the node's word for the life, and not the table's: a new life of the number may never come to this table
-    if load_acquire64(block + layout.LIFE_NUMBER) != (owner >> 12) & 255:
-        return True
-    return load32(block + layout.LIVENESS) != layout.ALIVE
+    """Returns whether the owner of a word will never let it go."""
+    return has_died(control, (owner & 4095) - 1, (owner >> 12) & 255)
 
 
 @inner
 def count_up(line, what, by):
+    """Adds to a count of this worker's line, which only it writes."""
     store_release64(line + what, load_acquire64(line + what) + by)
 
 
 @inner
-def _take_over_row(base, owner, word, value):
-    """The word's owner is dead: its copy goes into my hand first, then the word to me, then the row back."""
-    address = base + load_acquire64(base + at.ROW_WORDS) + 8 * word
+def rows_at(base, me):
+    """The words of a keyed table's rows, as worker ``me`` uses them."""
     size = load_acquire64(base + at.ROW_BYTES)
-    dead, mine = hand_of(base, value), hand_of(base, owner)
-    same = (value & 4095) == (owner & 4095)  # my own number's earlier life: its copy is in my hand already
-    row = load_acquire64(dead + at.ROW)
-    if load_acquire64(dead + at.ROW_WORD) != word + 1:
-        row = -1
-    if not same:
-        store_release64(mine + at.ROW, -1)
-        store_release64(mine + at.ROW_WORD, word + 1)
-        if row >= 0:
-            move(mine + at.COPY, dead + at.COPY, size)
-            store_release64(mine + at.ROW, row)
-    if compare_swap64(address, value, (value & ~OWNER) | owner) != value:
-        if not same:
-            store_release64(mine + at.ROW, -1)
-        return
-    line = keyed_line(base, owner)
-    count_up(line, at.TAKEN_OVER, 1)
-    if row >= 0:
-        fence_release()
-        move(base + load_acquire64(base + at.ROWS) + row * size, mine + at.COPY, size)
-        count_up(line, at.PUT_BACK, 1)
-    store_release64(address, (value & ~OWNER) + ROW_VERSION)
-    store_release64(mine + at.ROW, -1)
-
-
-@inner
-def nap(control, owner, value, address, tries, began):
-    """One turn of waiting for a word: DONE, or TIMED_OUT once a slice is over, to look at signals and deadlines."""
-    if tries <= _PAUSES:
-        pause()
-    elif tries <= _PAUSES + _YIELDS:
-        sched_yield()
-    else:
-        publish_wait(control, (owner & 4095) - 1, layout.FOR_WORD, KEYED, (value & 4095) - 1, 0)
-        now = monotonic_ns()
-        if now >= slice_end(control, (owner & 4095) - 1, began):
-            return TIMED_OUT
-        futex_wait(address, load32(address), nap_nanoseconds(now - began))
-    return DONE
+    return Rows(
+        KEYED,
+        base + LINES + LINE_BYTES * me + at.TAKEN_OVER,
+        base + load_acquire64(base + at.ROW_WORDS),
+        load_acquire64(base + at.SHIFT),
+        base + load_acquire64(base + at.HANDS),
+        load_acquire64(base + at.HAND_BYTES),
+        1,
+        at.COPY,
+        base + load_acquire64(base + at.ROWS),
+        size,
+        size,
+        0,
+        0,
+        0,
+    )
 
 
 @inner
 def await_row(control, base, owner, word):
     """Waits until nobody holds a row word, taking it over from the dead: its value, or -TIMED_OUT."""
-    address = base + load_acquire64(base + at.ROW_WORDS) + 8 * word
-    count_up(keyed_line(base, owner), at.WAITS, 1)
-    began = monotonic_ns()
-    tries = 0
-    while True:
-        value = load_acquire64(address)
-        if value & OWNER == 0:
-            end_wait(control, (owner & 4095) - 1)
-            return value
-        if is_dead(control, value):
-            _take_over_row(base, owner, word, value)
-            continue
-        tries += 1
-        code = nap(control, owner, value, address, tries, began)
-        if code != 0:
-            return -code
+    me = (owner & 4095) - 1
+    return await_word(rows_at(base, me), control, me, hand_of(base, owner), word)
 
 
 @inner
-def _name_word(hand, word):
-    store_release64(hand + at.ROW, -1)
-    store_release64(hand + at.ROW_WORD, word + 1)
-
-
-@inner
-def hold_row(control, base, owner, hand, word, address):
+def hold_row(control, base, owner, word):
     """Takes a row word: its value before, or -TIMED_OUT."""
-    _name_word(hand, word)
-    value = load_acquire64(address)
-    while value & OWNER != 0 or compare_swap64(address, value, value | owner) != value:
-        value = await_row(control, base, owner, word)
-        if value < 0:
-            return value
-        _name_word(hand, word)  # a take-over may have used the hand
-    fence_release()  # readers must not see what is written before the word
-    return value
+    me = (owner & 4095) - 1
+    return hold(rows_at(base, me), control, me, owner, hand_of(base, owner), word)
 
 
 @inner
@@ -176,7 +117,7 @@ def _send_for(values, words, stamps, shift, size, row):
 
 @inner
 def add_to_rows(control, base, updater, me, rows, delta, progress):
-    """Gives ``delta``, row by row, to the updater; rows numbered below 0 are left out. ``(done << 16) | code``"""
+    """Gives ``delta``, row by row, to the updater; rows numbered below 0 are left out. ``(done << 16) | code``."""
     columns, size = load_acquire64(base + at.COLUMNS), load_acquire64(base + at.ROW_BYTES)
     wanted = columns * load_acquire64(base + at.ITEMSIZE)
     values, words = base + load_acquire64(base + at.ROWS), base + load_acquire64(base + at.ROW_WORDS)
@@ -192,10 +133,14 @@ def add_to_rows(control, base, updater, me, rows, delta, progress):
             continue
         word = row >> shift
         address = words + 8 * word
-        store_release64(hand + at.POSITION, k)
-        value = hold_row(control, base, owner, hand, word, address)
-        if value < 0:
-            return (k << 16) | -value
+        store_release64(hand + at.HAND_POSITION, k)
+        name_word(hand, word)
+        value = load_acquire64(address)
+        if value & OWNER != 0 or compare_swap64(address, value, value | owner) != value:
+            value = hold_row(control, base, owner, word)
+            if value < 0:
+                return (k << 16) | -value
+        fence_release()  # readers must not see what is written before the word
         place = values + row * size
         generation = load_acquire64(
             base + at.GENERATION
@@ -203,19 +148,19 @@ def add_to_rows(control, base, updater, me, rows, delta, progress):
         if load32(stamps + 4 * row) != generation:
             store32(stamps + 4 * row, generation)
         move(hand + at.COPY, place, size)
-        store_release64(hand + at.ROW, row)
+        store_release64(hand + at.HAND_ROW, row + 1)
         fence_release()
         part = delta + k * wanted
         call_update(updater, place, part, place + wanted, columns, base + at.HYPER, columns)
         store_release64(address, value + ROW_VERSION)
-    store_release64(hand + at.ROW, -1)
-    store_release64(hand + at.POSITION, rows.size)
+    store_release64(hand + at.HAND_ROW, 0)
+    store_release64(hand + at.HAND_POSITION, rows.size)
     return 0
 
 
 @inner
 def read_rows(control, base, me, rows, out, wanted, progress):
-    """Copies ``wanted`` bytes of rows; those numbered below 0 are left as they are. ``(done << 16) | code``"""
+    """Copies ``wanted`` bytes of rows; those numbered below 0 are left as they are. ``(done << 16) | code``."""
     size = load_acquire64(base + at.ROW_BYTES)
     values, words = base + load_acquire64(base + at.ROWS), base + load_acquire64(base + at.ROW_WORDS)
     shift, owner = load_acquire64(base + at.SHIFT), owner_of(base, me)
@@ -246,24 +191,17 @@ def read_rows(control, base, me, rows, out, wanted, progress):
                     return (k << 16) | -value
             tries += 1
             if tries > _TRIES:  # a hot block: read under the word, which is given back unchanged
-                value = hold_row(control, base, owner, hand_of(base, owner), word, address)
+                held = rows_at(base, me)
+                value = hold(held, control, me, owner, hand_of(base, owner), word)
                 if value < 0:
                     return (k << 16) | -value
                 move(out + k * wanted, values + row * size, wanted)
-                store_release64(address, value)
+                give_back(held, word, value)
                 break
     return 0
 
 
 @inner
-def settle_row(base, owner):
-    """A new life of a worker's number puts in order what an earlier one had in hand. One word: the rest is free."""
-    hand = hand_of(base, owner)
-    word = load_acquire64(hand + at.ROW_WORD) - 1
-    if word >= 0:
-        value = load_acquire64(base + load_acquire64(base + at.ROW_WORDS) + 8 * word)
-        # of any earlier life: the last one may have been killed before it came here
-        if value & 4095 == owner & 4095 and value & OWNER != owner:
-            _take_over_row(base, owner, word, value)
-    store_release64(hand + at.ROW, -1)
-    store_release64(hand + at.ROW_WORD, 0)
+def settle_row(control, base, me):
+    """A new life of a worker's number puts in order what an earlier one had in hand."""
+    settle_hands(rows_at(base, me), control, me)

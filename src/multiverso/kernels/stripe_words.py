@@ -1,5 +1,7 @@
 """Rows under words: 8 bytes for each block of rows are lock, version and owner at once.
 
+The words of arrays and matrices, and of the rows of keyed tables (``row_words.py``), follow this one protocol.
+
 A writer takes the word by one compare-and-swap and lets it go by one store that counts its version up; a reader
 copies what it wants and looks whether the word is free and still the same. Nobody who reads writes shared memory::
 
@@ -59,7 +61,7 @@ class Rows(NamedTuple):
     shift: int  # row r is guarded by word r >> shift
     hands: int
     hand_bytes: int  # from one hand to the next
-    each: int  # hands of a worker
+    each: int  # hands of a worker; with 1, a hand's number is its worker's
     copy: int  # where a hand's copy begins
     values: int
     stride: int  # from one row to the next
@@ -104,6 +106,7 @@ def take_hand(rows, control, me):
 
 @inner
 def drop_hand(hand):
+    """Gives a hand back that ``take_hand`` returned."""
     store_release64(hand + at.HAND_USER, 0)
 
 
@@ -116,18 +119,24 @@ def owner_of(rows, control, me, hand):
 
 @inner
 def worker_of(rows, owner):
+    """Returns the number of the worker whose hand an owner names."""
     return ((owner & HAND_NUMBER) - 1) // rows.each
 
 
 @inner
-def is_dead(rows, control, owner):
-    """Whether the owner of a word will never let it go: its number has another life, or none."""
-    if control == 0:
-        return False
-    block = block_of(control, worker_of(rows, owner))
-    if load_acquire64(block + at.LIFE_NUMBER) != (owner >> 12) & 255:
+def has_died(control, worker, life):
+    """Whether a life of a worker's number is over: the number has another one, or none."""
+    block = block_of(control, worker)
+    # the node's word for the life: a new life of the number may never come to this table
+    if load_acquire64(block + at.LIFE_NUMBER) != life:
         return True
     return load32(block + at.LIVENESS) != at.ALIVE
+
+
+@inner
+def is_dead(rows, control, owner):
+    """Whether the owner of a word will never let it go."""
+    return control != 0 and has_died(control, worker_of(rows, owner), (owner >> 12) & 255)
 
 
 @inner
@@ -241,6 +250,7 @@ def await_word(rows, control, me, hand, word):
 
 @inner
 def name_word(hand, word):
+    """The hand says which word it is about to take, and that it keeps no row yet."""
     store_release64(hand + at.HAND_ROW, 0)
     store_release64(hand + at.HAND_WORD, word + 1)
 
@@ -313,7 +323,7 @@ def _read_held(rows, control, me, row, to, size):
 
 @inner
 def read_rows(rows, control, me, ids, out, size, first):
-    """Copies ``size`` bytes of each row from ``ids[first]`` on; those below 0 are left out. ``(done << 16) | code``"""
+    """Copies ``size`` bytes of each row from ``ids[first]`` on; those below 0 are left out. ``(done << 16) | code``."""
     values, words, shift, stride = rows.values, rows.words, rows.shift, rows.stride
     for k in range(first, min(first + _AHEAD, ids.size)):
         for line in range(0, size, 64):

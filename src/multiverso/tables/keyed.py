@@ -15,7 +15,7 @@ import numpy.typing as npt
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, ShapeMismatchError
 from multiverso.kernels.compiling import compile_update
-from multiverso.kernels.keyed_removal import GONE, KEY
+from multiverso.kernels.keyed_passes import GONE, KEY
 from multiverso.keyed_layout import NO_ROW
 from multiverso.runtime.current import current
 from multiverso.runtime.session import Session

@@ -14,6 +14,7 @@ from multiverso import keyed_layout as layout
 from multiverso.deadline import Deadline
 from multiverso.errors import OutOfMemoryError
 from multiverso.kernels import keyed as kernels
+from multiverso.kernels import keyed_passes as passes
 from multiverso.kernels import keyed_removal as removal
 from multiverso.kernels.codes import FULL
 from multiverso.memory.heap import free_memory
@@ -165,7 +166,7 @@ class KeyedCalls:
         """Writes when and how often keys were used."""
         with self._lock:
             self._ready(None)
-            self._run(removal.note_use, (keys, uses), None)
+            self._run(passes.note_use, (keys, uses), None)
 
     # -- all of it -------------------------------------------------------------------------------------------
 
@@ -174,7 +175,7 @@ class KeyedCalls:
         totals = np.zeros(3, np.int64)
         with self._lock:
             self._ready(None)
-            self._run(removal.counts, (totals,), None)
+            self._run(passes.counts, (totals,), None)
         return int(totals[0]), int(totals[1]), int(totals[2])
 
     def entries(self, batch: int) -> Iterator[tuple[Keys, Keys, Keys]]:
@@ -201,7 +202,7 @@ class KeyedCalls:
                     self._fill(found, parts)
                     keys, values, kinds = (part[: found[1]] for part in parts)
                     places = values & layout.NO_ROW
-                    wanted = kinds == removal.KEY
+                    wanted = kinds == passes.KEY
                     wanted[wanted] = self._memory.stamps()[places[wanted]] > generation
                     rows = self._bytes(places[wanted], size)
                 finally:
@@ -213,10 +214,10 @@ class KeyedCalls:
         keys, values, kinds = (
             np.concatenate(part) for part in zip(*self.entries(_MOST_AT_ONCE), strict=True)
         )
-        rows, live = values & layout.NO_ROW, kinds == removal.KEY
-        entered = keys[kinds != removal.GONE]
+        rows, live = values & layout.NO_ROW, kinds == passes.KEY
+        entered = keys[kinds != passes.GONE]
         with_row = rows[rows != layout.NO_ROW]
-        counted = [int((kinds == kind).sum()) for kind in (removal.KEY, removal.WAITING, removal.GONE)]
+        counted = [int((kinds == kind).sum()) for kind in (passes.KEY, passes.WAITING, passes.GONE)]
         return {
             "keys": counted[0],
             "twins": int(entered.size - np.unique(entered).size),
@@ -234,9 +235,9 @@ class KeyedCalls:
         """
         with self._lock:
             self._ready(None)
-            generation = removal.next_generation.compiled()(self._memory.address)
+            generation = passes.next_generation.compiled()(self._memory.address)
             removed = self._memory.word("REMOVED")
-            self._run(removal.pass_through, (), None)
+            self._run(passes.pass_through, (), None)
         return generation, removed
 
     # -- calls that raised -----------------------------------------------------------------------------------
@@ -321,7 +322,7 @@ class KeyedCalls:
 
     def _fill(self, found: Keys, parts: tuple[Array, ...]) -> None:
         arguments = (self._session.control.address, self._memory.address, self._session.worker_id)
-        call: Callable[..., int] = removal.entries.compiled()
+        call: Callable[..., int] = passes.entries.compiled()
         code = call(*arguments, found, *parts)
         if code:
             self._session.resume(code, lambda: call(*arguments, found, *parts), None, self._what)

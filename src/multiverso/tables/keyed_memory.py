@@ -90,7 +90,7 @@ class KeyedMemory:
 
     def position(self, worker: int) -> ctypes.c_int64:
         """The word of a worker's hand that says how many rows of its add are done, as it is."""
-        return ctypes.c_int64.from_address(self._hand(worker) + at.POSITION)
+        return ctypes.c_int64.from_address(self._hand(worker) + at.HAND_POSITION)
 
     # -- counting --------------------------------------------------------------------------------------------
 
@@ -222,8 +222,6 @@ def _write_header(address: int, spec: KeyedSpec, places: dict[str, int]) -> None
 
 def _begin(address: int, places: dict[str, int]) -> None:
     """Writes what a table without keys has."""
-    for worker in range(MAX_WORKERS):
-        store64(address + places["HANDS"] + places["HAND_BYTES"] * worker + at.ROW, -1)
     store64(address + places["SEGMENT_WORDS"], layout.SEGMENT_VERSION | layout.DEPTH_BIT)
     store64(address + at.GENERATION, 1)
     store64(address + at.IDENTITY, int.from_bytes(os.urandom(7), "little"))
