@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from multiverso.errors import StartupError
@@ -98,6 +98,7 @@ def test_what_a_format_cannot_hold_travels_as_it_is(name: str, number: float) ->
     size=st.integers(1, 300),
     dtype=st.sampled_from(FLOATS),
 )
+@example(wire=1, body=b"\0\0\x80\x7f", size=1, dtype="float32")  # an infinity
 def test_any_bytes_are_read_as_finite_numbers_in_place_or_refused(
     wire: int, body: bytes, size: int, dtype: str
 ) -> None:

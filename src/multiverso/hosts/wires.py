@@ -151,8 +151,6 @@ def decode(wire: int, coded: Array, frame: Array) -> None:
         powers, numbers = _int8_parts(coded, size)
         with np.errstate(over="ignore", under="ignore"):
             frame[:] = np.ldexp(numbers.astype(frame.dtype), np.repeat(powers, BLOCK)[:size].astype(np.int32))
-        if not np.isfinite(frame).all():
-            raise ValueError("a power of two beyond all numbers")
     elif wire == TOPK:
         at, values = _topk_parts(coded, coded.size // (4 + frame.itemsize), frame.dtype)
         if at.size and (int(at[-1]) >= size or np.any(np.diff(at.astype(np.int64)) <= 0)):
@@ -161,6 +159,8 @@ def decode(wire: int, coded: Array, frame: Array) -> None:
         frame[at] = values
     else:
         raise ValueError(f"no wire format has the number {wire}")
+    if not np.isfinite(frame).all():
+        raise ValueError("numbers that no format codes: what is not finite travels as it is")
 
 
 def _int8_parts(coded: Array, size: int) -> tuple[Array, Array]:
