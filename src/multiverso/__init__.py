@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from multiverso import errors, rules, updaters
 from multiverso.api import (
     barrier,
@@ -20,8 +23,6 @@ from multiverso.api import (
     worker_id,
     workers_num,
 )
-from multiverso.checkpoints.beside import Checkpoint, checkpoint
-from multiverso.launch import run
 from multiverso.runtime.current import current
 from multiverso.runtime.restarts import restarts
 from multiverso.tables import (
@@ -35,6 +36,10 @@ from multiverso.tables import (
     TableHandler,
     attach_read_only,
 )
+
+if TYPE_CHECKING:
+    from multiverso.checkpoints.beside import Checkpoint, checkpoint
+    from multiverso.launch.function import run
 
 __version__ = "1.0.0.dev0"
 
@@ -72,3 +77,21 @@ __all__ = [
     "worker_id",
     "workers_num",
 ]
+
+# Imported when it is first used: most workers start no others, and each pays for what it imports.
+_LATER = {
+    "Checkpoint": "multiverso.checkpoints.beside",
+    "checkpoint": "multiverso.checkpoints.beside",
+    "run": "multiverso.launch.function",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from multiverso.errors import StartupError
-from multiverso.hosts.outer import OuterRule
 from multiverso.hosts.pace import Every
 from multiverso.hosts.wires import Wire
 
@@ -47,7 +46,10 @@ class Exchange:
             if not isinstance(text, str) or len(text) > _LONGEST_TEXT:
                 raise StartupError(f"{what} is a short text; got {text!r}")
         Wire.of(wire, "float32")
-        OuterRule.of(between, "float32")
+        if between != cls.between:
+            from multiverso.hosts.outer import OuterRule  # with all that moves values between hosts
+
+            OuterRule.of(between, "float32")
         return cls(wire, _every(every), between)
 
     def of_table(self, wire: str, every: str) -> Exchange:

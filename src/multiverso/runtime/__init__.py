@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from multiverso.layout import MAX_WORKERS
 from multiverso.memory.shared import SharedMemory
 from multiverso.runtime.joblock import JobLock
 from multiverso.runtime.joining import join, observe
-from multiverso.runtime.node import Node
-from multiverso.runtime.reduce import Reducer, working_dtype
 from multiverso.runtime.session import Session
+
+if TYPE_CHECKING:
+    from multiverso.runtime.node import Node
+    from multiverso.runtime.reduce import Reducer, working_dtype
 
 __all__ = [
     "MAX_WORKERS",
@@ -21,3 +26,17 @@ __all__ = [
     "observe",
     "working_dtype",
 ]
+
+# Imported when it is first used: a worker whose node is elsewhere needs nothing of one, nor of several hosts.
+_LATER = {
+    "Node": "multiverso.runtime.node",
+    "Reducer": "multiverso.runtime.reduce",
+    "working_dtype": "multiverso.runtime.reduce",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
+    return value

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
@@ -21,12 +21,13 @@ from multiverso.hosts.exchange import VARIABLES, Exchange
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE
 from multiverso.layout import MAX_WORKERS
 from multiverso.runtime.discovery import JobInfo, discover, socket_name
-from multiverso.runtime.node import Node
-from multiverso.runtime.rendezvous import Found, meet
 from multiverso.runtime.session import START_SECONDS, Session
 from multiverso.runtime.sigusr1 import explain_on_sigusr1
 from multiverso.runtime.trust import new_secret, proof_needed, user_secret
 from multiverso.wire import messages
+
+if TYPE_CHECKING:
+    from multiverso.runtime.rendezvous import Found
 
 _NODE_ATTEMPTS = 12
 _LOOK_SECONDS = 0.02
@@ -103,6 +104,8 @@ def _join(job: JobInfo, options: dict[str, Any], start: float) -> Session:
             **options,
         )
     if job.key is None:
+        from multiverso.runtime.node import Node  # which most workers need not import
+
         secret = new_secret()
         node = Node.__new__(Node)  # known here before it begins, so that an interruption cannot lose it
         try:
@@ -139,6 +142,8 @@ def _join(job: JobInfo, options: dict[str, Any], start: float) -> Session:
 
 def _join_hosts(job: JobInfo, secret: str, options: dict[str, Any], start: float) -> Session:
     """Of a job on several hosts: each host's first worker starts its node once the hosts have found each other."""
+    from multiverso.runtime.rendezvous import meet
+
     number = next(_hosts_joined)
     deadline = time.monotonic() + start
     met = meet(job, number, secret, start)
