@@ -56,7 +56,7 @@ def run(seconds: float, seed: int) -> int:
             Adder(shard).add(np.ones(1000))
         barrier(made)
         hello = Hello(1, 2, 5).pack(job_of(job), os.urandom(32))
-        place = made[0]._listener.address  # type: ignore[union-attr]
+        place = made[0].address
         grown, until = 0, time.monotonic() + seconds
         while rounds < _LEAST_ROUNDS or time.monotonic() < until:
             rounds += 1

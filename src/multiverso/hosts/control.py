@@ -10,8 +10,6 @@ import contextlib
 import functools
 import json
 import os
-import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,24 +21,23 @@ from multiverso.hosts.channel import Channel
 from multiverso.hosts.conversation import NONSENSE, Patience
 from multiverso.hosts.coordinator import Coordinator, Message, lines_of
 from multiverso.hosts.credentials import Credentials
+from multiverso.hosts.door import Door
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.talking import Talk
 from multiverso.hosts.transport import (
     CONTROL,
-    HANDSHAKE_SECONDS,
     Hello,
     Listener,
     Messages,
     RefusedError,
-    accept,
     connect,
 )
+from multiverso.node_log import log
 
 _CONNECT_SECONDS = 60.0
 _JOIN_SECONDS = 10.0
 _LOOK_SECONDS = 0.1
 _AGAIN_SECONDS = 5.0  # of one attempt to connect again
-_STRANGERS = 16  # connections that have not proven anything yet
 
 Deliver = Callable[[Message], None]
 
@@ -56,7 +53,6 @@ class Centre:
 
     def __init__(self, roster: Roster, listener: Listener, deliver: Deliver) -> None:
         self._roster = roster
-        self._listener = listener
         self._deliver = deliver
         self._coordinator = Coordinator(roster)
         self._lock = threading.Lock()
@@ -71,11 +67,11 @@ class Centre:
         }
         self._incarnations: dict[int, int] = {}  # of those that have come
         self._lost: set[int] = set()
-        self._strangers = threading.BoundedSemaphore(_STRANGERS)
-        self._threads: list[threading.Thread] = []
         self._closing = threading.Event()
-        self._accepting = self._start(self._accept, "multiverso-hosts-accept")
-        self._watching = self._start(self._watch, "multiverso-hosts-watch")
+        self._watching = threading.Thread(target=self._watch, name="multiverso-hosts-watch", daemon=True)
+        self._watching.start()
+        me = _hello(roster, incarnation=0, generation=1)  # nobody asks for the coordinator's
+        self._door = Door(listener, credentials_of(roster), me, self._let_in, "multiverso-hosts")
 
     @property
     def all_came(self) -> bool:
@@ -99,43 +95,13 @@ class Centre:
         ):
             time.sleep(_LOOK_SECONDS / 10)
         self._closing.set()
-        self._listener.close()
+        self._door.shut()
         for talk in self._talks.values():
             talk.close("its node has ended")
-        for thread in (self._accepting, self._watching, *self._threads):
-            thread.join(_JOIN_SECONDS)
+        self._door.join()
+        self._watching.join(_JOIN_SECONDS)
 
-    def _start(self, target: Callable[..., None], name: str, *arguments: Any) -> threading.Thread:
-        thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
-        thread.start()
-        return thread
-
-    def _accept(self) -> None:
-        while not self._closing.is_set():
-            try:
-                connection = self._listener.accept()
-            except OSError:
-                if self._closing.wait(0.05):  # out of descriptors, perhaps not for long
-                    return
-                continue
-            if not self._strangers.acquire(blocking=False):
-                connection.close()
-                continue
-            self._threads = [t for t in self._threads if t.is_alive()]
-            self._threads.append(self._start(self._let_in, "multiverso-hosts-control", connection))
-
-    def _let_in(self, connection: socket.socket) -> None:
-        roster = self._roster
-        try:
-            deadline = Deadline.after(HANDSHAKE_SECONDS)
-            channel, theirs = accept(connection, credentials_of(roster), _hello(roster, 0, 1), deadline)
-        except RefusedError as error:
-            _log(f"a connection was refused: {error}")
-            return
-        except (OSError, MultiversoError):
-            return
-        finally:
-            self._strangers.release()
+    def _let_in(self, channel: Channel, theirs: Hello) -> None:
         messages = Messages(channel)
         try:
             talk = self._talk_with(theirs)
@@ -145,7 +111,7 @@ class Centre:
             messages.close()
             return
         if talk.cuts:
-            _log(f"{roster.names[theirs.host]} is connected again")
+            log(f"{self._roster.names[theirs.host]} is connected again")
         try:
             talk.serve(messages)
         except NONSENSE as error:
@@ -267,7 +233,7 @@ class Outpost:
             except (OSError, MultiversoError) as error:
                 if not said:
                     said = True
-                    _log(f"the connection to {self._roster.names[0]} is cut, and is tried again ({error})")
+                    log(f"the connection to {self._roster.names[0]} is cut, and is tried again ({error})")
             self._closing.wait(0.05)
         return None
 
@@ -309,7 +275,3 @@ def _dial(roster: Roster, incarnation: int) -> Channel:
                     f"({error.strerror or error}): is it running, and does a firewall let this port through?"
                 ) from error
         time.sleep(0.05)
-
-
-def _log(line: str) -> None:
-    print(f"multiverso: node: {line}", file=sys.stderr, flush=True)

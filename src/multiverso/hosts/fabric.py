@@ -1,12 +1,11 @@
 """The data plane of a node: links to all other hosts, over which the copies of the tables are kept near each other.
 
-Decisions are made in ``link.py``; here are the threads: one that accepts, one that looks whether the workers have
-changed anything, and two for each peer (``pair.py``).
+Decisions are made in ``link.py``; here are the threads: those of the door (``door.py``), one that looks whether the
+workers have changed anything, and two for each peer (``pair.py``).
 """
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
@@ -22,11 +21,12 @@ from multiverso.hosts.books import Changes
 from multiverso.hosts.channel import Channel
 from multiverso.hosts.copies import Copy, Versions, homes_of, rehomed
 from multiverso.hosts.credentials import Credentials
+from multiverso.hosts.door import Door
 from multiverso.hosts.link import Link
 from multiverso.hosts.loop import Loop
 from multiverso.hosts.outer import Outer, OuterRule
 from multiverso.hosts.pace import SHARE, Every, Pace
-from multiverso.hosts.pair import Pair, _log
+from multiverso.hosts.pair import Pair
 from multiverso.hosts.round_memory import RoundMemory
 from multiverso.hosts.rounds import Rounds
 from multiverso.hosts.transport import Hello
@@ -34,8 +34,6 @@ from multiverso.hosts.wires import Wire
 from multiverso.shards.shard import Shard
 
 _SOON_SECONDS, _LATER_SECONDS = 0.002, 0.05
-_REFUSALS_SECONDS = 10.0
-_STRANGERS = 16  # connections that have not proven anything yet
 _fabrics: weakref.WeakSet[Fabric] = weakref.WeakSet()
 
 
@@ -80,10 +78,7 @@ class Fabric:
         self._lock = threading.RLock()
         self._settled = threading.Condition()
         self._closing = threading.Event()
-        self._refused = -math.inf
-        self._listener: transport.Listener | None = None
-        self._strangers = threading.BoundedSemaphore(_STRANGERS)
-        self._doors: set[threading.Thread] = set()
+        self._door: Door | None = None  # once it listens
         self._others: dict[
             int, Callable[[Channel, Hello], None]
         ] = {}  # who takes connections of another role
@@ -113,13 +108,21 @@ class Fabric:
         Raises:
             StartupError: there can be none at that address.
         """
-        self._listener = transport.Listener(self._bind)
-        self._start("accept", self._accept, self._listener)
+        me = Hello(self.host, self.hosts, self._incarnation)
+        listener = transport.Listener(self._bind)
+        self._door = Door(listener, self._credentials, me, self._let_in, "multiverso-fabric")
         self._start("watch", self._watch)
         for peer, pair in self._pairs.items():
             if peer > self.host:
                 pair.start()
-        return self._listener.address
+        return self._door.address
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens, once it does."""
+        if self._door is None:
+            raise MultiversoError(f"the fabric of host {self.host} does not listen yet")
+        return self._door.address
 
     def answer(self, role: int, taker: Callable[[Channel, Hello], None]) -> None:
         """Says who takes connections of another role at the same port; before it listens."""
@@ -146,39 +149,7 @@ class Fabric:
         self._pairs[peer].dial_with(dial)
         self._pairs[peer].start()
 
-    def _accept(self, listener: transport.Listener) -> None:
-        while not self._closing.is_set():
-            try:
-                connection = listener.accept()
-            except OSError:
-                if self._closing.wait(0.05):
-                    return
-                continue
-            if not self._strangers.acquire(blocking=False):
-                connection.close()
-                continue
-            door = threading.Thread(
-                target=self._let_in, args=(connection,), name="multiverso-fabric-door", daemon=True
-            )
-            self._doors = {thread for thread in self._doors if thread.is_alive()} | {door}
-            door.start()
-
-    def _let_in(self, connection: Any) -> None:
-        me = Hello(self.host, self.hosts, self._incarnation)
-        try:
-            deadline = Deadline.after(transport.HANDSHAKE_SECONDS)
-            channel, theirs = transport.accept(connection, self._credentials, me, deadline)
-        except transport.RefusedError as error:
-            if (
-                time.monotonic() - self._refused > _REFUSALS_SECONDS
-            ):  # a stranger that tries on must not fill the log
-                self._refused = time.monotonic()
-                _log(f"a connection was refused: {error}")
-            return
-        except (OSError, MultiversoError):
-            return
-        finally:
-            self._strangers.release()
+    def _let_in(self, channel: Channel, theirs: Hello) -> None:
         if theirs.role in self._others:
             self._others[theirs.role](channel, theirs)
             return
@@ -409,7 +380,7 @@ class Fabric:
         pair = self._pairs[peer] = self._new_pair(peer)
         for table_id, copy in self._copies.items():
             self._attach_to(pair.link, table_id, copy, self._changes[table_id])
-        if peer > self.host and self._listener is not None:
+        if peer > self.host and self._door is not None:
             pair.start()
 
     def joined(self, peer: int) -> None:
@@ -459,13 +430,15 @@ class Fabric:
         deadline = Deadline.after(1.0)
         self._closing.set()
         self._tell_settled()
-        if self._listener is not None:
-            self._listener.close()
+        if self._door is not None:
+            self._door.shut()
         for copy in list(self._copies.values()):
             copy.close()
         for pair in self._pairs.values():
             pair.close(deadline)
-        for thread in [*self._threads, *self._doors]:
+        if self._door is not None:
+            self._door.join()
+        for thread in self._threads:
             thread.join()
 
     def __enter__(self) -> Fabric:
@@ -475,8 +448,6 @@ class Fabric:
         self.close()
 
     def _after_fork(self) -> None:
-        if self._listener is not None:
-            self._listener.forget()
         for pair in self._pairs.values():
             pair.forget()
 

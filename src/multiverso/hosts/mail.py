@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from multiverso.hosts.channel import Channel, RefusedError
 from multiverso.hosts.credentials import Credentials
 from multiverso.hosts.stream import HEAD_BYTES, Body, Stream
 from multiverso.hosts.transport import HANDSHAKE_SECONDS, MAIL, Hello, connect
+from multiverso.node_log import log
 
 _SOONEST_SECONDS, _LATEST_SECONDS = 0.02, 1.0
 _ADDRESSES_SECONDS = 0.5
@@ -164,11 +164,11 @@ class Mail:
                     self._converse(peer, *found)
             except RefusedError as error:
                 peer.failed = str(error)
-                _log(f"host {peer.host}: {error}")
+                log(f"host {peer.host}: {error}")
                 return
             except (OSError, MultiversoError) as error:
                 if isinstance(error, MultiversoError) and not self._closing.is_set():
-                    _log(f"the connection to host {peer.host} was closed: {error}")
+                    log(f"the connection to host {peer.host} was closed: {error}")
             if peer.host < self._host:
                 self._closing.wait(pause)
                 pause = min(_LATEST_SECONDS, 2 * pause)
@@ -248,7 +248,3 @@ def _fill(channel: Channel, view: memoryview) -> bool:
             return False
         view = view[count:]
     return True
-
-
-def _log(line: str) -> None:
-    print(f"multiverso: node: {line}", file=sys.stderr, flush=True)

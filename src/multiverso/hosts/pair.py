@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from multiverso.hosts.frames import ProtocolError, Reader
 from multiverso.hosts.link import Link
 from multiverso.hosts.pace import Pace
 from multiverso.hosts.transport import HANDSHAKE_SECONDS, Hello
+from multiverso.node_log import log
 
 _SOONEST_SECONDS, _LATEST_SECONDS = 0.02, 1.0
 _MOST_PAUSE_SECONDS = 0.05
@@ -144,11 +144,11 @@ class Pair:
                     self._converse(*found)
             except RefusedError as error:
                 self.failed = str(error)
-                _log(f"host {self.link.peer}: {error}")
+                log(f"host {self.link.peer}: {error}")
                 return
             except (OSError, MultiversoError) as error:
                 if isinstance(error, ProtocolError):
-                    _log(f"the connection to host {self.link.peer} was closed: {error}")
+                    log(f"the connection to host {self.link.peer} was closed: {error}")
             pause = _SOONEST_SECONDS if time.monotonic() - began > 1 else min(_LATEST_SECONDS, 2 * pause)
             if self._dial is not None:
                 self._closing.wait(pause)
@@ -242,7 +242,3 @@ class Pair:
         now = time.thread_time()
         self._pace.spent(time.monotonic(), now - before)
         return now
-
-
-def _log(line: str) -> None:
-    print(f"multiverso: node: {line}", file=sys.stderr, flush=True)

@@ -11,7 +11,6 @@ import functools
 import itertools
 import queue
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,6 +32,7 @@ from multiverso.hosts.stream import Body
 from multiverso.hosts.transport import MAIL, Hello, Listener
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import load64
+from multiverso.node_log import log
 from multiverso.runtime.clocks import Clocks, Lines
 from multiverso.runtime.control import Control
 from multiverso.runtime.following import RoundFollower
@@ -409,7 +409,7 @@ class Abroad:
             host = int(order["host"])
             self._lost.add(host)
             if any(self.control.worker(i).is_live for i in self.roster.workers_of(host)):
-                _log(f"{self.roster.names[host]} is lost: {order['why']}")
+                log(f"{self.roster.names[host]} is lost: {order['why']}")
             if self.control.continues:
                 self._regrouping = True  # who waits for the lost host gets an error before this is over
                 self._carrier.regroup([h for h in range(self.roster.hosts) if h not in self._lost])
@@ -542,7 +542,3 @@ def _lines(tables: Message) -> Lines:
 
 def _deadline() -> Deadline:
     return Deadline.after(_MOVE_SECONDS)
-
-
-def _log(line: str) -> None:
-    print(f"multiverso: node: {line}", file=sys.stderr, flush=True)

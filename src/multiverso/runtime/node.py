@@ -26,6 +26,7 @@ from multiverso import layout as at
 from multiverso.errors import MultiversoError, StartupError
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport import Listener
+from multiverso.node_log import log
 from multiverso.runtime import trust
 from multiverso.runtime.abroad import Abroad, Carrier
 from multiverso.runtime.connection import Connection
@@ -231,7 +232,7 @@ class Node:
         except Exception as error:
             self._failed = error
             traceback.print_exc(file=sys.stderr)
-            _log("it failed; waits of its workers raise NodeLostError")
+            log("it failed; waits of its workers raise NodeLostError")
         finally:
             self._end()
             self._started.set()
@@ -295,7 +296,7 @@ class Node:
                 poll.register(accepted.fileno(), select.EPOLLIN)
             except OSError as error:
                 accepted.close()
-                _log(f"a new connection was closed: {error}")
+                log(f"a new connection was closed: {error}")
                 continue
             connection = Connection(accepted, pid, proven=not trust.proof_needed())
             self._connections[accepted.fileno()] = connection
@@ -311,7 +312,7 @@ class Node:
                 accepted.setblocking(False)
                 told = f"the job's node has no file descriptor left for this process (ulimit -n is {limit} there)"
                 messages.send(accepted, {"re": None, "error": "StartupError", "message": told})
-                _log(told)
+                log(told)
         except OSError:
             pass
         finally:
@@ -331,14 +332,14 @@ class Node:
         except BlockingIOError:
             return
         except OSError as error:
-            _log(f"the connection of process {connection.pid} was closed: {error}")
+            log(f"the connection of process {connection.pid} was closed: {error}")
         except ValueError as error:
-            _log(
+            log(
                 f"the connection of process {connection.pid} was closed, as it sent what is no message: {error}"
             )
         except Exception:
             traceback.print_exc(file=sys.stderr)
-            _log(f"the connection of process {connection.pid} was closed after the error above")
+            log(f"the connection of process {connection.pid} was closed after the error above")
         self._disconnect(poll, connection)
 
     def _answer(self, connection: Connection, request: Message) -> None:
@@ -480,7 +481,7 @@ class Node:
             self._questions.answer(order)
         elif do in ("alone", "broken"):
             if not abroad.over.is_set() and (members.control.continues or not abroad.lost_hosts):
-                _log(
+                log(
                     f"{abroad.roster.names[0]}, which leads the job, is gone: {order['why']}"
                     if do == "alone"
                     else f"values could not be exchanged with the other hosts: {order['why']}"
@@ -597,10 +598,6 @@ class Node:
 
     def _look(self, connection: Connection, request: Message) -> None:
         look(connection, request, self._members.catalogue, self._members.memory)
-
-
-def _log(line: str) -> None:
-    print(f"multiverso: node: {line}", file=sys.stderr, flush=True)
 
 
 def _spare() -> FileIO:

@@ -11,7 +11,6 @@ nothing else.
 from __future__ import annotations
 
 import queue
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +24,7 @@ from multiverso.hosts.roster import Roster
 from multiverso.hosts.stream import Body
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import load64, store64
+from multiverso.node_log import log
 from multiverso.records import Record
 from multiverso.runtime.control import Control
 from multiverso.spec import DTYPES
@@ -121,7 +121,7 @@ class Reductions:
                 self._fail(failed)
             except (MultiversoError, ValueError, TypeError, OSError) as error:
                 failed = BROKEN
-                _log(f"nothing more can be reduced between the hosts: {error}")
+                log(f"nothing more can be reduced between the hosts: {error}")
                 self._fail(failed)
 
     def _note(self, worker: int, number: int, said: tuple[Any, ...]) -> list[int]:
@@ -180,7 +180,3 @@ class Reductions:
             self._segments[SMALL_NAME] = segment
             store64(segment.address + FAILED, why)
             self._control.notify()
-
-
-def _log(line: str) -> None:
-    print(f"multiverso: node: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,36 @@
+"""What a node says to whoever started the job: lines on stderr."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+
+
+def log(line: str) -> None:
+    """Writes a line, at once. Any thread."""
+    print(f"multiverso: node: {line}", file=sys.stderr, flush=True)
+
+
+class Seldom:
+    """Lines about what anybody on the network can cause: one in a while, so that nobody can fill the log.
+
+    Args:
+        seconds: between two lines.
+
+    Owner: one thread at a time; two at once may both write a line.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._last, self._unsaid = -math.inf, 0
+
+    def log(self, line: str) -> None:
+        """Writes a line, with the number of those that were kept back; or keeps it back, if the last was just now."""
+        now = time.monotonic()
+        if now - self._last < self._seconds:
+            self._unsaid += 1
+            return
+        more = f" ({self._unsaid} such lines before it were left out)" if self._unsaid else ""
+        self._last, self._unsaid = now, 0
+        log(line + more)

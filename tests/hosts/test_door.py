@@ -1,0 +1,83 @@
+"""What strangers at the ports between hosts can cost: a line in a while, and nobody's place."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+from core_support import wait_for
+
+from multiverso.hosts import door
+from multiverso.hosts.control import Centre, Outpost
+from multiverso.hosts.credentials import new_credentials
+from multiverso.hosts.roster import Roster
+from multiverso.hosts.transport import Listener
+
+
+@contextmanager
+def control_port() -> Iterator[tuple[Centre, Roster]]:
+    """The coordinator of a job of two hosts, which the second has not reached yet."""
+    listener = Listener(("127.0.0.1", 0))
+    credentials = new_credentials(encrypted=False).to_text()
+    roster = Roster(0, ("first", "second"), (1, 1), listener.address, credentials, rehearsal=True)
+    centre = Centre(roster, listener, lambda order: None)
+    try:
+        yield centre, roster
+    finally:
+        centre.close()
+
+
+def test_a_stranger_cannot_fill_the_log(capfd: pytest.CaptureFixture[str]) -> None:
+    began = time.monotonic()
+    with control_port() as (_, roster):
+        for _ in range(20):
+            with socket.create_connection(roster.coordinator) as stranger:
+                stranger.settimeout(30)
+                stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(200))
+                while stranger.recv(4096):
+                    pass
+    lines = [line for line in capfd.readouterr().err.splitlines() if "no node of multiverso" in line]
+    assert 1 <= len(lines) <= 1 + (time.monotonic() - began) / door._LOG_SECONDS
+    assert "from 127.0.0.1:" in lines[0]
+
+
+def test_a_host_gets_in_beside_as_many_idle_strangers_as_may_be_and_the_log_tells_of_them(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "HANDSHAKE_SECONDS", 300.0)
+    with ExitStack() as stack:
+        with control_port() as (centre, roster):
+            idle = []
+            for number in range(door.STRANGERS):
+                idle.append(stack.enter_context(socket.create_connection(roster.coordinator)))
+                wait_for(lambda number=number: len(centre._door._strangers) == number + 1)
+            first_port = idle[0].getsockname()[1]
+            heard: list[Any] = []
+            second = Outpost(roster.on(1), ("127.0.0.1", 1), heard.append)
+            wait_for(lambda: centre.all_came)
+            assert not heard
+            idle[0].settimeout(30)
+            assert idle[0].recv(1) == b""
+            assert len(centre._door._strangers) == door.STRANGERS - 1
+            second.close()
+        for each in idle[1:]:
+            each.settimeout(30)
+            assert each.recv(1) == b""
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "make room" in line]
+    assert "16 connections at 127.0.0.1:" in line
+    assert f"from 127.0.0.1:{first_port}," in line
+
+
+def test_a_forked_child_keeps_neither_the_port_nor_those_who_knock() -> None:
+    with control_port() as (centre, roster), socket.create_connection(roster.coordinator):
+        wait_for(lambda: len(centre._door._strangers) == 1)
+        child = os.fork()
+        if child == 0:
+            sockets = [centre._door._listener._socket, *centre._door._strangers]
+            os._exit(any(each.fileno() >= 0 for each in sockets))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
