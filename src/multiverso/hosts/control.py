@@ -39,7 +39,13 @@ _JOIN_SECONDS = 10.0
 _LOOK_SECONDS = 0.1
 _AGAIN_SECONDS = 5.0  # of one attempt to connect again
 
+_COUNTED_AS_LOST = "it counts this host as lost, and the others go on without it"
+
 Deliver = Callable[[Message], None]
+
+
+class _TurnedAwayError(Exception):
+    """A host that knows the secret has no place in this job, or none any more."""
 
 
 class Centre:
@@ -55,7 +61,7 @@ class Centre:
         self._roster = roster
         self._deliver = deliver
         self._coordinator = Coordinator(roster)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the coordinator, and of who has come and who is lost
         # from the first: what is said to a host that has not come yet is said when it comes
         self._talks = {
             host: Talk(
@@ -76,7 +82,8 @@ class Centre:
     @property
     def all_came(self) -> bool:
         """Whether every other host has connected, some time or other."""
-        return len(self._incarnations) == self._roster.hosts - 1
+        with self._lock:
+            return len(self._incarnations) == self._roster.hosts - 1
 
     def report(self, message: Message) -> None:
         """A report of this host's own; as JSON carries it, so that it compares with the others'."""
@@ -91,7 +98,7 @@ class Centre:
         while (
             self._coordinator.over
             and not end.passed
-            and not all(self._talks[host].is_done for host in set(self._incarnations) - self._lost)
+            and not all(self._talks[host].is_done for host in self._present())
         ):
             time.sleep(_LOOK_SECONDS / 10)
         self._closing.set()
@@ -105,7 +112,7 @@ class Centre:
         messages = Messages(channel)
         try:
             talk = self._talk_with(theirs)
-        except ValueError as error:
+        except _TurnedAwayError as error:
             with contextlib.suppress(OSError):
                 messages.send(json.dumps({"end": str(error)}).encode())
             messages.close()
@@ -114,33 +121,39 @@ class Centre:
             log(f"{self._roster.names[theirs.host]} is connected again")
         try:
             talk.serve(messages)
-        except NONSENSE as error:
+        except NONSENSE as error:  # the connection is closed already
             self._lose(theirs.host, f"it sent what is no report ({error!r})")
 
     def _talk_with(self, theirs: Hello) -> Talk:
         """Returns the conversation that a connection belongs to.
 
         Raises:
-            ValueError: none; the message says why.
+            _TurnedAwayError: it belongs to none; the message is told to who connected.
         """
         roster, host = self._roster, theirs.host
         if not (0 < host < roster.hosts == theirs.hosts and theirs.role == CONTROL):
-            raise ValueError("there is no such host in this job")
+            raise _TurnedAwayError("there is no such host in this job")
         with self._lock:
             if host in self._lost:
-                raise ValueError("this host counts as lost there, and the others go on without it")
+                raise _TurnedAwayError(_COUNTED_AS_LOST)
             if self._closing.is_set():
-                raise ValueError("its node has ended")
+                raise _TurnedAwayError("its node has ended")
             if self._incarnations.setdefault(host, theirs.incarnation) != theirs.incarnation:
-                raise ValueError("another node has begun as this host, and is not lost")
+                raise _TurnedAwayError("another node has begun as this host, and is not lost")
             return self._talks[host]
+
+    def _present(self) -> list[int]:
+        """Returns the hosts that have come and are not lost."""
+        with self._lock:
+            return [host for host in self._incarnations if host not in self._lost]
 
     def _watch(self) -> None:
         while not self._closing.wait(_LOOK_SECONDS):
-            for host in list(self._incarnations):
+            for host in self._present():
                 why = self._talks[host].look()
-                if why and host not in self._lost:
+                if why:
                     self._lose(host, why)
+                    self._talks[host].close(_COUNTED_AS_LOST)
 
     def _take(self, host: int, report: Message) -> None:
         if report.get("do") == "workers":
@@ -152,8 +165,6 @@ class Centre:
         with self._lock:
             self._lost.add(host)
             self._give(self._coordinator.lose(host, why))
-        if threading.current_thread() is self._watching:  # what serves it finds the connection closed
-            self._talks[host].close("this host counts as lost there, and the others go on without it")
 
     def _give(self, orders: list[tuple[int, Message]]) -> None:
         for host, order in orders:

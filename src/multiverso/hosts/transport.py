@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
-import math
 import os
 import socket
 import struct
@@ -52,6 +51,7 @@ _BACKLOG = 128
 # A silent peer: data that it does not acknowledge for so long ends the connection, as do that many seconds of
 # unanswered probes where nothing is under way. The link then goes on over the next connection.
 _SILENT_SECONDS = 5
+_DAY_SECONDS = 86_400.0
 HANDSHAKE_SECONDS = 10.0
 
 
@@ -147,7 +147,7 @@ def connect(
         RefusedError: it is of another version or another job, or does not take this host.
         OSError: it is not there, or does not answer in time.
     """
-    connection = socket.create_connection(address, max(1e-3, min(deadline.left(math.inf), 86_400)))
+    connection = socket.create_connection(address, _socket_seconds(deadline))
     with contextlib.ExitStack() as undo:
         undo.callback(connection.close)
         _prepare(connection)
@@ -163,7 +163,7 @@ def connect(
         connection.settimeout(None)
         undo.pop_all()
         return pipe.channel, theirs
-    raise AssertionError
+    raise AssertionError("for mypy: an ExitStack may suppress an exception, and this one suppresses none")
 
 
 def accept(
@@ -198,7 +198,12 @@ def accept(
         connection.settimeout(None)
         undo.pop_all()
         return pipe.channel, theirs
-    raise AssertionError
+    raise AssertionError("for mypy: an ExitStack may suppress an exception, and this one suppresses none")
+
+
+def _socket_seconds(deadline: Deadline) -> float:
+    """Returns the seconds left, as a socket takes them: not 0, which is "do not wait", and not infinity."""
+    return max(1e-3, deadline.left(_DAY_SECONDS))
 
 
 def _prepare(connection: socket.socket) -> None:
@@ -256,14 +261,14 @@ class _Pipe:
             self.channel = encrypt(connection, context, server, deadline)
 
     def send(self, data: bytes) -> None:
-        self._socket.settimeout(max(1e-3, min(self._deadline.left(math.inf), 86_400)))
+        self._socket.settimeout(_socket_seconds(self._deadline))
         self.channel.send(data)
 
     def receive(self, count: int) -> bytes:
         data = bytearray(count)
         view = memoryview(data)
         while view:
-            self._socket.settimeout(max(1e-3, min(self._deadline.left(math.inf), 86_400)))
+            self._socket.settimeout(_socket_seconds(self._deadline))
             got = self.channel.recv_into(view)
             if not got:
                 raise ConnectionError("the other host ended the connection before both knew each other")
@@ -348,7 +353,7 @@ class Messages:
 
 
 def _peek(connection: socket.socket, deadline: Deadline) -> int:
-    connection.settimeout(max(1e-3, min(deadline.left(math.inf), 86_400)))
+    connection.settimeout(_socket_seconds(deadline))
     first = connection.recv(1, socket.MSG_PEEK)
     if not first:
         raise ConnectionError("the other host ended the connection before it said anything")

@@ -482,7 +482,7 @@ class Node:
         elif do in ("alone", "broken"):
             if not abroad.over.is_set() and (members.control.continues or not abroad.lost_hosts):
                 log(
-                    f"{abroad.roster.names[0]}, which leads the job, is gone: {order['why']}"
+                    f"the connection to {abroad.roster.names[0]}, which leads the job, is over: {order['why']}"
                     if do == "alone"
                     else f"values could not be exchanged with the other hosts: {order['why']}"
                 )
