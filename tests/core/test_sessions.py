@@ -347,6 +347,25 @@ def test_a_forked_child_refuses_and_disturbs_nobody() -> None:
         assert f"belongs to process {pid}, and this is a forked child" in sentence
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_that_is_forked_while_a_session_starts_lets_go_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fork(session: Session, *_: Any) -> None:  # there is a connection, and no number yet
+        child = os.fork()
+        if child == 0:
+            let_go = [each.closed and each._link.connection.fileno() < 0 for each in (session, whole)]
+            os._exit(0 if all(let_go) and "not begun" in repr(session) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        raise KeyboardInterrupt
+
+    with Node(1) as node, Session(node.address, 0) as whole:
+        monkeypatch.setattr(Session, "_attach", fork)
+        with pytest.raises(KeyboardInterrupt):
+            Session(node.address)
+        whole.barrier()
+
+
 def test_importing_loads_no_framework_and_no_numba_and_starts_nothing() -> None:
     text = """
 import os, sys, threading

@@ -73,6 +73,7 @@ def test_a_host_gets_in_beside_as_many_idle_strangers_as_may_be_and_the_log_tell
     assert f"from 127.0.0.1:{first_port}," in line
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_keeps_neither_the_port_nor_those_who_knock() -> None:
     with control_port() as (centre, roster), socket.create_connection(roster.coordinator):
         wait_for(lambda: len(centre._door._strangers) == 1)

@@ -8,8 +8,8 @@ are the values of a table as every worker has them, and each stripe is read and 
     again   V += S' - S, S = S'          the answer was lost, so the home's S itself came      catch_up
     fresh   T += a, S = T                the first push between the two; the answer is T      begin
 
-Where a wire format leaves something out, the steps are ``differ`` (under the locks), the quantiser
-(``kernels/quantising.py``), and ``advance`` (S is nobody else's).
+Where a wire format leaves something out, the steps are ``differ`` (under the locks), the format's coding
+(``hosts/wires.py``), and ``advance`` (S is nobody else's).
 
 Both sides do the same operations on the same numbers in the same order (``move``), so S has the same bits on both;
 what an operation rounds away stays in V - S or T - S, and goes with the next frame. A difference that is no finite

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -112,9 +113,10 @@ class Session:
         self._link = Link()
         self._holdings = Holdings(self, self._link)
         self._liveness = Liveness(ends_with_node)
-        self._attaching = self._takes_part = False
+        self._attaching = self._attached = self._takes_part = False
+        self._pid = os.getpid()
         try:
-            # what an exception finds here, wherever it arrives, is ended by `_end`
+            # what an exception finds here, wherever it arrives, is ended by `_finish_end`
             note_opened(self)
             deadline = Deadline.after(self.start_timeout_seconds).at
             self._link.connect(address, deadline, secret)
@@ -150,6 +152,7 @@ class Session:
         )
         self.worker_id: int = answer["worker_id"]
         self._fixed_num: int | None = answer["workers_num"]
+        self._attached = True
         # Who comes and goes at will leaves; who is missing at the start of all would let the others begin without it.
         self._takes_part = self._fixed_num is None
         self._liveness.begin(self.control, self.worker_id, self._link.connection)
@@ -559,17 +562,13 @@ class Session:
     def _forked(self) -> None:
         """In a forked child: the memory is there, but locks and liveness belong to the parent."""
         self.closed = (
-            f"this session belongs to process {self._owner}, and this is a forked child of it; "
+            f"this session belongs to process {self._pid}, and this is a forked child of it; "
             "use multiverso in the parent only, or start workers with `multiverso run`"
         )
         self._over = True
         self._link.close()
         self._liveness.abandon()
         self._holdings.abandon()
-
-    @property
-    def _owner(self) -> int:
-        return self.control.worker(self.worker_id).pid
 
     def __enter__(self) -> Self:
         return self
@@ -578,6 +577,8 @@ class Session:
         self.shutdown()
 
     def __repr__(self) -> str:
+        if not self._attached:
+            return f"<Session that has not begun{', closed' if self.closed else ''}>"
         return (
             f"<Session of worker {self.worker_id} of {self.workers_num}{', closed' if self.closed else ''}>"
         )
