@@ -42,7 +42,7 @@ class Channel(Protocol):
         """Sends what is left."""
 
     def recv_into(self, view: memoryview) -> int:
-        """Waits for bytes; returns how many came, 0 at the end. One thread at a time."""
+        """Waits for bytes, of some channels until the view is full; returns how many came, 0 at the end. One thread."""
 
     def shutdown(self) -> None:
         """Ends it for both sides: whoever waits in here goes on. Any thread may call it, more than once."""
@@ -72,7 +72,8 @@ class Plain:
             self._socket.sendall(rest)
 
     def recv_into(self, view: memoryview) -> int:
-        return self._socket.recv_into(view)
+        # a large frame comes in dozens of pieces: the system puts them together without waking this thread for each
+        return self._socket.recv_into(view, 0, socket.MSG_WAITALL)
 
     def shutdown(self) -> None:
         with contextlib.suppress(OSError):

@@ -5,8 +5,6 @@ The chunk is the caller's alone meanwhile; nothing here is in anybody's books.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from multiverso.hosts import frames, wires
@@ -35,8 +33,8 @@ def make_push(table: LinkTable, part: Away, header: Header, ticket: int, pool: B
         wire, length = header.wire, 0
         if table.copy.differ(part.chunk, part.agreed, frame):
             wire, length, buffer = _coded(table, part, buffer, frame, pool)
-        header, some, rest = replace(header, wire=wire), length > 0, True
-    return UnderWay(replace(header, length=length), view(buffer, length), buffer, some, rest, ticket)
+        header, some, rest = header._replace(wire=wire), length > 0, True
+    return UnderWay(header._replace(length=length), view(buffer, length), buffer, some, rest, ticket)
 
 
 def take_push(
@@ -58,7 +56,7 @@ def take_push(
             spare = pool.take(frame.nbytes)
             copy.land(chunk, numbers(table, chunk, spare), frame)  # into the values alone: S has it already
             pool.give(spare)
-            header = replace(header, length=0)
+            header = header._replace(length=0)
     if header.flags & frames.FRESH:
         copy.begin(chunk, part.agreed, frame)
         length = frame.nbytes if frame.any() else 0

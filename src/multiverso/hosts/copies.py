@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from ctypes import addressof, c_int64
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from multiverso.shards.shard import Shard
 
 CHUNK_BYTES = 1 << 20
 Array = npt.NDArray[Any]
+_Record = c_int64 * 2  # of a kernel: how far it is, and what it has found
 
 
 @dataclass(frozen=True)
@@ -139,14 +141,14 @@ class Copy:
                 self._left.notify_all()
 
     def _call(self, kernel: Callable[..., int], chunk: Chunk, agreed: Array, frame: Array) -> int:
-        record = np.zeros(2, np.int64)
-        address = int(record.ctypes.data)
+        record = _Record()
+        address = addressof(record)
         while True:
             if self._closed.is_set():
                 raise ClosedError("the table is closed")
             code = kernel(self._control, self.shard.base, chunk.low, agreed, frame, address)
             if code == DONE:
-                return int(record[1])
+                return record[1]
             if code != TIMED_OUT:  # a lock's owner is stopped: it is waited for, as workers do
                 raise MultiversoError(f"a lock of table {self.shard.header['table_id']} is broken ({code})")
 

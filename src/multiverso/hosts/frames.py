@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from multiverso.errors import MultiversoError
 
@@ -48,9 +49,8 @@ class ProtocolError(MultiversoError, ConnectionError):
     """The other node sent what no node of this version sends: the connection is closed, nothing was changed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    """What stands before a body.
+class Header(NamedTuple):
+    """What stands before a body. A tuple: two of them are made for each frame.
 
     Attributes:
         kind: one of the kinds above.
@@ -72,9 +72,7 @@ class Header:
 
     def pack(self) -> bytes:
         """Returns it as it travels."""
-        return _HEADER.pack(
-            self.kind, self.wire, self.flags, self.table, self.chunk, self.length, self.number
-        )
+        return _HEADER.pack(*self)
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview) -> Header:

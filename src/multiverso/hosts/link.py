@@ -418,7 +418,7 @@ class Link:
         elif header.kind == frames.PUSH:
             self._pushed(header, body)
         elif header.kind in (frames.ANSWER, frames.VALUE):
-            self._answered(header, body)
+            self._answered(header, body, now)
         else:
             with self._lock:
                 self._told(header, body)
@@ -474,7 +474,7 @@ class Link:
             self.traffic.answers += 1
             self._queues.answers.append(Outgoing(answer, view(buffer, answer.length), buffer))
 
-    def _answered(self, header: Header, body: memoryview) -> None:
+    def _answered(self, header: Header, body: memoryview, now: float) -> None:
         with self._lock:
             table = self._tables.get(header.table)
             part = table.away[header.chunk] if table is not None else None
@@ -486,9 +486,11 @@ class Link:
             return
         with self._lock:
             if part.frame is not None:
-                self._close_frame(table, part, part.frame, header)
+                self._close_frame(table, part, part.frame, header, now)
 
-    def _close_frame(self, table: LinkTable, part: Away, pushed: UnderWay, header: Header) -> None:
+    def _close_frame(
+        self, table: LinkTable, part: Away, pushed: UnderWay, header: Header, now: float
+    ) -> None:
         self._queues.came_back(part)
         self._pool.give(pushed.buffer)
         some = pushed.some or header.length > 0
@@ -505,7 +507,8 @@ class Link:
                                 self._settled()
             if part.goal > part.done:
                 self._queues.ask(table, part)
-        self._queues.passed(table, part, some)
+        if self._queues.passed(table, part, some):
+            self._look_at(table, now)  # the next pass does not wait until somebody looks
 
 
 def _agreed(copy: Copy, homes: list[int], home: int) -> Iterator[tuple[Chunk, Array]]:

@@ -50,13 +50,15 @@ class Queues:
             table.passing += 1
             self._todo.append((table, part))
 
-    def passed(self, table: LinkTable, part: Away, some: bool) -> None:
-        """A chunk has come back; ``some``: with a difference, so that it goes again."""
+    def passed(self, table: LinkTable, part: Away, some: bool) -> bool:
+        """A chunk has come back; ``some``: with a difference, so that it goes again. Returns whether a pass is over."""
         if some:
             table.again.add(part.chunk.number)
         if part.passing and not part.queued:
             part.passing = False
             table.passing -= 1
+            return table.passing == 0
+        return False
 
     def send_again(self, table: LinkTable) -> None:
         """A connection, or new homes, have begun: what is under way may never have arrived."""

@@ -301,6 +301,8 @@ class Rounds:
             return None
         if words:
             return words[0], words.popleft
+        if not self._tables:
+            return None
         before, after = self._before, self._next
         for table in self._tables.values():
             if peer not in table.theirs:

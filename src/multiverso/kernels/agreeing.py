@@ -23,6 +23,8 @@ same call goes on from there. The node is no worker: these locks are waited for 
 
 from __future__ import annotations
 
+import numpy as np
+
 from multiverso import layout as at
 from multiverso.kernels.atomics import (
     array_at,
@@ -38,6 +40,8 @@ from multiverso.kernels.locking import lock_stripe, unlock_stripe
 AGREEING_DONE, AGREEING_FOUND = 0, 8
 SOME = 1  # a difference was not zero
 REST = 2  # S is not the value itself now: rounding has left something for the next frame
+
+_PART = 1024  # numbers
 
 
 @inner
@@ -78,10 +82,45 @@ def move(value, x):
 
 
 # -- one stripe's part of a chunk: returns what was found ------------------------------------------------------
+#
+# A branch for each number costs three quarters of the time. So a part that stays in the first cache is first looked
+# through: where all that will be computed is finite, ``difference`` and ``move`` are a subtraction and an addition.
 
 
 @inner
 def _push(values, agreed, frame, one):
+    found = 0
+    for a in range(0, values.size, _PART):
+        v, s, f = values[a : a + _PART], agreed[a : a + _PART], frame[a : a + _PART]
+        found |= _push_finite(v, s, f) if _is_finite(v, s) else _push_any(v, s, f, one)
+    return found
+
+
+@inner
+def _is_finite(values, agreed):
+    odd = np.int32(0)
+    for i in range(values.size):
+        x = values[i] - agreed[i]
+        odd = np.int32(odd | np.int32(x - x != 0))
+    return odd == 0
+
+
+@inner
+def _push_finite(values, agreed, frame):
+    some, rest = np.int32(0), np.int32(0)
+    for i in range(values.size):
+        value = values[i]
+        x = value - agreed[i]
+        ours = agreed[i] + x
+        frame[i] = x
+        agreed[i] = ours
+        some = np.int32(some | np.int32(x != 0))
+        rest = np.int32(rest | np.int32(ours != value))
+    return some | rest << 1
+
+
+@inner
+def _push_any(values, agreed, frame, one):
     some, rest = 0, 0
     for i in range(values.size):
         value = values[i]
@@ -96,6 +135,39 @@ def _push(values, agreed, frame, one):
 
 @inner
 def _serve(values, agreed, frame, one):
+    found = 0
+    for a in range(0, values.size, _PART):
+        v, s, f = values[a : a + _PART], agreed[a : a + _PART], frame[a : a + _PART]
+        found |= _serve_finite(v, s, f) if _are_sums_finite(v, s, f) else _serve_any(v, s, f, one)
+    return found
+
+
+@inner
+def _are_sums_finite(values, agreed, frame):
+    odd = np.int32(0)
+    for i in range(values.size):
+        x = (values[i] + frame[i]) - (agreed[i] + frame[i])
+        odd = np.int32(odd | np.int32(x - x != 0))
+    return odd == 0
+
+
+@inner
+def _serve_finite(values, agreed, frame):
+    some, rest = np.int32(0), np.int32(0)
+    for i in range(values.size):
+        mine, ours = values[i] + frame[i], agreed[i] + frame[i]
+        b = mine - ours
+        ours = ours + b
+        values[i] = mine
+        frame[i] = b
+        agreed[i] = ours
+        some = np.int32(some | np.int32(b != 0))
+        rest = np.int32(rest | np.int32(ours != mine))
+    return some | rest << 1
+
+
+@inner
+def _serve_any(values, agreed, frame, one):
     some, rest = 0, 0
     for i in range(values.size):
         x = frame[i]
@@ -113,11 +185,28 @@ def _serve(values, agreed, frame, one):
 
 @inner
 def _land(values, agreed, frame, one):
+    for a in range(0, values.size, _PART):
+        v, s, f = values[a : a + _PART], agreed[a : a + _PART], frame[a : a + _PART]
+        if _are_sums_finite(v, s, f):
+            _land_finite(v, s, f)
+        else:
+            _land_any(v, s, f)
+    return 0
+
+
+@inner
+def _land_finite(values, agreed, frame):
+    for i in range(values.size):
+        values[i] += frame[i]
+        agreed[i] += frame[i]
+
+
+@inner
+def _land_any(values, agreed, frame):
     for i in range(values.size):
         x = frame[i]
         values[i] = move(values[i], x)
         agreed[i] = move(agreed[i], x)
-    return 0
 
 
 @inner
