@@ -32,24 +32,25 @@ def start(warm: Warm, *arguments: str) -> subprocess.CompletedProcess[str]:
     return warm.run(EXAMPLE, *arguments, cwd=ROOT, env=os.environ)
 
 
-def train(warm: Warm, workers: int, *options: str) -> list[str]:
+def train(warm: Warm, workers: int, *options: str, hosts: int = 1) -> list[str]:
     """The master's lines: the others say nothing."""
-    results = warm.run_job(workers, EXAMPLE, *options, cwd=ROOT, env=os.environ)
+    results = warm.run_job(workers, EXAMPLE, *options, cwd=ROOT, env=os.environ, hosts=hosts)
     assert [result.returncode for result in results] == [0] * workers, results
     assert [result.stdout for result in results[1:]] == [""] * (workers - 1)
     return results[0].stdout.splitlines()
 
 
-def test_it_learns_the_digits_with_bounded_staleness(warm: Warm) -> None:
-    lines = train(warm, 2, "--epochs", "12", "--staleness", "3")
+@pytest.mark.parametrize(("hosts", "options"), [(1, ["--staleness", "3"]), (2, [])])
+def test_it_learns_the_digits_without_rounds(warm: Warm, hosts: int, options: list[str]) -> None:
+    lines = train(warm, 2, "--epochs", "12", *options, hosts=hosts)
     assert [re.match(r"epoch=(\d+) accuracy=", line)[1] for line in lines[:-1]] == [
         str(n) for n in range(1, 13)
     ]  # type: ignore[index]
     assert re.fullmatch(LAST_LINE.format(2), lines[-1])
 
 
-def test_synchronous_runs_are_the_same(warm: Warm) -> None:
-    first, second = (train(warm, 2, "--sync", "--epochs", "5") for _ in range(2))
+def test_synchronous_runs_are_the_same_on_one_host_and_on_two(warm: Warm) -> None:
+    first, second = (train(warm, 2, "--sync", "--epochs", "5", hosts=hosts) for hosts in (1, 2))
     assert first[:-1] == second[:-1]
     assert first[-1].split()[:2] == second[-1].split()[:2]
 

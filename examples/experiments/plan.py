@@ -47,6 +47,7 @@ class Configuration:
     every: int
     rule: str = "asgd"
     mode: str = "async"
+    hosts: int = 1  # a rehearsal, where there are more: all of them this machine
 
     @property
     def code(self) -> str:
@@ -54,11 +55,12 @@ class Configuration:
         if not self.used:
             return f"0M-{self.workers}G"
         more = [word for word in (self.rule, self.mode) if word not in ("asgd", "async")]
+        more += [f"{self.hosts}H"] * (self.hosts > 1)
         return "-".join([f"1M-{self.workers}G-{self.every}S", *more])
 
 
 def parse_configuration(text: str) -> Configuration:
-    """Reads ``1M-4G-3S``, with ``,rule=easgd:0.2`` or ``,mode=sync`` behind it where they are not the default."""
+    """Reads ``1M-4G-3S``, with ``,rule=easgd:0.2``, ``,mode=sync`` or ``,hosts=2`` behind it, where that is wanted."""
     code, *options = text.split(",")
     match = _CODE.fullmatch(code)
     if not match or (match["used"] == "1") != bool(match["every"]):
@@ -70,9 +72,11 @@ def parse_configuration(text: str) -> Configuration:
         raise SystemExit(f"{code}: processes and minibatches between exchanges are 1 or more")
     for option in options:
         name, _, value = option.partition("=")
-        if name not in ("rule", "mode"):
-            raise SystemExit(f"{text!r}: a configuration has rule= and mode=, and no {name!r}")
-        made = replace(made, **{name: value})
+        if name not in ("rule", "mode", "hosts"):
+            raise SystemExit(f"{text!r}: a configuration has rule=, mode= and hosts=, and no {name!r}")
+        if name == "hosts" and not (value.isdecimal() and 1 <= int(value) <= made.workers):
+            raise SystemExit(f"{text!r}: hosts= is from 1 to the {made.workers} processes; got {value!r}")
+        made = replace(made, **{name: int(value) if name == "hosts" else value})
     if made.mode not in MODES:
         raise SystemExit(f"mode= is {', '.join(MODES)}; got {made.mode!r}")
     rule = parse_rule(made.rule)

@@ -6,7 +6,8 @@
 
 A configuration is called 0M-1G (one process without multiverso) or 1M-4G-3S (with it, 4 processes, an exchange
 every 3 minibatches), where any numbers may stand; ",rule=" and ",mode=" behind it choose asgd, easgd:ALPHA,
-downpour:FETCH:PUSH, averaging or local_sgd:RATE:MOMENTUM, and async, bounded or sync.
+downpour:FETCH:PUSH, averaging or local_sgd:RATE:MOMENTUM, and async, bounded or sync; ",hosts=2" spreads the processes
+over two rehearsed hosts.
 
 Written to --out: tables.md, epochs.csv, accuracy_epoch.png, accuracy_time.png, time_epoch.png.
 """
@@ -64,8 +65,8 @@ def main() -> None:
     runs: report.Runs = {}
     for number, configuration in enumerate(configurations, 1):
         print(f"[{number} of {len(configurations)}] {configuration.code}", flush=True)
-        workers = configuration.workers
-        epochs = mv.run(train, workers, (settings, configuration, images))[0]
+        what = (settings, configuration, images)
+        epochs = mv.run(train, configuration.workers, what, hosts=configuration.hosts)[0]
         runs[configuration.code] = (configuration, epochs)
         # after each, so that an interrupted experiment has results, too
         text = report.write(options.out, settings, numbers, runs)

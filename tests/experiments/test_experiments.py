@@ -47,18 +47,18 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_one_command_makes_tables_a_csv_and_three_pictures(tmp_path: Path, start: Callable[..., str]) -> None:
-    configurations = ["0M-1G", "1M-2G-3S,rule=easgd:0.3,mode=sync"]
+    configurations = ["0M-1G", "1M-2G-3S,rule=easgd:0.3,mode=sync,hosts=2"]
     size = ["--epochs", "2", "--width", "4", "--drops", "1"]
     said = start(EXPERIMENTS / "run.py", *configurations, *size, "--out", str(tmp_path))
-    assert "sync: epoch 2 of 2" in said, "no progress is shown"
+    assert "sync-2H: epoch 2 of 2" in said, "no progress is shown"
     tables = (tmp_path / "tables.md").read_text()
     for title in ("Hardware", "Settings", "Model", "Results"):
         assert f"## {title}" in tables
-    assert "| 1M-2G-3S-easgd:0.3-sync | 2 | every 3 | easgd(0.3), sync |" in tables
+    assert "| 1M-2G-3S-easgd:0.3-sync-2H | 2 | every 3 | easgd(0.3), sync |" in tables
     with (tmp_path / "epochs.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["configuration"], row["epoch"]) for row in rows] == [
-        (code, epoch) for code in ("0M-1G", "1M-2G-3S-easgd:0.3-sync") for epoch in "12"
+        (code, epoch) for code in ("0M-1G", "1M-2G-3S-easgd:0.3-sync-2H") for epoch in "12"
     ]
     assert all(0 <= float(row["accuracy"]) <= 1 and float(row["seconds"]) > 0 for row in rows)
     for name in ("accuracy_epoch", "accuracy_time", "time_epoch"):
@@ -73,6 +73,7 @@ def test_one_command_makes_tables_a_csv_and_three_pictures(tmp_path: Path, start
         ("0M-4G", "there is one process"),
         ("1M-4G-0S", "are 1 or more"),
         ("1M-4G-1S,speed=9", "no 'speed'"),
+        ("1M-2G-1S,hosts=3", "hosts= is from 1 to the 2 processes"),
         ("1M-4G-1S,mode=never", "mode= is async, sync, bounded"),
         ("1M-4G-1S,rule=magic", "no rule 'magic'"),
         ("1M-4G-1S,rule=easgd:7", "above 0 and at most 1"),

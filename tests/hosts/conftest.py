@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 for folder in (Path(__file__).parent, Path(__file__).parents[1] / "core"):
     sys.path.insert(0, str(folder))
+
+import networks  # noqa: E402
+from networks import Network  # noqa: E402
+
+
+@pytest.fixture(params=["namespaces", "loopback"])
+def network(request: pytest.FixtureRequest) -> Iterator[Network]:
+    """Two hosts with a network device each where they can be made, else two that share this machine's address."""
+    missing = networks.missing()
+    if request.param == "loopback":
+        if missing is None:
+            pytest.skip("network namespaces can be made here: the same test runs in those")
+        yield networks.LOOPBACK
+        return
+    if missing is not None:
+        pytest.skip(missing)
+    with networks.namespaces() as made:
+        yield made
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from core_support import in_threads
 from relay import Relay
 
-from multiverso.hosts.control import credentials_of
-from multiverso.hosts.credentials import new_credentials
-from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
-from multiverso.hosts.transport import Listener
+from multiverso.launch.rehearsing import hosts_here
 from multiverso.runtime import Node, Session
 
 
@@ -46,19 +43,15 @@ def rehearsal(
     *workers: int, on_lost: str = "stop", encrypted: bool = False, grace: float = 30.0, relayed: bool = False
 ) -> Iterator[Rehearsal]:
     """Makes the nodes of a job with so many workers on each host."""
+    relays: dict[int, Relay] = {}
     with ExitStack() as stack:
-        listener = Listener(("127.0.0.1", 0))
-        credentials = new_credentials(encrypted).to_text()
-        names = tuple(f"host-{host}" for host in range(len(workers)))
-        roster = Roster(0, names, workers, listener.address, credentials, rehearsal=True, grace=grace)
-        nodes = []
-        relays = {}
-        for host in range(len(workers)):
-            own = roster.on(host)
-            if relayed and host:
-                relays[host] = stack.enter_context(Relay(listener.address))
-                own = replace(own, coordinator=relays[host].address)
-            fabric = Fabric(host, own.hosts, credentials_of(own))
-            abroad = (own, fabric, listener if host == 0 else None)
-            nodes.append(stack.enter_context(Node(own.workers_num, on_lost=on_lost, abroad=abroad)))
+
+        def way(host: int, address: tuple[str, int]) -> tuple[str, int]:
+            if not (relayed and host):
+                return address
+            relays[host] = stack.enter_context(Relay(address))
+            return relays[host].address
+
+        options: Any = {"on_lost": on_lost, "encrypted": encrypted, "grace": grace}
+        roster, nodes = stack.enter_context(hosts_here(workers, way=way, **options))
         yield Rehearsal(roster, nodes, relays)

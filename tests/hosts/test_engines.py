@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from networks import Network
 
 from multiverso.hosts.addresses import reachable
 from multiverso.hosts.roster import Roster
@@ -69,23 +70,30 @@ def program(folder: Path, text: str) -> Path:
 
 
 @pytest.fixture
-def remote(tmp_path: Path) -> Path:
-    """Reaches any host, and runs on this machine what it is given."""
+def remote(tmp_path: Path, network: Network) -> Path:
+    """Reaches any host, and runs there what it is given: in its namespace, or on this machine."""
+    second = " ".join([*network.inside[1], "sh", "-c"])
     script = tmp_path / "remote"
-    script.write_text('#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nshift\nexec sh -c "$*"\n')
+    script.write_text(
+        '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nhost=$1\nshift\n'
+        f'[ "$host" = {network.addresses[1]} ] && exec {second} "$*"\n'
+        'exec sh -c "$*"\n'
+    )
     script.chmod(0o755)
     return script
 
 
-def mpich(remote: Path) -> list[object]:
+def mpich(remote: Path, network: Network) -> list[object]:
     # Hydra deals ranks out in turn: 0 and 2 on the first host, 1 on the second
+    first, second = network.addresses
+    hosts = f"{first},{second}" if first != second else f"localhost,{second}"
     return [
-        *(BIN / "mpiexec.hydra", "-launcher", "ssh", "-launcher-exec", remote),
-        *("-hosts", "localhost,127.0.0.1", "-n", 3, sys.executable),
+        *(*network.inside[0], BIN / "mpiexec.hydra", "-launcher", "ssh", "-launcher-exec", remote),
+        *("-localhost", first, "-hosts", hosts, "-n", 3, sys.executable),
     ]
 
 
-def openmpi(remote: Path) -> list[object]:
+def openmpi(remote: Path, network: Network) -> list[object]:
     return [
         *(OPENMPI / "bin" / "mpiexec", "--allow-run-as-root", "--prtemca", "plm_ssh_agent", remote),
         # Two hosts share no memory; these two, which are one machine, must not, either: Open MPI crashed in it.
@@ -100,9 +108,9 @@ def openmpi(remote: Path) -> list[object]:
     ids=["mpich", "openmpi"],
 )
 def test_mpirun_over_two_hosts(
-    tmp_path: Path, remote: Path, engine, arguments: list[str], total: int, on: str
+    tmp_path: Path, remote: Path, network: Network, engine, arguments: list[str], total: int, on: str
 ) -> None:
-    start = [*engine(remote), program(tmp_path, ADDING), *arguments]
+    start = [*engine(remote, network), program(tmp_path, ADDING), *arguments]
     own = {"MPI4PY_LIBMPI": str(OPENMPI / "lib" / "libmpi.so.40")} if engine is openmpi else {}
     done = subprocess.run(
         list(map(str, start)),

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from networks import Network
 
 from warm import Warm
 
@@ -169,18 +170,17 @@ def test_what_is_no_list_of_hosts_is_refused(tmp_path: Path, hosts: str) -> None
     assert done.stderr.startswith("multiverso: --hosts")
 
 
-def test_two_agents_of_torchrun_are_two_hosts_of_one_job(tmp_path: Path, port: int) -> None:
+def test_two_agents_of_torchrun_are_two_hosts_of_one_job(tmp_path: Path, network: Network, port: int) -> None:
     torchrun = [Path(sys.executable).parent / "torchrun", "--nnodes", 2, "--nproc-per-node", 1]
-    place = ["--master-addr", "127.0.0.1", "--master-port", port]
+    place = ["--master-addr", network.addresses[0], "--master-port", port]
     agents = [
         subprocess.Popen(
-            list(map(str, [*torchrun, "--node-rank", rank, *place, program(tmp_path, ADDING)])),
+            list(map(str, [*inside, *torchrun, "--node-rank", rank, *place, program(tmp_path, ADDING)])),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "MULTIVERSO_INSECURE_FABRIC": "1"},
         )
-        for rank in range(2)
+        for rank, inside in enumerate(network.inside)
     ]
     try:
         said = [agent.communicate(timeout=SECONDS) for agent in agents]

@@ -21,6 +21,7 @@ from multiverso.launch.job import Job
 from multiverso.launch.local import worker_commands
 from multiverso.launch.output import Output
 from multiverso.launch.sinks import text_sink
+from multiverso.runtime.current import current
 
 
 def worker() -> int:
@@ -45,8 +46,9 @@ def test_results_come_in_worker_order() -> None:
     assert mv.run(function, workers=3, args=(10,), kwargs={"step": 2}) == [(0, 10), (1, 12), (2, 14)]
 
 
-def test_the_workers_are_a_job() -> None:
-    def function() -> tuple[int, float]:
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_the_workers_are_a_job(hosts: int) -> None:
+    def function() -> tuple[int, float, int]:
         mv.init()
         table = mv.ArrayTableHandler(1000)
         mv.barrier()
@@ -54,9 +56,9 @@ def test_the_workers_are_a_job() -> None:
         mv.barrier()
         total = table.get()
         assert (total == total[0]).all()
-        return mv.workers_num(), float(total[0])
+        return mv.workers_num(), float(total[0]), len(set(current().control.places))
 
-    assert mv.run(function, workers=3) == [(3, 6.0)] * 3
+    assert mv.run(function, workers=3, hosts=hosts) == [(3, 6.0, 0 if hosts == 1 else hosts)] * 3
 
 
 def test_shutdown_is_made_up_for_and_harmless_when_made() -> None:
@@ -254,6 +256,9 @@ def test_env_is_set_in_the_workers() -> None:
         ({"workers": 10**6}, "workers is 1000000"),
         ({"on_failure": "retry"}, "on_failure is 'retry'"),
         ({"timeout_seconds": 0}, "timeout_seconds is 0"),
+        ({"hosts": 0}, "hosts is 0"),
+        ({"hosts": 1.0}, "hosts is 1.0"),
+        ({"workers": 2, "hosts": 3}, "hosts is 3; it must be from 1 to the 2 workers"),
     ],
 )
 def test_options_are_checked(arguments: dict[str, Any], words: str) -> None:

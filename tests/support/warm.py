@@ -27,7 +27,7 @@ import types
 import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -159,14 +159,34 @@ class Warm:
         return self._run_all([args], [env], cwd, timeout)[0]
 
     def run_job(
-        self, workers: int, *args: str, cwd: Path, env: Mapping[str, str], timeout: float = 250
+        self,
+        workers: int,
+        *args: str,
+        cwd: Path,
+        env: Mapping[str, str],
+        timeout: float = 250,
+        hosts: int = 1,
     ) -> list[subprocess.CompletedProcess[str]]:
-        """Runs ``python -u ARGS`` in each worker of a job whose node is here; returns what each left, in order."""
+        """Runs ``python -u ARGS`` in each worker of a job whose nodes are here; returns what each left, in order."""
+        from multiverso.hosts.roster import spread
+        from multiverso.launch.rehearsing import hosts_here
         from multiverso.runtime import Node
 
-        with Node(workers) as node:
-            job = {"MULTIVERSO_NODE": node.address, "MULTIVERSO_WORKERS_NUM": str(workers)}
-            envs = [{**env, **job, "MULTIVERSO_WORKER_ID": str(worker)} for worker in range(workers)]
+        with ExitStack() as stack:
+            if hosts == 1:
+                nodes = [stack.enter_context(Node(workers))] * workers
+            else:
+                roster, made = stack.enter_context(hosts_here(spread(workers, hosts)))
+                nodes = [made[roster.host_of(worker)] for worker in range(workers)]
+            envs = [
+                {
+                    **env,
+                    "MULTIVERSO_NODE": nodes[worker].address,
+                    "MULTIVERSO_WORKERS_NUM": str(workers),
+                    "MULTIVERSO_WORKER_ID": str(worker),
+                }
+                for worker in range(workers)
+            ]
             return self._run_all([args] * workers, envs, cwd, timeout)
 
     def _run_all(

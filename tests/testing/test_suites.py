@@ -24,6 +24,21 @@ def array_table(size: int, value: Any, dtype: str) -> Any:
     return mv.ArrayTableHandler(size, value, dtype=dtype)
 
 
+class MatrixTable:
+    """A matrix of one column: each number is a row."""
+
+    def __init__(self, size: int, value: Any, dtype: str) -> None:
+        self.size = size
+        begun = None if value is None else np.reshape(value, (size, 1))
+        self._table = mv.MatrixTableHandler(size, 1, begun, dtype=dtype)
+
+    def get(self) -> Any:
+        return self._table.get(np.arange(self.size)).reshape(-1)
+
+    def add(self, data: Any) -> None:
+        self._table.add(np.reshape(data, -1), row_ids=np.arange(self.size))
+
+
 def subtract(values: Any, delta: Any, states: Any) -> None:
     values -= delta
 
@@ -60,7 +75,8 @@ class NumpyModel:
 
 
 TestNumpy = bindings.suite(NumpyModel, dtypes=("float32", "float64"), preload=("multiverso",))
-TestArrayTable = tables.suite(array_table, preload=("multiverso",))
+TestArrayTable = tables.suite(array_table, hosts=[(1, 1), (2, 1, 1)], preload=("multiverso",))
+TestMatrixTable = tables.suite(MatrixTable, workers=(2,), hosts=[(2, 1, 1)], preload=("multiverso",))
 TestAdd = updaters.suite(mv.updaters.add(), add)
 TestSgd = updaters.suite(mv.updaters.sgd(), subtract)
 

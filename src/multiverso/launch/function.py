@@ -2,16 +2,20 @@
 
 import os
 import sys
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from multiverso.errors import StartupError
+from multiverso.hosts.roster import spread
 from multiverso.launch.job import Job, OnFailure
 from multiverso.launch.local import worker_commands
 from multiverso.launch.outcomes import conclude, read_answer, write_call
 from multiverso.launch.output import Output
+from multiverso.launch.place import JOB_VARIABLE, Place, place_in
+from multiverso.launch.rehearsing import hosts_here
 from multiverso.launch.sinks import text_sink
 from multiverso.layout import MAX_WORKERS
 from multiverso.runtime.node import Node
@@ -26,6 +30,7 @@ def run(
     timeout_seconds: float | None = None,
     on_failure: OnFailure = "stop",
     env: Mapping[str, str] | None = None,
+    hosts: int = 1,
 ) -> list[Any]:
     """Calls `function(*args, **kwargs)` in each of several new processes, the workers of one job.
 
@@ -43,6 +48,8 @@ def run(
         on_failure: "stop" ends the others when a worker fails, and raises. "continue" lets them go on: the
             failed worker's place in the result holds its exception, which is raised when no worker succeeded.
         env: Environment variables to set in the workers.
+        hosts: A rehearsal of so many hosts, which are all this machine: the workers are spread over them in their
+            order, and what is true between hosts is true between theirs (docs/how-to/hosts.md).
 
     Returns:
         Each worker's result, in worker order.
@@ -64,28 +71,37 @@ def run(
         [10, 11]
     """
     check_call("multiverso.run", function, workers, timeout_seconds, on_failure)
+    if not hasattr(hosts, "__index__") or not 1 <= hosts <= workers:
+        raise StartupError(f"multiverso.run: hosts is {hosts!r}; it must be from 1 to the {workers} workers.")
     with ExitStack() as stack:
         call = stack.enter_context(_memory("multiverso-call"))
         answers = [stack.enter_context(_memory("multiverso-answer")) for _ in range(workers)]
         write_call(call, function, tuple(args), dict(kwargs or {}))
         secret = new_secret()
-        node = stack.enter_context(closing(Node(workers=workers, on_lost=on_failure, secret=secret)))
         descriptors = [(call.fileno(), answer.fileno()) for answer in answers]
         python = (sys.executable, str(Path(__file__).with_name("_call.py")))
-        commands = worker_commands(
-            [(*python, *map(str, pair)) for pair in descriptors],  # inherited under the same numbers
-            address=node.address,
-            environ={**os.environ, **(env or {}), SECRET_VARIABLE: secret},
-            on_failure=on_failure,
-            descriptors=descriptors,
-        )
+        job_id = uuid.uuid4().hex
+        environ = {**os.environ, **(env or {}), SECRET_VARIABLE: secret, JOB_VARIABLE: job_id}
+        nodes: dict[int, Node] = {}
+        commands = []
+        for node, place in _nodes(stack, workers, hosts, on_failure, secret):
+            nodes |= dict.fromkeys(place.workers, node)
+            theirs = [descriptors[worker_id] for worker_id in place.workers]
+            commands += worker_commands(
+                [(*python, *map(str, pair)) for pair in theirs],  # inherited under the same numbers
+                address=node.address,
+                environ=environ,
+                on_failure=on_failure,
+                descriptors=theirs,
+                place=place,
+            )
         job = Job(
             commands,
-            marker=f"MULTIVERSO_NODE={node.address}",
+            marker=f"{JOB_VARIABLE}={job_id}",
             output=Output(text_sink(sys.stdout, sys.stderr)),
             on_failure=on_failure,
-            on_exit=lambda end: node.absent(end.worker_id),
-            lost_workers=node.lost_workers,
+            on_exit=lambda end: nodes[end.worker_id].absent(end.worker_id),
+            lost_workers=nodes[0].lost_workers,
         )
         result = job.run(timeout_seconds)
         outcomes = [read_answer(answers[end.worker_id], end) for end in result.exits]
@@ -95,6 +111,20 @@ def run(
         else None
     )
     return conclude(outcomes, on_failure, late)
+
+
+def _nodes(
+    stack: ExitStack, workers: int, hosts: int, on_failure: OnFailure, secret: str
+) -> Iterator[tuple[Node, Place]]:
+    """Makes the job's nodes, one for each host, and says which workers are there."""
+    if hosts == 1:
+        node = Node(workers=workers, on_lost=on_failure, secret=secret)
+        yield stack.enter_context(closing(node)), Place.alone(workers)
+        return
+    made = hosts_here(spread(workers, hosts), on_lost=on_failure, secret=secret)
+    roster, nodes = stack.enter_context(made)
+    for host, node in enumerate(nodes):
+        yield node, place_in(roster.on(host))
 
 
 def check_call(

@@ -24,13 +24,12 @@ from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster, 
 from multiverso.launch.job import Job, JobResult, Signals, WorkerExit, let_signals_end_us
 from multiverso.launch.local import RunOptions, check
 from multiverso.launch.output import Output
-from multiverso.launch.place import FROM_INPUT
+from multiverso.launch.place import FROM_INPUT, JOB_VARIABLE
 from multiverso.launch.processes import WorkerCommand
 from multiverso.launch.restarting import Starts
 from multiverso.launch.sinks import Stream, unbuffered, write_all
 from multiverso.runtime.restarts import RESTARTS_VARIABLE, RESUME_VARIABLE
 
-_JOB_VARIABLE = "MULTIVERSO_JOB"
 _MOST_HOSTS = 64
 # Beyond what a host's launcher gives its own workers: it sends SIGTERM, waits, sends SIGKILL, and sweeps.
 _MORE_GRACE_SECONDS = 3.0
@@ -90,7 +89,7 @@ def _start(options: RunOptions, starts: Starts) -> tuple[JobResult, tuple[str, .
         output = Output(_pass_on)
         job = Job(
             commands,
-            marker=f"{_JOB_VARIABLE}={job_id}",
+            marker=f"{JOB_VARIABLE}={job_id}",
             output=output,
             on_failure=options.on_failure,
             grace_seconds=2 * (options.grace_seconds + _MORE_GRACE_SECONDS),
@@ -138,7 +137,7 @@ def _rehearsal(
     )
     commands = []
     for host in range(roster.hosts):
-        environ = {**given, _JOB_VARIABLE: job_id, ROSTER_VARIABLE: roster.on(host).as_text()}
+        environ = {**given, JOB_VARIABLE: job_id, ROSTER_VARIABLE: roster.on(host).as_text()}
         descriptors: tuple[int, ...] = ()
         if host == 0:
             environ[LISTENER_VARIABLE] = str(listening.fileno())
@@ -176,7 +175,7 @@ def _by_ssh(
     return roster, [
         WorkerCommand(
             over_ssh(ssh, name, arguments, variables),
-            {**os.environ, _JOB_VARIABLE: job_id, ROSTER_VARIABLE: roster.on(host).as_text()},
+            {**os.environ, JOB_VARIABLE: job_id, ROSTER_VARIABLE: roster.on(host).as_text()},
         )
         for host, name in enumerate(names)
     ]

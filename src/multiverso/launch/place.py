@@ -10,6 +10,7 @@ from multiverso.hosts.transport import Listener
 from multiverso.runtime.abroad import Carrier, means
 
 FROM_INPUT = "-"  # what the variable of the roster says where that comes by standard input, see `_ssh`
+JOB_VARIABLE = "MULTIVERSO_JOB"  # its value is one job's: how all of its processes are found
 _LONGEST_ROSTER = 1 << 20
 
 
@@ -77,15 +78,14 @@ def here(workers_num: int) -> Place:
     if text is None:
         return Place.alone(workers_num)
     roster = Roster.from_text(text)
+    return place_in(roster, means(roster, None if descriptor is None else int(descriptor)))
+
+
+def place_in(roster: Roster, abroad: tuple[Roster, Carrier, Listener | None] | None = None) -> Place:
+    """Returns the part of a job that a roster gives its host, whose node needs what ``abroad`` is."""
     workers = roster.local
     assert isinstance(workers, range)  # a launcher of ours has numbered them
     on_machine = roster.workers_num if roster.rehearsal else len(workers)
     first = workers.start if roster.rehearsal else 0
-    return Place(
-        workers,
-        roster.workers_num,
-        on_machine,
-        first,
-        roster.names[roster.host],
-        means(roster, None if descriptor is None else int(descriptor)),
-    )
+    name = roster.names[roster.host]
+    return Place(workers, roster.workers_num, on_machine, first, name, abroad)

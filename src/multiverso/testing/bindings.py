@@ -261,6 +261,7 @@ def suite(
     dtypes: Sequence[str] = ("float32",),
     statistics: bool = True,
     workers: Sequence[int] = (1, 2, 4),
+    hosts: Sequence[tuple[int, ...]] = (),
     deaths: bool = True,
     env: Mapping[str, str] | None = None,
     preload: Preload = (),
@@ -272,6 +273,7 @@ def suite(
         dtypes: of the parameters to try: for each, arrays of the shapes (3, 5), (4,) and ().
         statistics: whether the binding has any; of the first dtype.
         workers: how many real processes to run with.
+        hosts: rehearsals of several hosts to run with, too: how many workers each host has, as ``[(1, 1), (2, 1, 1)]``.
         deaths: whether to kill workers, too, one in each of several jobs of three, whatever ``workers`` says.
         env: environment variables for the workers: a framework's backend, say.
         preload: modules that one process imports (or functions that it calls) to fork itself for each worker:
@@ -286,9 +288,9 @@ def suite(
     }
     # Two processes live through all, and each job takes the life of another one, which the laws did without: who is
     # killed brings nothing.
-    first = max(2, *workers)
+    first = max(2, *workers, *map(sum, hosts))
     ends = [Job((0, 1, first + i), (_survive, subject, *death)) for i, death in enumerate(_DEATHS) if deaths]
-    base, end = suite_of(laws, subject, workers, more=ends, env=env, preload=preload)
+    base, end = suite_of(laws, subject, workers, hosts=hosts, more=ends, env=env, preload=preload)
     if not deaths:
         return base
 

@@ -8,11 +8,13 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import multiverso as mv
 from multiverso.errors import WorkerLostError
 from multiverso.launch.job import OnFailure
+from multiverso.launch.rehearsing import hosts_here
 from multiverso.runtime import Node
 from multiverso.testing.nursery import Preload, run_forked
 
@@ -48,10 +50,19 @@ class Job:
     Attributes:
         members: numbers of processes, in the workers' order.
         args: what the function is called with in this job, after what it is called with in all.
+        hosts: how many of the members are on each host of a rehearsal; nothing for a job on one host.
     """
 
     members: tuple[int, ...]
     args: tuple[Any, ...] = ()
+    hosts: tuple[int, ...] = ()
+
+    def nodes(self, stack: ExitStack) -> list[str]:
+        """Makes its nodes, for as long as the stack stands; returns the address of each member's."""
+        if not self.hosts:
+            return [stack.enter_context(closing(Node(len(self.members)))).address] * len(self.members)
+        roster, nodes = stack.enter_context(hosts_here(self.hosts))
+        return [nodes[roster.host_of(worker)].address for worker in range(len(self.members))]
 
 
 def run_jobs(
@@ -78,9 +89,8 @@ def run_jobs(
         killed.
     """
     with ExitStack() as stack:
-        nodes = [stack.enter_context(closing(Node(len(job.members)))) for job in jobs]
         number = 1 + max(number for job in jobs for number in job.members)
-        what = ([(node.address, job) for node, job in zip(nodes, jobs, strict=True)], function, *args)
+        what = ([(job.nodes(stack), job) for job in jobs], function, *args)
         if preload:
             found = run_forked(
                 _take_part, number, what, preload=preload, timeout_seconds=JOBS_SECONDS, env=env
@@ -108,15 +118,16 @@ def _as_worker(*args: Any) -> list[Any]:
 
 
 def _take_part(
-    me: int, jobs: Sequence[tuple[str, Job]], function: Callable[..., Any], *args: Any
+    me: int, jobs: Sequence[tuple[list[str], Job]], function: Callable[..., Any], *args: Any
 ) -> list[Any]:
     """The life of one process; returns a result for each job, None where it takes no part."""
     results = []
-    for address, job in jobs:
+    for addresses, job in jobs:
         result = None
         if me in job.members:
-            os.environ["MULTIVERSO_NODE"] = address
-            os.environ["MULTIVERSO_WORKER_ID"] = str(job.members.index(me))
+            worker = job.members.index(me)
+            os.environ["MULTIVERSO_NODE"] = addresses[worker]
+            os.environ["MULTIVERSO_WORKER_ID"] = str(worker)
             os.environ["MULTIVERSO_WORKERS_NUM"] = str(len(job.members))
             try:
                 result = function(*args, *job.args)
@@ -194,10 +205,10 @@ def call(function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
 
 
-def try_out(laws: Mapping[str, Law], subject: Any) -> list[dict[str, Any]]:
+def try_out(laws: Mapping[str, Law], subject: Any, modes: Sequence[bool] = MODES) -> list[dict[str, Any]]:
     """Does all laws' work, in a worker: asynchronously, then synchronously; returns a dict for each mode."""
     found = []
-    for sync in MODES:
+    for sync in modes:
         mv.init(sync=sync, timeout_seconds=WAIT_SECONDS)
         records: dict[str, Any] = {}
         for name, law in laws.items():
@@ -230,6 +241,7 @@ def suite_of(
     subject: Any,
     workers: Sequence[int],
     *,
+    hosts: Sequence[tuple[int, ...]] = (),
     more: Sequence[Job] = (),
     env: Mapping[str, str] | None = None,
     preload: Preload = (),
@@ -239,7 +251,8 @@ def suite_of(
     Args:
         laws: what is to hold, by name.
         subject: what the laws are about.
-        workers: numbers of workers.
+        workers: numbers of workers, on one host.
+        hosts: how many workers each host has, for each rehearsal of several.
         more: jobs that the same processes do afterwards, each called with its own arguments only: a function and
             what it is called with. Workers may be killed in them that are none of the laws'.
         env: environment variables for the processes.
@@ -250,8 +263,16 @@ def suite_of(
     """
     import pytest
 
-    numbers = sorted(workers, reverse=True)  # nobody waits while others import and compile
-    jobs = [Job(tuple(range(number)), (try_out, laws, subject)) for number in numbers]
+    jobs: list[Job] = []
+    places: dict[str, list[int]] = {}  # of a number's jobs
+    for number in sorted(workers, reverse=True):  # nobody waits while others import and compile
+        places[str(number)] = [len(jobs)]
+        jobs.append(Job(tuple(range(number)), (try_out, laws, subject)))
+    for layout in hosts:
+        places["+".join(map(str, layout))] = [len(jobs) + mode for mode in range(len(MODES))]
+        members = tuple(range(sum(layout)))
+        # across hosts a job begins once, so that each mode has its own
+        jobs += [Job(members, (try_out, laws, subject, (sync,)), tuple(layout)) for sync in MODES]
     results = when_asked(
         [*jobs, *more], call, on_failure="continue" if more else "stop", env=env, preload=preload
     )
@@ -259,10 +280,11 @@ def suite_of(
     class Conformance:
         """Laws, each with several numbers of workers."""
 
-        @pytest.mark.parametrize("number", workers)
+        @pytest.mark.parametrize("number", list(places))
         @pytest.mark.parametrize("law", list(laws))
-        def test_law(self, number: int, law: str) -> None:
+        def test_law(self, number: str, law: str) -> None:
             """The law holds."""
-            judge(laws[law], law, unless_raised(results(numbers.index(number))))
+            parts = [unless_raised(results(place)) for place in places[str(number)]]
+            judge(laws[law], law, [[*chain(*of_worker)] for of_worker in zip(*parts, strict=True)])
 
     return Conformance, lambda place: results(len(jobs) + place)

@@ -113,6 +113,7 @@ def suite(
     factory: Factory,
     *,
     workers: Sequence[int] = (1, 2, 4),
+    hosts: Sequence[tuple[int, ...]] = (),
     env: Mapping[str, str] | None = None,
     preload: Preload = (),
 ) -> type:
@@ -121,8 +122,9 @@ def suite(
     Args:
         factory: makes a table (`Factory`); must travel to other processes, as with `multiverso.run`.
         workers: how many real processes to run with; each asynchronously and synchronously.
+        hosts: rehearsals of several hosts to run with, too: how many workers each host has, as ``[(1, 1), (2, 1, 1)]``.
         env: environment variables for the workers.
         preload: modules that one process imports, to fork itself for each worker; with none, the workers are
             fresh interpreters.
     """
-    return suite_of(LAWS, factory, workers, env=env, preload=preload)[0]
+    return suite_of(LAWS, factory, workers, hosts=hosts, env=env, preload=preload)[0]

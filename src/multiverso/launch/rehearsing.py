@@ -1,0 +1,53 @@
+"""A job on several hosts that are all this process: a node for each, as `multiverso run --hosts 2` has processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+from multiverso.hosts.control import credentials_of
+from multiverso.hosts.credentials import new_credentials
+from multiverso.hosts.fabric import Fabric
+from multiverso.hosts.roster import Roster
+from multiverso.hosts.transport import Listener
+from multiverso.runtime import Node
+
+Address = tuple[str, int]
+
+
+@contextmanager
+def hosts_here(
+    workers: Sequence[int],
+    *,
+    on_lost: str = "stop",
+    secret: str | None = None,
+    encrypted: bool = False,
+    grace: float = 30.0,
+    way: Callable[[int, Address], Address] = lambda host, address: address,
+) -> Iterator[tuple[Roster, list[Node]]]:
+    """Makes the nodes of a job's hosts, called ``host-0``, ``host-1`` and so on, and closes them in the end.
+
+    Args:
+        workers: how many workers each host has.
+        on_lost: as for `multiverso.init`.
+        secret: what the workers have to know, if anything.
+        encrypted: whether what they tell each other is.
+        grace: seconds without a word of a host until it counts as lost.
+        way: returns where a host, by its number, reaches the coordinator, which listens at an address.
+
+    Yields:
+        Who is on which host, and the hosts' nodes in their order; workers find theirs by its ``address``.
+    """
+    listener = Listener(("127.0.0.1", 0))
+    names = tuple(f"host-{host}" for host in range(len(workers)))
+    credentials = new_credentials(encrypted).to_text()
+    roster = Roster(0, names, tuple(workers), listener.address, credentials, rehearsal=True, grace=grace)
+    with ExitStack() as stack:
+        nodes = []
+        for host in range(roster.hosts):
+            own = replace(roster.on(host), coordinator=way(host, listener.address))
+            abroad = (own, Fabric(host, own.hosts, credentials_of(own)), None if host else listener)
+            node = Node(own.workers_num, on_lost=on_lost, secret=secret, abroad=abroad)
+            nodes.append(stack.enter_context(node))
+        yield roster, nodes

@@ -1,0 +1,17 @@
+"""Compiles what the rehearsals of hosts need, before the first deadline."""
+
+from __future__ import annotations
+
+import pytest
+
+DTYPES = ("float32", "float64", "int32", "int64")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.config.option.collectonly:
+        return
+    from multiverso.kernels.compiling import ensure
+
+    for dtype in (None, *DTYPES):
+        for group in ("agreeing", "chained", "dense", "rounds", "rows"):
+            ensure("module", f"multiverso.kernels.{group}", dtype)
