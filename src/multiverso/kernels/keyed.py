@@ -15,11 +15,11 @@ from multiverso.kernels.keyed_index import (
     ABSENT,
     fetch,
     find_row,
-    find_value,
+    seek,
     take_over_segment,
     word_at,
 )
-from multiverso.kernels.keyed_rows import chance_of, enter_key, pin, settle_claim, unpin, used
+from multiverso.kernels.keyed_rows import enter_key, pin, settle_claim, unpin, used
 from multiverso.kernels.row_words import (
     add_to_rows,
     count_up,
@@ -71,14 +71,14 @@ def admit(
             fetch(base, int(keys[k + _AHEAD]))
         key = int(keys[k])
         key_hash = hash64(key)
-        value = find_value(control, base, owner, key_hash, key)
-        chance = chance_of(line, key, k)
-        if value >= 0 and value & CANDIDATE == 0 and used(base, value, chance) == value:
+        value, segment, word = seek(control, base, owner, key_hash, key)
+        if value >= 0 and value & CANDIDATE == 0 and used(base, value, line, key, k) == value:
             rows[k] = value & NO_ROW
             continue
         row = value
         if value >= ABSENT:
-            row = enter_key(control, base, owner, key_hash, key, line, call, chance)
+            segment = segment if value == ABSENT else -1
+            row = enter_key(control, base, owner, key_hash, key, line, call, k, segment, word)
         if row < ABSENT:
             return (k << 16) | -row
         rows[k] = row

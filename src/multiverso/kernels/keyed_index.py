@@ -41,7 +41,6 @@ from multiverso.keyed_layout import (
     CLAIMED,
     DEAD,
     DEPTH_BIT,
-    ENTRIES,
     EPOCHS,
     NO_ROW,
     OWNER,
@@ -188,44 +187,75 @@ def count(base, place, keys, candidates, dead):
 
 
 @inner
+def _bytes_set(tags):
+    """How many of seven tags are set, of which nothing but the highest bits is left."""
+    return (((tags >> 7) * ONES) >> 48) & 255
+
+
+@inner
+def _dead_tags(header):
+    """The highest bits of those tags that are DEAD, and of no others."""
+    differ = (header ^ TAGS) & LOW_56
+    return ~((differ & ~TAGS) + (TAGS - ONES) | differ) & TAGS
+
+
+@inner
 def _recount(base, place, restamp):
     """Counts what is in a segment; ``restamp``: its owner died, and may have left dead entries without an epoch."""
-    keys, candidates, dead = 0, 0, 0
+    entries, candidates, dead = 0, 0, 0
     epoch = load_acquire64(base + at.EPOCH) & EPOCHS
+    admits = load_acquire64(base + at.ADMIT_AFTER) > 1
     for b in range(BUCKETS):
         bucket = place + b * BUCKET_BYTES
         header = load_acquire64(bucket)
-        for slot in range(ENTRIES):
-            tag = (header >> (8 * slot)) & 255
-            if tag < DEAD:
-                continue
-            value = load_acquire64(bucket + 24 + 16 * slot)
-            if tag == DEAD:
-                dead += 1
-                if restamp:
-                    store_release64(bucket + 24 + 16 * slot, (value & NO_ROW) | (epoch << 32))
-            elif value & CANDIDATE:
-                candidates += 1
-            else:
-                keys += 1
+        buried = _dead_tags(header)
+        entries += _bytes_set(header & TAGS)
+        dead += _bytes_set(buried)
+        left = buried if restamp else 0
+        while left:
+            value = bucket + 24 + 16 * (trailing_zeros(left) >> 3)
+            store_release64(value, (load_acquire64(value) & NO_ROW) | (epoch << 32))
+            left &= left - 1
+        left = header & TAGS & ~buried if admits else 0
+        while left:
+            value = load_acquire64(bucket + 24 + 16 * (trailing_zeros(left) >> 3))
+            candidates += (value & CANDIDATE) != 0
+            left &= left - 1
+    keys = entries - dead - candidates
     store_release64(counts_at(base, place), keys + (candidates << 16) + (dead << 32))
 
 
 @inner
-def _remove_moved(place, depth):
-    """Frees the entries of a segment that belong to its sibling."""
+def _survey(place, depth, moving, astray):
+    """Notes which entries of a segment belong to its sibling, and which of the others are not in their home buckets.
+
+    Args:
+        moving, astray: of each bucket, the highest bits of such entries' tags; written.
+    """
     for b in range(BUCKETS):
         bucket = place + b * BUCKET_BYTES
-        header = load_acquire64(bucket)
-        for slot in range(ENTRIES):
-            moved = (hash64(load_acquire64(bucket + 16 + 16 * slot)) >> depth) & 1
-            if (header >> (8 * slot)) & 128 and moved:
-                header &= ~(255 << (8 * slot))
-        store_release64(bucket, header)
+        left = load_acquire64(bucket) & TAGS
+        gone, away = 0, 0
+        while left:
+            tag = left & -left
+            key_hash = hash64(load_acquire64(bucket + 16 + 16 * (trailing_zeros(left) >> 3)))
+            gone |= tag & -((key_hash >> depth) & 1)  # no branches: either is as likely
+            away |= tag & -int(home_of(key_hash) != b)
+            left ^= tag
+        moving[b], astray[b] = gone, away & ~gone
 
 
 @inner
-def _bring_nearer(place):
+def _remove_moved(place, moving):
+    """Frees the entries of a segment that belong to its sibling."""
+    for b in range(BUCKETS):
+        bucket = place + b * BUCKET_BYTES
+        if moving[b]:
+            store_release64(bucket, load_acquire64(bucket) & ~((int(moving[b]) >> 7) * 255))
+
+
+@inner
+def _bring_nearer(place, astray):
     """Moves entries nearer to their homes, where they fit, and says in each home how far one has to look.
 
     May be cut off and done again anywhere: an entry that a dead owner had moved is there twice, equal.
@@ -233,7 +263,10 @@ def _bring_nearer(place):
     far = words(128)
     for b in range(BUCKETS):
         bucket = place + b * BUCKET_BYTES
-        for slot in range(ENTRIES):
+        left = int(astray[b])
+        while left:
+            slot = trailing_zeros(left) >> 3
+            left &= left - 1
             tag = (load_acquire64(bucket) >> (8 * slot)) & 255
             if tag <= DEAD:
                 continue
@@ -242,36 +275,38 @@ def _bring_nearer(place):
             key_hash = hash64(key)
             home = home_of(key_hash)
             distance = (b - home) & (BUCKETS - 1)
-            if distance:
-                found = scan(place, key_hash, key)
-                twice = found not in (0, here)
-                nearer = (
-                    -1 if twice else put(place, key_hash, key, load_acquire64(here + 8), distance - 1, tag)
-                )
-                if twice or nearer >= 0:
-                    store_release64(bucket, load_acquire64(bucket) & ~(255 << (8 * slot)))
-                if twice:
-                    distance = (((found - place) // BUCKET_BYTES) - home) & (BUCKETS - 1)
-                elif nearer >= 0:
-                    distance = nearer
+            found = scan(place, key_hash, key)
+            twice = found not in (0, here)
+            nearer = -1 if twice else put(place, key_hash, key, load_acquire64(here + 8), distance - 1, tag)
+            if twice or nearer >= 0:
+                store_release64(bucket, load_acquire64(bucket) & ~(255 << (8 * slot)))
+            if twice:
+                distance = (((found - place) // BUCKET_BYTES) - home) & (BUCKETS - 1)
+            elif nearer >= 0:
+                distance = nearer
             far[home] = max(far[home], distance)
     for b in range(BUCKETS):
         bucket = place + b * BUCKET_BYTES
-        store_release64(bucket, (load_acquire64(bucket) & LOW_56) | (int(far[b]) << 56))
+        header = load_acquire64(bucket)
+        exact = (header & LOW_56) | (int(far[b]) << 56)
+        if exact != header:
+            store_release64(bucket, exact)
 
 
 @inner
-def _finish(base, segment, word, restamp):
-    """Ends what the (dead or living) owner of a segment had begun, and lets it go; the word is mine."""
+def _finish(base, segment, word):
+    """Ends what the dead owner of a segment had begun, and lets it go; the word is mine."""
     depth, free = depth_of(word), word & ~OWNER
     place = segment_at(base, segment)
     if depth < load_acquire64(base + at.MOST_DEPTH):
         sibling = load_acquire64(word_at(base, segment | (1 << depth)))
         if sibling != 0:  # it is out: the split counts
-            _remove_moved(place, depth)
-            _bring_nearer(place)
+            moving, astray = words(BUCKETS), words(BUCKETS)
+            _survey(place, depth, moving, astray)
+            _remove_moved(place, moving)
+            _bring_nearer(place, astray)
             free += DEPTH_BIT
-    _recount(base, place, restamp)
+    _recount(base, place, True)
     store_release64(word_at(base, segment), free + SEGMENT_VERSION)
 
 
@@ -291,17 +326,18 @@ def split(base, segment, word, line):
     for offset in range(0, SEGMENT_BYTES, 8):  # a dead owner may have left something here
         if load_acquire64(sibling + offset) != 0:
             store_release64(sibling + offset, 0)
+    moving, astray = words(BUCKETS), words(BUCKETS)
+    _survey(place, depth, moving, astray)
     for b in range(BUCKETS):
-        header = load_acquire64(place + b * BUCKET_BYTES)
-        for slot in range(ENTRIES):
-            entry = place + b * BUCKET_BYTES + 16 + 16 * slot
-            tag = (header >> (8 * slot)) & 255
-            if tag < DEAD:
-                continue
+        bucket = place + b * BUCKET_BYTES
+        header, left = load_acquire64(bucket), int(moving[b])
+        while left:
+            slot = trailing_zeros(left) >> 3
+            entry = bucket + 16 + 16 * slot
             key = load_acquire64(entry)
-            key_hash = hash64(key)
-            if (key_hash >> depth) & 1:
-                put(sibling, key_hash, key, load_acquire64(entry + 8), BUCKETS - 1, tag)
+            tag = (header >> (8 * slot)) & 255
+            put(sibling, hash64(key), key, load_acquire64(entry + 8), BUCKETS - 1, tag)
+            left &= left - 1
     _recount(base, sibling, False)
     # who begins too shallow ends in `segment`, where finding nothing does not count while it is held
     while True:
@@ -309,7 +345,10 @@ def split(base, segment, word, line):
         if hint >= depth + 1 or compare_swap64(base + at.HINT, hint, depth + 1) == hint:
             break
     store_release64(word_at(base, new), SEGMENT_VERSION | ((depth + 2) << 20))
-    _finish(base, segment, word, False)
+    _remove_moved(place, moving)
+    _bring_nearer(place, astray)
+    _recount(base, place, False)
+    store_release64(word_at(base, segment), (word & ~OWNER) + DEPTH_BIT + SEGMENT_VERSION)
     count_up(line, at.SPLITS, 1)
     return True
 
@@ -336,7 +375,7 @@ def take_over_segment(base, owner, segment, value):
     _settle_claim(base, value, segment)
     if compare_swap64(word_at(base, segment), value, mine) == value:
         count_up(keyed_line(base, owner), at.TAKEN_OVER, 1)
-        _finish(base, segment, mine, True)
+        _finish(base, segment, mine)
 
 
 @inner
@@ -362,8 +401,11 @@ def await_segment(control, base, owner, segment):
 
 
 @inner
-def find_value(control, base, owner, key_hash, key):
-    """What stands beside a key, ABSENT, or -TIMED_OUT."""
+def seek(control, base, owner, key_hash, key):
+    """What stands beside a key, ABSENT, or -TIMED_OUT; if it is absent, also the segment and its word.
+
+    For as long as that word is the same, the key is not there.
+    """
     tries = 0
     while True:
         segment = resolve(base, key_hash)
@@ -377,23 +419,23 @@ def find_value(control, base, owner, key_hash, key):
             value = load_acquire64(entry + 8)
             fence_acquire()
             if load_acquire64(entry) == key:  # a slot's key changes before its value does
-                return value
+                return value, segment, word
         elif word & OWNER:  # something is on the move: look again, then wait until it has come to rest
             tries += 1
             if tries > 2:
                 code = await_segment(control, base, owner, segment)
                 if code != 0:
-                    return -code
+                    return -code, segment, word
         else:
             fence_acquire()
             if load_acquire64(address) == word:
-                return ABSENT
+                return ABSENT, segment, word
 
 
 @inner
 def find_row(control, base, owner, key_hash, key):
     """Row of a key, ABSENT (also of a candidate), or -TIMED_OUT."""
-    value = find_value(control, base, owner, key_hash, key)
+    value, _, _ = seek(control, base, owner, key_hash, key)
     if value < 0:
         return value
     return ABSENT if value & CANDIDATE else value & NO_ROW

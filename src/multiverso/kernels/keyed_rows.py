@@ -212,18 +212,27 @@ def _begin_again(control, base, owner, row, key):
 
 
 @inner
-def used(base, value, chance):
+def _chance(line, key, k):
+    """Random bits for the k-th key of a call."""
+    return hash64(hash64(key) ^ (load_acquire64(line + at.ROWS_ADDED) + k)) & 0xFFFFFFFFFFFF
+
+
+@inner
+def used(base, value, line, key, k):
     """What stands beside a key after another add: when it was used, and how often, roughly; mostly the same as before.
 
+    A frequency of 16 and more counts up with a probability that falls as it grows (R. Morris, Counting large numbers
+    of events in small registers, 1978).
+
     Args:
-        chance: random bits; a frequency of 16 and more counts up with a probability that falls as it grows
-            (R. Morris, Counting large numbers of events in small registers, 1978).
+        line: this worker's.
+        key, k: the key, and which one of its call it is: chance is made of them.
     """
     if load_acquire64(base + at.KEEPS_USE) == 0:
         return value
     frequency = (value >> FREQUENCY_SHIFT) & 255
     often = (1 << min((frequency - _EXACT) // 4 + 1, 48)) - 1 if frequency >= _EXACT else 0
-    if frequency < 255 and chance & often == 0:
+    if frequency < 255 and _chance(line, key, k) & often == 0:
         frequency += 1
     now = load_acquire64(base + at.TICK) & 0xFFFF
     kept = value & (NO_ROW | CANDIDATE)
@@ -310,12 +319,13 @@ def _enter_new(control, base, owner, place, key_hash, key, claimed, call):
 
 
 @inner
-def enter_key(control, base, owner, key_hash, key, line, call, chance):
+def enter_key(control, base, owner, key_hash, key, line, call, k, absent_from, absent_word):
     """Row of a key, which is entered unless it is there, and noted as used; ABSENT (a candidate), -TIMED_OUT, -FULL.
 
     Args:
         call: whether the safe epoch of this call is known, it, and how many adds a key needs to get a row.
-        chance: random bits.
+        k: which key of its call it is.
+        absent_from, absent_word: a segment in which the key is not for as long as this is the segment's word.
     """
     hand = hand_of(base, owner)
     at_once = call[2] <= 1
@@ -343,11 +353,12 @@ def enter_key(control, base, owner, key_hash, key, line, call, chance):
         if compare_swap64(address, word, word | owner) != word:
             continue
         fence_release()
-        entry = scan(place, key_hash, key)
+        known = segment == absent_from and word == absent_word
+        entry = 0 if known else scan(place, key_hash, key)
         if entry:
             value = load_acquire64(entry + 8)
             if value & CANDIDATE == 0:
-                changed = used(base, value, chance)
+                changed = used(base, value, line, key, k)
                 if changed != value:
                     store_release64(entry + 8, changed)
                 store_release64(address, word)
@@ -382,9 +393,3 @@ def enter_key(control, base, owner, key_hash, key, line, call, chance):
         if not split(base, segment, word | owner, line):
             store_release64(address, word)
             return -FULL
-
-
-@inner
-def chance_of(line, key, k):
-    """Random bits for the k-th key of a call."""
-    return hash64(hash64(key) ^ (load_acquire64(line + at.ROWS_ADDED) + k)) & 0xFFFFFFFFFFFF
