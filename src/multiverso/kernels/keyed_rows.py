@@ -19,6 +19,7 @@ from multiverso.kernels.atomics import (
     load32,
     load_acquire64,
     load_double,
+    prefetch_to_write,
     store32,
     store_release64,
     trailing_zeros,
@@ -66,8 +67,9 @@ from multiverso.keyed_layout import (
     USED_SHIFT,
     at,
 )
-from multiverso.layout import MAX_WORKERS
+from multiverso.layout import CACHE_LINE, MAX_WORKERS
 
+_LATER = 16  # rows: how long before they are written fresh ones are sent for
 _EXACT = 16  # frequencies below this are counted one by one, then each four double
 
 
@@ -142,6 +144,16 @@ def settle_next(base, last):
 
 
 @inner
+def _send_for_later(base, row):
+    """Sends for a fresh row that will be written soon: until it is there, the next word could not be taken."""
+    size = load_acquire64(base + at.ROW_BYTES)
+    place = base + load_acquire64(base + at.ROWS) + row * size
+    for line in range(0, size, CACHE_LINE):
+        prefetch_to_write(place + line)
+    prefetch_to_write(base + load_acquire64(base + at.STAMPS) + 4 * row)
+
+
+@inner
 def _claim(base, owner, hand, key):
     """Returns the row that the next key of this worker gets, written already, or -1: there is none."""
     claim = load_acquire64(hand + at.CLAIM)
@@ -160,8 +172,10 @@ def _claim(base, owner, hand, key):
         claim = (row << 2) | CLAIMED
         store_release64(hand + at.CLAIM, claim)
     store_release64(hand + at.KEY, key)
-    begin_row(base, claim >> 2, key)
-    return claim >> 2
+    row = claim >> 2
+    _send_for_later(base, row + _LATER)
+    begin_row(base, row, key)
+    return row
 
 
 @inner

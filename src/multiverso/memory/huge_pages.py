@@ -17,13 +17,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from multiverso.layout import HUGE_PAGE
+from multiverso.layout import HUGE_PAGE, PAGE
 
 LARGE = 32 * HUGE_PAGE  # tables that are worth it
 _SHARE = 0.25  # of one processor's time
 _LOOK_SECONDS = 1.0  # between two looks at sparse parts
 _GROWING = 64  # what has grown by one of so many parts since the last look is left to its users
-_MADV_COLLAPSE = 25
+_MADV_POPULATE_WRITE, _MADV_COLLAPSE = 23, 25
 _NONE, _FIXED, _PRIVATE, _ANONYMOUS, _NORESERVE = 0, 0x10, 2, 0x20, 0x4000
 _FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -168,6 +168,18 @@ class Collapser:
         code = ctypes.get_errno() if _libc.madvise(address, HUGE_PAGE, _MADV_COLLAPSE) != 0 else 0
         _libc.mmap(address, HUGE_PAGE, _NONE, _PRIVATE | _ANONYMOUS | _NORESERVE | _FIXED, -1, 0)
         return code
+
+
+def make_huge(address: int) -> bool:
+    """Puts memory of this process into a huge page, whether it is there already or not; whether that could be done.
+
+    Args:
+        address: where the huge page begins, in a mapping of shared memory that :func:`fits`.
+    """
+    # the system makes none of memory of which nothing is there
+    some = _libc.madvise(address, PAGE, _MADV_POPULATE_WRITE) == 0
+    made: bool = some and _libc.madvise(address, HUGE_PAGE, _MADV_COLLAPSE) == 0
+    return made
 
 
 def wanted() -> bool:

@@ -20,6 +20,7 @@ from multiverso.kernels.codes import FULL
 from multiverso.memory.heap import free_memory
 from multiverso.runtime.session import Session
 from multiverso.tables.convert import Array
+from multiverso.tables.keyed_growth import Growth
 from multiverso.tables.keyed_memory import KeyedMemory
 from multiverso.tables.keyed_progress import Adding, Evicting, Removing, done
 from multiverso.tables.keyed_spec import KeyedSpec
@@ -52,6 +53,7 @@ class KeyedCalls:
         self._mine = _Mine()
         self._unfinished: Adding | Removing | None = None
         self._rows_done = memory.position(session.worker_id)  # of the add that is under way
+        self._growth = Growth(memory, spec.row_bytes)
         self._budget = 0  # bytes that may be used before memory is looked at again
         enter = kernels.enter.compiled()
         arguments = (session.control.address, memory.address, session.worker_id)
@@ -344,6 +346,7 @@ class KeyedCalls:
             part = slice(start, start + _MOST_AT_ONCE)
             keys = call.keys[part]
             self._make_room(keys.size)
+            self._growth.prepare(keys.size)
             self._run(kernels.admit, (keys, call.rows[part], call.call), deadline)
 
     def _make_room(self, keys: int) -> None:

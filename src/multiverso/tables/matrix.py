@@ -154,7 +154,7 @@ class MatrixTableHandler(TableHandler):
         ids = as_row_ids(row_ids, self._spec.rows)
         shape = (ids.size, self._spec.columns)
         if self._are_plain_rows(out, shape):
-            self._operations.get_rows(ids, out.reshape(-1), deadline, None)
+            self._operations.get_rows(ids, out.ravel(), deadline, None)
             return out
         output = self._output(out, dtype, shape)
         return self._operations.get_rows(ids, output.flat, deadline, output.give)
@@ -313,7 +313,7 @@ class MatrixTableHandler(TableHandler):
     def _rows(self, data: Any, row_ids: Any) -> tuple[RowIds, Array]:
         ids = as_row_ids(row_ids, self._spec.rows)
         if self._are_plain_rows(data, (ids.size, self._spec.columns)):
-            return ids, data.reshape(-1)
+            return ids, data.ravel()
         array = as_numpy(data, "data")
         check_size(array, (ids.size, self._spec.columns), self._spec, "data")
         return ids, as_data(array, self._dtype, "data")
