@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from multiverso import layout as at
-from multiverso.errors import DtypeMismatchError, ShapeMismatchError, StartupError
+from multiverso.errors import DtypeMismatchError, ShapeMismatchError
 from multiverso.states import State, states_of
 
 DTYPES = ("float32", "float64", "int32", "int64")
@@ -18,34 +18,7 @@ INITIAL: tuple[Initial, ...] = get_args(Initial)
 _LONGEST_TEXT = 2000
 _MOST_ELEMENTS = 2**48
 _MOST_ARRAYS = 64
-_MOST_TICKS = 2**60
 _MOST_HYPER = 16
-MODES = {"async": at.ASYNCHRONOUS, "sync": at.SYNCHRONOUS, "bounded": at.BOUNDED}
-
-
-@dataclass(frozen=True)
-class Consistency:
-    """When a read may go ahead: ``async``, ``sync``, or ``bounded`` by a staleness in ticks."""
-
-    mode: str = "async"
-    staleness: int = 0
-
-    @classmethod
-    def of(cls, sync: bool, staleness: int | None) -> Consistency:
-        """Returns what ``init(sync=, staleness=)`` mean together."""
-        if sync not in (True, False):
-            raise StartupError(f"sync is True or False; got {sync!r}")
-        if staleness is None:
-            return cls("sync" if sync else "async")
-        if sync:
-            raise StartupError("sync=True and staleness= exclude each other: choose one")
-        if isinstance(staleness, bool) or not isinstance(staleness, int) or staleness < 0:
-            raise StartupError(f"staleness is a number of ticks, 0 or more; got {staleness!r}")
-        if staleness >= _MOST_TICKS:
-            raise StartupError(
-                f"staleness is a number of ticks below 2**60; for no bound leave it out; got {staleness}"
-            )
-        return cls("bounded", staleness)
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ def test_the_others_rounds_and_clocks_go_on_without_who_has_closed() -> None:
         def work(session: Session) -> Any:
             table = ArrayTableHandler(3, session=session)
             table.add([1, 1, 1])
-            if session.worker_id == 0 and session.consistency.mode == "sync":
+            if session.worker_id == 0 and session.consistency.in_rounds:
                 with pytest.raises(
                     InterruptedRoundError, match=r"has added .* no round has taken up; get\(\)"
                 ):

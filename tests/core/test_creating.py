@@ -117,7 +117,7 @@ def test_a_worker_may_open_a_named_table_twice(mode: str) -> None:
         one.add([1, 1])
         two = mv.ArrayTableHandler(2, [9, 9], name="w", session=session)
         two.add([1, 1])
-        if session.consistency.mode != "sync":
+        if not session.consistency.in_rounds:
             session.barrier()
         first = one.get().tolist()
         return first, two.get().tolist(), one.number == two.number

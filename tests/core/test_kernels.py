@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from multiverso import kernels, updaters
 from multiverso import layout as at
 from multiverso.consistency.port import Call
+from multiverso.consistency_modes import MODES
 from multiverso.kernels import dense as dense_kernels
 from multiverso.kernels import locking
 from multiverso.kernels.compiling import compile_update, load_module
 from multiverso.memory import heap, segment
 from multiverso.memory.words import load32, store32, store64
 from multiverso.shards.shard import Shard, initialise
-from multiverso.spec import DTYPES, MODES, Partition, Places, TableSpec
+from multiverso.spec import DTYPES, Partition, Places, TableSpec
 from multiverso.updaters import Updater
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -61,8 +62,8 @@ def table(spec: TableSpec, mode: str = "async") -> Shard:
     descriptor = heap.create("kernels", places.size)
     _segments.append(descriptor)
     memory = segment.Segment(descriptor)
-    initialise(memory.address, spec, 1, WORKERS, MODES[mode])
-    return Shard(memory, spec, WORKERS, MODES[mode])
+    initialise(memory.address, spec, 1, WORKERS, MODES[mode].code)
+    return Shard(memory, spec, WORKERS, MODES[mode].code)
 
 
 def numbers(size: int, dtype: str, seed: int = 0) -> Any:

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multiverso import layout as at
+from multiverso.consistency_modes import MODES, chosen_mode
 from multiverso.errors import DtypeMismatchError, ShapeMismatchError, StartupError
-from multiverso.spec import DTYPES, Consistency, Partition, Places, TableSpec, checked_count, checked_dtype
+from multiverso.spec import DTYPES, Partition, Places, TableSpec, checked_count, checked_dtype
 
 sizes = st.one_of(st.integers(1, 200_000), st.integers(1, 10**9))
 arrays = st.builds(
@@ -106,16 +107,16 @@ def test_other_dtypes_are_refused(value: object) -> None:
 
 
 def test_sync_and_staleness_exclude_each_other() -> None:
-    assert Consistency.of(False, None).mode == "async"
-    assert Consistency.of(True, None).mode == "sync"
-    assert Consistency.of(False, 0) == Consistency("bounded", 0)
+    assert chosen_mode(False, None) == (MODES["async"], 0)
+    assert chosen_mode(True, None) == (MODES["sync"], 0)
+    assert chosen_mode(False, 0) == (MODES["bounded"], 0)
     with pytest.raises(StartupError, match="exclude each other"):
-        Consistency.of(True, 1)
+        chosen_mode(True, 1)
     with pytest.raises(StartupError, match="sync is True or False"):
-        Consistency.of("no", None)  # type: ignore[arg-type]
+        chosen_mode("no", None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, True, "2"])
 def test_a_staleness_is_a_number_of_ticks(value: object) -> None:
     with pytest.raises(StartupError, match="0 or more"):
-        Consistency.of(False, value)  # type: ignore[arg-type]
+        chosen_mode(False, value)  # type: ignore[arg-type]

@@ -233,10 +233,10 @@ def test_no_updater(alone: Session, updater: Any) -> None:
 
 
 def test_a_bound_that_no_clock_can_hold() -> None:
-    from multiverso.spec import Consistency
+    from multiverso.consistency_modes import chosen_mode
 
     with pytest.raises(StartupError, match=r"below 2.*for no bound leave it out"):
-        Consistency.of(False, 10**30)
+        chosen_mode(False, 10**30)
 
 
 def test_statistics_tell_an_unnamed_table_from_one_named_like_its_number(alone: Session) -> None:

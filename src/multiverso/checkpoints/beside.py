@@ -115,7 +115,7 @@ class Checkpoint:
                     "torch, keras or theano, or SharedParams; with JAX, use manager.save() and load()"
                 )
         self._session = session or current()
-        self._in_rounds = self._session.consistency.mode == "sync"
+        self._in_rounds = self._session.consistency.in_rounds
         if self._in_rounds and self._every is not None and self._every.by_time:
             raise ValueError(
                 "every= by time is of different steps in different workers, and a synchronous job is saved after a "

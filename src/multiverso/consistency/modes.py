@@ -1,4 +1,4 @@
-"""The consistencies by mode. A new one is a file beside these, a mode in ``spec.py`` and a line here."""
+"""The consistencies by mode. A new one is a file beside these, a mode in ``consistency_modes.py`` and a line here."""
 
 from __future__ import annotations
 

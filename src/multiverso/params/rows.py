@@ -40,7 +40,7 @@ def goes_by_rows(rule: Rule, session: Session) -> bool:
     reads all workers' differences of the whole matrix anyhow, so nothing would be gained.
     """
     pushed_first = rule.pull_every % rule.push_every == 0
-    return rule.name in _RULES and pushed_first and session.consistency.mode != "sync"
+    return rule.name in _RULES and pushed_first and not session.consistency.in_rounds
 
 
 class Rows:
@@ -146,7 +146,7 @@ class Rows:
         self._calls = call
 
     def _tick(self) -> None:
-        if self._session.consistency.mode == "bounded":  # waits for those who are too far behind
+        if self._session.consistency.has_clocks:  # waits for those who are too far behind
             self.table.get(np.empty(0, np.int64))
 
     def _differing(self) -> Ids:

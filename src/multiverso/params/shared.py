@@ -107,11 +107,11 @@ class SharedParams:
         session = session or current()
         rule = rule_of(rule, session.workers_num)
         in_rows = range(dense, len(given)) if goes_by_rows(rule, session) and whole_every > 1 else range(0)
-        check_mode(rule, session.consistency.mode)  # before any table is made
+        check_mode(rule, session.consistency)  # before any table is made
         self._session = session
         self.newcomer = False
         self._due = Every(every)
-        if self._due.by_time and session.consistency.mode == "sync":
+        if self._due.by_time and session.consistency.in_rounds:
             raise ValueError(
                 "every= by time lets workers exchange unequally often, and a synchronous round needs all of "
                 "them: give a number of steps"

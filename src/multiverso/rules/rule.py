@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from multiverso.consistency_modes import MODES
 from multiverso.states import states_of
 from multiverso.updaters import Updater, add
 
-MODES = ("async", "bounded", "sync")
 STARTS = ("centre", "zeros")
 _MOST_HYPER = 8
 
@@ -47,13 +47,15 @@ class Rule:
     per_worker: tuple[str, ...] = ()
     updater: Updater = field(default_factory=add)
     hyper: tuple[float, ...] = ()
-    modes: tuple[str, ...] = MODES
+    modes: tuple[str, ...] = tuple(MODES)
     push_every: int = 1
     pull_every: int = 1
 
     def __post_init__(self) -> None:
         if not self.modes or any(mode not in MODES for mode in self.modes):
-            raise ValueError(f"the modes of rule {self.name} must be some of {MODES}; got {self.modes!r}")
+            raise ValueError(
+                f"the modes of rule {self.name} must be some of {tuple(MODES)}; got {self.modes!r}"
+            )
         if any(start not in STARTS for start in self.per_worker):
             raise ValueError(
                 f"the local state of rule {self.name} begins as one of {STARTS}; got {self.per_worker!r}"

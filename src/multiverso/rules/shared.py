@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from multiverso.consistency_modes import MODES, ConsistencyMode
 from multiverso.errors import DtypeMismatchError, SnapshotError
 from multiverso.rules.asgd import asgd
 from multiverso.rules.named import RuleName, rule_of
@@ -192,7 +193,7 @@ def share(
     session = session or current()
     session.check()
     rule = rule_of(rule, session.workers_num)
-    check_mode(rule, session.consistency.mode)
+    check_mode(rule, session.consistency)
     dtype = _dtype_of(local)
     flat = writable(local, int(np.prod(tuple(local.shape))), dtype, "local")
     spec = TableSpec(
@@ -221,13 +222,12 @@ def _sum_of(contributions: Sequence[Array | None]) -> Array | None:
     return np.sum(there, axis=0, dtype=there[0].dtype) if there else None
 
 
-def check_mode(rule: Rule, mode: str) -> None:
-    """Raises ValueError when a rule is not defined for a mode (``"async"``, ``"bounded"``, ``"sync"``)."""
-    if mode not in rule.modes:
-        how = {"async": "init()", "bounded": "init(staleness=...)", "sync": "init(sync=True)"}
+def check_mode(rule: Rule, mode: ConsistencyMode) -> None:
+    """Raises ValueError when a rule is not defined for a mode."""
+    if mode.name not in rule.modes:
         raise ValueError(
-            f"the rule {rule.name} is not defined for {mode} mode; use "
-            f"{' or '.join(how[mode] for mode in rule.modes)}, or another rule"
+            f"the rule {rule.name} is not defined for {mode.name} mode; use "
+            f"{' or '.join(MODES[name].option for name in rule.modes)}, or another rule"
         )
 
 

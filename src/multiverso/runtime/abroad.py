@@ -280,7 +280,7 @@ class Abroad:
         found = {
             number: read_progress(shard, self.roster.local)
             for number, shard in self._shards().items()
-            if shard.mode == at.SYNCHRONOUS
+            if shard.consistency.in_rounds
         }
         changed = {number: lines for number, lines in found.items() if lines != self._told_of.get(number)}
         self._told_of = found
@@ -292,7 +292,7 @@ class Abroad:
         """Lets a table join the exchange between hosts, then calls `then` in the node's thread."""
 
         def join() -> None:
-            if shard.mode == at.SYNCHRONOUS:
+            if shard.consistency.in_rounds:
                 self._carrier.attach_rounds(number, shard, self.control.address, self.roster.local)
                 self._attached.add(number)
                 self._joined.add(number)
@@ -301,7 +301,7 @@ class Abroad:
                         self.control.address, self._carrier.follow_rounds, self._broken
                     )
                 return
-            if shard.mode == at.BOUNDED and self._clocks is None:
+            if shard.consistency.has_clocks and self._clocks is None:
                 self._clocks = self._new_clocks()  # others tell theirs as soon as this host is attached
             how = self.exchange.of_table(shard.spec.wire, shard.spec.every)
             rule = how.rule_of(np.dtype(shard.spec.dtype))
@@ -310,7 +310,7 @@ class Abroad:
             )
             self._attached.add(number)
             self._joined.add(number)
-            if shard.mode == at.BOUNDED and self._clocks is not None:
+            if shard.consistency.has_clocks and self._clocks is not None:
                 self._clocks.follow(number)
 
         self._do(join, then)
@@ -503,7 +503,7 @@ class Abroad:
     def _newly_written(self) -> list[int]:
         """The synchronous tables that workers of this host have overwritten since the last barrier."""
         shards = self._shards()
-        now = {n: load64(s.base + at.WRITTEN) for n, s in shards.items() if s.mode == at.SYNCHRONOUS}
+        now = {n: load64(s.base + at.WRITTEN) for n, s in shards.items() if s.consistency.in_rounds}
         before, self._written = self._written, now
         return [number for number, times in now.items() if times != before.get(number, 0)]
 

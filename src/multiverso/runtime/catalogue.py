@@ -9,13 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso import layout as at
+from multiverso.consistency_modes import MODES
 from multiverso.memory.heap import Heap
 from multiverso.memory.segment import Segment
 from multiverso.runtime.connection import Connection
 from multiverso.runtime.control import Control
 from multiverso.runtime.wait_graph import WaitGraph, read_wait_graph
 from multiverso.shards.shard import Shard, initialise
-from multiverso.spec import MODES, MemorySpec, Places, TableSpec
+from multiverso.spec import MemorySpec, Places, TableSpec
 from multiverso.states import states_of
 
 _MEMORY_HEAD = 64 * 1024
@@ -141,15 +142,17 @@ class Catalogue:
 
     def _make_table(self, key: Key, spec: TableSpec, mode: str, number: int) -> Piece:
         workers = self._control.capacity
-        places = Places.of(spec, workers, mode == "sync")
+        consistency = MODES[mode]
+        places = Places.of(spec, workers, consistency.in_rounds)
         offset = self._heap.reserve(places.size)
         head = self._map(offset, places.size, places.head)
         # the states' first values lie beyond the head: the rest is mapped for as long as it takes to write them
         whole = self._map(offset, places.size, places.size) if _has_values(spec) else head
-        initialise(whole.address, spec, number, workers, MODES[mode])
+        initialise(whole.address, spec, number, workers, consistency.code)
         self._tables = number
         self._heap.make_huge(offset, places.size)
-        return Piece(number, key, spec, offset, places.size, head, Shard(head, spec, workers, MODES[mode]))
+        shard = Shard(head, spec, workers, consistency.code)
+        return Piece(number, key, spec, offset, places.size, head, shard)
 
     def whole(self, piece: Piece) -> Shard:
         """Returns a table with all of its memory, for the node's own work on its values."""

@@ -72,7 +72,7 @@ class Holdings:
             "order": order if by_order else None,
             "spec": spec.as_message(),
             "master": master,
-            "mode": self._session.consistency.mode,
+            "mode": self._session.consistency.name,
         }
         shards: list[Shard] = []
 

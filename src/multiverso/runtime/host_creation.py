@@ -168,7 +168,7 @@ class HostCreations(Creations):
             self._done(key, "make", [type(told).__name__, where])
             return
         creation.piece = piece
-        if piece.shard is not None and piece.shard.mode != at.ASYNCHRONOUS:
+        if piece.shard is not None and piece.shard.consistency.reads_wait:
             for worker in order[
                 "workers"
             ]:  # nobody may go ahead without one that another host tells of later

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from multiverso import layout as at
+from multiverso.consistency_modes import MODES
 from multiverso.errors import MultiversoError, StartupError
 from multiverso.hosts.exchange import Exchange
 from multiverso.memory import mutex
@@ -165,7 +166,7 @@ class Membership:
 
     @property
     def mode(self) -> str:
-        """The consistency that the workers have asked for."""
+        """The name of the consistency that the workers have asked for."""
         return str(self._options["consistency"]["mode"]) if self._options else "async"
 
     # -- coming ----------------------------------------------------------------------------------------------
@@ -432,7 +433,7 @@ class Membership:
 
 def _words(options: Message) -> str:
     consistency = options["consistency"]
-    bound = f" (staleness={consistency['staleness']})" if consistency["mode"] == "bounded" else ""
+    bound = f" (staleness={consistency['staleness']})" if MODES[consistency["mode"]].has_clocks else ""
     between = f", {Exchange.from_message(options['exchange'])}" if "exchange" in options else ""
     return f"{consistency['mode']}{bound} with on_lost={options['on_lost']!r}{between}"
 
@@ -445,7 +446,7 @@ def _differ(options: Message, others: Message) -> StartupError:
 
 
 def _check_exchange(options: Message, exchange: Exchange) -> None:
-    if options["consistency"]["mode"] == "sync" and exchange != Exchange():
+    if MODES[options["consistency"]["mode"]].in_rounds and exchange != Exchange():
         raise StartupError(
             f"with sync=True every round exchanges all that was added, as it is, and init has {exchange} beside it: "
             "leave wire=, every= and between= (or MULTIVERSO_WIRE, _EVERY and _BETWEEN) out"

@@ -18,6 +18,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from multiverso import layout as at
+from multiverso.consistency_modes import chosen_mode
 from multiverso.deadline import SLICE_SECONDS, Deadline, checked_seconds
 from multiverso.errors import ClosedError, MultiversoError, NodeLostError
 from multiverso.hosts.exchange import Exchange
@@ -32,7 +33,7 @@ from multiverso.runtime.opened import note_opened, note_over
 from multiverso.runtime.patience import Patience
 from multiverso.runtime.wait_graph import WaitGraph, read_wait_graph
 from multiverso.shards.shard import Shard
-from multiverso.spec import Consistency, MemorySpec, TableSpec, checked_count
+from multiverso.spec import MemorySpec, TableSpec, checked_count
 from multiverso.wire import messages
 from multiverso.wire.messages import Message
 
@@ -93,7 +94,7 @@ class Session:
         on_close: Callable[[], None] | None = None,
     ) -> None:
         self.address = address
-        self.consistency = Consistency.of(sync, staleness)
+        self.consistency, self.staleness = chosen_mode(sync, staleness)
         self._exchange = exchange or Exchange()
         self.timeout_seconds = WAIT_SECONDS if timeout_seconds is None else checked_seconds(timeout_seconds)
         self.start_timeout_seconds = START_SECONDS if start_timeout_seconds is None else start_timeout_seconds
@@ -138,7 +139,7 @@ class Session:
                 "protocol": messages.PROTOCOL,
                 "worker_id": wish,
                 "workers_num": number,
-                "consistency": {"mode": self.consistency.mode, "staleness": self.consistency.staleness},
+                "consistency": {"mode": self.consistency.name, "staleness": self.staleness},
                 "on_lost": on_lost,
                 "exchange": self._exchange.as_message(),
             },

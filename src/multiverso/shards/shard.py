@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso import layout as at
+from multiverso.consistency_modes import BY_CODE, ConsistencyMode
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import load32, load64, store32, store64
 from multiverso.shards.progress import TableProgress, WorkerProgress
@@ -25,7 +26,7 @@ from multiverso.states import states_of
 def initialise(address: int, spec: TableSpec, table_id: int, workers: int, mode: int) -> None:
     """Writes a table's header into zeroed memory; all that is zero is right: free words, idle hands."""
     partition = Partition.of(spec)
-    places = Places.of(spec, workers, mode == at.SYNCHRONOUS)
+    places = Places.of(spec, workers, BY_CODE[mode].in_rounds)
     words = {
         "elements": spec.elements,
         "stripe_size": partition.stripe_size,
@@ -75,12 +76,24 @@ def _fill_states(address: int, spec: TableSpec) -> None:
 
 @dataclass(frozen=True)
 class Shard:
-    """A table's memory as one process sees it."""
+    """A table's memory as one process sees it.
+
+    Attributes:
+        segment: the memory, as much of it as this process maps.
+        spec: the table.
+        workers: how many it has room for.
+        mode: the code of its consistency, as its header has it.
+    """
 
     segment: Segment
     spec: TableSpec
     workers: int
     mode: int
+
+    @property
+    def consistency(self) -> ConsistencyMode:
+        """When a read of it may go ahead."""
+        return BY_CODE[self.mode]
 
     @property
     def base(self) -> int:
@@ -95,7 +108,7 @@ class Shard:
     @property
     def places(self) -> Places:
         """Where its parts lie."""
-        return Places.of(self.spec, self.workers, self.mode == at.SYNCHRONOUS)
+        return Places.of(self.spec, self.workers, self.consistency.in_rounds)
 
     @functools.cached_property
     def header(self) -> Any:
@@ -138,7 +151,7 @@ class Shard:
         store64(self.base + at.STEPS_BEFORE, steps - self._steps_here())
 
     def _steps_here(self) -> int:
-        if self.mode == at.SYNCHRONOUS:
+        if self.consistency.in_rounds:
             return self.committed
         lines = map(self.line, range(self.workers))
         return sum(load64(line + at.ADDS) + load64(line + at.EXCHANGES) for line in lines)

@@ -244,10 +244,10 @@ class Dealer:
     """One worker's loops over what is dealt. Owner: one thread at a time."""
 
     def __init__(self, session: Session) -> None:
-        if session.consistency.mode != "async":
+        if session.consistency.reads_wait:
             raise StartupError(
                 "mv.batches gives a slow worker fewer batches than the others, but in "
-                f"{session.consistency.mode} mode all have to read equally often: use mv.shard(n, epoch=...), or "
+                f"{session.consistency.name} mode all have to read equally often: use mv.shard(n, epoch=...), or "
                 "init() without sync and staleness"
             )
         self._reference = weakref.ref(session)

@@ -342,7 +342,7 @@ class TableHandler:
             MultiversoError: the session is in synchronous mode.
         """
         self._session.check()
-        if self._session.consistency.mode == "sync":
+        if self._session.consistency.in_rounds:
             raise MultiversoError("memory() is not there in synchronous mode: its rounds have two copies")
         return self._shard.values().reshape(self.shape)
 
@@ -579,7 +579,7 @@ def _consistency_of(session: Session, shard: Shard, update: int, name: str) -> C
         update=update,
         spec=shard.spec,
         name=name,
-        staleness=session.consistency.staleness,
+        staleness=session.staleness,
         first_round=shard.first_round(session.worker_id),
         slot=lambda: shard.slot(session.worker_id),
         enter=session.enter,

@@ -101,9 +101,9 @@ class KeyedTable:
         check_name(name)
         self._session = session or current()
         self._session.check()
-        if self._session.consistency.mode != "async":
+        if self._session.consistency.reads_wait:
             raise ValueError(
-                f"keyed tables are asynchronous, and this session is {self._session.consistency.mode}: "
+                f"keyed tables are asynchronous, and this session is {self._session.consistency.name}: "
                 "call init() without sync= and staleness=, or use a MatrixTableHandler"
             )
         self._session.refuse_across_hosts(

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from multiverso import keyed_layout
 from multiverso import layout as at
+from multiverso.consistency_modes import BY_CODE
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, NodeLostError, RowIdError, StartupError, WaitTimeoutError
 from multiverso.kernels import looking as kernels
@@ -22,7 +23,7 @@ from multiverso.memory.words import load64
 from multiverso.runtime.finding import node_addresses
 from multiverso.runtime.link import Link
 from multiverso.runtime.trust import SECRET_VARIABLE
-from multiverso.spec import DTYPES, MODES, TableSpec
+from multiverso.spec import DTYPES, TableSpec
 from multiverso.tables.convert import as_row_ids
 from multiverso.tables.keyed_memory import memory_name
 from multiverso.tables.keys import as_keys
@@ -165,7 +166,7 @@ class ReadOnlyTable(_ReadOnly):
 
     def __init__(self, view: _View, name: str, answer: Message, timeout_seconds: float) -> None:
         self._spec = TableSpec.from_message(answer["spec"])
-        if int(answer["mode"]) == MODES["sync"]:
+        if BY_CODE[int(answer["mode"])].in_rounds:
             raise MultiversoError(
                 f"table {name!r} is of a synchronous job, whose values change places at each round: save it "
                 "in the job, and read the file"
