@@ -88,7 +88,12 @@ class TableSpec:
     @property
     def shape(self) -> tuple[int, ...]:
         """What ``get()`` returns: (elements,) or (rows, columns)."""
-        return (self.rows, self.columns) if self.kind == "matrix" else (self.columns,)
+        return (self.rows, self.columns) if self.is_matrix else (self.columns,)
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether its rows can be added to and read by their numbers."""
+        return self.kind == "matrix"
 
     @property
     def itemsize(self) -> int:
@@ -241,7 +246,7 @@ class Partition:
     @classmethod
     def of(cls, spec: TableSpec) -> Partition:
         """Returns the stripes of a table: 128 KiB each; of a matrix as many rows, a power of two, as 16 KiB hold."""
-        if spec.kind == "array":
+        if not spec.is_matrix:
             length = max(1, at.STRIPE_BYTES // spec.itemsize)
             return cls(length, math.ceil(spec.elements / length))
         row = spec.columns * spec.itemsize

@@ -34,8 +34,8 @@ from multiverso.checkpoints.generations import (
     Parts,
     Table,
     check_tables,
+    commit_generation,
     discard,
-    keep_whole,
     load,
     numbers_in,
     refuse_strangers,
@@ -421,7 +421,7 @@ class Checkpoint:
                 say(f"{store}: {generation.folder} is not kept: {why}; the checkpoint before it stays")
                 store.remove(generation.folder)
             else:
-                self._keep_whole(generation, done)
+                self._commit(generation, done)
 
     def _gather(self) -> None:
         """On several hosts: waits until this host's copies have what the others had when it was called."""
@@ -466,7 +466,7 @@ class Checkpoint:
                 return f"worker {idle[0]} has handed nothing over", done
             time.sleep(_LOOK_SECONDS)
 
-    def _keep_whole(self, generation: Generation, done: list[int]) -> None:
+    def _commit(self, generation: Generation, done: list[int]) -> None:
         store = self._store
         before = read_generations(store, missing_ok=True)
         check_tables(store, before, generation.tables, "it was not replaced")
@@ -486,7 +486,7 @@ class Checkpoint:
                     "workers see the same files there?"
                 )
         older = before[len(before) - self._keep + 1 :] if self._keep > 1 else []
-        whole = keep_whole(store, Generation(generation.number, generation.tables, common), older)
+        whole = commit_generation(store, Generation(generation.number, generation.tables, common), older)
         remove_others(store, [*older, whole], above=generation.number)
 
 

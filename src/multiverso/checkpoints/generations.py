@@ -134,7 +134,7 @@ def save(
         def finish() -> None:
             nonlocal written
             if task.leads:
-                keep_whole(store, generation, [])
+                commit_generation(store, generation, [])
                 written = True
                 remove_others(store, [generation])
                 stack.close()  # before anybody is let go, who might save again
@@ -197,7 +197,7 @@ def write_tables(store: Store, generation: Generation, tables: Mapping[str, Tabl
     return hashes
 
 
-def keep_whole(store: Store, generation: Generation, older: list[Generation]) -> Generation:
+def commit_generation(store: Store, generation: Generation, older: list[Generation]) -> Generation:
     """Makes a generation count whose workers have all written their parts and said so, beside older ones.
 
     Raises:

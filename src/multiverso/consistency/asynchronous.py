@@ -32,7 +32,7 @@ class Asynchronous:
         self._add, self._get = dense.add.compiled(dtype), dense.get.compiled(dtype)
         self._put, self._exchange = dense.put.compiled(dtype), dense.exchange.compiled(dtype)
         self._version = dense.version.compiled()
-        if port.spec.kind == "matrix":
+        if port.spec.is_matrix:
             self._add_rows, self._get_rows = rows.add_rows.compiled(dtype), rows.get_rows.compiled(dtype)
             self._exchange_rows = rows.exchange_rows.compiled(dtype)
             self._get_stripes = rows.get_stripes.compiled(dtype)

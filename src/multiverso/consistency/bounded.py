@@ -25,38 +25,38 @@ class Bounded(Asynchronous):
         self._wait_clock = waits.wait_clock.compiled()
 
     def get(self, out: Array, call: Call, deadline: Deadline | None) -> None:
-        self._wait(deadline)
+        self._wait_for_slowest(deadline)
         super().get(out, call, deadline)
 
     def exchange(self, local: Array, last: Array, call: Call, deadline: Deadline | None) -> None:
-        self._wait(deadline)
+        self._wait_for_slowest(deadline)
         super().exchange(local, last, call, deadline)
 
     def apply_rule(
         self, rule: CompiledRule, local: Array, push: bool, pull: bool, call: Call, deadline: Deadline | None
     ) -> None:
         if pull:
-            self._wait(deadline)
+            self._wait_for_slowest(deadline)
         super().apply_rule(rule, local, push, pull, call, deadline)
 
     def get_rows(self, ids: RowIds, out: Array, call: Call, deadline: Deadline | None) -> None:
-        self._wait(deadline)
+        self._wait_for_slowest(deadline)
         super().get_rows(ids, out, call, deadline)
 
     def exchange_rows(
         self, ids: RowIds, local: Array, last: Array, call: Call, deadline: Deadline | None
     ) -> None:
-        self._wait(deadline)
+        self._wait_for_slowest(deadline)
         super().exchange_rows(ids, local, last, call, deadline)
 
     def get_stripes(
         self, stripes: Versions, versions: Versions, out: Array, call: Call, deadline: Deadline | None
     ) -> None:
-        self._wait(deadline)
+        self._wait_for_slowest(deadline)
         super().get_stripes(stripes, versions, out, call, deadline)
 
-    def _wait(self, deadline: Deadline | None) -> None:
-        """May this read go ahead? Waits until it may."""
+    def _wait_for_slowest(self, deadline: Deadline | None) -> None:
+        """Waits until this read may go ahead: until the slowest worker's clock is at most the bound behind ours."""
         port = self.port
         port.enter()
         target = load64(port.line + at.CLOCK) - port.staleness

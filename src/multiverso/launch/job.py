@@ -314,6 +314,15 @@ class Job:
             self._end(self._reason, signal.SIGKILL)
 
     def _end(self, reason: Reason, first: int) -> None:
+        """Begins to end the workers: with the first signal now, and harder ones where it does not help.
+
+        After Ctrl-C they get SIGINT now, SIGTERM when half of the grace is over, and SIGKILL when all of it is. Any
+        other end begins with SIGTERM. A second Ctrl-C (or SIGTERM), over 0.2 s after the first, kills them at once.
+
+        Args:
+            reason: why.
+            first: the signal to begin with.
+        """
         now = time.monotonic()
         self._reason, self._ending_since = reason, now
         steps: list[tuple[float, int]] = [(now, first)]

@@ -32,6 +32,10 @@ class Barrier:
             session: whose barrier it is.
             lock: lets one thread at a time into a barrier.
             deadline: until when.
+
+        Raises:
+            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: ``session.resume`` does, by
+                ``Patience.raise_if_hopeless`` (``patience.py``), twice a second while it waits.
         """
         target = 0
         try:

@@ -94,6 +94,7 @@ class _Memory:
 
 
 def _cast(array: Array, dtype: np.dtype[Any], what: str) -> Array:
+    """Rounds to the table's dtype. A float16 becomes float32 or float64 here; a bfloat16 has become float32 before."""
     kind = array.dtype.kind
     if kind not in "biuf" or (kind == "f" and dtype.kind != "f"):
         raise DtypeMismatchError(
@@ -125,9 +126,9 @@ def check_size(array: Array, shape: tuple[int, ...], spec: TableSpec, what: str)
     one is found out.
     """
     size = math.prod(shape)
-    if array.size == size and (spec.kind == "array" or array.ndim == 1 or array.shape == shape):
+    if array.size == size and (not spec.is_matrix or array.ndim == 1 or array.shape == shape):
         return
-    expected = f"shape {shape}" + (f", or {size} numbers flat" if spec.kind == "matrix" else "")
+    expected = f"shape {shape}" + (f", or {size} numbers flat" if spec.is_matrix else "")
     raise ShapeMismatchError(f"{what} has shape {array.shape}; this {spec.kind} table expects {expected}")
 
 

@@ -567,7 +567,7 @@ class TableHandler:
     def _output(self, out: Any, dtype: npt.DTypeLike | None, shape: tuple[int, ...]) -> Output:
         if out is None:
             return fresh(shape, self._dtype, dtype)
-        return into(out, shape, self._dtype, self._spec.kind == "array")
+        return into(out, shape, self._dtype, not self._spec.is_matrix)
 
 
 def _consistency_of(session: Session, shard: Shard, update: int, name: str) -> Consistency:

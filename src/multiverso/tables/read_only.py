@@ -214,7 +214,7 @@ class ReadOnlyTable(_ReadOnly):
         return output.give()
 
     def _checked(self, row_ids: Any) -> npt.NDArray[np.int64]:
-        if self._spec.kind != "matrix":
+        if not self._spec.is_matrix:
             raise RowIdError(f"{self!r} is an array: it has no rows")
         ids = as_row_ids(row_ids, self._spec.rows)
         if ids.size and not 0 <= ids.min() <= ids.max() < self._spec.rows:

@@ -31,6 +31,8 @@ class Updater:
         hyper: its hyperparameters; at most 8.
         rate_index: place of the learning rate among ``hyper``, which can then be set while a job runs
             (``table.learning_rate``); None where there is none.
+            Those with a rate multiply by it in ``apply``; for ``add`` and ``sgd``, which have none, the worker does it
+            before it adds.
         mean: in synchronous mode, gets the mean over the workers that contributed instead of their sum.
         clip: what adds are bounded by, before they reach ``apply``; see ``chain``.
         schedule: what sets the learning rate; see ``chain``.
