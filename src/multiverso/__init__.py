@@ -9,6 +9,7 @@ from multiverso import errors, rules, updaters
 from multiverso.api import (
     barrier,
     batches,
+    incarnation,
     init,
     is_master_worker,
     live_workers,
@@ -59,6 +60,7 @@ __all__ = [
     "checkpoint",
     "current",
     "errors",
+    "incarnation",
     "init",
     "is_master_worker",
     "live_workers",

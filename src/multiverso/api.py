@@ -116,6 +116,16 @@ def server_id() -> int:
     return current().worker_id
 
 
+def incarnation() -> int:
+    """Returns how many processes had this worker's place before, and died: 0 where none has.
+
+    Above 0 (``multiverso run --on-failure continue --replace N``) the tables have the values of now, whatever this
+    worker gives as initial values, and barriers that the others have passed return at once. What is only this worker's
+    own (a step, an optimizer, a place in the data) comes from its last checkpoint, if it makes some.
+    """
+    return current().incarnation
+
+
 def is_master_worker() -> bool:
     """Returns whether this is worker 0: the one that validates, prints and saves."""
     return current().worker_id == 0

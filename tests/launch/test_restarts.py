@@ -26,7 +26,8 @@ def test_a_job_that_fails_is_started_again_until_it_succeeds(tmp_path: Path) -> 
     assert done.returncode == 0
     said = [line for line in done.stderr.splitlines() if line.startswith("multiverso")]
     assert [line for line in said if "started again" in line] == [
-        f"multiverso: the job is started again ({number} of at most 3 times)." for number in (1, 2)
+        f"multiverso: the job is started again{when} ({number} of at most 3 times)."
+        for number, when in ((1, ""), (2, " in 0.5 s"))
     ]
     assert sum("failed with exit code 3" in line for line in said) == 2
     assert (logs / "worker-1.log").read_text() == "".join(f"start {n} 1\n" for n in range(3))
@@ -77,6 +78,8 @@ def test_what_is_started_again(reason: str, code: int, again: bool) -> None:
     asked = Starts(2, None, Signals())
     asked.signals._receive(signal.SIGTERM)  # between two starts
     assert not asked.again(result(reason, code), code)
+    asked._pause = 1e9
+    asked.pause()  # a signal ends it
     over = Starts(2, 1e-9, Signals())
     assert not over.again(result(reason, code), code)
 

@@ -20,6 +20,7 @@ from datetime import timedelta
 from typing import Any, Protocol, Self
 
 from multiverso import layout as at
+from multiverso.checkpoints.alone import load_own
 from multiverso.checkpoints.board import (
     CLOSED,
     DONE,
@@ -30,6 +31,7 @@ from multiverso.checkpoints.board import (
     Board,
 )
 from multiverso.checkpoints.generations import (
+    STEPS_OF_LOAD,
     Packed,
     Parts,
     Table,
@@ -48,7 +50,7 @@ from multiverso.checkpoints.roles import say
 from multiverso.checkpoints.stores import PathLike, open_store
 from multiverso.errors import ClosedError, SnapshotError, WaitTimeoutError
 from multiverso.runtime import Session
-from multiverso.runtime.agreement import Together
+from multiverso.runtime.agreement import Together, count_as_done
 from multiverso.runtime.current import current
 from multiverso.runtime.every import Every
 from multiverso.runtime.restarts import may_resume
@@ -57,6 +59,7 @@ Own = dict[str, Any] | Callable[[], dict[str, Any]] | None
 _LOOK_SECONDS = 0.02
 _STUCK_SECONDS = 1.0  # who has waited that long may wait for the leader: a shorter wait ends by itself
 _END_SECONDS = 30.0  # for what is being written when a job is interrupted
+_STEPS_OF_BEGIN = 2  # that all workers do together
 _LOCK_SECONDS = 5.0  # one that was killed just now holds its lock until it has ended
 
 
@@ -136,7 +139,8 @@ class Checkpoint:
         self._held = contextlib.ExitStack()
         if any(getattr(f, "__self__", None).__class__ is Checkpoint for f in self._session.before_end):
             raise SnapshotError("this worker has a checkpoint already: close it before the next one is made")
-        self._last, self._resumes = self._begin(resume)
+        begin = self._begin_alone if self._session.incarnation else self._begin
+        self._last, self._resumes = begin(resume)
         self._session.before_end.append(self.close)
 
     def _begin(self, resume: bool) -> tuple[int, bool]:
@@ -169,6 +173,23 @@ class Checkpoint:
         task.step()
         return last, there > 0
 
+    def _begin_alone(self, resume: bool) -> tuple[int, bool]:
+        """As `_begin`, for a worker that takes a dead one's place: the others have done so before, and go on."""
+        session = self._session
+        if self._in_rounds:
+            raise SnapshotError(
+                "in a synchronous job all workers count the steps to a checkpoint alike, so that none can take the "
+                "place of one that died: start the job again (multiverso run --max-restarts), or make no checkpoints"
+            )
+        if session.worker_id == min(session.live_workers()):  # then nobody has what the dead one held
+            self._store.make()
+            self._held.enter_context(self._store.alone(_LOCK_SECONDS))
+        newest = self._board.newest()
+        if newest:  # if it is being written, its other parts do not wait for this worker's
+            self._board.say(newest, FAILED)
+        count_as_done(session, _STEPS_OF_BEGIN)
+        return newest, bool(read_generations(self._store, missing_ok=True))
+
     # -- what users call ------------------------------------------------------------------------------------
 
     def restore(self) -> dict[str, Any] | None:
@@ -176,6 +197,9 @@ class Checkpoint:
 
         Every file is checked against its hash; where one is damaged, the checkpoint before is taken, and a line on
         standard error says so. There may be more or fewer workers than saved, as with ``manager.load``.
+
+        A worker that takes a dead one's place (`multiverso.incarnation` is above 0) does this alone: it gets what that
+        one had handed over last, its managers begin with the shared values as they are now, and no table changes.
 
         Returns:
             What this worker had handed over; tensors on the CPU, JAX's arrays as NumPy's. None where nothing has been
@@ -205,8 +229,27 @@ class Checkpoint:
                 manager.apply_parts(part(parts, index))
             self.newcomer = parts.newcomer
 
+        if self._session.incarnation:
+            return self._restore_alone(check, apply)
         found = load(self._session, self._place, self._tables(), check, apply)
         own: dict[str, Any] | None = found.own["own"] if found else None
+        return own
+
+    def _restore_alone(
+        self, check: Callable[[Parts], None], apply: Callable[[Parts], None]
+    ) -> dict[str, Any] | None:
+        session = self._session
+        found = load_own(session, self._store, check, apply)
+        if found is None:
+            return None
+        saved, is_its_own = found
+        self.newcomer = not is_its_own
+        job, barriers = saved.get("barriers", ("", 0))
+        if job == session.address:
+            session.count_barriers(barriers)
+        else:  # it was saved before the job was started again, and the others have restored it together
+            count_as_done(session, STEPS_OF_LOAD)
+        own: dict[str, Any] | None = saved["own"]
         return own
 
     def step(self, own: Own = None) -> bool:
@@ -336,7 +379,8 @@ class Checkpoint:
             raise TypeError(f"own is a dictionary of state; got {type(handed).__name__}")
         parts = [manager.collect_parts() for manager in self._managers]
         common = [each.common for each in parts]
-        state = {"own": handed or {}, "managers": [each.own for each in parts]}
+        at_barrier = (self._session.address, self._session.barriers)
+        state = {"own": handed or {}, "managers": [each.own for each in parts], "barriers": at_barrier}
         return Packed.of(Parts(state, common if any(common) else None))
 
     def _leads(self) -> bool:

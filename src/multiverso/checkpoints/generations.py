@@ -225,6 +225,9 @@ def commit_generation(store: Store, generation: Generation, older: list[Generati
     return whole
 
 
+STEPS_OF_LOAD = 5  # that all workers do together
+
+
 def load(
     session: Session,
     directory: PathLike,
@@ -257,7 +260,7 @@ def load(
             return ""
         found = read_generations(store, missing_ok)
         check_tables(store, found, tables, "nothing was changed")
-        return str(_newest_undamaged(store, found).number) if found else ""
+        return str(newest_undamaged(store, found).number) if found else ""
 
     chosen = "".join(task.step(choose).values())
     if not chosen:
@@ -265,16 +268,15 @@ def load(
     read: list[Parts] = []
     live: list[int] = []
 
-    def read_part() -> str:
+    def read_parts() -> str:
         live.extend(session.live_workers())
         generation = next((g for g in read_generations(store) if str(g.number) == chosen), None)
         if generation is None:
             return "another one"
         role = role_of(generation, live, session.worker_id)
-        folder, common = generation.folder, generation.common[role.saved_as]
+        folder = generation.folder
         parts = Parts(
-            _tree(store, f"{folder}/worker-{role.saved_as}.safetensors"),
-            _tree(store, f"{folder}/{common}") if common else None,
+            *read_part(store, generation, role.saved_as),
             role.newcomer,
             tuple(_tree(store, f"{folder}/worker-{other}.safetensors") for other in role.left),
         )
@@ -282,7 +284,7 @@ def load(
         read.append(parts)
         return f"{folder} for {count(live)}"
 
-    seen = set(task.step(read_part).values())
+    seen = set(task.step(read_parts).values())
     if len(seen) > 1 or not read:
         raise SnapshotError(
             f"the workers see different generations in {store}, or one was lost: {sorted(seen)}; nothing was loaded"
@@ -308,12 +310,21 @@ def load(
     return read[0]
 
 
+def read_part(store: Store, generation: Generation, worker: int) -> tuple[Tree, Tree | None]:
+    """Returns a worker's own part, and what it has in common with others."""
+    folder, common = generation.folder, generation.common[worker]
+    return (
+        _tree(store, f"{folder}/worker-{worker}.safetensors"),
+        _tree(store, f"{folder}/{common}") if common else None,
+    )
+
+
 def _tree(store: Store, name: str) -> Tree:
     with store.file(name) as path:
         return read_tree(path)
 
 
-def _newest_undamaged(store: Store, generations: list[Generation]) -> Generation:
+def newest_undamaged(store: Store, generations: list[Generation]) -> Generation:
     """Returns the newest generation that is as it was written.
 
     Raises:

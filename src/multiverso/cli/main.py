@@ -93,6 +93,13 @@ def run_command(
             "(multiverso.checkpoint)."
         ),
     ] = 0,
+    replace: Annotated[
+        int,
+        typer.Option(
+            help="With --on-failure continue: start a worker that fails again, in the same place, while the others go "
+            "on; so often in all (with --hosts, on each host)."
+        ),
+    ] = 0,
     resume: Annotated[
         bool,
         typer.Option("--resume", help="Go on from the newest checkpoint of an earlier run, if there is one."),
@@ -176,6 +183,7 @@ def run_command(
         encrypted=not insecure_fabric,
         host_grace=host_grace,
         max_restarts=max_restarts,
+        replace=replace,
         resume=resume,
         exchange={name: text for name, text in exchange.items() if text is not None},
     )

@@ -10,12 +10,13 @@ from typing import IO, Any
 
 from multiverso.errors import StartupError
 from multiverso.hosts.roster import spread
-from multiverso.launch.job import Job, OnFailure
+from multiverso.launch.job import Job, OnFailure, WorkerExit
 from multiverso.launch.local import worker_commands
 from multiverso.launch.outcomes import conclude, read_answer, write_call
 from multiverso.launch.output import Output
 from multiverso.launch.place import JOB_VARIABLE, Place, place_in
 from multiverso.launch.rehearsing import hosts_here
+from multiverso.launch.restarting import Replacements
 from multiverso.launch.sinks import text_sink
 from multiverso.layout import MAX_WORKERS
 from multiverso.runtime.node import Node
@@ -31,6 +32,7 @@ def run(
     on_failure: OnFailure = "stop",
     env: Mapping[str, str] | None = None,
     hosts: int = 1,
+    replace: int = 0,
 ) -> list[Any]:
     """Calls `function(*args, **kwargs)` in each of several new processes, the workers of one job.
 
@@ -50,6 +52,8 @@ def run(
         env: Environment variables to set in the workers.
         hosts: A rehearsal of so many hosts, which are all this machine: the workers are spread over them in their
             order, and what is true between hosts is true between theirs (docs/how-to/hosts.md).
+        replace: With on_failure="continue": how many failed workers, in all, are started again in their places, and
+            call the function anew, while the others go on.
 
     Returns:
         Each worker's result, in worker order.
@@ -70,7 +74,7 @@ def run(
         >>> mv.run(job, workers=2, args=(10,))
         [10, 11]
     """
-    check_call("multiverso.run", function, workers, timeout_seconds, on_failure)
+    check_call("multiverso.run", function, workers, timeout_seconds, on_failure, replace)
     if not hasattr(hosts, "__index__") or not 1 <= hosts <= workers:
         raise StartupError(f"multiverso.run: hosts is {hosts!r}; it must be from 1 to the {workers} workers.")
     with ExitStack() as stack:
@@ -84,7 +88,7 @@ def run(
         environ = {**os.environ, **(env or {}), SECRET_VARIABLE: secret, JOB_VARIABLE: job_id}
         nodes: dict[int, Node] = {}
         commands = []
-        for node, place in _nodes(stack, workers, hosts, on_failure, secret):
+        for node, place in _nodes(stack, workers, hosts, on_failure, secret, replace > 0):
             nodes |= dict.fromkeys(place.workers, node)
             theirs = [descriptors[worker_id] for worker_id in place.workers]
             commands += worker_commands(
@@ -95,12 +99,22 @@ def run(
                 descriptors=theirs,
                 place=place,
             )
+        replacements = Replacements(replace)
+
+        def again(end: WorkerExit) -> float | None:
+            seconds = replacements.after(end)
+            if seconds is not None:
+                answers[end.worker_id].seek(0)
+                answers[end.worker_id].truncate()
+            return seconds
+
         job = Job(
             commands,
             marker=f"{JOB_VARIABLE}={job_id}",
             output=Output(text_sink(sys.stdout, sys.stderr)),
             on_failure=on_failure,
             on_exit=lambda end: nodes[end.worker_id].absent(end.worker_id),
+            again=again,
             lost_workers=nodes[0].lost_workers,
         )
         result = job.run(timeout_seconds)
@@ -114,14 +128,14 @@ def run(
 
 
 def _nodes(
-    stack: ExitStack, workers: int, hosts: int, on_failure: OnFailure, secret: str
+    stack: ExitStack, workers: int, hosts: int, on_failure: OnFailure, secret: str, replaces: bool
 ) -> Iterator[tuple[Node, Place]]:
     """Makes the job's nodes, one for each host, and says which workers are there."""
     if hosts == 1:
-        node = Node(workers=workers, on_lost=on_failure, secret=secret)
+        node = Node(workers=workers, on_lost=on_failure, secret=secret, replaces=replaces)
         yield stack.enter_context(closing(node)), Place.alone(workers)
         return
-    made = hosts_here(spread(workers, hosts), on_lost=on_failure, secret=secret)
+    made = hosts_here(spread(workers, hosts), on_lost=on_failure, secret=secret, replaces=replaces)
     roster, nodes = stack.enter_context(made)
     for host, node in enumerate(nodes):
         yield node, place_in(roster.on(host))
@@ -133,6 +147,7 @@ def check_call(
     workers: int,
     timeout_seconds: float | None,
     on_failure: OnFailure,
+    replace: int = 0,
 ) -> None:
     """Refuses what makes no sense, in the name of the function that was called.
 
@@ -148,6 +163,10 @@ def check_call(
         raise StartupError(f"{what}: timeout_seconds is {timeout_seconds}; it must be more than 0.")
     if on_failure not in ("stop", "continue"):
         raise StartupError(f"{what}: on_failure is {on_failure!r}; it must be 'stop' or 'continue'.")
+    if not hasattr(replace, "__index__") or replace < 0:
+        raise StartupError(f"{what}: replace is {replace!r}; it must be a number of workers, 0 or more.")
+    if replace and on_failure == "stop":
+        raise StartupError(f"{what}: replace={replace} is for on_failure='continue', where the others go on.")
 
 
 @contextmanager

@@ -70,6 +70,7 @@ def launch_on_hosts(options: RunOptions) -> int:
                 break
             _tell(options, result, names)
             _say(starts.words())
+            starts.pause()
     if result.reason != "signal":
         let_signals_end_us()
     _tell(options, result, names)
@@ -206,6 +207,7 @@ def _arguments(options: RunOptions) -> list[str]:
     """The same command for a host's launcher, without what concerns all hosts together."""
     return [
         *("--on-failure", options.on_failure),
+        *("--replace", str(options.replace)),
         *("--grace", str(options.grace_seconds)),
         *("-n", str(options.workers_num)),
         *(("--gpus", options.gpus) if options.gpus else ()),

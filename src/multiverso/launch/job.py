@@ -105,7 +105,9 @@ class Job:
         grace_seconds: From the first request to end until SIGKILL.
         keep_stdin: Let worker 0 read our standard input; the others' is empty.
         on_start: Called with each worker's number and pid.
-        on_exit: Called at each worker's end.
+        on_exit: Called at each worker's end, where it is not started again.
+        again: Called when a worker has failed in a job that goes on: returns after how many seconds it is started
+            again, or None.
         lost_workers: Says which workers the node has lost, the first one first.
         on_look: Called every half second or more often.
         first: The first worker's number.
@@ -125,6 +127,7 @@ class Job:
         keep_stdin: bool = False,
         on_start: Callable[[int, int], None] = lambda _, __: None,
         on_exit: Callable[[WorkerExit], None] = lambda _: None,
+        again: Callable[[WorkerExit], float | None] = lambda _: None,
         lost_workers: Callable[[], Sequence[int]] = tuple,
         on_look: Callable[[], None] = lambda: None,
         first: int = 0,
@@ -138,6 +141,7 @@ class Job:
         self._keep_stdin = keep_stdin
         self._on_start = on_start
         self._on_exit = on_exit
+        self._again = again
         self._lost_workers = lost_workers
         self._on_look = on_look
         self._began = 0.0
@@ -145,6 +149,8 @@ class Job:
         self.signals_before: dict[int, Handler] = {}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._started_at: dict[int, float] = {}
+        self._due: dict[int, float] = {}  # when workers that have failed are started again
+        self._guard: Guard | None = None
         self._exits: dict[int, WorkerExit] = {}  # in the order in which they ended
         self._suspect: int | None = None
         self._reason: Reason = "finished"
@@ -204,9 +210,9 @@ class Job:
         with ExitStack() as stack:
             stack.callback(self._close)
             check_system()
-            guard = stack.enter_context(Guard(self._marker))
+            self._guard = stack.enter_context(Guard(self._marker))
             stack.callback(self._kill_all)
-            self._start(guard)
+            self._start()
             self._held = stack.pop_all()
         return self
 
@@ -235,7 +241,7 @@ class Job:
 
     def finish(self) -> None:
         """Waits until all workers have ended, or one cannot be ended."""
-        while self.running and not self._given_up:
+        while (self.running or self._due) and not self._given_up:
             self.step(_LOOK_SECONDS)
 
     def wake(self) -> None:
@@ -252,23 +258,36 @@ class Job:
     def _told_to_end(self) -> bool:
         return any(number != signal.SIGUSR1 for number in tuple(self._received))
 
-    def _start(self, guard: Guard) -> None:
-        for worker_id, command in enumerate(self._commands, self._first):
+    def _start(self) -> None:
+        for worker_id in range(self._first, self._first + len(self._commands)):
             if self._told_to_end():
                 break
-            process = spawn(command, keep_stdin=self._keep_stdin and worker_id == 0)
-            self._processes[worker_id] = process
-            self._started_at[worker_id] = time.monotonic()
-            guard.watch(process)
-            if self._output is not None and process.stdout is not None and process.stderr is not None:
-                self._output.add(worker_id, process.stdout, process.stderr)
-            self._selector.register(os.pidfd_open(process.pid), selectors.EVENT_READ, worker_id)
-            self._on_start(worker_id, process.pid)
+            self._start_worker(worker_id)
         if self._output is not None:
             self._output.start()
         self._cut_short = self._told_to_end()
         if self._cut_short:
             self.step()
+
+    def _start_worker(self, worker_id: int) -> None:
+        assert self._guard is not None
+        command = self._commands[worker_id - self._first]
+        process = spawn(command, keep_stdin=self._keep_stdin and worker_id == 0)
+        self._processes[worker_id] = process
+        self._exits.pop(worker_id, None)
+        self._started_at[worker_id] = time.monotonic()
+        self._guard.watch(process)
+        if self._output is not None and process.stdout is not None and process.stderr is not None:
+            self._output.add(worker_id, process.stdout, process.stderr)
+        self._selector.register(os.pidfd_open(process.pid), selectors.EVENT_READ, worker_id)
+        self._on_start(worker_id, process.pid)
+
+    def _start_due(self, now: float) -> None:
+        for worker_id in [worker_id for worker_id, at in self._due.items() if at <= now]:
+            del self._due[worker_id]
+            if self._suspect == worker_id:
+                self._suspect = None
+            self._start_worker(worker_id)
 
     def step(self, most_seconds: float = 0.0) -> None:
         """Does what there is to do; waits for something for at most so long."""
@@ -284,6 +303,7 @@ class Job:
             times.append(self._escalation[0][0])
         if self._deadline is not None and self._reason == "finished":
             times.append(self._deadline)
+        times += self._due.values()
         wait = max(0.0, min(times) - time.monotonic())
         for key, _ in self._selector.select(wait):
             if key.data is None:
@@ -295,6 +315,7 @@ class Job:
                 self._reap(key)
         while self._received:
             self._handle(self._received.popleft())
+        self._start_due(time.monotonic())
         self._on_look()
 
     def _handle(self, number: int) -> None:
@@ -325,6 +346,7 @@ class Job:
         """
         now = time.monotonic()
         self._reason, self._ending_since = reason, now
+        self._due.clear()
         steps: list[tuple[float, int]] = [(now, first)]
         if first == signal.SIGINT:
             steps.append((now + self._grace_seconds / 2, signal.SIGTERM))
@@ -361,6 +383,11 @@ class Job:
             seconds=time.monotonic() - self._started_at[worker_id],
         )
         self._exits[worker_id] = end
+        goes_on = end.failed and self._on_failure == "continue" and self._reason == "finished"
+        seconds = self._again(end) if goes_on else None
+        if seconds is not None:
+            self._due[worker_id] = time.monotonic() + seconds
+            return
         self._on_exit(end)
         if end.failed and self._on_failure == "stop" and self._reason == "finished":
             self._end("failed", signal.SIGTERM)

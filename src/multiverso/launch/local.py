@@ -23,7 +23,7 @@ from multiverso.launch.resources import (
     split_cores,
     thread_environ,
 )
-from multiverso.launch.restarting import Starts
+from multiverso.launch.restarting import Replacements, Starts
 from multiverso.launch.sinks import Sink, json_sink, prefix_sink, unbuffered, wants_colour, write_event
 from multiverso.layout import MAX_WORKERS
 from multiverso.runtime.node import Node
@@ -54,6 +54,7 @@ class RunOptions:
         encrypted: Whether hosts encrypt what they send each other.
         host_grace: How many seconds without a word of a host until it counts as lost.
         max_restarts: How often to start the job again when it has failed.
+        replace: How many workers that fail, in all, are started again in a job that goes on without them.
         resume: Whether `multiverso.checkpoint` is to go on from what is saved, also at the first start.
         exchange: What `init` is to take for its `wire`, `every` and `between` where the program gives none.
     """
@@ -76,6 +77,7 @@ class RunOptions:
     encrypted: bool = True
     host_grace: float = 30.0
     max_restarts: int = 0
+    replace: int = 0
     resume: bool = False
     exchange: Mapping[str, str] = field(default_factory=dict)
 
@@ -113,6 +115,7 @@ def launch(options: RunOptions) -> int:
                 break
             last_words()
             report.restarting(starts)
+            starts.pause()
     if (
         result.reason != "signal" and place.abroad is None
     ):  # else its code is told, whoever ends this host meanwhile
@@ -133,8 +136,15 @@ def _start(
     """Runs the job once; returns how it ended, its exit code, and what says so."""
     workers = options.workers_num
     secret = new_secret()
+    replacements = Replacements(options.replace)
     with closing(
-        Node(workers=place.workers_num, on_lost=options.on_failure, secret=secret, abroad=place.abroad)
+        Node(
+            workers=place.workers_num,
+            on_lost=options.on_failure,
+            secret=secret,
+            abroad=place.abroad,
+            replaces=options.replace > 0,
+        )
     ) as node:
         output = Output(
             report.sink,
@@ -157,6 +167,12 @@ def _start(
             node.absent(end.worker_id)
             report.ended(end)
 
+        def again(end: WorkerExit) -> float | None:
+            seconds = replacements.after(end)
+            if seconds is not None:
+                report.replacing(end, replacements, seconds)
+            return seconds
+
         job = Job(
             commands,
             marker=f"MULTIVERSO_NODE={node.address}",
@@ -166,6 +182,7 @@ def _start(
             keep_stdin=place.keeps_stdin,
             on_start=report.started,
             on_exit=ended,
+            again=again,
             lost_workers=node.lost_workers,
             first=place.workers.start,
         )
@@ -287,6 +304,9 @@ class _TextReport:
     def restarting(self, starts: Starts) -> None:
         self.warn(starts.words())
 
+    def replacing(self, end: WorkerExit, replacements: Replacements, seconds: float) -> None:
+        self.warn(replacements.words(end, seconds))
+
     def finished(self, result: JobResult) -> None:
         if result.culprit and result.reason in ("failed", "finished"):
             # Its traceback stands above, perhaps far above: its last line says which one to look for.
@@ -328,6 +348,10 @@ class _JsonReport:
     def restarting(self, starts: Starts) -> None:
         self._write("restart", number=starts.restarts, most=starts.most)
 
+    def replacing(self, end: WorkerExit, replacements: Replacements, seconds: float) -> None:
+        self._write("exit", **_exit_fields(end))
+        self._write("replace", worker=end.worker_id, number=replacements.done, most=replacements.most)
+
     def finished(self, result: JobResult) -> None:
         self._write(
             "summary",
@@ -366,6 +390,13 @@ def check(options: RunOptions) -> None:
         raise StartupError(f"--host-grace {options.host_grace:g}: it must be more than 0 seconds.")
     if not options.max_restarts >= 0:
         raise StartupError(f"--max-restarts {options.max_restarts}: it must be 0 or more.")
+    if not options.replace >= 0:
+        raise StartupError(f"--replace {options.replace}: it must be 0 or more.")
+    if options.replace and options.on_failure == "stop":
+        raise StartupError(
+            "--replace is for a job that goes on when a worker fails: give --on-failure continue, too, or "
+            "--max-restarts, which starts all workers again."
+        )
     if options.exchange and options.hosts is None:
         given = " and ".join(f"--{name}" for name in options.exchange)
         raise StartupError(f"{given}: of use between hosts only; give --hosts, too, or leave it out.")

@@ -57,10 +57,16 @@ class Output:
         self._thread = threading.Thread(target=self._read_all, name="multiverso-output", daemon=True)
 
     def add(self, worker_id: int, stdout: IO[bytes], stderr: IO[bytes]) -> None:
-        """Takes over a worker's two pipes; before `start`."""
+        """Takes over a worker's two pipes, perhaps in the place of those that it had."""
+        if self._thread.is_alive():
+            self.notice(lambda: self._register(worker_id, stdout, stderr))
+        else:
+            self._register(worker_id, stdout, stderr)
+
+    def _register(self, worker_id: int, stdout: IO[bytes], stderr: IO[bytes]) -> None:
         streams: tuple[tuple[Stream, IO[bytes]], ...] = (("stdout", stdout), ("stderr", stderr))
         for stream, pipe in streams:
-            self._begun[worker_id, stream] = b""
+            self._begun.setdefault((worker_id, stream), b"")
             self._selector.register(pipe, selectors.EVENT_READ, (worker_id, stream))
 
     def start(self) -> None:

@@ -24,6 +24,7 @@ def hosts_here(
     secret: str | None = None,
     encrypted: bool = False,
     grace: float = 30.0,
+    replaces: bool = False,
     way: Callable[[int, Address], Address] = lambda host, address: address,
 ) -> Iterator[tuple[Roster, list[Node]]]:
     """Makes the nodes of a job's hosts, called ``host-0``, ``host-1`` and so on, and closes them in the end.
@@ -34,6 +35,7 @@ def hosts_here(
         secret: what the workers have to know, if anything.
         encrypted: whether what they tell each other is.
         grace: seconds without a word of a host until it counts as lost.
+        replaces: whether a new process may take the place of a worker that died, where the others go on.
         way: returns where a host, by its number, reaches the coordinator, which listens at an address.
 
     Yields:
@@ -48,6 +50,6 @@ def hosts_here(
         for host in range(roster.hosts):
             own = replace(roster.on(host), coordinator=way(host, listener.address))
             abroad = (own, Fabric(host, own.hosts, credentials_of(own)), None if host else listener)
-            node = Node(own.workers_num, on_lost=on_lost, secret=secret, abroad=abroad)
+            node = Node(own.workers_num, on_lost=on_lost, secret=secret, abroad=abroad, replaces=replaces)
             nodes.append(stack.enter_context(node))
         yield roster, nodes

@@ -1,11 +1,33 @@
-"""A job that fails is started again: how often, and what its workers find in their environment then."""
+"""What fails is started again: a whole job, or one worker of a job that goes on; how often, and after what pause."""
 
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from multiverso.launch.job import JobResult, Signals
+from multiverso.launch.job import JobResult, Signals, WorkerExit
 from multiverso.runtime.restarts import RESTARTS_VARIABLE, RESUME_VARIABLE
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+_LONG_SECONDS = 10.0
+_LOOK_SECONDS = 0.05
+
+
+class Pauses:
+    """How long to wait before something is started again, so that what fails at once does not take a core.
+
+    Nothing after the first failure, then 0.5, 1, 2 seconds and so on, 30 at most; what has run for 10 seconds begins
+    anew.
+    """
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+
+    def after(self, seconds: float) -> float:
+        """Returns the seconds to wait after something has failed that ran for so long."""
+        self._in_a_row = 0 if seconds >= _LONG_SECONDS else self._in_a_row + 1
+        if self._in_a_row <= 1:
+            return 0.0
+        return float(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (self._in_a_row - 2)))
 
 
 @dataclass
@@ -24,6 +46,8 @@ class Starts:
     signals: Signals
     restarts: int = 0
     _began: float = field(default_factory=time.monotonic)
+    _pauses: Pauses = field(default_factory=Pauses)
+    _pause: float = 0.0
 
     @property
     def seconds_left(self) -> float | None:
@@ -33,7 +57,7 @@ class Starts:
         return max(self.timeout_seconds - (time.monotonic() - self._began), 1e-3)
 
     def again(self, result: JobResult, code: int) -> bool:
-        """Returns whether to start once more after this result, and counts it.
+        """Returns whether to start once more after this result, and counts it; `pause` before that.
 
         A signal, a timeout and a reader that has gone are no failures of the job.
         """
@@ -42,11 +66,20 @@ class Starts:
         if not failed or self.restarts >= self.most or (left is not None and left <= 1e-3):
             return False
         self.restarts += 1
+        self._pause = self._pauses.after(result.seconds)
         return True
+
+    def pause(self) -> None:
+        """Waits before the next start, where the last ones have failed at once; a signal or the timeout ends it."""
+        left = self.seconds_left
+        end = time.monotonic() + (self._pause if left is None else min(self._pause, left))
+        while not self.signals.number and (rest := end - time.monotonic()) > 0:
+            time.sleep(min(rest, _LOOK_SECONDS))
 
     def words(self) -> str:
         """Says that it is started again."""
-        return f"the job is started again ({self.restarts} of at most {self.most} times)."
+        when = f" in {self._pause:g} s" if self._pause else ""
+        return f"the job is started again{when} ({self.restarts} of at most {self.most} times)."
 
     def environ(self, environ: Mapping[str, str], resume: bool) -> dict[str, str]:
         """Returns what workers find in their environment: how often there was a restart, whether to resume."""
@@ -54,3 +87,31 @@ class Starts:
         if resume:
             more[RESUME_VARIABLE] = "1"
         return {**environ, **more}
+
+
+class Replacements:
+    """The workers that are started again in a job that goes on.
+
+    Args:
+        most: How many there may be in all.
+
+    Attributes:
+        done: How many there have been, with those that wait for their start.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.done = 0
+        self._pauses: dict[int, Pauses] = {}
+
+    def after(self, end: WorkerExit) -> float | None:
+        """Returns the seconds after which a worker that has failed is started again, and counts it; None: it is not."""
+        if self.done >= self.most:
+            return None
+        self.done += 1
+        return self._pauses.setdefault(end.worker_id, Pauses()).after(end.seconds)
+
+    def words(self, end: WorkerExit, seconds: float) -> str:
+        """Says that it is."""
+        when = f" in {seconds:g} s" if seconds else ""
+        return f"{end}; it is started again{when} ({self.done} of at most {self.most} replacements)."

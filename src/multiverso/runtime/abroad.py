@@ -38,6 +38,7 @@ from multiverso.runtime.control import Control
 from multiverso.runtime.following import RoundFollower
 from multiverso.runtime.mirror import Line, read_lines, read_progress, write_line, write_progress
 from multiverso.runtime.reductions import Reductions
+from multiverso.runtime.wait_graph import WorkerState
 from multiverso.shards.shard import Shard
 from multiverso.wire.messages import Message
 
@@ -116,6 +117,7 @@ class Abroad:
     Attributes:
         exchange: how tables travel, once a worker has said so.
         over: set when all workers of all hosts have gone, so that nobody needs this host's copies any more.
+        comes_again: whether another process may come for a worker of this host that died.
         remote_statistics: what workers of other hosts have done with each table, by its number and theirs.
     """
 
@@ -123,6 +125,7 @@ class Abroad:
         self.roster = roster
         self.exchange = Exchange()
         self.over = threading.Event()
+        self.comes_again: Callable[[int], bool] = lambda worker_id: False
         self._carrier = carrier
         self._post = post
         self._control: Control | None = None
@@ -489,10 +492,17 @@ class Abroad:
         if live and reached and self._settling < barrier:
             self._settling = barrier
             self._tasks.put(lambda: self._settle({"do": "settled", "barrier": barrier}))
-        ended = [w for w in workers if w.liveness in (at.GONE, at.LOST)]
+        ended = [w for w in workers if w.liveness == at.GONE or self._is_lost_for_good(w)]
         if len(ended) == len(self.roster.local) and not self._gone:
             self._gone = True
             self._tasks.put(lambda: self._settle({"do": "gone"}))
+
+    def _is_lost_for_good(self, worker: WorkerState) -> bool:
+        return worker.liveness == at.LOST and not self.comes_again(worker.worker_id)
+
+    def replaced(self, worker_id: int) -> None:
+        """A new process takes the place of a worker of this host that died: it has reached no barrier yet."""
+        self._arrived.pop(worker_id, None)
 
     def _settle(self, report: Message) -> None:
         self._carrier.settle(_deadline(), self._joined)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso import layout as at
+from multiverso.errors import MultiversoError
 from multiverso.runtime.session import Session
 
 _NOTE_BYTES = 1024
@@ -24,7 +25,14 @@ def tell_all(session: Session, note: str) -> dict[int, str]:
 
     Raises:
         WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: not everyone came; see ``barrier``.
+        MultiversoError: the others have done so before this worker took a dead one's place. Nothing was changed.
     """
+    if session.is_behind:
+        raise MultiversoError(
+            f"worker {session.worker_id} has taken the place of one that died, and the others have saved or loaded "
+            "together before that: what it goes on from comes from mv.checkpoint (mv.incarnation() tells that it "
+            "is a replacement)"
+        )
     if session.hosts:
         session.barrier()  # what the others have changed before is seen here
         return session.tell_all(note.encode()[: _NOTE_BYTES - _HEADER_BYTES].decode(errors="ignore"))
@@ -40,6 +48,11 @@ def tell_all(session: Session, note: str) -> dict[int, str]:
     session.barrier()
     # by the notes and not by who is live: the first to read may have left before the last one does
     return {worker: _read(page) for worker, page in enumerate(pages) if _header(page)[0] == now}
+
+
+def count_as_done(session: Session, steps: int) -> None:
+    """Counts the barriers of so many steps of a `Together` as passed: the others have, before this worker came."""
+    session.count_barriers(session.barriers + steps * (1 if session.hosts else 2))
 
 
 def _header(page: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:

@@ -79,7 +79,7 @@ class Holdings:
         def place(segment: Segment, answer: Message) -> None:
             shards[:] = [Shard(segment, spec, int(answer["workers"]), int(answer["mode"]))]
             if answer["enrol"]:
-                shards[0].enrol(self._session.worker_id)
+                shards[0].enrol(self._session.worker_id, self._others())
 
         def write(clear: bool, last: bool, of: int) -> None:
             if clear:
@@ -97,6 +97,13 @@ class Holdings:
                 self._session.control.notify()
             raise
         return number, shards[0]
+
+    def _others(self) -> list[int] | None:
+        """Whose clocks one that takes a dead worker's place begins with; None for any other."""
+        session = self._session
+        if not session.incarnation:
+            return None
+        return [worker for worker in session.live_workers() if worker != session.worker_id]
 
     def keep(self, number: int, shard: Shard) -> None:
         """Notes that a table has been taken over by its handler."""

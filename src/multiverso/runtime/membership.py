@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from multiverso import layout as at
 from multiverso.consistency_modes import MODES
@@ -19,20 +17,11 @@ from multiverso.runtime.connection import Connection
 from multiverso.runtime.control import Control
 from multiverso.runtime.creation import Creations
 from multiverso.runtime.host_creation import HostCreations
+from multiverso.runtime.numbers import Attached, Numbers
 from multiverso.wire import messages
 from multiverso.wire.messages import Message
 
 _ELASTIC_CAPACITY = at.MAX_WORKERS
-
-
-@dataclass
-class Attached:
-    """A worker that has its number, and is ready once it holds its life mutex."""
-
-    connection: Connection
-    ready: bool = False
-    pid: int = 0
-    withdrawn: bool = False  # its `init` was interrupted; its process is there, and may come again
 
 
 class Membership:
@@ -49,6 +38,7 @@ class Membership:
         watch_process: called with a worker's number and its process while no life mutex tells of its end, which
             `process_ended` wants to know; returns whether that can be done.
         abroad: this host's part in a job on several.
+        replaces: whether, where the others go on, a new process may take the place of a worker that died.
 
     Attributes:
         control: the control segment of this generation.
@@ -65,8 +55,11 @@ class Membership:
         watch: Callable[[Control, int, int], None],
         watch_process: Callable[[int, int], bool],
         abroad: Abroad | None = None,
+        replaces: bool = False,
     ) -> None:
         self.workers_num = workers_num
+        self._replaces = replaces
+        self._incarnations: dict[int, int] = {}  # how often a number has got a new process
         self.attached: dict[int, Attached] = {}
         self.had_workers = False
         self._held = False
@@ -76,6 +69,9 @@ class Membership:
         self._ended: set[int] = set()  # who comes no more, whatever generation it is
         self._withdrawn_lives: set[int] = set()
         self._abroad = abroad
+        if abroad is not None and replaces:
+            ended = self._ended  # and not this: a cycle would keep the memory until the next collection
+            abroad.comes_again = lambda worker_id: worker_id not in ended
         self._lives = 0
         self._waiting_ready: list[tuple[Connection, Message]] = []
         self._waiting_attach: list[tuple[Connection, Message]] = []
@@ -97,6 +93,15 @@ class Membership:
         self.control.initialise(capacity)
         self.control.continue_without_lost(self._on_lost == "continue")
         self.catalogue = Catalogue(self.control, heap)
+        self._numbers = Numbers(
+            self.control,
+            self.catalogue,
+            self.local,
+            self.attached,
+            self.workers_num is not None,
+            self._replaces,
+        )
+        self._incarnations.clear()
         self._options: Message | None = None
         self._refused: StartupError | None = None  # why this host's workers cannot take part
         if self._abroad is None:
@@ -192,6 +197,9 @@ class Membership:
             exchange = Exchange.from_message(request.get("exchange"))
             _check_exchange(options, exchange)
             options["exchange"] = exchange.as_message()
+        if self._numbers.is_late(wish):
+            connection.reply(request, {"later": True})
+            return
         if self._is_new_generation(wish):
             if self._abroad is not None:
                 raise StartupError(
@@ -199,9 +207,9 @@ class Membership:
                     "on one host"
                 )
             self._restart()
-        worker_id = self._free_id(wish)
+        worker_id = self._numbers.free(wish)
         if worker_id is None:
-            if self.workers_num is not None and self._is_over(wish):
+            if self.workers_num is not None and self._numbers.is_over(wish):
                 # it has left, others have not: a new job of the same processes begins when all have
                 self._waiting_attach.append((connection, request))
                 return
@@ -209,6 +217,11 @@ class Membership:
                 f"the job's {self.control.capacity} places are taken"
                 if wish is None
                 else f"worker {wish} is already there: two processes have the same worker_id"
+            )
+        if self._abroad is not None and self.mode == "sync" and self._replaces_lost(worker_id):
+            raise StartupError(
+                "in a synchronous job on several hosts no worker takes the place of one that died: the others go on "
+                "without it, or the job begins again (multiverso run --max-restarts)"
             )
         if self._options is None:
             self._options = options
@@ -224,47 +237,14 @@ class Membership:
         """All have gone; but one that comes after another's death at the start is still of the same generation."""
         if self.workers_num is None or self.attached or not self.had_workers:
             return False
-        return not self.lost() or self._free_id(wish) is None
-
-    def _is_over(self, wish: int | None) -> bool:
-        ids = self.local if wish is None else [wish]
-        # its own word counts before the watcher has noticed: `init` may follow `shutdown` at once
-        return any(
-            self.control.liveness(i) in (at.GONE, at.LOST) or self.control.participation(i) == at.LEFT
-            for i in ids
-        )
-
-    def _free_id(self, wish: int | None) -> int | None:
-        ids = self.local if wish is None else [wish]
-        for worker_id in ids:
-            if worker_id in self.attached and self.attached[worker_id].withdrawn:
-                return worker_id
-            liveness = self.control.liveness(worker_id)
-            if liveness == at.FREE or (self.workers_num is None and self._released(worker_id, liveness)):
-                return worker_id
-        return None
-
-    def _released(self, worker_id: int, liveness: int) -> bool:
-        """Returns whether a number may be given out again.
-
-        Only when its last owner's process has left it or really is gone, the node has done what its end asks for, and
-        no round still needs what it staged.
-        """
-        if (
-            liveness not in (at.GONE, at.LOST)
-            or worker_id in self.attached
-            or self.catalogue.needs(worker_id)
-        ):
-            return False
-        if liveness == at.GONE:
-            return True
-        try:
-            os.kill(self.control.worker(worker_id).pid, 0)
-        except ProcessLookupError:
-            return True
-        return False
+        return not self.lost() or self._numbers.free(wish) is None
 
     def _admit(self, connection: Connection, request: Message, worker_id: int) -> None:
+        if self._replaces_lost(worker_id):
+            self._incarnations[worker_id] = self._incarnations.get(worker_id, 0) + 1
+            self._ended.discard(worker_id)
+            if self._abroad is not None:
+                self._abroad.replaced(worker_id)
         if worker_id in self.attached:
             self.control.admit_again(worker_id, connection.pid)
         else:
@@ -278,10 +258,14 @@ class Membership:
             "worker_id": worker_id,
             "workers_num": self.workers_num,
             "control": self._control_bytes,
+            "incarnation": self._incarnations.get(worker_id, 0),
         }
         if self._abroad is not None:
             body |= {"places": self.control.places, "here": self.control.here}
         connection.reply(request, body, (self._heap.descriptor,))
+
+    def _replaces_lost(self, worker_id: int) -> bool:
+        return self.workers_num is not None and self.control.liveness(worker_id) == at.LOST
 
     def ready(self, connection: Connection, request: Message) -> None:
         """The worker holds its life mutex; it is let go once all are there."""

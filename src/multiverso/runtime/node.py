@@ -59,6 +59,8 @@ class Node:
         linger: called when the last worker has gone, in the node's thread.
         abroad: of a job on several hosts: which they are, what moves values between them, and, on the first, where
             it listens for the others.
+        replaces: whether, where the others go on, a new process may take the place of a worker that died: it has the
+            same number, and finds the tables as they are.
 
     Owner: the thread that made it calls ``close``; everything else belongs to the serving thread.
     """
@@ -75,6 +77,7 @@ class Node:
         secret: str | None = None,
         linger: Callable[[], None] | None = None,
         abroad: tuple[Roster, Carrier, Listener | None] | None = None,
+        replaces: bool = False,
     ) -> None:
         if workers is not None and not 1 <= workers <= at.MAX_WORKERS:
             raise StartupError(f"a host runs 1 to {at.MAX_WORKERS} workers of a job; got {workers}")
@@ -113,7 +116,9 @@ class Node:
             if abroad is not None:
                 self._abroad = Abroad(*abroad, self._post_order)
                 self._questions = Questions(self._abroad.report)
-            self._membership = Membership(workers, on_lost, self._watch, self._watch_process, self._abroad)
+            self._membership = Membership(
+                workers, on_lost, self._watch, self._watch_process, self._abroad, replaces
+            )
             self._thread.start()
             self._started.wait()
             if self._failed is not None:
@@ -187,7 +192,7 @@ class Node:
         return self._members.lost()
 
     def absent(self, worker_id: int) -> None:
-        """Says that a worker's process has ended. If it never attached, the others need not wait for it."""
+        """Says that a worker's process has ended, and none comes for it. The others need not wait for it any more."""
         self._posted.put(("absent", worker_id, 0))
         self._poke()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -41,6 +42,7 @@ START_SECONDS = 120.0
 WAIT_SECONDS = 1800.0  # a master may validate for long
 _MOST_WAIT = 30.0
 _WITHDRAW_SECONDS = 1.0
+_LATER_SECONDS = 0.02
 
 
 class Handler(Protocol):
@@ -98,6 +100,8 @@ class Session:
         self._exchange = exchange or Exchange()
         self.timeout_seconds = WAIT_SECONDS if timeout_seconds is None else checked_seconds(timeout_seconds)
         self.start_timeout_seconds = START_SECONDS if start_timeout_seconds is None else start_timeout_seconds
+        # how many processes had this worker's number before, and died: 0 but where those are replaced
+        self.incarnation = 0
         self.closed: str | None = None  # why it cannot be used any more
         self._on_close = on_close
         self._lock = threading.RLock()
@@ -133,19 +137,20 @@ class Session:
 
     def _attach(self, wish: int | None, number: int | None, on_lost: str | None, deadline: float) -> None:
         self._attaching = True
-        answer, descriptors = self._link.ask(
-            {
-                "do": "attach",
-                "protocol": messages.PROTOCOL,
-                "worker_id": wish,
-                "workers_num": number,
-                "consistency": {"mode": self.consistency.name, "staleness": self.staleness},
-                "on_lost": on_lost,
-                "exchange": self._exchange.as_message(),
-            },
-            deadline,
-            "a place in the job",
-        )
+        request: Message = {
+            "do": "attach",
+            "protocol": messages.PROTOCOL,
+            "worker_id": wish,
+            "workers_num": number,
+            "consistency": {"mode": self.consistency.name, "staleness": self.staleness},
+            "on_lost": on_lost,
+            "exchange": self._exchange.as_message(),
+        }
+        place = "a place in the job"
+        answer, descriptors = self._link.ask(request, deadline, place)
+        while answer.get("later"):  # the death of the one before has not had all its effects yet
+            time.sleep(_LATER_SECONDS)
+            answer, descriptors = self._link.ask(request, deadline, place)
         self._holdings.begin(descriptors)
         places = tuple(map(str, answer.get("places") or ()))
         self.control = Control(
@@ -154,6 +159,7 @@ class Session:
         self.worker_id: int = answer["worker_id"]
         self._fixed_num: int | None = answer["workers_num"]
         self._attached = True
+        self.incarnation = int(answer["incarnation"])
         # Who comes and goes at will leaves; who is missing at the start of all would let the others begin without it.
         self._takes_part = self._fixed_num is None
         self._liveness.begin(self.control, self.worker_id, self._link.connection)
@@ -236,6 +242,28 @@ class Session:
     def barriers(self) -> int:
         """The number of the last barrier that this worker has passed, which is the same in all that have."""
         return self._barrier.passed
+
+    def leaves_values(self, what: str) -> bool:
+        """Returns whether a load is to change nothing, and says so.
+
+        A dead worker's program begins again here: what it loads at its start the others have trained on since.
+        """
+        if self.incarnation:
+            sys.stderr.write(
+                f"multiverso: worker {self.worker_id} has taken the place of one that died: {what} keeps the values of "
+                "now, and is not loaded\n"
+            )
+        return self.incarnation > 0
+
+    def count_barriers(self, number: int) -> None:
+        """Counts this worker as past so many barriers, where it goes on from a place behind them."""
+        self._barrier.passed = max(self._barrier.passed, number)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the others have passed this worker's next barrier: it has taken the place of one that died."""
+        others = (self.control.worker(i) for i in self.live_workers() if i != self.worker_id)
+        return self.incarnation > 0 and any(other.barrier > self.barriers + 1 for other in others)
 
     def arrive_abroad(self, barrier: int) -> None:
         """Before a barrier of a job on several hosts: tells the node, which sees to what was added before it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,19 +178,25 @@ class Shard:
         places = self.places
         return self.base + places.local_state + places.local_state_stride * worker_id
 
-    def enrol(self, worker_id: int) -> None:
+    def enrol(self, worker_id: int, others: Sequence[int] | None = None) -> None:
         """Makes a worker take part in the table's rounds and clocks (the node, or a late one itself).
 
         A worker that joins late begins at the fastest clock, so that nobody has to wait for it, and its first
         round is the one after the last finished (the round then in flight may still go on without it).
+
+        Args:
+            worker_id: its number.
+            others: where it takes a dead worker's place, those that go on: it begins at the slowest of their clocks, so
+                that it waits for nobody, and nobody for it longer than for that one.
         """
         line = self.line(worker_id)
         for offset in range(0, at.LINE_STRIDE, 8):
             # the table's version never goes back, and neither does what others may still look at
             if offset not in (at.ADDS, at.EXCHANGES, at.STAGED, at.FOLDED):
                 store64(line + offset, 0)
-        clocks = [load64(self.line(w) + at.CLOCK) for w in range(self.workers) if self.enrolled(w)]
-        store64(line + at.CLOCK, max(clocks, default=0))
+        clocks = {w: load64(self.line(w) + at.CLOCK) for w in range(self.workers) if self.enrolled(w)}
+        slow = [clocks[w] for w in others or () if w in clocks]
+        store64(line + at.CLOCK, min(slow) if slow else max(clocks.values(), default=0))
         last = self.committed * int(self.header["chunk_count"])
         store64(line + at.STAGED, last)
         store64(line + at.FOLDED, last)

@@ -128,6 +128,8 @@ def load_all(session: Session, directory: str | os.PathLike[str]) -> None:
                 "changed. Save with manager.save(directory) and load with manager.load(directory), in every worker"
             )
     read = _read_all(place, tables)
+    if session.leaves_values("what is shared"):
+        return
     for table in session.handlers():
         table._check_others(*read[_key_of(table)])  # of all, before the first is changed
     for key, saved in read.items():

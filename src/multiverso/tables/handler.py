@@ -431,7 +431,8 @@ class TableHandler:
         """Replaces values and updater state by what :meth:`save` wrote.
 
         Call it in one worker (or in all), and ``barrier()`` before anyone goes on. In a job on several hosts also
-        ``barrier()`` before; where the updater has a state, all workers have to call it there.
+        ``barrier()`` before; where the updater has a state, all workers have to call it there. In a worker that has
+        taken a dead one's place (`multiverso.incarnation`) it changes nothing, and says so.
 
         Raises:
             SnapshotError: no such file, not a saved table, or another shape, dtype or updater; or, where all workers
@@ -439,6 +440,8 @@ class TableHandler:
         """
         self._ready(None)
         saved = self._read(path)
+        if self._session.leaves_values(self._name):
+            return
         self._check_others(*saved)
         self._replace(*saved)
 

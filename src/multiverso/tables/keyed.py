@@ -428,14 +428,17 @@ class KeyedTable:
 
         Or of a directory that :meth:`save_increment` has written to: all its snapshots, each checked.
 
-        Call it in one worker, and ``barrier()`` before anyone goes on.
+        Call it in one worker, and ``barrier()`` before anyone goes on. In a worker that has taken a dead one's place
+        (`multiverso.incarnation`) it changes nothing, and says so.
 
         Raises:
             SnapshotError: no such file, not a saved keyed table, or another dim, dtype or updater; a snapshot that is
                 missing, damaged or does not follow the one before. Nothing was changed.
         """
         self._session.check()
-        self._replace(*self._read(path))
+        content = self._read(path)
+        if not self._session.leaves_values(f"the table {self.name!r}"):
+            self._replace(*content)
 
     def _content(self, since: int) -> Content:
         """Returns what was changed after a generation, sorted by key."""

@@ -1,0 +1,113 @@
+"""A worker that takes a dead one's place in a job that goes on: its clock, its rounds, its barriers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from core_support import MODES, in_threads, wait_for
+
+import multiverso as mv
+from multiverso import layout as at
+from multiverso.errors import MultiversoError
+from multiverso.params import SharedParams
+from multiverso.runtime import Node, Session
+from multiverso.runtime.numbers import Numbers
+
+
+@pytest.fixture
+def dead(monkeypatch: pytest.MonkeyPatch) -> Callable[[Session], None]:
+    """Lets go of a worker's life as the kernel does for a process that was killed; this one lives on."""
+    monkeypatch.setattr(Numbers, "_has_ended", lambda self, worker_id: True)
+
+    def die(session: Session) -> None:
+        session._takes_part = False  # it does not say that it leaves
+        session._liveness.release()
+        wait_for(lambda: session.control.liveness(session.worker_id) == at.LOST)
+
+    return die
+
+
+def job(mode: str, **options: Any) -> dict[str, Any]:
+    return {"timeout_seconds": 30, "start_timeout_seconds": 30, **MODES[mode], **options}
+
+
+def all_of(node: Node, mode: str, number: int = 3) -> list[Session]:
+    return in_threads([lambda i=i: Session(node.address, i, **job(mode)) for i in range(number)])
+
+
+def test_its_clock_begins_at_the_slowest_of_the_others(dead: Callable[[Session], None]) -> None:
+    with Node(3, on_lost="continue", replaces=True) as node:
+        sessions = all_of(node, "bounded")
+        tables = in_threads([lambda s=s: mv.ArrayTableHandler(4, session=s) for s in sessions])
+        for table, ticks in zip(tables, (3, 2, 1), strict=True):
+            for _ in range(ticks):
+                table.add(np.ones(4))
+                table.get()
+        dead(sessions[2])
+        with Session(node.address, 2, **job("bounded")) as again:
+            assert (again.worker_id, again.incarnation) == (2, 1)
+            table = mv.ArrayTableHandler(4, init_value=np.full(4, 99.0), session=again)
+            assert again.statistics()["tables"][1]["clock"] == 2
+            table.add(np.ones(4))
+            assert table.get().tolist() == [7.0] * 4, "and it waits for nobody"
+            assert tables[0].get().tolist() == [7.0] * 4
+        for session in sessions:
+            session.shutdown()
+
+
+def test_it_joins_the_next_round(dead: Callable[[Session], None]) -> None:
+    def rounds(table: Any, number: int) -> list[float]:
+        seen = []
+        for _ in range(number):
+            table.add(np.ones(3))
+            seen.append(float(table.get()[0]))
+        return seen
+
+    with Node(3, on_lost="continue", replaces=True) as node:
+        sessions = all_of(node, "sync")
+        tables = in_threads([lambda s=s: mv.ArrayTableHandler(3, session=s) for s in sessions])
+        assert in_threads([lambda t=t: rounds(t, 2) for t in tables]) == [[3, 6]] * 3
+        dead(sessions[1])
+        del tables[1]
+        assert in_threads([lambda t=t: rounds(t, 2) for t in tables]) == [[8, 10]] * 2
+        with Session(node.address, 1, **job("sync")) as again:
+            table = mv.ArrayTableHandler(3, session=again)
+            assert table.snapshot().tolist() == [10.0] * 3
+            assert in_threads([lambda t=t: rounds(t, 2) for t in [*tables, table]]) == [[13, 16]] * 3
+        for session in sessions:
+            session.shutdown()
+
+
+def test_what_the_others_have_done_together_it_passes_or_is_told(
+    dead: Callable[[Session], None], tmp_path: Path
+) -> None:
+    """Barriers that they have passed return at once; a save or load by all has no place for it, and says so."""
+    with Node(3, on_lost="continue", replaces=True) as node:
+        sessions = all_of(node, "async")
+        shared = in_threads([lambda s=s: SharedParams([np.ones(2)], session=s) for s in sessions])
+        in_threads([lambda s=s: s.save(tmp_path / "saved") for s in shared])
+        in_threads([session.barrier for session in sessions])
+        passed = sessions[0].barriers
+        dead(sessions[2])
+        table = mv.ArrayTableHandler(2, name="later", session=sessions[0])
+        table.save(tmp_path / "table")
+        table.add([1.0, 1.0])
+        with Session(node.address, 2, **job("async")) as again:
+            mine = SharedParams([np.zeros(2)], session=again)
+            assert mine.values()[0].tolist() == [1.0, 1.0]
+            with pytest.raises(MultiversoError, match=r"worker 2 has taken the place .* mv\.checkpoint"):
+                mine.load(tmp_path / "saved")
+            found = mv.ArrayTableHandler(2, name="later", session=again)
+            found.load(tmp_path / "table")
+            assert found.get().tolist() == [1.0, 1.0], (
+                "what it would load at its start the others have gone on from"
+            )
+            while again.barriers < passed:
+                again.barrier()
+            in_threads([session.barrier for session in (*sessions[:2], again)])
+        for session in sessions:
+            session.shutdown()

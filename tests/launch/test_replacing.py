@@ -1,0 +1,135 @@
+"""`multiverso run --replace`: a worker that dies is started again in its place, and finds what the others have."""
+
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from launch_support import Running, command, multiverso, script
+
+from multiverso.launch.job import WorkerExit
+from multiverso.launch.restarting import Pauses, Replacements
+
+JOB = """
+import mmap, os, signal, sys, time
+from pathlib import Path
+import numpy as np
+import multiverso as mv
+
+notes = np.frombuffer(mmap.mmap(os.open(sys.argv[1], os.O_RDWR), 0), np.int64)
+DONE, PID, SUM, ROW = range(4)
+mv.init()
+me, life = mv.worker_id(), mv.incarnation()
+table = mv.ArrayTableHandler(1000, init_value=np.full(1000, 100.0 if life else 5.0))
+rows = mv.MatrixTableHandler(4, 16, name="rows")
+told = mv.Counter("lives of worker 1")
+
+def wait_for(condition):
+    end = time.monotonic() + 90
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+checkpoint = mv.checkpoint(Path(sys.argv[1]).parent / "run", every=None)
+own = checkpoint.restore()
+if me == 1:
+    print("life", life, "begins with", own, "at barrier", mv.current().barriers, flush=True)
+mv.barrier()
+epochs = [len([1 for _ in mv.batches(40, 4)])]
+for _ in range(50 if life == 0 else 7):
+    table.add(np.ones(1000))
+if life == 0:
+    if me == 0:
+        checkpoint.save({"epoch": 1})
+    mv.barrier()  # from here on the others hand over, too
+    if me:
+        checkpoint.step({"epoch": 1})
+    checkpoint.close()
+    mv.barrier()
+if me == 1:
+    told.fetch_add()
+    notes[PID] = os.getpid()
+    if life == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if life == 1:
+        while True:  # until worker 0 kills it
+            rows.add(np.ones((1, 16)), row_ids=[1])
+            notes[DONE] += 1
+if me == 0:
+    wait_for(lambda: told.value == 2 and notes[DONE] > 100)
+    os.kill(int(notes[PID]), signal.SIGKILL)
+if me != 1:
+    wait_for(lambda: told.value == 3)
+mv.barrier()
+if me == 0:
+    values, row = np.unique(table.get()), np.unique(rows.get([1]))
+    assert len(values) == len(row) == 1
+    notes[SUM], notes[ROW] = values[0], row[0]
+mv.barrier()
+print("worker", me, "life", life, "is done", flush=True)
+mv.shutdown()
+"""
+
+
+def test_a_worker_that_dies_is_replaced_and_nothing_counts_twice(tmp_path: Path) -> None:
+    """Killed by itself between two adds, then by another one at any moment: the third process of it ends the job."""
+    notes = tmp_path / "notes"
+    notes.write_bytes(bytes(64))
+    job = script(tmp_path, JOB)
+    done = multiverso("run", "-n", 3, "--on-failure", "continue", "--replace", 2, job, notes)
+    assert done.returncode == 0, done.stderr
+    assert sorted(line.split("] ")[1] for line in done.stdout.splitlines()) == [
+        "life 0 begins with None at barrier 4",
+        "life 1 begins with {'epoch': 1} at barrier 6",
+        "life 2 begins with {'epoch': 1} at barrier 6",
+        "worker 0 life 0 is done",
+        "worker 1 life 2 is done",
+        "worker 2 life 0 is done",
+    ]
+    said = [line.partition("; ")[2] for line in done.stderr.splitlines()]
+    assert said == [
+        "it is started again (1 of at most 2 replacements).",
+        "it is started again in 0.5 s (2 of at most 2 replacements).",
+    ]
+    counted, _, total, row = np.frombuffer(notes.read_bytes(), np.int64)[:4]
+    assert total == 5 + 3 * 50 + 7 + 7, "initial values of replacements do not count, and their adds once"
+    assert row in (counted, counted + 1), (
+        "an add that has returned is there; the one that it died in is, or is not"
+    )
+
+
+def test_who_fails_again_and_again_is_given_up(tmp_path: Path) -> None:
+    job = script(tmp_path, "import os, sys\nsys.exit(3 * int(os.environ['MULTIVERSO_WORKER_ID']))")
+    done = multiverso("run", "-n", 2, "--on-failure", "continue", "--replace", 1, job)
+    assert done.returncode == 0
+    words = ["it is started again (1 of at most 1 replacements).", "the others go on."]
+    said = [line for line in done.stderr.splitlines() if "exit code 3" in line]
+    assert [line.partition("; ")[2] for line in said[:2]] == words
+    refused = multiverso("run", "-n", 2, "--replace", 1, job)
+    assert refused.returncode == 2
+    assert "--on-failure continue" in refused.stderr
+
+
+def test_ctrl_c_while_a_replacement_waits_for_its_start_ends_the_job(tmp_path: Path) -> None:
+    text = "import os, sys, time\nif int(os.environ['MULTIVERSO_WORKER_ID']): sys.exit(3)\n"
+    job = script(tmp_path, text + "print('up', flush=True)\nwhile True: time.sleep(0.02)")
+    running = Running(command("run", "-n", 2, "--on-failure", "continue", "--replace", 99, job))
+    running.lines(1)
+    assert running.process.stderr is not None
+    while "started again in" not in running.process.stderr.readline():
+        pass
+    running.send(signal.SIGINT)
+    assert running.end()[0] == 130
+
+
+def test_pauses_grow_until_something_has_run_for_a_while() -> None:
+    pauses = Pauses()
+    assert [pauses.after(0.1) for _ in range(9)] == [0, 0.5, 1, 2, 4, 8, 16, 30, 30]
+    assert [pauses.after(11.0), pauses.after(0.1), pauses.after(0.1)] == [0, 0, 0.5]
+
+
+@pytest.mark.parametrize("most", [0, 2])
+def test_replacements_are_counted_for_all_workers_together(most: int) -> None:
+    replacements = Replacements(most)
+    ends = [WorkerExit(worker, 7, 1, None, False, 0.1) for worker in (0, 1, 2)]
+    assert [replacements.after(end) for end in ends] == [0.0] * most + [None] * (3 - most)
