@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test quick check bench chaos pauses pythons ray fuzz interrupts interleave simulate mutants golden docs clean distclean
+.PHONY: help demo test quick check bench figures chaos pauses pythons ray fuzz interrupts interleave simulate mutants golden docs clean distclean
 
 # Whatever is active outside must not reach the environments made here.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONWARNINGS CONDA_PREFIX
@@ -58,6 +58,9 @@ check: .venv/.dev ## format, lint, types, layers, strict documentation
 
 bench: .venv/.full ## speed, beside this machine's own limits (JSON in benchmarks/results)
 	@$(BIN)/python benchmarks/tables.py --output benchmarks/results/tables.json $(BENCH_ARGS) >/dev/null
+
+figures: .venv/.full ## rows, keys and applications on a quiet machine, some 15 minutes (ARGS="keyed --quick"; JSON in benchmarks/results)
+	@$(BIN)/python benchmarks/figures.py $(ARGS)
 
 chaos: .venv/.full ## thousands of kills from a seed; what the survivors waited and what was left behind
 	$(BIN)/python benchmarks/chaos.py --json benchmarks/results/chaos.json
