@@ -83,7 +83,11 @@ def _nothing() -> None:
 
 
 class Queue:
-    """One table's background operations. Owner: the table; its thread starts with the first operation."""
+    """One table's background operations. Owner: the table; its thread starts with the first operation.
+
+    Attributes:
+        used: whether it has ever held anything. Every operation of the table asks.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -93,15 +97,10 @@ class Queue:
         self._taken: Pending | None = None  # the last one that its thread has begun
         self._running = False
         self._closed = False
-        self._used = False
+        self.used = False
         self._runner: int | None = None  # the thread that does them
         self._gone = threading.Lock()  # held by that thread
         self._failed: Pending | None = None
-
-    @property
-    def used(self) -> bool:
-        """Whether it has ever held anything; never blocks."""
-        return self._used
 
     @property
     def busy(self) -> bool:
@@ -126,7 +125,7 @@ class Queue:
 
     def wake(self) -> None:
         """Has its thread look, and makes it where there is none: as often as an exception comes in between."""
-        self._used = True
+        self.used = True
         if self._runner is None:
             # not threading.Thread: an exception while that waits for its thread to begin leaves one that never does
             _thread.start_new_thread(self._run, ())
