@@ -81,11 +81,18 @@ class Combining:
     Args:
         host: this host's number.
         hosts: the hosts' numbers, in order.
-        send: takes a message for another host, in parts whose memory does not change from then on.
+        send: takes a message for another host, in parts whose memory does not change before it has arrived.
+        free: takes a message back that has been read.
     """
 
-    def __init__(self, host: int, hosts: list[int], send: Callable[..., None]) -> None:
-        self._host, self._hosts, self._send = host, hosts, send
+    def __init__(
+        self,
+        host: int,
+        hosts: list[int],
+        send: Callable[..., None],
+        free: Callable[[Body], None] = lambda message: None,
+    ) -> None:
+        self._host, self._hosts, self._send, self._free = host, hosts, send, free
         self._under: dict[int, _Under] = {}
         self._finished = 0  # all pieces up to this one
 
@@ -94,8 +101,10 @@ class Combining:
 
         Args:
             piece: the next one.
-            own: the part, flat; its memory is this's from here on.
-            out: where the result goes.
+            own: the part, flat. It is read and sent until the piece is done; of a small one, which may be on its way
+                to a host for longer, a copy is.
+            out: where the result goes, and is sent from; it changes again with the piece after the next at the
+                earliest, which takes parts of hosts that have all of this one.
 
         Returns:
             the numbers of the pieces that are done with it, in order.
@@ -104,6 +113,8 @@ class Combining:
             ShapeMismatchError: the workers of other hosts reduce something else.
         """
         under = self._under.setdefault(piece.number, _Under())
+        if piece.nbytes <= SMALL_BYTES:
+            own = own.copy()
         under.piece, under.own, under.out = piece, own, out
         if any(not self._fits(piece, *said) for said in under.said):
             raise self._mismatch(piece.number)
@@ -177,11 +188,13 @@ class Combining:
         assert under.out is not None
         combine = COMBINE[piece.operation]
         first, second, *others = (np.frombuffer(parts[host], piece.dtype) for host in self._hosts)
-        whole = combine(first, second)
+        whole = self._cut(under.out, piece, chunk)
+        combine(first, second, out=whole)
         for other in others:
             combine(whole, other, out=whole)
-        self._cut(under.out, piece, chunk)[...] = whole
-        del under.parts[chunk]
+        for host, part in under.parts.pop(chunk).items():
+            if host != self._host:
+                self._free(part)
         under.done.add(chunk)
         if self._home(piece, chunk) is not None:
             head, data = self._head(WHOLE, chunk, piece), whole.data.cast("B")
@@ -192,9 +205,9 @@ class Combining:
     def _take_whole(self, under: _Under, chunk: int) -> None:
         if under.piece is None or under.out is None:
             return
-        self._cut(under.out, under.piece, chunk)[...] = np.frombuffer(
-            under.wholes.pop(chunk), under.piece.dtype
-        )
+        whole = under.wholes.pop(chunk)
+        self._cut(under.out, under.piece, chunk)[...] = np.frombuffer(whole, under.piece.dtype)
+        self._free(whole)
         under.done.add(chunk)
 
     def _end(self) -> list[int]:

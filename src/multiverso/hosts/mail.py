@@ -13,10 +13,9 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
+from multiverso.hosts.buffers import Buffers, owner, view
 from multiverso.hosts.channel import Channel, RefusedError
 from multiverso.hosts.credentials import Credentials
 from multiverso.hosts.stream import HEAD_BYTES, Body, Stream
@@ -25,6 +24,7 @@ from multiverso.node_log import log
 
 _SOONEST_SECONDS, _LATEST_SECONDS = 0.02, 1.0
 _ADDRESSES_SECONDS = 0.5
+_KEPT = 16  # buffers of a size; fresh memory for each large message costs more than what is done with it
 
 Deliver = Callable[[int, Body], None]
 Address = tuple[str, int]
@@ -79,6 +79,7 @@ class Mail:
         self._lock = threading.Lock()
         self._peers = {peer: _Peer(peer) for peer in range(hosts) if peer != host}
         self._threads: list[threading.Thread] = []
+        self._pool = Buffers(_KEPT)
 
     def open(self) -> None:
         """Begins to connect, unless that has begun."""
@@ -95,6 +96,11 @@ class Mail:
         """Sends a message, the memory of whose parts must not change afterwards. Does not wait."""
         self._peers[peer].stream.put(*parts)
         self._peers[peer].poke()
+
+    def free(self, message: Body) -> None:
+        """Takes the memory of a message back, or of a part of it; nobody reads it any more."""
+        if isinstance(message, memoryview):
+            self._pool.give(owner(message))
 
     def failed(self, hosts: Iterable[int]) -> str | None:
         """Returns why one of these hosts will never be reached, if that is so."""
@@ -218,7 +224,8 @@ class Mail:
     def _receive(self, peer: _Peer, channel: Channel) -> None:
         head = memoryview(bytearray(HEAD_BYTES))
         while _fill(channel, head):
-            body = np.empty(peer.stream.length(head), np.uint8).data  # nobody fills it with zeros
+            length = peer.stream.length(head)
+            body = view(self._pool.take(length), length)
             if not _fill(channel, body):
                 return
             message = peer.stream.arrived(head, body)

@@ -72,7 +72,7 @@ class Reductions:
     ) -> None:
         self._roster, self._control, self._mail, self._memory = roster, control, mail, memory
         self._local = list(roster.local)
-        self._combining = Combining(roster.host, list(range(roster.hosts)), mail.send)
+        self._combining = Combining(roster.host, list(range(roster.hosts)), mail.send, mail.free)
         self._told: dict[int, dict[int, tuple[Any, ...]]] = {}
         self._segments: dict[str, Segment] = {}
         self._done = 0
@@ -138,8 +138,8 @@ class Reductions:
         signature, operation, dtype, nbytes = said
         piece = Piece(number, signature, operation, np.dtype(dtype), nbytes)
         slots = [self._slot(piece, i) for i in range(len(self._local) + 1)]
-        own = slots[0].copy()
-        for other in slots[1:-1]:
+        own = slots[0] if len(slots) == 2 else COMBINE[operation](slots[0], slots[1])
+        for other in slots[2:-1]:
             COMBINE[operation](own, other, out=own)
         return self._combining.begin(piece, own, slots[-1])
 
