@@ -119,7 +119,7 @@ class _Plain(pickle.Unpickler):
     """Reads lists, tuples, numbers and strings; a pickle that asks for anything else is refused."""
 
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"this file wants to run {module}.{name}; it is no list of words")
+        raise pickle.UnpicklingError(f"this file wants to run {module}.{name}; it is not a list of words")
 
 
 def _imdb(path: Path, words: int, longest: int) -> Data:

@@ -220,7 +220,7 @@ def log(*, step: int | None = None, **values: Any) -> None:
         values: numbers by name, or arrays or tensors of one number. About a kilobyte of them is shown.
 
     Raises:
-        TypeError: a value is no number; nothing is said.
+        TypeError: a value is not a number; nothing is said.
     """
     from multiverso.tables.log import log_of
 

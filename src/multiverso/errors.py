@@ -15,7 +15,7 @@
     ├── DtypeMismatchError    data that cannot become the table's dtype without being changed
     ├── RowIdError            a row id that is not a row of the matrix
     ├── TableMismatchError    workers created different tables, or in a different order
-    ├── OutOfMemoryError      the memory asked for is not there
+    ├── OutOfMemoryError      there is not that much memory
     └── SnapshotError         a saved table that cannot be read, or does not fit
 
 Each also derives from the built-in exception that a caller would expect, so ``except ValueError`` works.

@@ -52,7 +52,7 @@ def own_directory(path: PathLike) -> Path:
         _check_own(place, descriptor, 0o700)
     finally:
         os.close(descriptor)
-    # who can write to a directory above can put another one in its place between our look and our use
+    # whoever can write to a directory above can put another one in its place between our look and our use
     trusted = {0, os.geteuid(), os.stat("/").st_uid}
     for parent in place.parents:
         status = parent.stat()
@@ -272,7 +272,7 @@ def _open_plain(path: PathLike, flags: int = 0) -> Iterator[BinaryIO]:
     )  # without blocking: somebody may have put a pipe there
     with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "this is no plain file", os.fspath(path))
+            raise OSError(errno.EINVAL, "this is not a plain file", os.fspath(path))
         yield file
 
 

@@ -110,7 +110,7 @@ class TableSpec:
         """The inverse of :meth:`as_message`.
 
         Raises:
-            TypeError, ValueError, KeyError: the message is no table's; whoever sent it, nothing else comes of it.
+            TypeError, ValueError, KeyError: the message does not describe a table; that is all that comes of it.
         """
         states = message["states"]  # a number in tables that were saved before states had names
         if not isinstance(states, int):
@@ -189,7 +189,7 @@ class MemorySpec:
 
 
 def check_name(name: Any) -> None:
-    """Refuses what is no name of a table.
+    """Refuses what is not a name of a table.
 
     Raises:
         ValueError: neither None nor a text that is not empty.

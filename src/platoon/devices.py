@@ -22,7 +22,9 @@ def check_devices(names: list[str]) -> list[str]:
     """
     for name in names:
         if not _DEVICE.match(name):
-            raise PlatoonError(f"{name!r} is no device; expected cpu, cuda0, cuda1, ... (or gpu0, gpu1, ...)")
+            raise PlatoonError(
+                f"{name!r} is not a device; expected cpu, cuda0, cuda1, ... (or gpu0, gpu1, ...)"
+            )
     return names
 
 
@@ -30,7 +32,7 @@ def find_devices(names: list[str] | None = None) -> list[str]:
     """Returns the devices to use: those given, else the configured ones, else all GPUs of this host.
 
     Raises:
-        PlatoonError: there are none, or a name is no device.
+        PlatoonError: there are none, or a name is not a device.
     """
     if names:
         return check_devices(list(names))

@@ -75,7 +75,7 @@ def current_worker(worker: Worker | None) -> Worker:
     """Returns the given worker, or this process's.
 
     Raises:
-        TypeError: it is no worker.
+        TypeError: it is not a worker.
         PlatoonError: there is none yet.
     """
     if worker is None:

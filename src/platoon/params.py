@@ -81,7 +81,7 @@ def _adapt(parameter: Any) -> Parameter:
     if kind is not None:
         return kind(parameter)
     raise PlatoonError(
-        f"{type(parameter).__name__} is no parameter; expected a NumPy array, a torch tensor, a Theano, "
+        f"{type(parameter).__name__} is not a parameter; expected a NumPy array, a torch tensor, a Theano, "
         "PyTensor or Keras variable, or something with get_value() and set_value(value)"
     )
 

@@ -245,7 +245,7 @@ def test_what_makes_no_sense_is_refused(
         mv.checkpoint(tmp_path, every=60.0, session=alone)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="keep=0"):
         mv.checkpoint(tmp_path, keep=0, session=alone)
-    with pytest.raises(TypeError, match="list is no manager"):
+    with pytest.raises(TypeError, match="list is not a manager"):
         mv.checkpoint(tmp_path, [], session=alone)  # type: ignore[arg-type]
     (error,) = together(
         lambda s: outcome(lambda: mv.checkpoint(tmp_path, every=timedelta(seconds=1), session=s)),

@@ -552,5 +552,5 @@ def test_a_save_replaces_one_whose_writer_cannot_be_read(alone: Session, tmp_pat
 def test_a_pipe_is_no_saved_table(alone: Session, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     table = mv.ArrayTableHandler(3, session=alone)
-    with pytest.raises(SnapshotError, match="no plain file"):
+    with pytest.raises(SnapshotError, match="not a plain file"):
         table.load(tmp_path / "pipe")

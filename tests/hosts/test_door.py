@@ -41,7 +41,7 @@ def test_a_stranger_cannot_fill_the_log(capfd: pytest.CaptureFixture[str]) -> No
                 stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(200))
                 while stranger.recv(4096):
                     pass
-    lines = [line for line in capfd.readouterr().err.splitlines() if "no node of multiverso" in line]
+    lines = [line for line in capfd.readouterr().err.splitlines() if "not a node of multiverso" in line]
     assert 1 <= len(lines) <= 1 + (time.monotonic() - began) / door._LOG_SECONDS
     assert "from 127.0.0.1:" in lines[0]
 

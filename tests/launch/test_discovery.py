@@ -224,8 +224,8 @@ def test_slurm_says_which_task_is_where(change: dict[str, str], local: list[int]
     [
         ({"SLURM_STEP_TASKS_PER_NODE": "7"}, "do not fit together"),
         ({"SLURM_NODEID": "3"}, "do not fit together"),
-        ({"SLURM_STEP_NODELIST": "gpu[09"}, "no list of nodes"),
-        ({"SLURM_STEP_NODELIST": "gpu[a-c]"}, "no numbers"),
+        ({"SLURM_STEP_NODELIST": "gpu[09"}, "not a list of nodes"),
+        ({"SLURM_STEP_NODELIST": "gpu[a-c]"}, "not numbers"),
         ({"SLURM_STEP_TASKS_PER_NODE": "2(x)"}, "must be such as"),
         ({"SLURM_DISTRIBUTION": "arbitrary", "SLURM_PROCID": "6"}, "distribution=block"),
     ],

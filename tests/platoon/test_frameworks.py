@@ -383,7 +383,7 @@ def test_parameters_meet_in_their_own_memory_where_that_is_possible(
 
 def test_what_is_no_parameter() -> None:
     for bad, message in (
-        (["weights"], "str is no parameter"),
+        (["weights"], "str is not a parameter"),
         ([np.zeros(2, np.uint8)], "uint8 cannot be shared"),
         ([np.array(["a"])], "cannot be shared"),
         (np.broadcast_to(np.zeros(1), 3), "read-only"),

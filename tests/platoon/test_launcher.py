@@ -82,7 +82,7 @@ def test_with_a_controller_file_and_json(experiment: Any) -> None:
     "arguments, message",
     [
         (["missing", "-D", "cpu"], "no missing_worker.py"),
-        (["there", "-D", "tpu0"], "'tpu0' is no device"),
+        (["there", "-D", "tpu0"], "'tpu0' is not a device"),
         (["there"], "-D cpu cpu"),
         (["there", "-D", "cpu", "cuda9"], "cuda9 was asked for, but only 0 GPUs can be seen here"),
         (["there", "-D", "cpu", "-H", "one", "one"], "each host once"),

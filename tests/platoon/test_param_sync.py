@@ -393,7 +393,7 @@ def test_parameters_that_do_not_fit_are_refused(experiment: Any, port: int) -> N
         refused(lambda: worker.init_shared_params([], EASGD(0.5)), "empty")
         refused(lambda: worker.init_shared_params([np.zeros((0, 3))], EASGD(0.5)), "no elements")
         refused(lambda: worker.init_shared_params([np.zeros(3, complex)], EASGD(0.5)), "complex128")
-        refused(lambda: worker.init_shared_params(["weights"], EASGD(0.5)), "str is no parameter")
+        refused(lambda: worker.init_shared_params(["weights"], EASGD(0.5)), "str is not a parameter")
         locked = np.zeros(3)
         locked.flags.writeable = False
         refused(lambda: worker.init_shared_params([locked], EASGD(0.5)), "read-only")

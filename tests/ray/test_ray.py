@@ -193,7 +193,7 @@ def test_a_job_begins_again_without_the_dead(said: dict[str, Any]) -> None:
 def test_what_the_cluster_has_not_got_is_said(said: dict[str, Any]) -> None:
     kind, text = said["too many"][:2]
     assert kind == "StartupError"
-    assert "has not got 5 times {'CPU': 1.0}" in text
+    assert "does not have 5 times {'CPU': 1.0}" in text
 
 
 def test_a_lost_host_is_gone_on_without(said: dict[str, Any]) -> None:

@@ -68,7 +68,7 @@ def parse(text: bytes) -> Samples:
     pairs = np.delete(numbers, heads).reshape(-1, 2)
     ids = pairs[:, 0].astype(np.int64)
     if ids.size and (ids != pairs[:, 0]).any():
-        raise ValueError("a feature's id is no whole number")
+        raise ValueError("a feature's id is not a whole number")
     if ids.size and np.abs(pairs[:, 0]).max() >= _EXACT:
         raise ValueError("a feature's id is 2**53 or more: hash features to 52 bits")
     return Samples(numbers[heads], starts, ids, np.ascontiguousarray(pairs[:, 1]))

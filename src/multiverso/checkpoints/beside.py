@@ -57,7 +57,9 @@ from multiverso.runtime.restarts import may_resume
 
 Own = dict[str, Any] | Callable[[], dict[str, Any]] | None
 _LOOK_SECONDS = 0.02
-_STUCK_SECONDS = 1.0  # who has waited that long may wait for the leader: a shorter wait ends by itself
+_STUCK_SECONDS = (
+    1.0  # a worker that has waited that long may wait for the leader: a shorter wait ends by itself
+)
 _END_SECONDS = 30.0  # for what is being written when a job is interrupted
 _STEPS_OF_BEGIN = 2  # that all workers do together
 _LOCK_SECONDS = 5.0  # one that was killed just now holds its lock until it has ended
@@ -114,15 +116,15 @@ class Checkpoint:
         for manager in managers:
             if not hasattr(manager, "collect_parts"):
                 raise TypeError(
-                    f"{type(manager).__name__} is no manager that a checkpoint can hold: expected a ParamManager of "
+                    f"{type(manager).__name__} is not a manager that a checkpoint can hold: expected a ParamManager of "
                     "torch, keras or theano, or SharedParams; with JAX, use manager.save() and load()"
                 )
         self._session = session or current()
         self._in_rounds = self._session.consistency.in_rounds
         if self._in_rounds and self._every is not None and self._every.by_time:
             raise ValueError(
-                "every= by time is of different steps in different workers, and a synchronous job is saved after a "
-                "round: give a number of steps"
+                "every= by time would mean different steps in different workers, and a synchronous job is saved "
+                "after a round: give a number of steps"
             )
         self._store, self._place = open_store(directory), directory
         self._managers, self._keep = managers, keep
@@ -268,7 +270,7 @@ class Checkpoint:
             SnapshotError: the last checkpoint could not be written by this worker; the ones before are still there, and
                 this step has counted.
             TypeError: ``own`` holds what cannot be saved; the message says where. The step has counted; in a
-                synchronous job nothing comes of this checkpoint, otherwise the next step hands over.
+                synchronous job this checkpoint is given up, otherwise the next step hands over.
         """
         self._check()
         due = self._every is not None and self._every.step()
@@ -479,7 +481,7 @@ class Checkpoint:
                     raise SnapshotError("the other hosts have not brought what they had not sent yet")
 
     def _await_others(self, number: int, receipts: Receipts) -> tuple[str, list[int]]:
-        """Waits until all who take part have written; returns why nothing comes of it, or nothing, and who has.
+        """Waits until all that take part have written; returns why it is given up (or nothing), and who has written.
 
         Giving up is about those who have handed nothing over: what is being written is waited for.
         """

@@ -358,7 +358,7 @@ def worker_folder(session: Session, directory: PathLike) -> Path | None:
     if folder is None:
         raise SnapshotError(f"{store}: a worker's own files are read from a directory only")
     if not folder.is_dir():
-        raise SnapshotError(f"{folder} is not there: it was saved without files of its own for each worker")
+        raise SnapshotError(f"{folder} does not exist: it was saved without files of its own for each worker")
     return folder
 
 

@@ -109,7 +109,7 @@ def _generation(text: dict[str, Any]) -> Generation:
 def _name(name: Any) -> str:
     """Nothing but files below the generation's folder: a manifest may come from anywhere."""
     if not isinstance(name, str) or name.startswith("/") or ".." in name.split("/"):
-        raise ValueError(f"{name!r:.80} is no file's name")
+        raise ValueError(f"{name!r:.80} is not a file's name")
     return name
 
 

@@ -1,6 +1,6 @@
 """State as trees: dictionaries, lists and tuples of numbers, strings and arrays, as JSON and safetensors.
 
-No pickle: reading a file runs nothing, and what a file holds can be listed by other tools. What is no plain
+No pickle: reading a file runs nothing, and what a file holds can be listed by other tools. What is not a plain
 state (functions, objects, named tuples) is refused by its place in the tree.
 """
 

@@ -114,7 +114,7 @@ def examine_hosts(hosts: str, ssh: str, port: int) -> Iterator[Finding]:
         port: where the first would listen for the others.
 
     Raises:
-        StartupError: these are no hosts' names.
+        StartupError: these are not hosts' names.
     """
     names = [name.strip() for name in hosts.split(",")]
     if len(names) < 2 or not all(names) or any(name.startswith("-") for name in names):

@@ -6,7 +6,7 @@ from multiverso.hosts import frames, wires
 from multiverso.hosts.books import Away, Here, LinkTable
 from multiverso.hosts.frames import Header, ProtocolError
 
-MOST_ANSWERS = 64  # of a peer whose window we do not know; more is no node of ours
+MOST_ANSWERS = 64  # of a peer whose window we do not know; a peer that sends more is not one of our nodes
 
 
 def check_word(header: Header) -> None:

@@ -81,7 +81,7 @@ class Centre:
 
     @property
     def all_came(self) -> bool:
-        """Whether every other host has connected, some time or other."""
+        """Whether every other host has connected at least once."""
         with self._lock:
             return len(self._incarnations) == self._roster.hosts - 1
 
@@ -122,7 +122,7 @@ class Centre:
         try:
             talk.serve(messages)
         except NONSENSE as error:  # the connection is closed already
-            self._lose(theirs.host, f"it sent what is no report ({error!r})")
+            self._lose(theirs.host, f"it sent something that is not a report ({error!r})")
 
     def _talk_with(self, theirs: Hello) -> Talk:
         """Returns the conversation that a connection belongs to.
@@ -227,7 +227,7 @@ class Outpost:
                 generation += 1
                 channel = self._again(generation)
         except NONSENSE as error:
-            self._alone(f"it sent what is no order ({error!r})")
+            self._alone(f"it sent something that is not an order ({error!r})")
 
     def _again(self, generation: int) -> Messages | None:
         """Connects once more; None where that is over."""

@@ -9,8 +9,8 @@ in order, through any number of cuts. Between messages both say once a second th
     {"heard": 7, "number": 12, "say": {...}}  a message
     {"end": "..."}                            this node ends, or does not take the other one: do not come again
 
-Who has heard nothing for `silence_seconds` gives the connection up and makes a new one; for `grace_seconds`, or, where
-the connection was ended and not merely silent, for `ended_seconds`: the other host is lost.
+An end that has heard nothing for `silence_seconds` gives the connection up and makes a new one. After `grace_seconds`
+without a word the other host is lost; where the connection was ended, and not merely silent, after `ended_seconds`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class Conversation:
 
     def __init__(self, patience: Patience, now: float) -> None:
         self._patience = patience
-        self._said: deque[tuple[int, str]] = deque()  # and not heard yet; as text: who said it may change it
+        self._said: deque[tuple[int, str]] = (
+            deque()
+        )  # and not heard yet; as text: whoever said it may change the object
         self._number = self._heard = 0
         self._connected = self._greeted = False
         self._heard_at = self._connected_at = self._sent_at = now

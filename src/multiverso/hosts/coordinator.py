@@ -63,7 +63,7 @@ class _Creation:
 
 @dataclass
 class _Unused:
-    """A table that some hosts' workers have no more; ``waits_for``: who has not parted with it, once all are to."""
+    """A table that some hosts' workers have closed; ``waits_for``: who still has it, once all are to close it."""
 
     key: Key
     hosts: set[int] = field(default_factory=set)
@@ -115,14 +115,16 @@ class Coordinator:
         self._notes: dict[int, dict[int, str]] = {}  # what workers tell each other: by number, then by worker
         self._options: Message | None = None
         self._desk = Desk()
-        self._gatherings: dict[tuple[int, int], set[int]] = {}  # by host and number: who has still to bring
+        self._gatherings: dict[
+            tuple[int, int], set[int]
+        ] = {}  # by host and number: the hosts that still have to bring something
         self.over = False
 
     def receive(self, host: int, report: Message) -> list[Order]:
         """Takes a host's report and returns what is to be done.
 
         Raises:
-            One of `conversation.NONSENSE`: it is no report of a host.
+            One of `conversation.NONSENSE`: it is not a report of a host.
         """
         if self._hosts[host].lost:
             return []
@@ -401,7 +403,7 @@ class Coordinator:
         return self._to_all({"do": step, "key": list(key), **order})
 
     def _drop(self, key: Key, kind: str, message: str, specs: Message | None = None) -> list[Order]:
-        """Nothing comes of a table: who waits for it gets an error, and may ask again."""
+        """A table cannot be made: whoever waits for it gets an error, and may ask again."""
         del self._creations[key]
         self._made.pop(key, None)
         return self._to_all({"do": "drop", "key": list(key), "error": [kind, message], "specs": specs})

@@ -56,7 +56,7 @@ class Deals:
     A question has ``deal`` (its number, from 1), ``what`` (samples, size, seed, epoch), ``ahead``, ``finished`` (with
     how many of the batches that it was given in this deal the worker is done), ``turn`` (counts its questions; the
     same one again gets the same answer) and ``continues``. An answer has ``batches``; or ``over``; ``wait``: for whom,
-    and another answer follows; ``differs``: what the others asked for; ``lost``: who died with a batch.
+    and another answer follows; ``differs``: what the others asked for; ``lost``: the worker that died with a batch.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Deals:
         counts = [int(question[name]) for name in ("deal", "ahead", "finished", "turn")]
         what = [int(word) for word in question["what"]]
         if len(what) != 4 or min(*counts, *what) < 0 or what[1] < 1 or max(what) > _LARGEST:
-            raise ValueError("that is no question for batches")
+            raise ValueError("that is not a question for batches")
         hand = self._hand(worker)
         if hand.begun == counts[0] and hand.turn == counts[3] and hand.answer:
             return [(worker, number, hand.answer)]  # it was interrupted before it had this

@@ -23,7 +23,7 @@ class Desk:
         """A worker asks something; the answers may be to others, too, and its own may come later.
 
         Raises:
-            KeyError, TypeError, ValueError: that is no question.
+            KeyError, TypeError, ValueError: that is not a question.
         """
         if question["about"] == "count":
             return [(worker, number, self._count(str(question["name"]), int(question["amount"])))]

@@ -1,4 +1,4 @@
-"""The door of a port where other hosts connect: lets in who knows the job's secret, and bounds what others can cost.
+"""The door of a port where other hosts connect: lets in those that know the job's secret, and bounds others' cost.
 
 A stranger can connect, say nothing or nonsense, and connect again. It costs a thread for ten seconds at most, there are
 never more than sixteen of these, and the log gets a line about it in ten seconds at most. Where all sixteen are taken,

@@ -58,7 +58,7 @@ class Roster:
 
     def __post_init__(self) -> None:
         if not (len(self.names) == len(self.workers) and 0 <= self.host < len(self.names)):
-            raise StartupError(f"this is no roster of hosts: {self}")
+            raise StartupError(f"this is not a roster of hosts: {self}")
         if any(count < 1 for count in self.workers):
             raise StartupError(f"each host of a job has a worker or more; got {self.workers}")
         if self.order and sorted(self.order) != list(range(self.workers_num)):
@@ -111,7 +111,7 @@ class Roster:
         """The inverse of :meth:`as_text`.
 
         Raises:
-            StartupError: it is no roster.
+            StartupError: it is not a roster.
         """
         try:
             found: dict[str, Any] = json.loads(text)
@@ -120,4 +120,4 @@ class Roster:
             numbers = {name: tuple(map(int, found[name])) for name in ("workers", "order")}
             return cls(**{**found, **texts, **numbers, "coordinator": (str(address), int(port))})
         except (KeyError, TypeError, ValueError) as error:
-            raise StartupError(f"{ROSTER_VARIABLE} is no roster of hosts ({error!r})") from error
+            raise StartupError(f"{ROSTER_VARIABLE} is not a roster of hosts ({error!r})") from error

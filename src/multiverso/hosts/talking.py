@@ -113,7 +113,7 @@ class Talk:
         return self._conversation.cuts
 
     def close(self, why: str) -> None:
-        """Sends what is in the line and that this is the end, and ends the connection."""
+        """Sends what is queued, then that this is the end, and ends the connection."""
         with self._lock:
             self._put([self._conversation.end(why)])
             self._closed = True

@@ -222,7 +222,7 @@ def _proof(credentials: Credentials, role: bytes, first: bytes, second: bytes) -
 def _checked(raw: bytes, credentials: Credentials, role: int | None) -> Hello:
     magic, version, its_role, host, hosts, incarnation, generation, job, _ = _HELLO.unpack(raw)
     if magic != _MAGIC:
-        raise RefusedError("what is at the other end of the connection is no node of multiverso")
+        raise RefusedError("the other end of the connection is not a node of multiverso")
     if version != VERSION:
         raise RefusedError(
             f"the other node speaks version {version} of the protocol between hosts, this one {VERSION}: "
@@ -281,7 +281,7 @@ class _Pipe:
         if head == _MAGIC:
             return head + self.receive(count - len(head))
         self._said(head)
-        raise RefusedError("what is at the other end of the connection is no node of multiverso")
+        raise RefusedError("the other end of the connection is not a node of multiverso")
 
     def welcome(self) -> None:
         self._said(self.receive(_ANSWER.size))
@@ -291,7 +291,7 @@ class _Pipe:
         if code == 1 and length <= _LONGEST_TEXT:
             raise RefusedError(f"refused by the other host: {self.receive(length).decode(errors='replace')}")
         if code != 0 or length:
-            raise RefusedError("what is at the other end of the connection is no node of multiverso")
+            raise RefusedError("the other end of the connection is not a node of multiverso")
 
     def refuse(self, why: str) -> None:
         text = why.encode()[:_LONGEST_TEXT]

@@ -44,7 +44,7 @@ def pull_rows(table: Table, ids: Any, *, least: int = _LEAST) -> Rows:
 
     Raises:
         TypeError, ValueError: no such table.
-        RowIdError: ids that are no integers, or no rows of the table.
+        RowIdError: ids that are not integers, or no rows of the table.
 
     Example:
         >>> import jax, multiverso as mv, numpy as np

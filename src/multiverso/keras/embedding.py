@@ -16,7 +16,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras is seen as u
     """A lookup of rows by id, as `keras.layers.Embedding` is, over a table that all workers share.
 
     A call pulls the rows of its ids; the step's backward gives their summed gradients to the table's updater, at once.
-    The rows are no weights: the compiled optimizer does not see them, a saved model does not hold them (`table.save`
+    The rows are not weights: the compiled optimizer does not see them, a saved model does not hold them (`table.save`
     does), and memory in this process is that of a batch. Share the other weights with `MVCallback`.
 
     On PyTorch's backend it runs as all eager code does. On JAX's, calls from inside the jitted step reach the table by
@@ -66,7 +66,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras is seen as u
         return (*input_shape, self.embedding_dim)
 
     def get_config(self) -> dict[str, Any]:
-        """Not for this layer: a table is no part of a file.
+        """Not for this layer: a table is not part of a file.
 
         Raises:
             ValueError: always.

@@ -44,7 +44,7 @@ def conclude(outcomes: list[Any], on_failure: OnFailure, timeout: str | None = N
 
     Args:
         outcomes: each worker's result, or a `Failed`.
-        on_failure: "continue": who has failed leaves its exception in its place, unless all have.
+        on_failure: "continue": a worker that has failed leaves its exception in its place, unless all have.
         timeout: which deadline has passed, for the error that says so; None where none has.
 
     Raises:

@@ -59,7 +59,7 @@ class Starts:
     def again(self, result: JobResult, code: int) -> bool:
         """Returns whether to start once more after this result, and counts it; `pause` before that.
 
-        A signal, a timeout and a reader that has gone are no failures of the job.
+        A signal, a timeout and a reader that has gone are not failures of the job.
         """
         failed = code != 0 and result.reason in ("failed", "finished") and not self.signals.number
         left = self.seconds_left

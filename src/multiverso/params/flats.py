@@ -110,7 +110,7 @@ class Averaged(Flat):
         np.copyto(self.last, state["last"])
 
     def join(self, state: dict[str, Any]) -> None:
-        """Begins with the table's values, as a worker that was not there when `state` was saved."""
+        """Begins with the table's values: for a worker that did not take part when `state` was saved."""
         super().join(state)
         self.half.reset()
         np.copyto(self.last, self.local)

@@ -92,7 +92,7 @@ class SharedParams:
 
         Raises:
             DtypeMismatchError: an array that is not of a floating dtype; nothing has been made then.
-            ValueError: no arrays at all; a name that is no text; ``every`` below one call or not above zero time;
+            ValueError: no arrays at all; a name that is not a text; ``every`` below one call or not above zero time;
                 a rule that is not defined for the session's consistency.
         """
         given = [(np.asarray(array), False) for array in arrays]

@@ -178,7 +178,7 @@ def _group(wish: _Wish) -> Iterator[PlacementGroup]:
     try:
         if not group.wait(min(START_SECONDS, max(1.0, wish.until - time.monotonic()))):
             raise StartupError(
-                f"multiverso.ray.run: the cluster has not got {wish.workers} times {wish.resources}, placed by "
+                f"multiverso.ray.run: the cluster does not have {wish.workers} times {wish.resources}, placed by "
                 f"{wish.strategy}; all of it is {ray.cluster_resources()}, free {ray.available_resources()}."
             )
         yield group
@@ -271,7 +271,7 @@ class _Job:
         return f"Worker {worker_id} (pid {self.pids[worker_id]})"
 
     def _look(self) -> None:
-        """Asks the first node how the job fares: who is on a host that is lost does not answer, and Ray knows late."""
+        """Asks the first node how the job fares: workers on a lost host do not answer, and Ray notices late."""
         if self._asked is None:
             self._asked = self.nodes.ask_status()
         if not ray.wait([self._asked], timeout=0)[0]:

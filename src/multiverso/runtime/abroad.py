@@ -414,7 +414,7 @@ class Abroad:
             if any(self.control.worker(i).is_live for i in self.roster.workers_of(host)):
                 log(f"{self.roster.names[host]} is lost: {order['why']}")
             if self.control.continues:
-                self._regrouping = True  # who waits for the lost host gets an error before this is over
+                self._regrouping = True  # whoever waits for the lost host gets an error before this is over
                 self._carrier.regroup([h for h in range(self.roster.hosts) if h not in self._lost])
                 self._regroups += 1
                 self._regrouping = False

@@ -46,7 +46,7 @@ def tell_all(session: Session, note: str) -> dict[int, str]:
     header[1] = len(text)
     header[0] = now  # last: a worker that is killed before has told nothing
     session.barrier()
-    # by the notes and not by who is live: the first to read may have left before the last one does
+    # by the notes, not by which workers are live: the first to read may have left before the last one does
     return {worker: _read(page) for worker, page in enumerate(pages) if _header(page)[0] == now}
 
 

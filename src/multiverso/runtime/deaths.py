@@ -1,7 +1,7 @@
 """How the node notices a worker's death, or its leaving: it sleeps on the mutex that the worker holds for its life.
 
 The worker's side is ``liveness.py``. The kernel releases a robust mutex when its owner's process ends, however it ends,
-and wakes who sleeps on it, within a millisecond.
+and wakes whatever sleeps on it, within a millisecond.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ class Silence:
             return _stopped_node(stopped[0])
         who = ", ".join(f"process {pid} ({_command(pid)})" for pid in seen)
         return (
-            f"who listens at {self._address!r} does not answer: {who} of this user has been asleep since we asked. "
-            "It is no node, or it hangs: end it, and start the job anew"
+            f"the node at {self._address!r} does not answer: {who} of this user has been asleep since we asked. "
+            "It is not a node, or it hangs: end it, and start the job again"
         )
 
 

@@ -53,7 +53,7 @@ class Link:
             secret: the job's, for where users cannot be told apart; this user's own by default.
 
         Raises:
-            StartupError: nobody listens there, or another user does, or who does so sleeps instead of answering.
+            StartupError: nobody listens there, or another user does, or whoever does sleeps instead of answering.
             WaitTimeoutError: so many others wait there that we did not get in.
         """
         try:
@@ -89,8 +89,8 @@ class Link:
         nonces, pids = (nonce, str(answer.get("nonce"))), (os.getpid(), messages.peer(self.connection)[0])
         if not trust.is_proof(answer.get("proof"), trust.proof(secret, "node", address, nonces, pids)):
             raise StartupError(
-                f"who listens at {address!r} does not know this job's secret, and users cannot be told apart here: "
-                "it is another job's node, or another user's"
+                f"the process that listens at {address!r} does not know this job's secret, and users cannot be "
+                "told apart here: it is another job's node, or another user's"
             )
         proof = trust.proof(secret, "worker", address, nonces, pids)
         self.ask(

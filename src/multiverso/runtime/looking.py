@@ -17,7 +17,7 @@ def look(connection: Connection, request: Message, catalogue: Catalogue, descrip
     """Answers a ``look``.
 
     Args:
-        connection: who asks: a process of this user (and one that knows the job's secret, where that is asked for).
+        connection: of whoever asks: a process of this user (that knows the job's secret, where that is asked for).
         request: names a table (``"name"``) or plain memory (``"memory"``).
         catalogue: what the job has.
         descriptor: of the job's memory.

@@ -66,7 +66,7 @@ class Membership:
         self._on_lost = on_lost
         self._watch = watch
         self._watch_process = watch_process
-        self._ended: set[int] = set()  # who comes no more, whatever generation it is
+        self._ended: set[int] = set()  # workers that will not come again, in any generation
         self._withdrawn_lives: set[int] = set()
         self._abroad = abroad
         if abroad is not None and replaces:

@@ -340,7 +340,7 @@ class Node:
             log(f"the connection of process {connection.pid} was closed: {error}")
         except ValueError as error:
             log(
-                f"the connection of process {connection.pid} was closed, as it sent what is no message: {error}"
+                f"the connection of process {connection.pid} was closed, as it did not send a message: {error}"
             )
         except Exception:
             traceback.print_exc(file=sys.stderr)

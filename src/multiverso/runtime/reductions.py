@@ -84,12 +84,12 @@ class Reductions:
         """A worker of this host has put its part of a piece into its slot.
 
         Raises:
-            StartupError: that is no piece.
+            StartupError: that is not a piece.
         """
         number, nbytes, dtype = int(request["number"]), int(request["nbytes"]), str(request["dtype"])
         operation = str(request["operation"])
         if dtype not in DTYPES or operation not in COMBINE or not 0 < nbytes <= PIECE_BYTES or number < 1:
-            raise StartupError("that is no piece of a reduction")
+            raise StartupError("that is not a piece of a reduction")
         said = (int(request["signature"]), operation, dtype, nbytes)
         self._mail.open()
         self._events.put(lambda: self._note(worker, number, said))
@@ -158,7 +158,7 @@ class Reductions:
         return self._segments[name]
 
     def _show(self) -> None:
-        """Says in the shared memory how far the reductions are, and wakes who waits for that."""
+        """Says in the shared memory how far the reductions are, and wakes whoever waits for that."""
         if not self._told and SMALL_NAME not in self._segments:
             return  # only other hosts have begun
         number = self._done + 1

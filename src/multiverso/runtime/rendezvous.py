@@ -1,7 +1,7 @@
 """How the hosts of a job find each other where our launcher has not started them.
 
-Three ways, by who has. Under torchrun over the store that its agents keep; under mpirun over MPI itself; under srun
-from Slurm's variables and what only this user knows, without a word between the hosts.
+Three ways, by what has started them. Under torchrun over the store that its agents keep; under mpirun over MPI itself;
+under srun from Slurm's variables and what only this user knows, without a word between the hosts.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def meet(job: JobInfo, number: int, secret: str, timeout_seconds: float) -> Met:
         timeout_seconds: how long to wait for what another host has to say.
 
     Raises:
-        StartupError: the way to the others is not there, or not all came in time.
+        StartupError: the others cannot be reached, or not all came in time.
     """
     if job.store is not None:
         from multiverso.runtime.meeting_store import meet_over_store

@@ -66,7 +66,7 @@ class Session:
         sync: synchronous rounds.
         staleness: bounded staleness, in ticks; excludes ``sync``.
         on_lost: ``"stop"`` or ``"continue"``; None takes the node's.
-        exchange: how tables travel between hosts; of no meaning on one.
+        exchange: how tables travel between hosts; without meaning on one.
         timeout_seconds: deadline of barriers, rounds and clocks (default 30 minutes).
         start_timeout_seconds: deadline of starting and of attaching to tables (default 120 s).
         ends_with_node: end this process when the node is gone (our launcher asks for it).

@@ -19,7 +19,7 @@ def expand_nodes(text: str) -> list[str]:
     """
     pieces = re.findall(r"((?:[^,\[\]]|\[[^\[\]]*\])+)(?:,|$)", text)
     if ",".join(pieces) != text or not text:
-        raise StartupError(f"SLURM_STEP_NODELIST is {text!r}: this is no list of nodes")
+        raise StartupError(f"SLURM_STEP_NODELIST is {text!r}: this is not a list of nodes")
     names: list[str] = []
     for piece in pieces:
         parts = re.split(r"\[([^\]]*)\]", piece)  # names' parts and, between them, what stood in brackets
@@ -33,7 +33,7 @@ def _numbers(text: str) -> Iterator[str]:
         first, _, last = part.partition("-")
         last = last or first
         if not (first.isdecimal() and last.isdecimal()) or int(last) - int(first) > _MOST_NAMES:
-            raise StartupError(f"a list of Slurm's nodes has [{text}]: these are no numbers")
+            raise StartupError(f"a list of Slurm's nodes has [{text}]: these are not numbers")
         for number in range(int(first), int(last) + 1):
             yield f"{number:0{len(first)}}"
 

@@ -80,7 +80,7 @@ def proof_needed() -> bool:
 
 
 def proof(secret: str, role: str, address: str, nonces: tuple[str, str], pids: tuple[int, int]) -> str:
-    """Returns what only who knows the secret can say, and what is worth nothing on another connection.
+    """Returns what only a process that knows the secret can say, and what is worth nothing on another connection.
 
     Args:
         secret: the job's.

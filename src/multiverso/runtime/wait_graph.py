@@ -137,7 +137,7 @@ class WaitGraph:
         """Returns whether every live worker waits for one that waits too, so that nobody can go on.
 
         Only workers can make each other go on. A wait whose condition holds (its worker only has to wake up)
-        and a worker that is used by several threads both mean: no. So does a wait for a word: who holds one waits for
+        and a worker that is used by several threads both mean: no. So does a wait for a word: its holder waits for
         nobody meanwhile, and one that is free by now does not show. And one for a clock where there are several
         hosts, as those of the others are shown late.
         """

@@ -343,7 +343,7 @@ class TableHandler:
         """
         self._session.check()
         if self._session.consistency.in_rounds:
-            raise MultiversoError("memory() is not there in synchronous mode: its rounds have two copies")
+            raise MultiversoError("there is no memory() in synchronous mode, whose rounds keep two copies")
         return self._shard.values().reshape(self.shape)
 
     def note_written(self) -> None:
@@ -400,7 +400,7 @@ class TableHandler:
             timeout_seconds: deadline of the wait, instead of the session's.
 
         Raises:
-            ValueError: ``version`` is no number of operations.
+            ValueError: ``version`` is not a number of operations.
             WorkerLostError, NodeLostError, WaitTimeoutError: the wait could not end well.
         """
         if isinstance(version, bool) or not isinstance(version, int) or version < 0:

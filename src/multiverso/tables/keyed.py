@@ -232,7 +232,7 @@ class KeyedTable:
             Numbers of the table's dtype, of keys' shape + (dim,).
 
         Raises:
-            RowIdError: keys that are no integers, or do not fit.
+            RowIdError: keys that are not integers, or do not fit.
             ShapeMismatchError, DtypeMismatchError: ``out`` does not fit.
         """
         array = as_keys(keys)

@@ -44,7 +44,7 @@ class KeyedCalls:
 
     A worker has one hand, so it makes one call at a time, whatever its threads ask for. An add or a removal that raised
     with a part of it done is finished before anything else is (`settle`), and recognised when its thread makes it
-    again; who has told its caller what became of it says so (`end`).
+    again; once its caller has been told what became of it, `end` says so.
     """
 
     def __init__(self, session: Session, memory: KeyedMemory, spec: KeyedSpec) -> None:

@@ -100,7 +100,7 @@ class KeyedMemory:
         return (last >> 16) - sum(self._claims(worker, last) for worker in range(MAX_WORKERS))
 
     def _claims(self, worker: int, last: int) -> bool:
-        """Whether a worker has a row in hand that is no key's yet."""
+        """Whether a worker has a row in hand that is not a key's yet."""
         claim = load64(self._hand(worker) + at.CLAIM)
         if claim & 3 == layout.CLAIMING:  # it may have died in the middle
             return last == (((claim >> 2) + 1) << 16) | (worker + 1)

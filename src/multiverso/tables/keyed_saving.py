@@ -71,7 +71,7 @@ def load(path: str | os.PathLike[str], spec: KeyedSpec) -> Content:
     """Returns what :func:`save` wrote, if it fits the table.
 
     Raises:
-        SnapshotError: it does not, or this is no saved keyed table.
+        SnapshotError: it does not, or this is not a saved keyed table.
     """
     from safetensors import SafetensorError, safe_open
 

@@ -101,7 +101,7 @@ def read(directory: Path, spec: KeyedSpec) -> Content:
     """
     snapshots = chain(directory)
     if not snapshots:
-        raise SnapshotError(f"{directory} holds no snapshots of a keyed table: {_MANIFEST} is not there")
+        raise SnapshotError(f"{directory} holds no snapshots of a keyed table: there is no {_MANIFEST}")
     whole: Content | None = None
     for snapshot in snapshots:
         path = directory / snapshot.file

@@ -138,7 +138,7 @@ class MatrixTableHandler(TableHandler):
             (len(ids), num_col).
 
         Raises:
-            RowIdError: an id is no integer, or no row.
+            RowIdError: an id is not an integer, or no row.
             ValueError: ``changed`` beside another choice of rows or place.
         """
         if changed:
@@ -179,7 +179,7 @@ class MatrixTableHandler(TableHandler):
             sync: see :meth:`TableHandler.add`.
 
         Raises:
-            RowIdError: an id is no integer, or no row; nothing was changed.
+            RowIdError: an id is not an integer, or no row; nothing was changed.
         """
         if data is None:
             raise ShapeMismatchError(
@@ -207,7 +207,7 @@ class MatrixTableHandler(TableHandler):
             timeout_seconds: deadline of the wait, instead of the session's.
 
         Raises:
-            RowIdError: an id is no integer, or no row; nothing was changed.
+            RowIdError: an id is not an integer, or no row; nothing was changed.
         """
         if row_ids is None:
             super().exchange(local, last, timeout_seconds=timeout_seconds)
@@ -230,7 +230,7 @@ class MatrixTableHandler(TableHandler):
             row_ids: as for :meth:`get`.
 
         Raises:
-            RowIdError: an id is no integer, or no row.
+            RowIdError: an id is not an integer, or no row.
         """
         if row_ids is None:
             return super().snapshot(out)

@@ -58,7 +58,7 @@ class Pending:
         """Waits until it is over or the deadline has passed; returns whether it is over."""
         while not self._over and not deadline.passed:
             if self._gate.acquire(timeout=deadline.left()):
-                self._gate.release()  # for the next; who is interrupted before it leaves the flag to them
+                self._gate.release()  # for the next; one that is interrupted before this leaves the flag to them
         return self._over
 
     def run(self) -> BaseException | None:
@@ -71,7 +71,7 @@ class Pending:
         return self._error
 
     def end(self, error: BaseException | None = None) -> None:
-        """Lets go who waits (the queue's thread)."""
+        """Lets whoever waits go on (the queue's thread)."""
         self._error = self._error or error
         self._operation = _nothing  # the arrays it refers to are free from here on
         self._over = True

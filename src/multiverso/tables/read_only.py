@@ -173,7 +173,7 @@ class ReadOnlyTable(_ReadOnly):
             )
         super().__init__(view, name, self._spec.dtype, timeout_seconds)
         self.shape = self._spec.shape
-        # once: when the table is closed, something else may come to stand in the place of its header
+        # once: when the table is closed, something else may take the place of its header
         header = at.TABLE.at(view.address)
         self._words, self._values = (view.address + int(header[part]) for part in ("words", "buffer_0"))
         self._stripe_bytes = int(header["stripe_size"]) * self._spec.itemsize
@@ -225,7 +225,7 @@ class ReadOnlyTable(_ReadOnly):
 def attach_read_only(
     name: str, job: str | None = None, *, timeout_seconds: float = 10.0
 ) -> ReadOnlyKeyedTable | ReadOnlyTable:
-    """Returns a table of a running job of this user on this host, for reading by a process that is no worker of it.
+    """Returns a table of a running job of this user on this host, for reading by a process that is not a worker of it.
 
     The memory is mapped so that this process cannot write to it. Reads are as quick as a worker's, see what the workers
     add, and hold nobody up.

@@ -56,13 +56,13 @@ def load(path: PathLike, spec: TableSpec) -> tuple[Array, list[Array]]:
     """Returns the values and updater arrays that :func:`save` wrote, flat, if they fit the table.
 
     Raises:
-        SnapshotError: they do not, or this is no saved table.
+        SnapshotError: they do not, or this is not a saved table.
     """
     from safetensors import SafetensorError, safe_open
 
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe could be waited for without end
-            raise SnapshotError(f"{path} is no plain file")
+            raise SnapshotError(f"{path} is not a plain file")
         with safe_open(os.fspath(path), framework="numpy") as file:
             header = file.metadata() or {}
             if header.get("format") != _FORMAT:

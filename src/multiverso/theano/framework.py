@@ -43,7 +43,7 @@ def array_of(variable: Any) -> NDArray[Any]:
     """Returns a shared variable's value: its own memory where it lies in this process's, a copy elsewhere.
 
     Raises:
-        TypeError: not a shared variable, or one whose value is no array (a sparse matrix, say).
+        TypeError: not a shared variable, or one whose value is not an array (a sparse matrix, say).
     """
     if not hasattr(variable, "get_value") or not hasattr(variable, "set_value"):
         raise TypeError(f"expected a shared variable of Theano or PyTensor, got {type(variable).__name__}")

@@ -120,7 +120,7 @@ class MVSharedVariable:
         """Shares ``svobj``, a shared variable of Theano or PyTensor, with the other workers.
 
         Raises:
-            TypeError: not a shared variable, or one whose value is no array (a sparse matrix, say).
+            TypeError: not a shared variable, or one whose value is not an array (a sparse matrix, say).
             DtypeMismatchError: values that are not float16, float32, float64, int32 or int64.
             ValueError: zeros in the master, and different values in several other workers.
         """

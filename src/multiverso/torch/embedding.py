@@ -72,7 +72,7 @@ class Embedding(_Rows):
     """A lookup of rows by id, as `torch.nn.Embedding` is, over a table that all workers share.
 
     A forward pulls each different row of the batch once; a backward gives their summed gradients to the table's
-    updater, at once. The rows are no parameters: no optimizer sees them, a checkpoint of the module does not hold
+    updater, at once. The rows are not parameters: no optimizer sees them, a checkpoint of the module does not hold
     them (`table.save` does), and memory in this process is that of a batch.
 
     Args:

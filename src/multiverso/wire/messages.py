@@ -49,7 +49,7 @@ def connect(name: str, timeout_seconds: float) -> socket.socket:
     client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     try:
         while True:
-            # the kernel's own queue: who asks again and again instead loses to whoever asks more often
+            # the kernel's own queue: a process that kept asking instead would lose to one that asks more often
             left = min(_SLICE_SECONDS, max(0.001, deadline - time.monotonic()))
             client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(left))
             try:
@@ -97,7 +97,7 @@ def receive(connection: socket.socket, into: list[int] | None = None) -> tuple[M
         into: takes the descriptors, so that the caller knows them also when an exception arrives.
 
     Raises:
-        ValueError: this is no message.
+        ValueError: this is not a message.
         OSError: it could not be received.
     """
     descriptors = [] if into is None else into

@@ -32,7 +32,7 @@ class Door:
         secret: the job's secret.
         channel: what the port is for, ``"control"`` or ``"data"``.
         port: its number, 0 for a free one.
-        most_bytes: the longest part of a message; who sends a longer one is disconnected.
+        most_bytes: the longest part of a message; whoever sends a longer one is disconnected.
         on_refused: called, in any thread, with the address of each who did not know the password, and why it
             was refused.
         options: of ZeroMQ for the socket.

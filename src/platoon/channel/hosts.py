@@ -127,7 +127,7 @@ class Hosts:
             raise PlatoonError("this host's node cannot begin", error) from error
 
     def stay(self, node: Node, stopped: Any) -> bool:
-        """This host's workers are done: waits until the others' are, who may need its copies until then.
+        """This host's workers are done: waits until the others' are too, since they may need its copies until then.
 
         Args:
             node: this host's.

@@ -28,7 +28,7 @@ class Query:
         """Returns what a message asks.
 
         Raises:
-            BadRequest: it is no request of a worker.
+            BadRequest: it is not a request of a worker.
         """
         try:
             query = loads(message)

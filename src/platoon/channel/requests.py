@@ -139,7 +139,7 @@ class Requests:
             )
         answer = loads(message)
         if not isinstance(answer, dict) or answer.keys() not in ({"ok"}, {"error"}):
-            raise PlatoonError(f"the controller answered {answer!r:.200}, which is no answer")
+            raise PlatoonError(f"the controller answered {answer!r:.200}, which is not an answer")
         if "error" in answer:
             raise PlatoonError(str(answer["error"]))
         return answer["ok"]

@@ -140,7 +140,7 @@ def shape_named(shape: Any) -> tuple[int, ...]:
     """Returns the shape that a message has.
 
     Raises:
-        PlatoonError: it is no list of at most 32 whole numbers from 0 to 2^62.
+        PlatoonError: it is not a list of at most 32 whole numbers from 0 to 2^62.
     """
     if (
         not isinstance(shape, list)

@@ -95,7 +95,7 @@ class MVCallback(Callback):  # type: ignore[misc]  # Keras has no types
             self._exchange()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Exchanges what the last minibatches changed, where their number is no multiple of ``freq``."""
+        """Exchanges what the last minibatches changed, where their number is not a multiple of ``freq``."""
         if self._pending:
             self._exchange()
 
