@@ -247,7 +247,9 @@ def test_who_leaves_the_loop_gives_back_what_it_has_not_begun() -> None:
 
 def test_a_question_nobody_can_answer_is_the_workers_own_error() -> None:
     def work(session: Session) -> str:
-        error = outcome(lambda: session.ask_hosts({"about": "weather"}, session.deadline(), "the weather"))
+        error = outcome(
+            lambda: session.node.ask_hosts({"about": "weather"}, session.start_deadline(), "the weather")
+        )
         assert isinstance(error, MultiversoError)
         assert mv.Counter("c", session=session).fetch_add(np.int64(session.worker_id)) >= 0
         return str(error)

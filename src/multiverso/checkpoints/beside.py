@@ -473,8 +473,8 @@ class Checkpoint:
         """On several hosts: waits until this host's copies have what the others had when it was called."""
         session = self._session
         if session.hosts:
-            number = session.gather()
-            deadline = session.deadline()
+            number = session.node.gather()
+            deadline = session.start_deadline()
             while session.control.gathered < number:
                 time.sleep(_LOOK_SECONDS)  # the nodes do it, whatever their workers wait for
                 if self._closed or session.node_lost or deadline.passed:

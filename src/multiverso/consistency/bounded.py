@@ -58,7 +58,7 @@ class Bounded(Asynchronous):
     def _wait_for_slowest(self, deadline: Deadline | None) -> None:
         """Waits until this read may go ahead: until the slowest worker's clock is at most the bound behind ours."""
         port = self.port
-        port.enter()
+        port.check_may_wait()
         target = load64(port.line + at.CLOCK) - port.staleness
         arguments = (self._control, self._base, self._me, target)
         code = self._wait_clock(*arguments)

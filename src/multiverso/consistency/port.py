@@ -91,7 +91,7 @@ class Port:
         staleness: the bound, in ticks, where there is one.
         first_round: the first synchronous round that this worker takes part in.
         slot: gives the memory in which this worker adds up what it contributes to a round.
-        enter: to be called before anything that may wait for other workers; raises where that makes no sense.
+        check_may_wait: to be called before anything that may wait for other workers; raises where that makes no sense.
         resume: ``resume(code, again, deadline, what)`` calls ``again`` until it returns 0; raises when the wait
             cannot end well.
     """
@@ -105,8 +105,8 @@ class Port:
     staleness: int
     first_round: int
     slot: Callable[[], Array]
-    enter: Callable[[], None]
-    resume: Callable[[int, Callable[[], int], Deadline | None, str], int]
+    check_may_wait: Callable[[], None]
+    resume: Callable[[int, Callable[[], int], Deadline | None, str], None]
 
     @property
     def line(self) -> int:

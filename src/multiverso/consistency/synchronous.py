@@ -214,7 +214,7 @@ class Synchronous:
             if self._reading != reading:
                 self._refuse_in_round()
                 self._reading = reading
-            self.port.enter()
+            self.port.check_may_wait()
             code = go()
             if code:
                 what = f"round {self._progress[at.ROUND_NUMBER]} of {self.port.name}"

@@ -92,7 +92,7 @@ class AcrossHosts:
         number = self._before + self._given + 1
         self._array(number, self._slot, part.nbytes, part.dtype)[...] = part
         told = {"number": number, "nbytes": part.nbytes, "dtype": part.dtype.name, "operation": operation}
-        self._session.tell_node({"do": "combine", "signature": signature, **told})
+        self._session.node.tell({"do": "combine", "signature": signature, **told})
 
     def _array(self, number: int, slot: int, nbytes: int, dtype: np.dtype[Any]) -> Array:
         small = nbytes <= SMALL_BYTES

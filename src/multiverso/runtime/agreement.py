@@ -35,7 +35,7 @@ def tell_all(session: Session, note: str) -> dict[int, str]:
         )
     if session.hosts:
         session.barrier()  # what the others have changed before is seen here
-        return session.tell_all(note.encode()[: _NOTE_BYTES - _HEADER_BYTES].decode(errors="ignore"))
+        return session.node.tell_all(note.encode()[: _NOTE_BYTES - _HEADER_BYTES].decode(errors="ignore"))
     pages = session.shared_memory(_MEMORY, at.MAX_WORKERS * _NOTE_BYTES).array.reshape(-1, _NOTE_BYTES)
     text = note.encode()[: _NOTE_BYTES - _HEADER_BYTES]
     session.barrier()  # what was told before has been read

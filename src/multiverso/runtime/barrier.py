@@ -45,7 +45,7 @@ class Barrier:
                 arrive = functools.partial(
                     waits.barrier.compiled(), session.control.address, session.worker_id, target
                 )
-                session.arrive_abroad(target)
+                session.node.arrive(target)
                 code = arrive()
                 if code:
                     session.resume(code, arrive, deadline, f"barrier {target}")

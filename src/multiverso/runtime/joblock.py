@@ -64,7 +64,7 @@ class JobLock:
         if self._thread is not None:
             raise LockStateError("this worker has the lock already: unlock() it first")
         try:
-            deadline = self._session.deadline(timeout_seconds)
+            deadline = self._session.start_deadline(timeout_seconds)
             for number in _ALL:
                 self._lock(number, deadline)
             self._thread = threading.get_ident()
@@ -134,7 +134,7 @@ class JobLock:
         address = self._mutex(number)
         code = mutex.try_lock(address)
         if code == mutex.BUSY:
-            patience = Patience(self._session, deadline or self._session.deadline(), "the job's lock")
+            patience = Patience(self._session, deadline or self._session.start_deadline(), "the job's lock")
             with self._session.waiting(at.FOR_LOCK, self._memory.number, at.MUTEX_BYTES * number):
                 while True:
                     code = mutex.lock(address, patience.deadline.left())

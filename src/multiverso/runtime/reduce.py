@@ -155,8 +155,8 @@ class Reducer:
         A call that raised (a deadline, Ctrl-C) has not returned: call it again with the same array and operation, and
         it goes on where it stopped, or returns what it had reduced.
         """
-        self._session.enter()
-        deadline = None if timeout_seconds is None else self._session.deadline(timeout_seconds)
+        self._session.check_may_wait()
+        deadline = None if timeout_seconds is None else self._session.start_deadline(timeout_seconds)
         if operation not in OPERATIONS:
             raise ValueError(f"operation is one of {', '.join(OPERATIONS)}; got {operation!r}")
         dtype = working_dtype(source.dtype)
@@ -246,7 +246,7 @@ class Reducer:
             return
         self._progress[_STEP] = 1
         operation = "sum" if call.operation == "average" else call.operation
-        within = self._session.deadline() if deadline is None else deadline
+        within = self._session.start_deadline() if deadline is None else deadline
         try:
             across.reduce(call.flat, call.result, operation, str(call), within)
         except (WorkerLostError, ShapeMismatchError) as error:

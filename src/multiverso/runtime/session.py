@@ -30,13 +30,13 @@ from multiverso.runtime.control import Control
 from multiverso.runtime.holdings import Holdings
 from multiverso.runtime.link import Link
 from multiverso.runtime.liveness import Liveness
+from multiverso.runtime.node_client import NodeClient
 from multiverso.runtime.opened import note_opened, note_over
 from multiverso.runtime.patience import Patience
 from multiverso.runtime.wait_graph import WaitGraph, read_wait_graph
 from multiverso.shards.shard import Shard
 from multiverso.spec import MemorySpec, TableSpec, checked_count
 from multiverso.wire import messages
-from multiverso.wire.messages import Message
 
 START_SECONDS = 120.0
 WAIT_SECONDS = 1800.0  # a master may validate for long
@@ -114,8 +114,8 @@ class Session:
         # held while a table's object is made: threads that open one table at once share its calls, and its hand
         self.making = threading.RLock()
         self._barrier = Barrier()
-        self._gatherings = 0  # what `gather` has asked for, by this worker
         self._link = Link()
+        self.node = NodeClient(self, self._link, self._lock)
         self._holdings = Holdings(self, self._link)
         self._liveness = Liveness(ends_with_node)
         self._attaching = self._attached = self._takes_part = False
@@ -123,8 +123,8 @@ class Session:
         try:
             # what an exception finds here, wherever it arrives, is ended by `_finish_end`
             note_opened(self)
-            deadline = Deadline.after(self.start_timeout_seconds).at
-            self._link.connect(address, deadline, secret)
+            deadline = Deadline.after(self.start_timeout_seconds)
+            self._link.connect(address, deadline.at, secret)
             self._attach(worker_id, workers_num, on_lost, deadline)
         except BaseException:
             self.closed = "the session has never begun: an exception came while it was starting"
@@ -135,7 +135,7 @@ class Session:
                 self._finish_end()
             raise
 
-    def _attach(self, wish: int | None, number: int | None, on_lost: str | None, deadline: float) -> None:
+    def _attach(self, wish: int | None, number: int | None, on_lost: str | None, deadline: Deadline) -> None:
         self._attaching = True
         request: Message = {
             "do": "attach",
@@ -147,10 +147,10 @@ class Session:
             "exchange": self._exchange.as_message(),
         }
         place = "a place in the job"
-        answer, descriptors = self._link.ask(request, deadline, place)
+        answer, descriptors = self._link.ask(request, deadline.at, place)
         while answer.get("later"):  # the death of the one before has not had all its effects yet
             time.sleep(_LATER_SECONDS)
-            answer, descriptors = self._link.ask(request, deadline, place)
+            answer, descriptors = self._link.ask(request, deadline.at, place)
         self._holdings.begin(descriptors)
         places = tuple(map(str, answer.get("places") or ()))
         self.control = Control(
@@ -160,13 +160,14 @@ class Session:
         self._fixed_num: int | None = answer["workers_num"]
         self._attached = True
         self.incarnation = int(answer["incarnation"])
-        # Who comes and goes at will leaves; who is missing at the start of all would let the others begin without it.
+        # A worker of a job that workers join at will can simply leave. In one where all start together, leaving before
+        # the start would let the others begin without this worker: it is lost instead, or withdraws.
         self._takes_part = self._fixed_num is None
         self._liveness.begin(self.control, self.worker_id, self._link.connection)
         # before anyone is let go, or the first could pass a barrier that the last does not know of yet
         self.control.activate(self.worker_id, joins_late=self._fixed_num is None)
         self._barrier.passed = self.control.worker(self.worker_id).barrier
-        self._link.ask({"do": "ready"}, deadline, "the other workers to start")
+        self._link.ask({"do": "ready"}, deadline.at, "the other workers to start")
         self._takes_part = True
 
     def _withdraw(self) -> None:
@@ -235,8 +236,8 @@ class Session:
         Raises:
             WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: see ``multiverso.errors``.
         """
-        self.enter()
-        self._barrier.wait(self, self._lock, self.deadline(timeout_seconds))
+        self.check_may_wait()
+        self._barrier.wait(self, self._lock, self.start_deadline(timeout_seconds))
 
     @property
     def barriers(self) -> int:
@@ -265,90 +266,13 @@ class Session:
         others = (self.control.worker(i) for i in self.live_workers() if i != self.worker_id)
         return self.incarnation > 0 and any(other.barrier > self.barriers + 1 for other in others)
 
-    def arrive_abroad(self, barrier: int) -> None:
-        """Before a barrier of a job on several hosts: tells the node, which sees to what was added before it."""
-        if self.control.places:
-            self._link.tell({"do": "arrived", "barrier": barrier})
-
-    def tell_all(self, note: str) -> dict[int, str]:
-        """Tells the workers of all hosts something short, through the nodes; see `agreement.tell_all`."""
-        self.enter()
-        with self._lock:
-            patience = Patience(self, self.deadline(), "what the other workers have to tell", self._link)
-            request = {"do": "tell", "number": self.barriers, "note": note}
-            try:
-                answer, _ = self._link.ask(
-                    request, patience.deadline.at, "the others' notes", patience.raise_if_over
-                )
-            except BaseException:
-                self._link.give_up()
-                raise
-        return {int(worker): str(text) for worker, text in answer["notes"].items()}
-
-    def ask_hosts(
-        self,
-        question: Message,
-        deadline: Deadline,
-        what: str,
-        waits: Callable[[list[int]], None] | None = None,
-    ) -> Message:
-        """Asks the first host's node, through this host's: what the workers of all hosts have to agree on.
-
-        Args:
-            question: see ``multiverso.hosts.desk``.
-            deadline: until when.
-            what: what is waited for, in words.
-            waits: called with the workers for whom the answer waits, whenever these have changed.
-
-        Raises:
-            NodeLostError, DeadlockError, WaitTimeoutError: there was no answer. The question may be asked again.
-            MultiversoError: it makes no sense.
-        """
-        self.enter()
-        with self._lock:
-            patience = Patience(self, deadline, what)
-            asked: Message = {"do": "ask", "question": question}
-            try:
-                told, _ = self._link.ask(asked, deadline.at, what, patience.raise_if_over)
-                while "wait" in told["answer"]:
-                    if waits is not None:
-                        waits([int(worker) for worker in told["answer"]["wait"]])
-                    told, _ = self._link.more(deadline.at, what, patience.raise_if_over)
-            except BaseException:
-                self._link.give_up()
-                raise
-        answer: Message = told["answer"]
-        if "error" in answer:
-            raise MultiversoError(f"{what}: {answer['error']}")
-        return answer
-
-    def say_to_hosts(self, saying: Message) -> None:
-        """Tells the first host's node something that has no answer, see ``multiverso.hosts.desk``."""
-        self.tell_node({"do": "say", "saying": saying})
-
-    def tell_node(self, message: Message) -> None:
-        """Tells this host's node something that has no answer."""
-        with self._lock:
-            self._link.tell(message)
-
-    def gather(self) -> int:
-        """Asks for what other hosts have added and not sent yet. Does not wait.
-
-        Returns:
-            a number: all of it is in this host's tables once ``control.gathered`` is as high.
-        """
-        with self._lock:
-            self._gatherings = max(self._gatherings, self.control.gathered) + 1
-            self._link.tell({"do": "gather", "number": self._gatherings})
-            return self._gatherings
-
     def flush(self, timeout_seconds: float | None = None) -> None:
         """Waits until this worker's pending asynchronous operations on all tables are done.
 
         Raises:
             WaitTimeoutError: they were not, ``timeout_seconds`` after the call.
         """
-        self._flush(self.deadline(timeout_seconds))
+        self._flush(self.start_deadline(timeout_seconds))
 
     def _flush(self, deadline: Deadline) -> None:
         for handler in [*self._handlers, *self.keyed_tables.values()]:
@@ -382,8 +306,8 @@ class Session:
         Raises:
             TableMismatchError: the others asked for another table. The order does not advance.
         """
-        self.enter()
-        deadline = self.deadline(timeout_seconds)
+        self.check_may_wait()
+        deadline = self.start_deadline(timeout_seconds)
         with self._lock:
             number, shard = self._holdings.open_table(spec, fill, master, deadline)
             if keep:
@@ -429,11 +353,11 @@ class Session:
             ...     int(memory.view("int64")[0])
             1
         """
-        self.enter()
+        self.check_may_wait()
         if not on_this_host:
             self.refuse_across_hosts("memory that workers share directly", "start all of them on one host")
         spec = MemorySpec(name, checked_count(nbytes, "nbytes"), bool(sparse))
-        deadline = self.deadline(timeout_seconds)
+        deadline = self.start_deadline(timeout_seconds)
         with self._lock:
             return self._holdings.share(spec, initialise, deadline)
 
@@ -474,7 +398,7 @@ class Session:
         again: Callable[[], int],
         deadline: Deadline | None,
         what: str,
-    ) -> int:
+    ) -> None:
         """Takes an unfinished kernel call up again until it is done, a deadline passes, or it cannot be.
 
         Args:
@@ -483,17 +407,22 @@ class Session:
             deadline: until when; None for the session's own time from now on.
             what: what is waited for, in words.
         """
-        patience = Patience(self, self.deadline() if deadline is None else deadline, what)
+        patience = Patience(self, self.start_deadline() if deadline is None else deadline, what)
         try:
             while code:
                 patience.raise_if_hopeless(code & 0xFFFF)
                 code = again()
         finally:
             waits.finish_wait.compiled()(self.control.address, self.worker_id)
-        return code
 
-    def deadline(self, timeout_seconds: float | None = None) -> Deadline:
-        """Returns the deadline that many seconds from now; None for the session's own time."""
+    def start_deadline(self, timeout_seconds: float | None = None) -> Deadline:
+        """Begins the time of a call that may wait; returns its deadline.
+
+        One that is shorter than a slice of waiting is noted in shared memory, where this worker's kernels look at it.
+
+        Args:
+            timeout_seconds: from now; None for the session's own time.
+        """
         deadline = Deadline.after(self.timeout_seconds if timeout_seconds is None else timeout_seconds)
         if deadline.seconds < SLICE_SECONDS:
             self.control.look_at(self.worker_id, deadline)
@@ -519,7 +448,7 @@ class Session:
         if self.closed is not None:
             raise ClosedError(self.closed)
 
-    def enter(self) -> None:
+    def check_may_wait(self) -> None:
         """Before anything that may wait for others: checks, and notes when a second thread does so.
 
         Then one thread's waiting does not mean that the worker waits. Without the node nobody would tell of a

@@ -32,8 +32,8 @@ def await_version(
     Raises:
         WorkerLostError, NodeLostError, WaitTimeoutError: the wait could not end well.
     """
-    session.enter()
-    patience = Patience(session, session.deadline(timeout_seconds), what)
+    session.check_may_wait()
+    patience = Patience(session, session.start_deadline(timeout_seconds), what)
     longest, looked = _HOSTS_NAP_SECONDS if session.hosts else _NAP_SECONDS, time.monotonic()
     while not reached():
         event = load32(base + at.CHANGED)

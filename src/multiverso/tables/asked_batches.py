@@ -64,7 +64,7 @@ class AskedHands:
 
     def _say(self, number: int, more: dict[str, Any]) -> None:
         said = {"about": "batches", "deal": number, "finished": self._finished, **more}
-        self._session.say_to_hosts(said)
+        self._session.node.say_to_hosts(said)
 
     def _ask(self, number: int, dealt: Epoch, ahead: int, deadline: Deadline, what: str) -> list[int]:
         session = self._session
@@ -86,7 +86,7 @@ class AskedHands:
                     session.waiting(at.FOR_BATCHES, 0, mask - (1 << 64) if mask >> 63 else mask)
                 )
 
-            answer = session.ask_hosts(question, deadline, what, waits)
+            answer = session.node.ask_hosts(question, deadline, what, waits)
         if "differs" in answer:
             raise TableMismatchError(
                 f"mv.batches, call {number}: the others asked for (n, size, seed, epoch) = "

@@ -59,7 +59,7 @@ class SharedHands:
         self._head = self._memory.array[: HEAD.size].view(HEAD.dtype)[0]
         self._lines = self._memory.array[HEAD.size :].view(LINE.dtype)
         self._deals = 0
-        with held(session, self._memory, session.deadline(), "the batches"):
+        with held(session, self._memory, session.start_deadline(), "the batches"):
             self._give_up_inheritance()
 
     @property
@@ -273,7 +273,7 @@ class Dealer:
     ) -> Iterator[Words]:
         """Yields the batches that this worker is given; see `multiverso.batches` and the torch sampler."""
         session = self._session
-        session.enter()
+        session.check_may_wait()
         if self._inside:
             raise StartupError(
                 "this worker is still in its last loop over mv.batches: leave that one first (by its end, or by "
@@ -283,11 +283,11 @@ class Dealer:
         dealt = Epoch(*key, self._next_epoch.get(key, 0) if epoch is None else epoch)
         self._inside = True
         try:
-            number = self.hands.begin(dealt, session.deadline(timeout_seconds))
+            number = self.hands.begin(dealt, session.start_deadline(timeout_seconds))
             self._next_epoch[key] = dealt.epoch + 1
             order = dealt.order()
             while True:
-                batch = self.hands.take(number, dealt, ahead, session.deadline(timeout_seconds))
+                batch = self.hands.take(number, dealt, ahead, session.start_deadline(timeout_seconds))
                 if batch is None:
                     return
                 yield order[batch * size : (batch + 1) * size].copy()

@@ -57,7 +57,7 @@ class Counter:
         self._session.check()
         if not _LOWEST <= amount <= _HIGHEST:
             raise self._overflow(self.value, amount)
-        deadline = self._session.deadline(timeout_seconds)
+        deadline = self._session.start_deadline(timeout_seconds)
         before, done = self._number.fetch_add(amount, deadline, f"the counter {self.name!r}")
         if not done:
             raise self._overflow(before, amount)
@@ -70,7 +70,7 @@ class Counter:
     def value(self) -> int:
         """What it is now; another worker may change it at any time."""
         self._session.check()
-        return self._number.read(self._session.deadline(), f"the counter {self.name!r}")
+        return self._number.read(self._session.start_deadline(), f"the counter {self.name!r}")
 
     def __repr__(self) -> str:
         return f"<Counter {self.name!r}{self._number}>"
@@ -106,12 +106,12 @@ class _Asked:
 
     def __init__(self, session: Session, name: str) -> None:
         self._session, self._name = session, name
-        self.read(session.deadline(), f"the counter {name!r}")
+        self.read(session.start_deadline(), f"the counter {name!r}")
 
     def fetch_add(self, amount: int, deadline: Deadline, what: str) -> tuple[int, bool]:
         """Returns what it was, and whether it was added to."""
         question = {"about": "count", "name": self._name, "amount": amount}
-        answer = self._session.ask_hosts(question, deadline, what)
+        answer = self._session.node.ask_hosts(question, deadline, what)
         done = "before" in answer
         return int(answer["before" if done else "overflow"]), done
 

@@ -310,7 +310,7 @@ class TableHandler:
 
         pending = Pending(run, f"{what} of {self!r}")
         try:
-            self._queue.put(pending, self._session.deadline())
+            self._queue.put(pending, self._session.start_deadline())
             self._unheard = None
             return pending
         except BaseException:
@@ -499,13 +499,13 @@ class TableHandler:
             session.check()
         if timeout_seconds is None and not self._queue.used:
             return None
-        deadline = session.deadline(timeout_seconds)
+        deadline = session.start_deadline(timeout_seconds)
         self._queue.flush(deadline)
         return deadline
 
     def flush(self, timeout_seconds: float | None = None) -> None:
         """Waits for this worker's pending operations on the table; raises what one of them raised."""
-        self._flush_until(self._session.deadline(timeout_seconds))
+        self._flush_until(self._session.start_deadline(timeout_seconds))
 
     def _flush_until(self, deadline: Deadline) -> None:
         """Like :meth:`flush`, for callers that already have a deadline."""
@@ -585,7 +585,7 @@ def _consistency_of(session: Session, shard: Shard, update: int, name: str) -> C
         staleness=session.staleness,
         first_round=shard.first_round(session.worker_id),
         slot=lambda: shard.slot(session.worker_id),
-        enter=session.enter,
+        check_may_wait=session.check_may_wait,
         resume=session.resume,
     )
     return OF_MODE[shard.mode](port)

@@ -320,7 +320,7 @@ class KeyedCalls:
 
     def _deadline(self, timeout_seconds: float | None) -> Deadline | None:
         """None: the session's own time from when it first has to wait."""
-        return None if timeout_seconds is None else self._session.deadline(timeout_seconds)
+        return None if timeout_seconds is None else self._session.start_deadline(timeout_seconds)
 
     def _fill(self, found: Keys, parts: tuple[Array, ...]) -> None:
         arguments = (self._session.control.address, self._memory.address, self._session.worker_id)

@@ -25,7 +25,7 @@ def is_first(session: Session, number: int, claimed: int | None) -> bool:
         return True
     what = f"load of table {number} at barrier {session.barriers}"
     question = {"about": "count", "name": what, "amount": 1}
-    return session.ask_hosts(question, session.deadline(), f"the {what}").get("before") == 0
+    return session.node.ask_hosts(question, session.start_deadline(), f"the {what}").get("before") == 0
 
 
 def check_all(session: Session, what: str, arrays: Iterable[Array]) -> None:
