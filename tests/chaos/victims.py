@@ -19,7 +19,7 @@ from multiverso.kernels import dense, rounds, rows, waits
 from multiverso.kernels.compiling import load_module
 from multiverso.memory.words import load32, load64, store64
 from multiverso.runtime import Node, Session
-from multiverso.runtime.link import Link
+from multiverso.runtime.node_link import NodeLink
 from multiverso.testing import faults
 
 for module in (dense, rows, rounds):
@@ -49,15 +49,15 @@ def run(address: str, worker_id: int, end: str, pipe: Connection, make: bool = T
 
 def while_attaching(address: str, worker_id: int, end: str, pipe: Connection) -> None:
     """A process that dies before the others know that it is ready."""
-    ask = Link.ask
+    ask = NodeLink.ask
 
-    def dying(self: Link, message: Any, *rest: Any) -> Any:
+    def dying(self: NodeLink, message: Any, *rest: Any) -> Any:
         if message["do"] == end:
             pipe.send("there")
             die()
         return ask(self, message, *rest)
 
-    Link.ask = dying  # type: ignore[method-assign]
+    NodeLink.ask = dying  # type: ignore[method-assign]
     Session(address, worker_id)
 
 

@@ -19,7 +19,7 @@ from multiverso.kernels import waits
 from multiverso.memory.words import load64
 from multiverso.runtime import Node, Session
 from multiverso.runtime.patience import Patience
-from multiverso.runtime.reduce import Reducer
+from multiverso.runtime.reducer import Reducer
 from multiverso.tables.pending import Queue
 from multiverso.testing import faults
 

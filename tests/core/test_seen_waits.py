@@ -17,7 +17,7 @@ from multiverso.errors import DeadlockError, WaitTimeoutError
 from multiverso.kernels import waits
 from multiverso.memory.words import store32, store64
 from multiverso.runtime import Node, Session, observe
-from multiverso.runtime.reduce import SMALL_BYTES, Reducer
+from multiverso.runtime.reducer import SMALL_BYTES, Reducer
 from multiverso.testing import faults
 
 SIZES = {"small": 3, "chunks": SMALL_BYTES}

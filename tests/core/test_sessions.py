@@ -283,7 +283,7 @@ def test_the_node_goes() -> None:
 
 
 def test_an_unreadable_message_does_not_end_the_job(alone: Session) -> None:
-    from multiverso.runtime.link import Link
+    from multiverso.runtime.node_link import NodeLink
     from multiverso.wire import messages
 
     address = alone._link.connection.getpeername()[1:].decode()
@@ -298,7 +298,7 @@ def test_an_unreadable_message_does_not_end_the_job(alone: Session) -> None:
         {"do": "nonsense"},
         {},
     ):
-        link = Link()
+        link = NodeLink()
         link.connect(address, time.monotonic() + 10)
         with pytest.raises(StartupError):
             link.ask(request, time.monotonic() + 10, "an answer")

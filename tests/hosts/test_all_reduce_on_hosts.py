@@ -30,7 +30,7 @@ from multiverso.hosts.combining import (
 from multiverso.hosts.frames import ProtocolError
 from multiverso.hosts.stream import HEAD_BYTES, LONGEST_BODY, Stream
 from multiverso.runtime import Session
-from multiverso.runtime.reduce import Reducer
+from multiverso.runtime.reducer import Reducer
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -15,7 +15,7 @@ from rehearsing import rehearsal
 import multiverso as mv
 from multiverso.errors import NodeLostError, WorkerLostError
 from multiverso.hosts.channel import Plain
-from multiverso.hosts.conversation import Patience
+from multiverso.hosts.conversation import Timeouts
 from multiverso.hosts.talking import Talk
 from multiverso.hosts.transport import Messages
 from multiverso.runtime import Session
@@ -112,7 +112,7 @@ def test_a_link_that_is_silent_for_less_than_the_grace_is_survived() -> None:
 
 
 def test_another_node_in_the_place_of_a_live_one_is_refused() -> None:
-    from multiverso.hosts.control import Outpost
+    from multiverso.hosts.control_connections import Outpost
 
     with rehearsal(1, 1) as job:
         heard: list[Any] = []
@@ -127,7 +127,7 @@ def test_another_node_in_the_place_of_a_live_one_is_refused() -> None:
 
 def test_a_connection_that_is_made_while_its_conversation_ends_is_closed_at_once() -> None:
     here, there = socket.socketpair()
-    talk = Talk(Patience(), print, "test-talk")
+    talk = Talk(Timeouts(), print, "test-talk")
     talk.close("its node has ended")
     with there:
         there.settimeout(30)

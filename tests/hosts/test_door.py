@@ -13,7 +13,7 @@ import pytest
 from core_support import wait_for
 
 from multiverso.hosts import door
-from multiverso.hosts.control import Centre, Outpost
+from multiverso.hosts.control_connections import Centre, Outpost
 from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport import Listener

@@ -19,7 +19,7 @@ import multiverso as mv
 from multiverso.errors import StartupError, WaitTimeoutError
 from multiverso.runtime import Node, Session, join, trust
 from multiverso.runtime.discovery import discover, socket_name
-from multiverso.runtime.link import Link
+from multiverso.runtime.node_link import NodeLink
 from multiverso.wire import messages
 
 SLURM = {
@@ -211,7 +211,7 @@ def test_a_full_queue_is_waited_for_and_said_when_it_stays_full() -> None:
         except BlockingIOError:
             pass
         with pytest.raises(WaitTimeoutError, match="could not be reached in time: too many"):
-            Link.to(name, 0.0)
+            NodeLink.to(name, 0.0)
         taken, _ = server.accept()
         with taken, messages.connect(name, SECONDS) as client:
             assert client.gettimeout() is None
@@ -234,14 +234,14 @@ with Node(1, secret="a" * 64) as node:
 ASKS_FROM_A_NAMESPACE = """
 from security_support import enter_unmapped_namespace
 from multiverso.errors import MultiversoError
-from multiverso.runtime.link import Link
+from multiverso.runtime.node_link import NodeLink
 from multiverso.wire import messages
 become()
 enter_unmapped_namespace()
 deadline = time.monotonic() + 60
 def status(link):
     return "workers" in link.ask({"do": "status"}, deadline, "the status")[0]["status"]
-link = Link(messages.connect(args[0], 60))
+link = NodeLink(messages.connect(args[0], 60))
 say(messages.peer(link.connection)[1] == os.geteuid())
 for request in ({"do": "status"}, {"do": "attach"}, {"do": "prove", "proof": "x"}):
     try:
@@ -257,7 +257,7 @@ for wrong in (None, "", "x" * 64, ["x"]):
 link.close()
 for secret in ("b" * 64, "a" * 64):
     try:
-        link = Link.to(args[0], deadline, secret)
+        link = NodeLink.to(args[0], deadline, secret)
         say(status(link))
         link.close()
     except MultiversoError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from simulated.control import Control
 
-from multiverso.hosts.conversation import Conversation, Patience
+from multiverso.hosts.conversation import Conversation, Timeouts
 
 SCHEDULES = 300
 FOUND = (5023, 7533)  # what was said again after a cut had changed meanwhile
@@ -33,7 +33,7 @@ def test_a_seed_makes_the_same_schedule_again() -> None:
 
 def test_what_the_other_end_may_not_say_is_an_error() -> None:
     def heard() -> Conversation:
-        conversation = Conversation(Patience(), 0.0)
+        conversation = Conversation(Timeouts(), 0.0)
         conversation.connected(0.0)
         conversation.receive(b'{"heard": 0, "number": 1, "say": {"do": "x"}}', 0.0)
         return conversation

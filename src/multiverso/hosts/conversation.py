@@ -25,7 +25,7 @@ Message = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Patience:
+class Timeouts:
     """How long an end waits for the other.
 
     Attributes:
@@ -41,8 +41,8 @@ class Patience:
     beat_seconds: float = 1.0
 
     @classmethod
-    def of(cls, grace_seconds: float) -> Patience:
-        """Returns a patience that gives up after so long."""
+    def of(cls, grace_seconds: float) -> Timeouts:
+        """Returns those of an end that gives the other host up after so long."""
         return cls(
             grace_seconds, min(5.0, grace_seconds), min(5.0, grace_seconds / 2), min(1.0, grace_seconds / 6)
         )
@@ -56,8 +56,8 @@ class Conversation:
         cuts: how often a connection ended before that.
     """
 
-    def __init__(self, patience: Patience, now: float) -> None:
-        self._patience = patience
+    def __init__(self, timeouts: Timeouts, now: float) -> None:
+        self._timeouts = timeouts
         self._said: deque[tuple[int, str]] = (
             deque()
         )  # and not heard yet; as text: whoever said it may change the object
@@ -128,7 +128,7 @@ class Conversation:
 
     def tick(self, now: float) -> list[bytes]:
         """Returns what to send where nothing was for a while."""
-        if not self._connected or now - self._sent_at < self._patience.beat_seconds:
+        if not self._connected or now - self._sent_at < self._timeouts.beat_seconds:
             return []
         self._sent_at = now
         return [self._beat()]
@@ -136,7 +136,7 @@ class Conversation:
     def is_silent(self, now: float) -> bool:
         """Returns whether the connection is to be given up, as nothing comes over it."""
         since = max(self._heard_at, self._connected_at)
-        return self._connected and now - since >= self._patience.silence_seconds
+        return self._connected and now - since >= self._timeouts.silence_seconds
 
     def why_lost(self, now: float) -> str:
         """Returns why the other host counts as lost, in words; nothing as long as it does not."""
@@ -145,12 +145,12 @@ class Conversation:
         cut = now - max(self._cut_at, self._heard_at)
         if (
             not self._connected
-            and cut >= self._patience.ended_seconds
-            and self._cut_at - self._heard_at < (self._patience.silence_seconds)
+            and cut >= self._timeouts.ended_seconds
+            and self._cut_at - self._heard_at < (self._timeouts.silence_seconds)
         ):
-            return f"the connection to it ended, and was not made again within {self._patience.ended_seconds:g} s"
-        if now - self._heard_at >= self._patience.grace_seconds:
-            return f"nothing was heard of it for {self._patience.grace_seconds:g} s"
+            return f"the connection to it ended, and was not made again within {self._timeouts.ended_seconds:g} s"
+        if now - self._heard_at >= self._timeouts.grace_seconds:
+            return f"nothing was heard of it for {self._timeouts.grace_seconds:g} s"
         return ""
 
     def _numbered(self, messages: list[tuple[int, str]], now: float) -> list[bytes]:

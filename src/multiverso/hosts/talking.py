@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from multiverso.hosts.conversation import Conversation, Message, Patience
+from multiverso.hosts.conversation import Conversation, Message, Timeouts
 from multiverso.hosts.transport import Messages
 
 _JOIN_SECONDS = 10.0
@@ -19,13 +19,13 @@ class Talk:
     """One host's end of its conversation with another. Any thread.
 
     Args:
-        patience: how long it waits for the other.
+        timeouts: how long it waits for the other.
         deliver: gets each message once, in order, by one thread at a time.
         name: of its thread.
     """
 
-    def __init__(self, patience: Patience, deliver: Callable[[Message], None], name: str) -> None:
-        self._conversation = Conversation(patience, time.monotonic())
+    def __init__(self, timeouts: Timeouts, deliver: Callable[[Message], None], name: str) -> None:
+        self._conversation = Conversation(timeouts, time.monotonic())
         self._deliver = deliver
         self._lock, self._delivering = threading.Lock(), threading.Lock()
         self._channel: Messages | None = None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-from multiverso.hosts.control import credentials_of
+from multiverso.hosts.control_connections import credentials_of
 from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster

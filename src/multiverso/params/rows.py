@@ -43,7 +43,7 @@ def goes_by_rows(rule: Rule, session: Session) -> bool:
     return rule.name in _RULES and pushed_first and not session.consistency.in_rounds
 
 
-class Rows:
+class RowExchange:
     """A matrix that is exchanged by the rows that were touched; see the module.
 
     Args:

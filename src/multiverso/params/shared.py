@@ -19,7 +19,7 @@ from multiverso.checkpoints import Parts
 from multiverso.errors import InterruptedRoundError
 from multiverso.params.flats import Averaged, Flat, share_flat
 from multiverso.params.resuming import Files, Model, check_own, placed
-from multiverso.params.rows import Rows, goes_by_rows
+from multiverso.params.rows import RowExchange, goes_by_rows
 from multiverso.params.values import Values, shared_dtype
 from multiverso.rules import Rule, RuleName, rule_of
 from multiverso.rules.shared import check_mode
@@ -46,7 +46,7 @@ class SharedParams:
         statistics: the same for the given statistics.
         newcomer: whether this worker had nothing of its own in what `load` loaded last.
         matrices: the same for the given matrices.
-        by_rows: for each matrix what it is told the rows by that are read and changed (`Rows.read`), or None where all
+        by_rows: for each matrix what is told which rows are read and changed (`RowExchange.read`), or None where all
             rows are exchanged each time.
 
     Not thread-safe: one thread at a time.
@@ -121,7 +121,7 @@ class SharedParams:
             if index not in in_rows:
                 groups.setdefault((averaged, shared_dtype(array.dtype)), []).append(index)
         views: list[Array] = [np.empty(0)] * len(given)
-        self._flats: list[Flat | Rows] = []
+        self._flats: list[Flat | RowExchange] = []
         self._at = 0  # how many of them an exchange has done
         self._begun = False  # whether a call of `as_one_call` has taken the model's values and not returned
         self._taken: list[Array] | None = None  # by a `sync` that raised
@@ -143,7 +143,7 @@ class SharedParams:
             views[index][...] = array
             called = None if name is None else f"{name}/matrix/{index - dense}"
             self._flats.append(
-                Rows(
+                RowExchange(
                     views[index],
                     rule,
                     whole_every=whole_every,
@@ -158,7 +158,7 @@ class SharedParams:
         self.arrays = views[: len(arrays)]
         self.statistics = views[len(arrays) : dense]
         self.matrices = views[dense:]
-        rows: list[Rows | None] = [flat for flat in self._flats if isinstance(flat, Rows)]
+        rows: list[RowExchange | None] = [flat for flat in self._flats if isinstance(flat, RowExchange)]
         self.by_rows = rows or [None] * len(self.matrices)
 
     def values(self) -> list[Array]:
@@ -392,8 +392,8 @@ class SharedParams:
         return due
 
 
-def _kind(flat: Flat | Rows) -> str:
-    if isinstance(flat, Rows):
+def _kind(flat: Flat | RowExchange) -> str:
+    if isinstance(flat, RowExchange):
         return "rows"
     return "statistics" if isinstance(flat, Averaged) else "parameters"
 

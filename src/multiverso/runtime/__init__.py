@@ -13,7 +13,7 @@ from multiverso.runtime.session import Session
 
 if TYPE_CHECKING:
     from multiverso.runtime.node import Node
-    from multiverso.runtime.reduce import Reducer, working_dtype
+    from multiverso.runtime.reducer import Reducer, working_dtype
 
 __all__ = [
     "MAX_WORKERS",
@@ -30,8 +30,8 @@ __all__ = [
 # Imported when it is first used: a worker whose node is elsewhere needs nothing of one, nor of several hosts.
 _LATER = {
     "Node": "multiverso.runtime.node",
-    "Reducer": "multiverso.runtime.reduce",
-    "working_dtype": "multiverso.runtime.reduce",
+    "Reducer": "multiverso.runtime.reducer",
+    "working_dtype": "multiverso.runtime.reducer",
 }
 
 

@@ -22,7 +22,7 @@ from multiverso import layout as at
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, StartupError
 from multiverso.hosts.channel import Channel
-from multiverso.hosts.control import Centre, Outpost, credentials_of
+from multiverso.hosts.control_connections import Centre, Outpost, credentials_of
 from multiverso.hosts.exchange import Exchange
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.mail import Mail

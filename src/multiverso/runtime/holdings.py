@@ -15,7 +15,7 @@ from multiverso.errors import OutOfMemoryError
 from multiverso.kernels import waits
 from multiverso.memory.segment import Segment
 from multiverso.memory.shared import SharedMemory
-from multiverso.runtime.link import Link
+from multiverso.runtime.node_link import NodeLink
 from multiverso.runtime.patience import Patience
 from multiverso.shards.shard import Shard
 from multiverso.spec import MemorySpec, TableSpec
@@ -35,7 +35,7 @@ class Holdings:
         link: its connection to the node.
     """
 
-    def __init__(self, session: Session, link: Link) -> None:
+    def __init__(self, session: Session, link: NodeLink) -> None:
         self.tables: dict[int, Shard] = {}
         self._memories: dict[int, SharedMemory] = {}
         self._session: Session = weakref.proxy(session)  # no cycle: its memory goes when it goes

@@ -235,10 +235,10 @@ def observe(address: str, timeout_seconds: float = 5.0) -> dict[str, Any]:
         StartupError: nobody listens there.
         WaitTimeoutError, NodeLostError: the node did not answer.
     """
-    from multiverso.runtime.link import Link
+    from multiverso.runtime.node_link import NodeLink
 
     deadline = time.monotonic() + timeout_seconds
-    link = Link()
+    link = NodeLink()
     try:
         link.connect(address, deadline)
         answer, _ = link.ask({"do": "status"}, deadline, "the node's status")

@@ -33,8 +33,8 @@ from multiverso.runtime.connection import Connection
 from multiverso.runtime.control import Control
 from multiverso.runtime.deaths import await_end
 from multiverso.runtime.host_creation import HostCreations
-from multiverso.runtime.looking import look
 from multiverso.runtime.membership import Membership
+from multiverso.runtime.outside_readers import look
 from multiverso.runtime.questions import Questions
 from multiverso.runtime.status import status_of
 from multiverso.spec import MemorySpec, TableSpec

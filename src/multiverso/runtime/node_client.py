@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
-from multiverso.runtime.link import Link
+from multiverso.runtime.node_link import NodeLink
 from multiverso.runtime.patience import Patience
 from multiverso.wire.messages import Message
 
@@ -26,7 +26,7 @@ class NodeClient:
         lock: held while the connection is used.
     """
 
-    def __init__(self, session: Session, link: Link, lock: AbstractContextManager[object]) -> None:
+    def __init__(self, session: Session, link: NodeLink, lock: AbstractContextManager[object]) -> None:
         self._session: Session = weakref.proxy(session)  # no cycle: its memory goes when it goes
         self._link, self._lock = link, lock
         self._gatherings = 0  # what `gather` has asked for, by this worker

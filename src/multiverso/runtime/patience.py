@@ -13,7 +13,7 @@ from multiverso.errors import ClosedError, DeadlockError, MultiversoError, WaitT
 from multiverso.runtime.wait_graph import COLLECTIVE, WorkerState, names
 
 if TYPE_CHECKING:
-    from multiverso.runtime.link import Link
+    from multiverso.runtime.node_link import NodeLink
     from multiverso.runtime.session import Session
 
 _WARN_SECONDS = 10.0
@@ -34,7 +34,7 @@ class Patience:
         link: the connection to the node, where it is the node's answer.
     """
 
-    def __init__(self, session: Session, deadline: Deadline, what: str, link: Link | None = None) -> None:
+    def __init__(self, session: Session, deadline: Deadline, what: str, link: NodeLink | None = None) -> None:
         self._session = session
         self._began = time.monotonic()
         self.deadline = deadline

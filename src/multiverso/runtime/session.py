@@ -28,9 +28,9 @@ from multiverso.memory.shared import SharedMemory
 from multiverso.runtime.barrier import Barrier
 from multiverso.runtime.control import Control
 from multiverso.runtime.holdings import Holdings
-from multiverso.runtime.link import Link
 from multiverso.runtime.liveness import Liveness
 from multiverso.runtime.node_client import NodeClient
+from multiverso.runtime.node_link import NodeLink
 from multiverso.runtime.opened import note_opened, note_over
 from multiverso.runtime.patience import Patience
 from multiverso.runtime.wait_graph import WaitGraph, read_wait_graph
@@ -114,7 +114,7 @@ class Session:
         # held while a table's object is made: threads that open one table at once share its calls, and its hand
         self.making = threading.RLock()
         self._barrier = Barrier()
-        self._link = Link()
+        self._link = NodeLink()
         self.node = NodeClient(self, self._link, self._lock)
         self._holdings = Holdings(self, self._link)
         self._liveness = Liveness(ends_with_node)

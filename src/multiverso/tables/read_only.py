@@ -21,7 +21,7 @@ from multiverso.kernels import looking as kernels
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import load64
 from multiverso.runtime.finding import node_addresses
-from multiverso.runtime.link import Link
+from multiverso.runtime.node_link import NodeLink
 from multiverso.runtime.trust import SECRET_VARIABLE
 from multiverso.spec import DTYPES, TableSpec
 from multiverso.tables.convert import as_row_ids
@@ -43,7 +43,7 @@ class _View:
         what: the table, in words.
     """
 
-    def __init__(self, link: Link, answer: Message, descriptors: list[int], what: str) -> None:
+    def __init__(self, link: NodeLink, answer: Message, descriptors: list[int], what: str) -> None:
         (memory,) = map(FileIO, map(list.pop, [descriptors]))
         with memory:
             self._segment = Segment(
@@ -278,7 +278,7 @@ def attach_read_only(
 def _attach(
     address: str, name: str, deadline: float, timeout_seconds: float
 ) -> ReadOnlyKeyedTable | ReadOnlyTable:
-    link = Link.to(address, deadline, os.environ.get(SECRET_VARIABLE))
+    link = NodeLink.to(address, deadline, os.environ.get(SECRET_VARIABLE))
     try:
         for kind, called in (("memory", memory_name(f"name:{name}")), ("name", name)):
             request = {"do": "look", "kind": kind, "name": called}

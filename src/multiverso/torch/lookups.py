@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from multiverso.params.rows import Rows
+from multiverso.params.rows import RowExchange
 from multiverso.torch.groups import InPlace
 
 _LOOKUPS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
@@ -53,10 +53,10 @@ class LookedUp(InPlace):
     def __init__(self, parameter: Any, modules: list[Any]) -> None:
         super().__init__([parameter], averaged=False)
         self._modules = modules
-        self._rows: Rows | None = None
+        self._rows: RowExchange | None = None
         self._whole = False
 
-    def watch(self, rows: Rows | None) -> None:
+    def watch(self, rows: RowExchange | None) -> None:
         """From here on the modules' forwards pull the rows that they read; None: all rows are exchanged anyhow."""
         self._rows = rows
         if rows is not None:

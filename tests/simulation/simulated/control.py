@@ -15,13 +15,13 @@ from random import Random
 from typing import Any
 
 from multiverso import layout as at
-from multiverso.hosts.conversation import Conversation, Message, Patience
+from multiverso.hosts.conversation import Conversation, Message, Timeouts
 from multiverso.hosts.coordinator import STEPS, Coordinator
 from multiverso.hosts.roster import Roster
 from multiverso.spec import TableSpec
 
 TICK = 0.1
-PATIENCE = Patience.of(12.0)
+TIMEOUTS = Timeouts.of(12.0)
 SPEC = json.loads(json.dumps(TableSpec("array", 1, 10).as_message()))
 FAULTS_END, END = 40.0, 120.0
 
@@ -91,7 +91,7 @@ class Control:
         self.now = 0.0
         self.why_lost: dict[int, str] = {}
         self.hosts = [
-            Host(i, Conversation(PATIENCE, 0.0), Conversation(PATIENCE, 0.0), dials_at=random.random())
+            Host(i, Conversation(TIMEOUTS, 0.0), Conversation(TIMEOUTS, 0.0), dials_at=random.random())
             for i in range(hosts)
         ]
         for host in self.hosts:
@@ -285,13 +285,13 @@ class Control:
                 continue
             assert host.alone, f"host {host.number} waits for ever"
             away = host.longest  # type: ignore[attr-defined]
-            assert self.dead or host.number in self.why_lost or away >= PATIENCE.ended_seconds - 1, (
+            assert self.dead or host.number in self.why_lost or away >= TIMEOUTS.ended_seconds - 1, (
                 f"host {host.number} ended for no reason: {host.alone}"
             )
         for number, why in self.why_lost.items():
             host = self.hosts[number]
             away = host.longest  # type: ignore[attr-defined]
-            assert host.killed or host.alone or away >= PATIENCE.ended_seconds - 1, (
+            assert host.killed or host.alone or away >= TIMEOUTS.ended_seconds - 1, (
                 f"host {number} was given up for no reason: {why}"
             )
         if not self.dead:

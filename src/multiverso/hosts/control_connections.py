@@ -18,7 +18,7 @@ from typing import Any
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, StartupError
 from multiverso.hosts.channel import Channel
-from multiverso.hosts.conversation import NONSENSE, Patience
+from multiverso.hosts.conversation import NONSENSE, Timeouts
 from multiverso.hosts.coordinator import Coordinator, Message, lines_of
 from multiverso.hosts.credentials import Credentials
 from multiverso.hosts.door import Door
@@ -65,7 +65,7 @@ class Centre:
         # from the first: what is said to a host that has not come yet is said when it comes
         self._talks = {
             host: Talk(
-                Patience.of(roster.grace),
+                Timeouts.of(roster.grace),
                 functools.partial(self._take, host),
                 f"multiverso-hosts-tell-{host}",
             )
@@ -94,7 +94,7 @@ class Centre:
 
         Then it waits a moment for those that have not heard so yet: a connection may be cut just now.
         """
-        end = Deadline.after(Patience.of(self._roster.grace).ended_seconds)
+        end = Deadline.after(Timeouts.of(self._roster.grace).ended_seconds)
         while (
             self._coordinator.over
             and not end.passed
@@ -192,7 +192,7 @@ class Outpost:
         self._closing = threading.Event()
         self._incarnation = int.from_bytes(os.urandom(8), "big")
         channel = Messages(_dial(roster, self._incarnation))
-        self._talk = Talk(Patience.of(roster.grace), deliver, "multiverso-hosts-tell")
+        self._talk = Talk(Timeouts.of(roster.grace), deliver, "multiverso-hosts-tell")
         self._talk.say({"do": "hello", "address": address})
         self._threads = [
             threading.Thread(

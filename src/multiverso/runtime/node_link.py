@@ -18,7 +18,7 @@ from multiverso.wire.messages import Message
 _SLICE_SECONDS = 0.5
 
 
-class Link:
+class NodeLink:
     """One connection. Owner: its session, which serialises the calls."""
 
     def __init__(self, connection: socket.socket | None = None) -> None:
@@ -27,7 +27,7 @@ class Link:
         self._descriptors: list[int] = []  # received, and not yet taken by anybody
 
     @classmethod
-    def to(cls, address: str, deadline: float, secret: str | None = None) -> Link:
+    def to(cls, address: str, deadline: float, secret: str | None = None) -> NodeLink:
         """Returns a connection; see :meth:`connect`."""
         link = cls()
         try:
