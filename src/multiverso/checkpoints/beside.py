@@ -146,7 +146,7 @@ class Checkpoint:
         self._session.before_end.append(self.close)
 
     def _begin(self, resume: bool) -> tuple[int, bool]:
-        """Looks what is there, the same in all workers: the last number, and whether it is to be gone on from."""
+        """Looks at what is saved, the same in all workers: the last number, and whether this run goes on from there."""
         task = Together(self._session, lambda why: SnapshotError(f"{self._store} cannot be used: {why}"))
 
         def look() -> str:

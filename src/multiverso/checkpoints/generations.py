@@ -198,7 +198,7 @@ def write_tables(store: Store, generation: Generation, tables: Mapping[str, Tabl
 
 
 def commit_generation(store: Store, generation: Generation, older: list[Generation]) -> Generation:
-    """Makes a generation count whose workers have all written their parts and said so, beside older ones.
+    """Makes a generation count, beside older ones, once all of its workers have written their parts and said so.
 
     Raises:
         SnapshotError: one of them has not.

@@ -33,7 +33,7 @@ def role_of(generation: Generation, live: list[int], me: int) -> Role:
 
 
 def tell(store: Store, generation: Generation, session: Session, live: list[int], leads: bool) -> None:
-    """Says what has become of whom, where as many go on it is nothing."""
+    """Says which worker goes on as which; nothing where as many go on as have saved."""
     role = role_of(generation, live, session.worker_id)
     by = f"{store} was saved by {count(generation.workers)}"
     if role.newcomer:

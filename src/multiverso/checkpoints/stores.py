@@ -50,7 +50,7 @@ class Store(Protocol):
         """Returns what is in a folder; nothing where there is none."""
 
     def link(self, name: str, to: str) -> bool:
-        """Lets a file have the content of another one, unless that is not there, or this store cannot."""
+        """Gives a file the content of another one, if that exists and this store can."""
 
     def remove(self, folder: str) -> None:
         """Removes a folder and all that is in it, as far as that goes."""

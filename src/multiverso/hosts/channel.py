@@ -26,7 +26,7 @@ _TLS_RECORDS = (0x15, 0x16)  # alert, handshake
 
 
 class RefusedError(StartupError, ConnectionError):
-    """The other node does not take this one, or is none of ours. Trying again does not help."""
+    """The other node refuses this one, or is not one of ours. Trying again does not help."""
 
 
 class Channel(Protocol):

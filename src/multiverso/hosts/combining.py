@@ -132,7 +132,7 @@ class Combining:
         return self._end()
 
     def arrived(self, host: int, message: Body) -> list[int]:
-        """Another node says something; returns the pieces that are done with it, in order.
+        """Takes another node's message; returns the pieces that it completes, in order.
 
         Raises:
             ProtocolError: no node says that.

@@ -209,7 +209,7 @@ class Coordinator:
         return orders + self._hand_round() + self._answers(self._desk.note(lines))
 
     def _relay_statistics(self, host: int, report: Message) -> list[Order]:
-        """How much a host's workers have done with each table: for who looks on another host."""
+        """How much a host's workers have done with each table: for whoever looks on another host."""
         own = {str(worker) for worker in self._roster.workers_of(host)}
         tables = {
             str(number): {worker: line for worker, line in lines.items() if worker in own}
@@ -260,7 +260,7 @@ class Coordinator:
     # -- what workers tell each other ------------------------------------------------------------------------
 
     def _tell(self, host: int, report: Message) -> list[Order]:
-        """A worker tells all others something; they get it when all who live have."""
+        """A worker tells all others something; they get it once every live worker has told."""
         worker = int(report["worker"])
         if worker in self._roster.workers_of(host):
             self._notes.setdefault(int(report["number"]), {})[worker] = str(report["note"])
@@ -379,7 +379,7 @@ class Coordinator:
         return bool(creation.asked) and (key[0] != _ORDER or concerned <= creation.asked.keys())
 
     def _decide(self, key: Key, creation: _Creation) -> list[Order]:
-        """All who have to have asked: for the same?"""
+        """All that have to ask have asked: for the same thing?"""
         first = min(creation.asked)
         asked = creation.asked[first]
         if any(other.spec != asked.spec or other.mode != asked.mode for other in creation.asked.values()):
@@ -419,7 +419,7 @@ class Coordinator:
         return self._part_or_free(number)
 
     def _note_used(self, host: int, report: Message) -> list[Order]:
-        """A worker of a host asks again for a table that its host has said that it has no use for."""
+        """A worker asks again for a table of which its host had said that nobody there uses it."""
         key, number = _key(report), int(report["number"])
         if self._made.get(key) != number:
             return []  # too late: it is told to part with it

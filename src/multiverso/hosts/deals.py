@@ -139,7 +139,7 @@ class Deals:
         return liveness == at.ALIVE and participation == at.ACTIVE
 
     def _look(self) -> list[Answer]:
-        """Answers whoever can be; tells the others for whom they wait, when that has changed."""
+        """Answers the workers that can be answered; tells the others whom they wait for, when that has changed."""
         answers: list[Answer] = []
         again = True
         while again:
@@ -190,7 +190,7 @@ class Deals:
         return list(range(self._next - count, self._next))
 
     def _at_the_end(self, worker: int, question: Message) -> Message | list[int]:
-        """All have been dealt. Whose worker is gone are dealt again, and the end waits for those in work."""
+        """All have been dealt. Batches of workers that are gone are dealt again; the end waits for those in work."""
         works = []
         for other, hand in sorted(self._hands.items()):
             if other == worker or hand.begun != self._number or not hand.out:

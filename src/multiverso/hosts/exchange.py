@@ -53,12 +53,12 @@ class Exchange:
         return cls(wire, _every(every), between)
 
     def of_table(self, wire: str, every: str) -> Exchange:
-        """Returns how a table travels whose words are not empty where it has its own way."""
+        """Returns how a table travels: its own way where its words are not empty, otherwise the job's."""
         own = Exchange.of(wire or None, every or None)
         return replace(self, wire=own.wire if wire else self.wire, every=own.every if every else self.every)
 
     def rule_of(self, dtype: Any) -> str:
-        """Returns the rule for a table: whole numbers are summed, whatever it is for the others."""
+        """Returns the rule for a table: whole numbers are summed, whatever the rule for floats."""
         return self.between if dtype.kind == "f" else "sum"
 
     def as_message(self) -> dict[str, Any]:

@@ -230,14 +230,14 @@ class Abroad:
         return self._control
 
     def _deliver(self, host: int, message: Body) -> None:
-        """Another node's message; a host that has begun before this one's workers have is heard all the same."""
+        """Takes another node's message, also from a host that has begun before this one's workers have."""
         if self.reductions is not None:
             self.reductions.arrived(host, message)
 
     # -- telling ---------------------------------------------------------------------------------------------
 
     def report(self, message: Message) -> None:
-        """Tells the coordinator; what this host's workers have done before reaches it before."""
+        """Tells the coordinator something, after what this host's workers have done so far."""
         with self._telling:
             self._tell_changes()
             self._centre.report(message)

@@ -296,7 +296,7 @@ class TableHandler:
         )
 
     def _later(self, operation: Any, what: str, numbers: Callable[[], Any] = lambda: None) -> Pending:
-        """Queues an operation; ``numbers`` makes what an equal call has, too: that repeats one that raised."""
+        """Queues an operation; ``numbers`` makes what identifies the call: an equal one repeats one that raised."""
         if self._unheard is not None:
             (other, its), queued = self._unheard
             if other == what and its == numbers():

@@ -265,7 +265,7 @@ class KeyedCalls:
         return raised if isinstance(raised, type(call)) and raised.is_same(call) else call
 
     def _ready(self, deadline: Deadline | None) -> None:
-        """Before a call that reads, under the lock. Who makes it has gone on without repeating one that raised."""
+        """Before a call that reads, under the lock. Its caller has gone on without repeating one that raised."""
         self._clear(deadline)
         self._mine.call = None
 
@@ -341,7 +341,7 @@ class KeyedCalls:
         return rows
 
     def _admit(self, call: Adding, deadline: Deadline | None) -> None:
-        """Enters those keys of a call that are not yet, and writes the rows of all."""
+        """Enters the keys of a call that have no entry yet, and writes the rows of all."""
         for start in range(done(call.rows), call.keys.size, _MOST_AT_ONCE):
             part = slice(start, start + _MOST_AT_ONCE)
             keys = call.keys[part]
