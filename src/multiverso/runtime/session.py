@@ -137,7 +137,7 @@ class Session:
 
     def _attach(self, wish: int | None, number: int | None, on_lost: str | None, deadline: Deadline) -> None:
         self._attaching = True
-        request: Message = {
+        request: messages.Message = {
             "do": "attach",
             "protocol": messages.PROTOCOL,
             "worker_id": wish,
