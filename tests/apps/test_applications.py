@@ -15,7 +15,7 @@ import pytest
 
 import multiverso as mv
 from multiverso.apps import ftrl, word2vec
-from multiverso.errors import WorkerLostError
+from multiverso.errors import MultiversoError, WorkerLostError
 
 COLOURS, ANIMALS = ("red", "green", "blue", "white"), ("dog", "cat", "cow", "horse")
 
@@ -189,6 +189,30 @@ def test_ftrl_goes_on_without_a_killed_worker_and_after_all_were(clicks: Path, t
     auc, samples = mv.run(learn_and_die, 1, args=(again, 1, 1), timeout_seconds=100)[0]
     assert auc > 0.68
     assert 0 < samples < 3 * 1200
+
+
+def train_on_hosts(given: word2vec.Settings, keyed: list[Any]) -> Any:
+    """In a worker of its own."""
+    mv.init()
+    refused = []
+    for train, wish in zip((word2vec.train, ftrl.train), keyed, strict=True):
+        with pytest.raises(MultiversoError) as caught:
+            train(wish)
+        refused.append((str(caught.value), wish.run.exists()))
+    return refused, word2vec.train(given)
+
+
+def test_on_two_hosts_rows_train_and_keys_are_refused_before_anything_is_written(
+    corpus: Path, clicks: Path, tmp_path: Path
+) -> None:
+    keyed = [settings(corpus, tmp_path / "hashed", hashed=True), ftrl.Settings(clicks, tmp_path / "clicks")]
+    given = settings(corpus, tmp_path / "run")
+    results = mv.run(train_on_hosts, 2, args=(given, keyed), hosts=2, timeout_seconds=200)
+    for refused, (names, vectors, _) in results:
+        for text, written in refused:
+            assert "a KeyedTable works on one host only yet" in text
+            assert not written
+        is_learnt(names, vectors)
 
 
 @pytest.mark.parametrize("module", ["word2vec", "ftrl"])

@@ -23,7 +23,7 @@ import typer
 import multiverso as mv
 from multiverso.apps import pieces, svmlight
 from multiverso.apps.svmlight import Samples
-from multiverso.apps.work import Work, once
+from multiverso.apps.work import Work, once, start
 from multiverso.files import write_whole
 
 Array = npt.NDArray[Any]
@@ -78,11 +78,11 @@ def gradient(table: mv.KeyedTable, samples: Samples) -> tuple[Array, Array, Arra
 
 def train(settings: Settings) -> Result:
     """Trains in all workers of the current job: collective."""
+    updater = mv.updaters.ftrl(settings.alpha, settings.beta, settings.l1, settings.l2)
+    table = mv.KeyedTable(1, updater=updater, name="weights")  # first: refused, it leaves nothing behind
     listed = settings.run / "pieces.txt"
     once(settings.run, listed.exists, lambda: pieces.write(listed, settings.source))
     parts = pieces.read(listed)
-    updater = mv.updaters.ftrl(settings.alpha, settings.beta, settings.l1, settings.l2)
-    table = mv.KeyedTable(1, updater=updater, name="weights")
     work = Work(
         settings.run,
         {"weights": table},
@@ -96,9 +96,9 @@ def train(settings: Settings) -> Result:
     for piece in work:
         samples = svmlight.parse(parts[piece].lines())
         losses = []
-        for start in range(0, len(samples), settings.batch):
+        for first in range(0, len(samples), settings.batch):
             keys, total, loss = gradient(
-                table, samples.part(start, min(start + settings.batch, len(samples)))
+                table, samples.part(first, min(first + settings.batch, len(samples)))
             )
             table.add(total.astype(np.float32), keys)
             losses.append(loss)
@@ -183,4 +183,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    start(main)

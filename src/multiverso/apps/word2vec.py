@@ -29,7 +29,7 @@ import typer
 
 import multiverso as mv
 from multiverso.apps import pieces, text
-from multiverso.apps.work import Work, once
+from multiverso.apps.work import Work, once, start
 from multiverso.files import write_whole
 
 Array = npt.NDArray[Any]
@@ -200,12 +200,13 @@ class Seen:
 
 def train_by_keys(settings: Settings) -> tuple[list[str], Array, int]:
     """Trains rows of two keyed tables; returns words, vectors and how many words this job has read."""
-    once(settings.run, (settings.run / "pieces.txt").exists, lambda: cut(settings))
-    parts = pieces.read(settings.run / "pieces.txt")
+    # first: refused, they leave nothing behind
     inputs = mv.KeyedTable(
         settings.dim, initial=("uniform", 1 / settings.dim), seed=settings.seed, name="inputs"
     )
     outputs = mv.KeyedTable(settings.dim, name="outputs")
+    once(settings.run, (settings.run / "pieces.txt").exists, lambda: cut(settings))
+    parts = pieces.read(settings.run / "pieces.txt")
     work = Work(
         settings.run,
         {"inputs": inputs, "outputs": outputs},
@@ -373,4 +374,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    start(main)

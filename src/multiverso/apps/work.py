@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,8 +15,21 @@ from typing import Any, Protocol
 import numpy as np
 
 import multiverso as mv
+from multiverso.errors import MultiversoError
 
 _NUMBER = len("saved-")
+
+
+def start(main: Callable[..., None]) -> None:
+    """Runs a program by its command line; what the job cannot do is a sentence on standard error, and exit code 1."""
+    import typer
+
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(main)
+    try:
+        app()
+    except MultiversoError as error:
+        sys.exit(f"{Path(sys.argv[0]).stem}: {error}")
 
 
 class Saved(Protocol):
