@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import importlib
+import io
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -18,7 +20,7 @@ import small_kernels
 
 from multiverso import kernels, updaters
 from multiverso.cli import warmup
-from multiverso.kernels import compiling, dense, storing
+from multiverso.kernels import compiling, dense, storing, telling
 from multiverso.kernels.declaring import Kernel, kernels_of, rebound
 from multiverso.kernels.object_code import Code
 
@@ -144,6 +146,51 @@ def test_one_process_compiles_what_several_threads_ask_for(
         thread.join()
     assert built == [("module", NAME, "float32")]
     assert capsys.readouterr().err.count("compiling kernels (small_kernels-float32)") == 1
+
+
+class Terminal(io.StringIO):
+    """Standard error, on a terminal or not; tells when something was written often enough."""
+
+    def __init__(self, terminal: bool, enough: int) -> None:
+        super().__init__()
+        self.terminal, self.left, self.enough = terminal, enough, threading.Event()
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+    def write(self, text: str) -> int:
+        if " s" in text:
+            self.left -= 1
+            if self.left == 0:
+                self.enough.set()
+        return super().write(text)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_slow_compilation_says_that_it_goes_on(
+    cache: Path, code: Code, terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = Terminal(terminal, 3)
+
+    def slow(*what: Any) -> Code:
+        assert errors.enough.wait(60), errors.getvalue()
+        return code
+
+    monkeypatch.setattr(compiling, "_built_by_a_child", slow)
+    monkeypatch.setattr(telling, "EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(sys, "stderr", errors)
+    compiling.ensure("module", NAME, "float32")
+    first, *going_on, last = errors.getvalue().splitlines()
+    words = re.escape("multiverso: compiling kernels (small_kernels-float32)")
+    assert re.fullmatch(words + r", once on this machine \.\.\.", first)
+    assert re.fullmatch(r"multiverso: compiled in \d+\.\d s", last)
+    line = words + r": \d+ s"
+    if terminal:  # one line that is written over, and is gone in the end; the string's lines end with \r, too
+        assert "\n" not in errors.getvalue().partition("...\n")[2].partition("multiverso: compiled")[0]
+        assert not going_on[-1].strip()
+        going_on = [text for text in going_on if text.strip()]
+    assert len(going_on) >= 3
+    assert all(re.fullmatch(line, text) for text in going_on), going_on
 
 
 def test_a_cache_that_others_can_write_to_is_not_used(cache: Path) -> None:

@@ -15,7 +15,6 @@ import os
 import platform
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +24,7 @@ from multiverso.kernels import storing
 from multiverso.kernels.compiler_process import CompilerProcess, serve
 from multiverso.kernels.object_code import HEAD, Code
 from multiverso.kernels.sources import digest_of, sources_of
+from multiverso.kernels.telling import say, telling
 
 _HERE = Path(__file__).parent
 _KERNELS = "multiverso.kernels."
@@ -57,7 +57,7 @@ def load_loop(function: Callable[..., None], dtype: str) -> int:
     """
     if _is_ours(function):
         return _load("loops", function.__module__, dtype)[function.__name__]
-    with _lock, _compiler() as building:
+    with _lock, telling(f"compiling {function.__qualname__} for {dtype}"), _compiler() as building:
         compiled = building.compile_loop(function, dtype)
         _kept.append(compiled)
         return int(compiled.address)
@@ -148,21 +148,17 @@ def _build(
         code = storing.read(file)
         if code is not None:
             return code
-        began = time.monotonic()
-        _say(f"compiling kernels ({what}), once on this machine ...")
-        code = (
-            process.build(kind, name, dtype, _BUILD_SECONDS)
-            if process
-            else _built_by_a_child(kind, name, dtype)
-        )
-        code = code or _built_here(kind, name, dtype)
-        storing.write(file, code)
-        _say(f"compiled in {time.monotonic() - began:.1f} s")
+        words = f"compiling kernels ({what})"
+        with telling(words, f"{words}, once on this machine ...") as seconds:
+            code = (
+                process.build(kind, name, dtype, _BUILD_SECONDS)
+                if process
+                else _built_by_a_child(kind, name, dtype)
+            )
+            code = code or _built_here(kind, name, dtype)
+            storing.write(file, code)
+        say(f"compiled in {seconds():.1f} s")
         return code
-
-
-def _say(text: str) -> None:
-    print(f"multiverso: {text}", file=sys.stderr, flush=True)
 
 
 def _built_by_a_child(kind: str, name: str, dtype: str | None) -> Code | None:

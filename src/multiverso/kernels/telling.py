@@ -1,0 +1,54 @@
+"""Says that something slow goes on, so that nobody thinks that nothing does."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+EVERY_SECONDS = 1.5
+
+
+def say(text: str) -> None:
+    """Writes a line to standard error."""
+    print(f"multiverso: {text}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def telling(what: str, begin: str | None = None) -> Iterator[Callable[[], float]]:
+    """Says how long something has taken, again and again for as long as the block goes on.
+
+    On a terminal that is one line, which is written over and gone in the end; elsewhere a line each time.
+
+    Args:
+        what: what goes on.
+        begin: what is said at once; nothing by default.
+
+    Yields:
+        What returns how many seconds it has taken until now.
+    """
+    began = time.monotonic()
+    if begin:
+        say(begin)
+    over = threading.Event()
+    thread = threading.Thread(target=_tell, args=(what, began, over), name="multiverso-telling", daemon=True)
+    try:
+        thread.start()
+        yield lambda: time.monotonic() - began
+    finally:
+        over.set()
+        if thread.ident is not None:
+            thread.join()
+
+
+def _tell(what: str, began: float, over: threading.Event) -> None:
+    stream, longest = sys.stderr, 0
+    moves = stream is not None and stream.isatty()
+    while not over.wait(EVERY_SECONDS):
+        text = f"multiverso: {what}: {time.monotonic() - began:.0f} s"
+        longest = max(longest, len(text))
+        print(f"\r{text}" if moves else text, end="" if moves else "\n", file=stream, flush=True)
+    if longest and moves:
+        print("\r" + " " * longest + "\r", end="", file=stream, flush=True)
