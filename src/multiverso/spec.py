@@ -38,6 +38,7 @@ class TableSpec:
         per_worker: arrays of the table's size that each worker has for itself (a rule's local state).
         rule: the rule by which workers and table move each other, in words; empty for a plain table.
         wire, every: between hosts: how differences travel and how often, in words; empty: as the job's do.
+        convex: each value stays between those that the hosts have, as a mean or a variance has to.
     """
 
     kind: str
@@ -54,6 +55,7 @@ class TableSpec:
     rule: str = ""
     wire: str = ""
     every: str = ""
+    convex: bool = False
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -134,8 +136,12 @@ class TableSpec:
         if not all(isinstance(text, str) and len(text) <= _LONGEST_TEXT for text in texts):
             raise ValueError(f"name, updater and rule are texts of at most {_LONGEST_TEXT} characters")
         counts = (spec.rows, spec.columns, spec.per_worker)
-        if any(type(count) is not int for count in counts) or type(spec.mean) is not bool:
-            raise TypeError("rows, columns and per_worker are integers, mean is true or false")
+        if (
+            any(type(count) is not int for count in counts)
+            or type(spec.mean) is not bool
+            or type(spec.convex) is not bool
+        ):
+            raise TypeError("rows, columns and per_worker are integers, mean and convex are true or false")
         if spec.rows < 1 or spec.columns < 1 or spec.rows * spec.columns > _MOST_ELEMENTS:
             raise ValueError(f"a table has 1 to {_MOST_ELEMENTS} elements; got {spec.rows} x {spec.columns}")
         if not (len(spec.state_names) <= _MOST_ARRAYS and 0 <= spec.per_worker <= _MOST_ARRAYS):

@@ -47,4 +47,4 @@ class JaxModel:
         return [f"{leaf.dtype} {leaf.shape} {leaf.devices()}" for leaf in leaves]
 
 
-TestJax = bindings.suite(JaxModel, dtypes=("float32", "float16"), preload=("jax",))
+TestJax = bindings.suite(JaxModel, dtypes=("float32", "float16"), preload=("jax",), hosts=[(1, 1)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from simulated import rounds
+from simulated import rounds, statistics
 from simulated.world import Memory, run
 
 from multiverso.hosts.rounds import Rounds
@@ -33,6 +33,18 @@ def test_rounds_have_the_same_bits_whatever_the_network_does() -> None:
             raise AssertionError(f"make simulate SEED={seed} ARGS='--rounds --replay': {error}") from error
         faults, lost = faults + world.faults, lost + world.lost
     assert faults > lost > 0, "these schedules had no fault in them"
+
+
+def test_statistics_stay_between_those_of_the_hosts_whatever_the_network_does() -> None:
+    faults, memory = 0, Memory()
+    for seed in range(ROUNDS):
+        try:
+            faults += statistics.run(seed, memory).faults
+        except Exception as error:
+            raise AssertionError(
+                f"make simulate SEED={seed} ARGS='--statistics --replay': {error}"
+            ) from error
+    assert faults, "these schedules had no fault in them"
 
 
 def test_a_seed_makes_the_same_schedule_again() -> None:

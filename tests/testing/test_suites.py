@@ -74,7 +74,9 @@ class NumpyModel:
         return [f"{array.dtype} {array.shape}" for array in self._shared.arrays]
 
 
-TestNumpy = bindings.suite(NumpyModel, dtypes=("float32", "float64"), preload=("multiverso",))
+TestNumpy = bindings.suite(
+    NumpyModel, dtypes=("float32", "float64"), hosts=[(2, 1, 1)], preload=("multiverso",)
+)
 TestArrayTable = tables.suite(array_table, hosts=[(1, 1), (2, 1, 1)], preload=("multiverso",))
 TestMatrixTable = tables.suite(MatrixTable, workers=(2,), hosts=[(2, 1, 1)], preload=("multiverso",))
 TestAdd = updaters.suite(mv.updaters.add(), add)

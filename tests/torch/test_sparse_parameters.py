@@ -7,6 +7,7 @@ import io
 import threading
 import weakref
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 
 import multiverso as mv
+from multiverso.launch.rehearsing import hosts_here
 from multiverso.runtime import Node, Session
 from multiverso.torch import ParamManager, SharedOptimizer
 
@@ -96,8 +98,9 @@ def test_adagrad_s_rows_are_those_of_a_model_alone(session: Session) -> None:
         torch.testing.assert_close(mine, other)
 
 
+@pytest.mark.parametrize("hosts", [1, 2])
 @pytest.mark.parametrize("staleness", [None, 2])
-def test_what_two_workers_change_adds_up_exactly(staleness: int | None) -> None:
+def test_what_two_workers_change_adds_up_exactly(staleness: int | None, hosts: int) -> None:
     """Whole numbers: each looking up of a row moves it by one, whoever does it and whenever it is exchanged."""
     results: list[Any] = [None, None]
 
@@ -123,8 +126,11 @@ def test_what_two_workers_change_adds_up_exactly(staleness: int | None) -> None:
             results[me] = words.weight.detach().clone()
             session.barrier()
 
-    with Node(2) as node:
-        threads = [threading.Thread(target=work, args=(node, me)) for me in range(2)]
+    with ExitStack() as stack:
+        nodes = (
+            [stack.enter_context(Node(2))] * 2 if hosts == 1 else stack.enter_context(hosts_here((1, 1)))[1]
+        )
+        threads = [threading.Thread(target=work, args=(nodes[me], me)) for me in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:

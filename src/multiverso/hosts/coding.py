@@ -54,7 +54,10 @@ def take_push(
         table.outer.step(chunk.number, None if header.flags & frames.REST else peer, frame)
         if not header.flags & frames.FRESH:
             spare = pool.take(frame.nbytes)
-            copy.land(chunk, numbers(table, chunk, spare), frame)  # into the values alone: S has it already
+            before = numbers(table, chunk, spare)
+            if copy.convex:  # what the host has, less what comes: S as it would be before
+                np.subtract(part.agreed, frame, out=before)
+            copy.land(chunk, before, frame)  # into the values alone: S has it already
             pool.give(spare)
             header = header._replace(length=0)
     if header.flags & frames.FRESH:

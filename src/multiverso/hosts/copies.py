@@ -18,7 +18,7 @@ from multiverso.shards.shard import Shard
 
 CHUNK_BYTES = 1 << 20
 Array = npt.NDArray[Any]
-_Record = c_int64 * 2  # of a kernel: how far it is, and what it has found
+_Record = c_int64 * 3  # of a kernel: how far it is, what it has found, and whether the table is convex
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ class Copy:
     def __init__(self, shard: Shard, chunk_bytes: int = CHUNK_BYTES, control: int = 0) -> None:
         self.shard = shard
         self._control = control
+        self.convex = shard.spec.convex
         self.dtype = np.dtype(shard.spec.dtype)
         self.elements = shard.spec.elements
         self.chunks = chunks_of(
@@ -141,7 +142,7 @@ class Copy:
                 self._left.notify_all()
 
     def _call(self, kernel: Callable[..., int], chunk: Chunk, agreed: Array, frame: Array) -> int:
-        record = _Record()
+        record = _Record(0, 0, self.convex)
         address = addressof(record)
         while True:
             if self._closed.is_set():

@@ -188,7 +188,9 @@ class Fabric:
             rule: what a home makes of what hosts push, see ``hosts/outer.py``; from the first ``take`` on.
         """
         copy, changes = Copy(shard, control=control), Changes()
-        coded, ruled = Wire.of(wire, copy.dtype), OuterRule.of(rule, copy.dtype)
+        # rounded, a difference goes too far, and a variance may be small beside what has the same scale
+        coded = Wire.of("native" if copy.convex else wire, copy.dtype)
+        ruled = OuterRule.of(rule, copy.dtype)
         homes = homes_of(table_id, len(copy.chunks), list(range(self.hosts)))
         with self._lock:
             for live in self._lives:

@@ -107,7 +107,7 @@ class Outer:
     @classmethod
     def of(cls, rule: OuterRule, hosts: int, spec: TableSpec, number: int) -> Outer:
         """Makes the values, zero, in memory that no worker has."""
-        plain = TableSpec(spec.kind, spec.rows, spec.columns, spec.dtype)
+        plain = TableSpec(spec.kind, spec.rows, spec.columns, spec.dtype, convex=spec.convex)
         descriptor = heap.create("outer", Places.of(plain, 1, False).size)
         try:
             memory = Segment(descriptor)

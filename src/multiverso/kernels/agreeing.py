@@ -11,6 +11,9 @@ are the values of a table as every worker has them, and each stripe is read and 
 Where a wire format leaves something out, the steps are ``differ`` (under the locks), the format's coding
 (``hosts/wires.py``), and ``advance`` (S is nobody else's).
 
+The values of a convex table, means and variances, must stay between what the hosts have (``toward`` in the place of
+``move``): where two hosts both bring a variance from 1 to 0.1, the sum of the differences would make it -0.8.
+
 Both sides do the same operations on the same numbers in the same order (``move``), so S has the same bits on both;
 what an operation rounds away stays in V - S or T - S, and goes with the next frame. A difference that is no finite
 number (NaN or an infinity came or goes, or two huge numbers lie apart) replaces the value instead of being added to
@@ -34,12 +37,14 @@ from multiverso.kernels.atomics import (
 from multiverso.kernels.codes import DONE, HELD
 from multiverso.kernels.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.dense import version_of
-from multiverso.kernels.locking import lock_stripe, unlock_stripe
+from multiverso.kernels.locking import leave_stripe, lock_stripe, unlock_stripe
 
-# a caller's record, in int64 words: elements done, and what was found on the way: bits of the two below
-AGREEING_DONE, AGREEING_FOUND = 0, 8
+# a caller's record, in int64 words: elements done, what was found on the way (bits of SOME and REST), and whether the
+# table is convex
+AGREEING_DONE, AGREEING_FOUND, AGREEING_CONVEX = 0, 8, 16
 SOME = 1  # a difference was not zero
 REST = 2  # S is not the value itself now: rounding has left something for the next frame
+_TOUCHED = 4  # of a stripe: this side's values have changed
 
 _PART = 1024  # numbers
 
@@ -51,9 +56,12 @@ def hold_block(control, base, block):
 
 
 @inner
-def release_block(base, block):
-    """Lets go of a stripe that ``hold_block`` has taken."""
-    unlock_stripe(base, load64(base + at.TABLE_WORKERS), block)
+def release_block(base, block, touched):
+    """Lets go of a stripe that ``hold_block`` has taken; unchanged, it keeps its version: nobody reads it again."""
+    if touched:
+        unlock_stripe(base, load64(base + at.TABLE_WORKERS), block)
+    else:
+        leave_stripe(base, load64(base + at.TABLE_WORKERS), block)
 
 
 # -- one number ------------------------------------------------------------------------------------------------
@@ -79,6 +87,17 @@ def move(value, x):
     if value - value != 0 and x != 0:
         return x
     return value + x
+
+
+@inner
+def toward(value, theirs, x):
+    """``value + x``, but not beyond the other side's value: what both have moved alike is moved once."""
+    moved = move(value, x)
+    if moved < value and moved < theirs:
+        return min(value, theirs)
+    if moved > value and moved > theirs:
+        return max(value, theirs)
+    return moved
 
 
 # -- one stripe's part of a chunk: returns what was found ------------------------------------------------------
@@ -153,8 +172,9 @@ def _are_sums_finite(values, agreed, frame):
 
 @inner
 def _serve_finite(values, agreed, frame):
-    some, rest = np.int32(0), np.int32(0)
+    some, rest, touched = np.int32(0), np.int32(0), np.int32(0)
     for i in range(values.size):
+        touched = np.int32(touched | np.int32(frame[i] != 0))
         mine, ours = values[i] + frame[i], agreed[i] + frame[i]
         b = mine - ours
         ours = ours + b
@@ -163,14 +183,15 @@ def _serve_finite(values, agreed, frame):
         agreed[i] = ours
         some = np.int32(some | np.int32(b != 0))
         rest = np.int32(rest | np.int32(ours != mine))
-    return some | rest << 1
+    return some | rest << 1 | touched << 2
 
 
 @inner
 def _serve_any(values, agreed, frame, one):
-    some, rest = 0, 0
+    some, rest, touched = 0, 0, 0
     for i in range(values.size):
         x = frame[i]
+        touched |= x != 0
         mine = move(values[i], x)
         ours = move(agreed[i], x)
         values[i] = mine
@@ -180,51 +201,101 @@ def _serve_any(values, agreed, frame, one):
         agreed[i] = ours
         some |= b != 0
         rest |= ours != mine
-    return some | rest << 1
+    return some | rest << 1 | touched << 2
+
+
+@inner
+def _serve_convex(values, agreed, frame, one):
+    some, rest, touched = 0, 0, 0
+    for i in range(values.size):
+        x = frame[i]
+        touched |= x != 0
+        ours = move(agreed[i], x)
+        mine = toward(values[i], ours, x)
+        values[i] = mine
+        b = difference(mine, ours, one)
+        ours = move(ours, b)
+        frame[i] = b
+        agreed[i] = ours
+        some |= b != 0
+        rest |= ours != mine
+    return some | rest << 1 | touched << 2
 
 
 @inner
 def _land(values, agreed, frame, one):
+    found = 0
     for a in range(0, values.size, _PART):
         v, s, f = values[a : a + _PART], agreed[a : a + _PART], frame[a : a + _PART]
-        if _are_sums_finite(v, s, f):
-            _land_finite(v, s, f)
-        else:
-            _land_any(v, s, f)
-    return 0
+        found |= _land_finite(v, s, f) if _are_sums_finite(v, s, f) else _land_any(v, s, f)
+    return found
 
 
 @inner
 def _land_finite(values, agreed, frame):
+    touched = np.int32(0)
     for i in range(values.size):
+        touched = np.int32(touched | np.int32(frame[i] != 0))
         values[i] += frame[i]
         agreed[i] += frame[i]
+    return touched << 2
 
 
 @inner
 def _land_any(values, agreed, frame):
+    touched = 0
     for i in range(values.size):
         x = frame[i]
+        touched |= x != 0
         values[i] = move(values[i], x)
         agreed[i] = move(agreed[i], x)
+    return touched << 2
+
+
+@inner
+def _land_convex(values, agreed, frame, one):
+    touched = 0
+    for i in range(values.size):
+        x = frame[i]
+        touched |= x != 0
+        theirs = move(agreed[i], x)
+        values[i] = toward(values[i], theirs, x)
+        agreed[i] = theirs
+    return touched << 2
 
 
 @inner
 def _catch_up(values, agreed, frame, one):
+    touched = 0
     for i in range(values.size):
-        values[i] = move(values[i], difference(frame[i], agreed[i], one))
+        x = difference(frame[i], agreed[i], one)
+        touched |= x != 0
+        values[i] = move(values[i], x)
         agreed[i] = frame[i]
-    return 0
+    return touched << 2
+
+
+@inner
+def _catch_up_convex(values, agreed, frame, one):
+    touched = 0
+    for i in range(values.size):
+        x = difference(frame[i], agreed[i], one)
+        touched |= x != 0
+        values[i] = toward(values[i], frame[i], x)
+        agreed[i] = frame[i]
+    return touched << 2
 
 
 @inner
 def _begin(values, agreed, frame, one):
+    touched = 0
     for i in range(values.size):
+        touched |= frame[i] != 0
         value = move(values[i], frame[i])
         values[i] = value
         agreed[i] = value
         frame[i] = value
-    return 1
+    return SOME | touched << 2
 
 
 @inner
@@ -253,10 +324,10 @@ def _each_block(control, base, low, agreed, frame, record, do):
         if code != HELD:
             return code
         found = do(values[low + a : low + b], agreed[a:b], frame[a:b], one)
-        if found:
-            store64(record + AGREEING_FOUND, load64(record + AGREEING_FOUND) | found)
+        if found & (SOME | REST):
+            store64(record + AGREEING_FOUND, load64(record + AGREEING_FOUND) | (found & (SOME | REST)))
         store64(record + AGREEING_DONE, b)
-        release_block(base, block)
+        release_block(base, block, found & _TOUCHED)
         a = b
     return DONE
 
@@ -270,18 +341,24 @@ def push(control: Address, base: Address, low: Int, agreed: Data, frame: Data, r
 @kernel
 def serve(control: Address, base: Address, low: Int, agreed: Data, frame: Data, record: Address) -> Int:
     """The home takes what was pushed, and leaves its answer in ``frame``."""
+    if load64(record + AGREEING_CONVEX):
+        return _each_block(control, base, low, agreed, frame, record, _serve_convex)
     return _each_block(control, base, low, agreed, frame, record, _serve)
 
 
 @kernel
 def land(control: Address, base: Address, low: Int, agreed: Data, frame: Data, record: Address) -> Int:
     """What the other side has sent goes into this side's values and S."""
+    if load64(record + AGREEING_CONVEX):
+        return _each_block(control, base, low, agreed, frame, record, _land_convex)
     return _each_block(control, base, low, agreed, frame, record, _land)
 
 
 @kernel
 def catch_up(control: Address, base: Address, low: Int, agreed: Data, frame: Data, record: Address) -> Int:
     """``frame`` is the home's S itself: V goes as far as that is from ours, which it replaces."""
+    if load64(record + AGREEING_CONVEX):
+        return _each_block(control, base, low, agreed, frame, record, _catch_up_convex)
     return _each_block(control, base, low, agreed, frame, record, _catch_up)
 
 

@@ -30,6 +30,7 @@ from multiverso.kernels.stripe_words import (
     OWNER,
     Rows,
     drop_hand,
+    give_back,
     hold,
     let_go,
     owner_of,
@@ -81,6 +82,15 @@ def unlock_stripe(base, me, stripe):
     rows = rows_of(base, me)
     held = load_acquire64(rows.words + 8 * stripe)
     let_go(rows, stripe, held & ~OWNER)
+    drop_hand(rows.hands + rows.hand_bytes * ((held & HAND_NUMBER) - 1))
+
+
+@inner
+def leave_stripe(base, me, stripe):
+    """Lets go of a stripe that ``lock_stripe`` has taken: what it guards is as it was."""
+    rows = rows_of(base, me)
+    held = load_acquire64(rows.words + 8 * stripe)
+    give_back(rows, stripe, held & ~OWNER)
     drop_hand(rows.hands + rows.hand_bytes * ((held & HAND_NUMBER) - 1))
 
 

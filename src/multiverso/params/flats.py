@@ -116,7 +116,7 @@ class Averaged(Flat):
         np.copyto(self.last, self.local)
 
 
-_AVERAGE = Rule("average of statistics", share_of_difference, take_centre, hyper=(1.0,))
+_AVERAGE = Rule("average of statistics", share_of_difference, take_centre, hyper=(1.0,), convex=True)
 
 
 def share_flat(

@@ -39,6 +39,8 @@ class Rule:
         modes: the consistencies that it is defined for, of ``"async"``, ``"bounded"``, ``"sync"``.
         push_every: pushes at every so many exchanges.
         pull_every: pulls at every so many exchanges.
+        convex: the centre goes part of the way to a worker's values and never beyond: between hosts, too, it stays
+            between what these have.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Rule:
     modes: tuple[str, ...] = tuple(MODES)
     push_every: int = 1
     pull_every: int = 1
+    convex: bool = False
 
     def __post_init__(self) -> None:
         if not self.modes or any(mode not in MODES for mode in self.modes):

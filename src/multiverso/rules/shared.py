@@ -209,6 +209,7 @@ def share(
         mean=rule.updater.mean,
         per_worker=len(rule.per_worker),
         rule=str(rule),
+        convex=rule.convex,
     )
     shared = Shared(rule, TableHandler(session, spec, rule.updater, flat, master))
     shared.restart(flat)

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from random import SystemRandom
 
-from simulated import rounds
+from simulated import rounds, statistics
 from simulated.control import Control
 from simulated.world import Memory, World, run
 
@@ -27,6 +27,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="of the first schedule; the others follow")
     parser.add_argument("--replay", action="store_true", help="one schedule only, with all that happens")
     parser.add_argument("--rounds", action="store_true", help="synchronous rounds instead of sums")
+    parser.add_argument(
+        "--statistics", action="store_true", help="running means and variances instead of sums"
+    )
     parser.add_argument("--control", action="store_true", help="control connections and coordinator instead")
     options = parser.parse_args()
     memory = Memory()
@@ -36,6 +39,8 @@ def main() -> int:
             control = Control(seed, trace or (lambda _: None))
             control.run()
             return control
+        if options.statistics:
+            return statistics.run(seed, memory, trace)
         return rounds.run(seed, trace) if options.rounds else run(seed, memory, trace)
 
     if options.replay:
@@ -54,7 +59,8 @@ def main() -> int:
         except Exception:
             failed += 1
             traceback.print_exc(limit=-2)
-            kind = "--rounds " if options.rounds else "--control " if options.control else ""
+            kinds = ("rounds", "control", "statistics")
+            kind = "".join(f"--{kind} " for kind in kinds if getattr(options, kind))
             again = f"'{kind}--replay'"
             print(f"seed {seed} failed: make simulate SEED={seed} ARGS={again}", flush=True)
             if failed >= 10:

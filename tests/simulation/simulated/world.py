@@ -33,12 +33,12 @@ class Memory:
     """Tables, made once and used by one schedule after another."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, int, str], Shard] = {}
+        self._kept: dict[tuple[int, int, str, bool], Shard] = {}
 
-    def shard(self, host: int, elements: int, dtype: str) -> Shard:
-        key = (host, elements, dtype)
+    def shard(self, host: int, elements: int, dtype: str, convex: bool = False) -> Shard:
+        key = (host, elements, dtype, convex)
         if key not in self._kept:
-            spec = TableSpec("array", 1, elements, dtype)
+            spec = TableSpec("array", 1, elements, dtype, convex=convex)
             descriptor = heap.create("simulated", Places.of(spec, 1, False).size)
             try:
                 segment = Segment(descriptor)
@@ -98,6 +98,7 @@ class Scene:
         share: of a core that a node may use; 0 for no limit.
         every: how often passes begin.
         window: chunks under way; 0 for a random number.
+        convex: values stay between those of the hosts, as statistics have to.
     """
 
     hosts: int = 3
@@ -115,6 +116,7 @@ class Scene:
     share: float = 0.0
     every: Every = field(default_factory=Every)
     window: int = 0
+    convex: bool = False
 
 
 def random_scene(random: Random) -> Scene:
@@ -173,7 +175,7 @@ class World:
                         host.number, peer, host.pace, window=scene.window or random.choice((1, 3, 8))
                     )
             for number, (size, dtype) in enumerate(zip(scene.elements, scene.dtypes, strict=True), 1):
-                copy = Copy(memory.shard(10 * host.number + number, size, dtype), CHUNK_BYTES)
+                copy = Copy(memory.shard(10 * host.number + number, size, dtype, scene.convex), CHUNK_BYTES)
                 changes = host.changes[number] = Changes()
                 host.copies[number] = copy
                 homes = host.homes[number] = homes_of(number, len(copy.chunks), list(range(scene.hosts)))
