@@ -1,20 +1,27 @@
 """Two hosts on this machine: frames beside one plain TCP stream, TLS beside plain, workers beside frames: JSON.
 
-python benchmarks/hosts.py [--quick] [--output FILE]
+python benchmarks/hosts.py [--quick] [--link RATE] [--output FILE]
 
 Each host is a process; the same phases follow each other several times, so that a disturbance hits all of them, and
-the figures are medians.
+the figures are medians. With ``--link 10gbit`` (and as root) each is in a network namespace of its own, and the link
+between them is limited.
+
+There are two floors: a plain stream, whose receiver does nothing with what comes, and *adding*, where both hosts send
+and add what they receive to as much memory as the table has. Seconds of the processor for a gigabyte say what the
+rates on a machine with other work do not.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
 import socket
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -33,6 +40,7 @@ from multiverso.memory import heap, words
 from multiverso.memory.segment import Segment
 from multiverso.shards.shard import Shard, initialise
 from multiverso.spec import Places, TableSpec
+from namespaces import ADDRESSES, congestion_control, enter, two_hosts
 
 _PIECE = 4 << 20
 _CHUNK = 1 << 18  # floats of a chunk
@@ -54,35 +62,88 @@ def table(elements: int) -> Shard:
 class Host:
     """One of two hosts, in a process of its own: does what it is told over a pipe."""
 
-    def __init__(self, number: int, pipe: Connection) -> None:
-        self.number, self.pipe = number, pipe
+    def __init__(self, number: int, pipe: Connection, address: str) -> None:
+        self.number, self.pipe, self.address = number, pipe, address
 
     def swap(self, mine: Any) -> Any:
         """Gives the other host something and returns what that gives: both wait for each other."""
         self.pipe.send(mine)
         return self.pipe.recv()
 
-    def stream(self, seconds: float) -> float:
-        """Bytes a second of one TCP stream from host 1 to host 0."""
+    def connection(self) -> socket.socket:
+        """A TCP connection between both hosts."""
         if self.number == 0:
-            with socket.create_server(("127.0.0.1", 0)) as server:
+            with socket.create_server((self.address, 0)) as server:
                 self.swap(server.getsockname())
                 connection, _ = server.accept()
+        else:
+            connection = socket.create_connection(self.swap(None))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def stream(self, seconds: float) -> float:
+        """Bytes a second of one TCP stream from host 1 to host 0."""
+        with self.connection() as connection:
+            if self.number == 0:
                 view = memoryview(bytearray(_PIECE))
                 got, began = 0, time.perf_counter()
-                with connection:
-                    while count := connection.recv_into(view):
-                        got += count
+                while count := connection.recv_into(view):
+                    got += count
                 return got / (time.perf_counter() - began)
-        with socket.create_connection(self.swap(None)) as connection:
             data, end = bytes(_PIECE), time.perf_counter() + seconds
             while time.perf_counter() < end:
                 connection.sendall(data)
         return 0.0
 
+    def adding(self, elements: int, seconds: float) -> float:
+        """Bytes a second that come here while both hosts send, and add what they receive."""
+        with self.connection() as connection:
+            values, got = np.zeros(elements, np.float32), [0]
+
+            def receive() -> None:
+                piece, low = np.zeros(_CHUNK, np.float32), 0
+                view = memoryview(piece).cast("B")
+                while connection.recv_into(view, 0, socket.MSG_WAITALL) == len(view):
+                    part = values[low : low + _CHUNK]
+                    np.add(part, piece, out=part)
+                    low = (low + _CHUNK) % elements
+                    got[0] += len(view)
+
+            receiver = threading.Thread(target=receive)
+            data, began = np.ones(_CHUNK, np.float32).data.cast("B"), time.perf_counter()
+            receiver.start()
+            while time.perf_counter() < began + seconds:
+                connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            receiver.join()
+            return got[0] / (time.perf_counter() - began)
+
+    def there_and_back(self, times: int) -> float:
+        """Seconds of 1,000 floats to host 1, which adds them, and as many back, by plain sockets: the median."""
+        taken = []
+        with self.connection() as connection:
+            values, piece = np.zeros(1000, np.float32), np.ones(1000, np.float32)
+            view = memoryview(piece).cast("B")
+            for _ in range(times):
+                began = time.perf_counter()
+                if self.number == 0:
+                    connection.sendall(view)
+                connection.recv_into(view, 0, socket.MSG_WAITALL)
+                values += piece
+                if self.number == 1:
+                    connection.sendall(view)
+                taken.append(time.perf_counter() - began)
+        return statistics.median(taken)
+
+    def timed(self, name: str, *arguments: Any) -> tuple[float, float]:
+        """Returns a rate, and the seconds of this process's processor time it took."""
+        before = time.process_time()
+        rate = getattr(self, name)(*arguments)
+        return rate, time.process_time() - before
+
     def fabric(self, job: Credentials, shard: Shard, share: float) -> Fabric:
         """Both hosts, connected, with one table."""
-        made = Fabric(self.number, 2, job, share=share)
+        made = Fabric(self.number, 2, job, bind=(self.address, 0), share=share)
         address = self.swap(made.listen())
         if self.number == 1:
             made.connect(0, address)
@@ -148,9 +209,11 @@ class Host:
         return {"seconds": statistics.median(taken), "bytes_a_second": rate}
 
 
-def serve(number: int, pipe: Connection) -> None:
+def serve(number: int, pipe: Connection, namespace: str) -> None:
     """What a host's process does."""
-    host = Host(number, pipe)
+    if namespace:
+        enter(namespace)
+    host = Host(number, pipe, ADDRESSES[number] if namespace else "127.0.0.1")
     while True:
         what = pipe.recv()
         if what is None:
@@ -162,12 +225,12 @@ def serve(number: int, pipe: Connection) -> None:
 class Both:
     """Both processes, and who carries what they swap."""
 
-    def __init__(self) -> None:
+    def __init__(self, namespaces: list[str]) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipes, self.processes = [], []
         for number in range(2):
             ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(number, theirs), daemon=True)
+            process = context.Process(target=serve, args=(number, theirs, namespaces[number]), daemon=True)
             process.start()
             self.pipes.append(ours)
             self.processes.append(process)
@@ -209,29 +272,53 @@ def medians(rounds: int, phases: dict[str, Callable[[], Any]]) -> dict[str, list
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--link", help="limit of the link between two namespaces, such as 10gbit; needs root")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    rounds, seconds = (1, 0.5) if options.quick else (3, 2.0)
-    plain, tls = new_credentials(encrypted=False), new_credentials()
-    both = Both()
-    elements = 10 * _CHUNK
-    rates = medians(
-        rounds,
-        {
-            "stream": lambda: both.do("stream", seconds)[0],
-            "plain": lambda: sum(both.do("frames", plain, elements, seconds)),
-            "tls": lambda: sum(both.do("frames", tls, elements, seconds)),
-        },
+    with two_hosts(options.link) if options.link else contextlib.nullcontext(["", ""]) as namespaces:
+        result = measure(Both(namespaces), options.quick)
+    text = json.dumps(
+        {"link": options.link or "loopback", "congestion_control": congestion_control(), **result}, indent=1
     )
-    stream, frames, encrypted = (statistics.median(rates[name]) for name in ("stream", "plain", "tls"))
+    if options.output:
+        options.output.write_text(text + "\n")
+    print(text)
+
+
+def measure(both: Both, quick: bool) -> dict[str, Any]:
+    """Measures everything."""
+    rounds, seconds = (1, 0.5) if quick else (3, 2.0)
+    plain, tls = new_credentials(encrypted=False), new_credentials()
+    elements = 10 * _CHUNK
+    floors: dict[str, tuple[Any, ...]] = {
+        "stream": ("stream", seconds),
+        "adding": ("adding", elements, seconds),
+        "frames": ("frames", plain, elements, seconds),
+        "frames_tls": ("frames", tls, elements, seconds),
+    }
+    for job in (plain, tls):  # everything is compiled and loaded
+        both.do("frames", job, elements, 0.1)
+    runs = medians(
+        2 * rounds, {name: lambda what=what: both.do("timed", *what) for name, what in floors.items()}
+    )
+    rates = {
+        name: statistics.median(sum(rate for rate, _ in pair) for pair in kept) for name, kept in runs.items()
+    }
+    processor = {
+        name: statistics.median(
+            sum(cpu for _, cpu in pair) / (sum(rate for rate, _ in pair) * seconds / 1e9) for pair in kept
+        )
+        for name, kept in runs.items()
+    }
     back = medians(
-        rounds,
+        2 * rounds,
         {
+            "sockets": lambda: both.do("there_and_back", 300)[0],
             "plain": lambda: both.do("home_and_back", plain, 300)[0],
             "tls": lambda: both.do("home_and_back", tls, 300)[0],
         },
     )
-    sizes = [1_000, 1_000_000] if options.quick else [1_000, 1_000_000, 10_000_000]
+    sizes = [1_000, 1_000_000] if quick else [1_000, 1_000_000, 10_000_000]
     workers = []
     for size in sizes:
         runs = medians(
@@ -261,20 +348,16 @@ def main() -> None:
             }
         )
     both.end()
-    result = {
+    return {
         "machine": {"cores": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0]},
-        "stream_megabytes_a_second": stream / 1e6,
-        "frames_megabytes_a_second": frames / 1e6,
-        "frames_of_stream": frames / stream,
-        "tls_of_stream": encrypted / stream,
-        "tls_of_plain": encrypted / frames,
+        "megabytes_a_second": {name: rate / 1e6 for name, rate in rates.items()},
+        "processor_seconds_a_gigabyte": processor,
+        "frames_of_stream": rates["frames"] / rates["stream"],
+        "frames_of_adding": rates["frames"] / rates["adding"],
+        "tls_of_plain": rates["frames_tls"] / rates["frames"],
         "home_and_back_microseconds": {name: 1e6 * statistics.median(kept) for name, kept in back.items()},
         "exchange": workers,
     }
-    text = json.dumps(result, indent=1)
-    if options.output:
-        options.output.write_text(text + "\n")
-    print(text)
 
 
 if __name__ == "__main__":

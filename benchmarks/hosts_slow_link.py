@@ -1,10 +1,10 @@
 """A PyTorch model on two hosts with a link of 10 Mbit/s between them: accuracy and bytes by what travels: JSON.
 
-sudo python benchmarks/hosts_slow_link.py [--seconds 20] [--rate 10mbit] [--only NAME ...] [--output FILE]
+sudo python benchmarks/hosts_slow_link.py [--seconds 20] [--repeats 3] [--rate 10mbit] [--only NAME ...] [--output FILE]
 
 Each host is a network namespace of this machine, the link a pair of devices with a token bucket at either end. MPICH's
 mpiexec starts a worker on each by a script that enters the namespace, and they find each other by mpi4py: nothing of it
-is a rehearsal but the machine. Every variant trains for the same time on the same halves of scikit-learn's digits;
+is a rehearsal but the machine. Every variant trains for the same time on scikit-learn's digits, each worker on half;
 "one host" is both workers on one, with no link between them. Bytes are what the devices count, headers and all.
 
 "exchange" is what one exchange for every minibatch would have sent: the model there and back for each step.
@@ -13,19 +13,18 @@ is a rehearsal but the machine. Every variant trains for the same time on the sa
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from namespaces import ADDRESSES, congestion_control, sent, two_hosts
+
 BIN = Path(sys.executable).parent
-BRIDGE = "mvbench"
 VARIANTS: dict[str, dict[str, str]] = {
     "one host": {},
     "float32": {},
@@ -46,18 +45,18 @@ from multiverso.torch import SharedOptimizer
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-seconds, width = float(sys.argv[1]), int(sys.argv[2])
+seconds, width, seed = float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 torch.set_num_threads(1)
 mv.init()
 me, n = mv.worker_id(), mv.workers_num()
 x, y = load_digits(return_X_y=True)
 x, x_test, y, y_test = (torch.from_numpy(a) for a in train_test_split(
-    (x / 16).astype("float32"), y.astype("int64"), test_size=500, random_state=0))
+    (x / 16).astype("float32"), y.astype("int64"), test_size=500, random_state=seed))
 x, y = x[me::n], y[me::n]
-torch.manual_seed(0)
+torch.manual_seed(seed)
 model = torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.ReLU(), torch.nn.Linear(width, 10))
 optimizer = SharedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), model)
-chance = torch.Generator().manual_seed(me)
+chance = torch.Generator().manual_seed(1000 * seed + me)
 mv.barrier()
 began, steps = time.monotonic(), 0
 while time.monotonic() - began < seconds:
@@ -78,54 +77,18 @@ mv.shutdown()
 """
 
 
-def ip(*arguments: object) -> None:
-    """Changes the network."""
-    subprocess.run(["ip", *map(str, arguments)], check=True, capture_output=True)
-
-
-@contextlib.contextmanager
-def two_hosts(rate: str) -> Iterator[list[str]]:
-    """Two namespaces, mvbench0 and mvbench1, with a limited link between them."""
-    names = [f"{BRIDGE}{host}" for host in range(2)]
-    try:
-        for name in names:
-            ip("netns", "add", name)
-        ip("link", "add", "v0", "netns", names[0], "type", "veth", "peer", "name", "v1", "netns", names[1])
-        for host, name in enumerate(names):
-            ip("-n", name, "addr", "add", f"10.78.0.{host + 1}/24", "dev", f"v{host}")
-            ip("-n", name, "link", "set", f"v{host}", "up")
-            ip("-n", name, "link", "set", "lo", "up")
-            limit = ["tc", "qdisc", "add", "dev", f"v{host}", "root", "tbf", "rate", rate]
-            command = ["ip", "netns", "exec", name, *limit, "burst", "64kb", "latency", "50ms"]
-            subprocess.run(command, check=True, capture_output=True)
-        yield names
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
-
-
-def sent(names: list[str]) -> int:
-    """How many bytes both hosts have sent over the link."""
-    total = 0
-    for host, name in enumerate(names):
-        path = f"/sys/class/net/v{host}/statistics/tx_bytes"
-        read = subprocess.run(
-            ["ip", "netns", "exec", name, "cat", path], check=True, capture_output=True, text=True
-        )
-        total += int(read.stdout)
-    return total
-
-
-def train(names: list[str], folder: Path, variant: str, seconds: float, width: int) -> dict[str, Any]:
+def train(
+    names: list[str], folder: Path, variant: str, seconds: float, width: int, seed: int
+) -> dict[str, Any]:
     """Trains once, and says how that went."""
     enter = folder / "enter"
     enter.write_text(
         '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nhost=${1##*.}; shift\n'
-        f'exec ip netns exec {BRIDGE}$((host - 1)) sh -c "$*"\n'
+        f'exec ip netns exec {names[0][:-1]}$((host - 1)) sh -c "$*"\n'
     )
     enter.chmod(0o755)
     (folder / "worker.py").write_text(WORKER)
-    hosts = "10.78.0.1" if variant == "one host" else "10.78.0.1,10.78.0.2"
+    hosts = ",".join(ADDRESSES[: 1 if variant == "one host" else 2])
     command = [
         *(
             "ip",
@@ -138,7 +101,7 @@ def train(names: list[str], folder: Path, variant: str, seconds: float, width: i
             "-launcher-exec",
             enter,
         ),
-        *("-hosts", hosts, "-n", 2, sys.executable, folder / "worker.py", seconds, width),
+        *("-hosts", hosts, "-n", 2, sys.executable, folder / "worker.py", seconds, width, seed),
     ]
     before = sent(names)
     done = subprocess.run(
@@ -156,7 +119,6 @@ def train(names: list[str], folder: Path, variant: str, seconds: float, width: i
     told = sent(names) - before
     each = 2 * 4 * floats * steps
     return {
-        "variant": variant,
         "accuracy": statistics.mean(worker["accuracy"] for worker in workers),
         "steps": steps,
         "bytes": told,
@@ -165,27 +127,41 @@ def train(names: list[str], folder: Path, variant: str, seconds: float, width: i
     }
 
 
+def mean(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the means of what several runs of a variant gave, and the accuracy of each."""
+    means = {
+        name: statistics.mean(run[name] for run in runs) for name in runs[0] if runs[0][name] is not None
+    }
+    return {**means, "accuracies": [round(run["accuracy"], 4) for run in runs]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=20.0, help="of training, each variant")
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="of each variant, with other seeds and other halves"
+    )
     parser.add_argument("--rate", default="10mbit", help="of the link, as tc names it")
     parser.add_argument("--width", type=int, default=1024, help="of the model's hidden layer")
     parser.add_argument("--only", nargs="*", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, two_hosts(options.rate) as names:
-        results = [
-            train(names, Path(folder), variant, options.seconds, options.width) for variant in options.only
-        ]
+        runs: dict[str, list[dict[str, Any]]] = {variant: [] for variant in options.only}
+        for seed in range(options.repeats):
+            for variant, found in runs.items():
+                found.append(train(names, Path(folder), variant, options.seconds, options.width, seed))
     text = json.dumps(
         {
             "rate": options.rate,
+            "congestion_control": congestion_control(),
             "seconds": options.seconds,
             "width": options.width,
             "load": os.getloadavg()[0],
-            "variants": results,
+            "repeats": options.repeats,
+            "variants": [{"variant": variant, **mean(found)} for variant, found in runs.items()],
         },
         indent=2,
     )
