@@ -287,8 +287,10 @@ def test_a_barrier_ends_when_all_hosts_have_settled() -> None:
     orders = coordinator.receive(1, {"do": "settled", "barrier": 1})
     assert orders == [(host, {"do": "take", "barrier": 1, "written": {}}) for host in ALL]
     for host in (2, 1, 0):  # of what was set on several hosts, the first one's counts; once
-        orders = coordinator.receive(host, {"do": "settled", "barrier": 2, "written": [7][: host > 0]})
-    assert orders == [(host, {"do": "take", "barrier": 2, "written": {7: 1}}) for host in ALL]
+        orders = coordinator.receive(
+            host, {"do": "settled", "barrier": 2, "written": [7][: host > 0], "turns": {7: 4}}
+        )
+    assert orders == [(host, {"do": "take", "barrier": 2, "written": {7: (1, 4, True)}}) for host in ALL]
     assert coordinator.receive(1, {"do": "settled", "barrier": 3}) == []
 
 

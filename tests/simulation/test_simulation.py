@@ -7,7 +7,7 @@ import pytest
 from simulated import rounds, statistics
 from simulated.world import Memory, run
 
-from multiverso.hosts.rounds import Rounds
+from multiverso.hosts.rounds import WINDOW, Rounds
 
 SCHEDULES = 100
 ROUNDS = 40
@@ -76,3 +76,55 @@ def test_a_table_that_ends_while_it_is_looked_at_is_touched_no_more() -> None:
     staged.ready = 1
     host.look(0.0)
     assert staged.ended
+
+
+def test_set_values_come_in_the_order_of_the_head_where_only_that_has_begun_a_round() -> None:
+    """A reading that was given up leaves the head ready for a round; the others come to it after the barrier."""
+    numbers = np.arange(4, dtype=np.float32)
+    hosts: list[Rounds] = [Rounds(number, range(2), lambda peer: None) for number in range(2)]
+    staged = [rounds.Staged(4, 2, numbers, [[numbers], [numbers]]) for _ in hosts]
+
+    def go() -> None:
+        moved = True
+        while moved:
+            moved = False
+            for number, host in enumerate(hosts):
+                host.look(0.0)
+                while (out := host.next(1 - number, 100)) is not None:
+                    moved = True
+                    room = hosts[1 - number].accept(number, out.header)
+                    assert room is not None
+                    room[:] = out.body
+                    hosts[1 - number].arrived(number, out.header, room)
+
+    for number, host in enumerate(hosts):
+        host.attach(rounds.TABLE, staged[number])
+        host.connect(1 - number)
+        host.begin(rounds.TABLE)
+    go()
+    staged[0].ready = 1
+    go()
+    turns = [host.turns()[rounds.TABLE] for host in hosts]
+    assert turns == [2, 1]
+    staged[1].values[-1][:] = 9  # the last finished round's, which are what a worker of host 1 sets
+    for host in hosts:
+        host.overwrite(rounds.TABLE, 1, max(turns), awaited=False)
+    go()
+    assert all(host.is_whole(rounds.TABLE) for host in hosts), (
+        "a barrier would wait for a round that nobody ends"
+    )
+    staged[1].ready = 1
+    go()
+    for each in staged:  # the head's own values were not set when its part was added
+        assert len(each.values) == 2
+    assert np.array_equal(staged[0].values[1], staged[1].values[1])
+    for turn in range(3, 3 + 3 * WINDOW):  # what is set is forgotten when nobody can lack it
+        for host in hosts:
+            host.overwrite(rounds.TABLE, 0, turn)
+        go()
+        assert all(host.is_whole(rounds.TABLE) for host in hosts)
+    assert all(len(host._tables[rounds.TABLE].overwrites) <= WINDOW for host in hosts)
+    for each in staged:
+        each.ready = 2
+    go()
+    assert np.array_equal(staged[0].values[2], staged[1].values[2])

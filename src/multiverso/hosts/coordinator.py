@@ -112,6 +112,7 @@ class Coordinator:
         self._tables = 0
         self._released = 0
         self._written: dict[int, int] = {}  # since the last barrier: whose values a synchronous table has got
+        self._turns: dict[int, dict[int, int]] = {}  # how far each host's rounds are, by table
         self._notes: dict[int, dict[int, str]] = {}  # what workers tell each other: by number, then by worker
         self._options: Message | None = None
         self._desk = Desk()
@@ -246,6 +247,7 @@ class Coordinator:
         for number in report.get("written", ()):
             writer = self._written.setdefault(int(number), host)
             self._written[int(number)] = min(writer, host)
+        self._turns[host] = {int(number): int(turn) for number, turn in report.get("turns", {}).items()}
         return self._release()
 
     def _release(self) -> list[Order]:
@@ -255,7 +257,17 @@ class Coordinator:
             return []
         self._released = reached
         written, self._written = self._written, {}
-        return self._to_all({"do": "take", "barrier": reached, "written": written})
+        return self._to_all({"do": "take", "barrier": reached, "written": self._in_turn(written)})
+
+    def _in_turn(self, written: dict[int, int]) -> dict[int, tuple[int, int, bool]]:
+        """Returns whose values come when in each table's rounds, and whether all hosts are as far as that."""
+        there = [host for host, known in enumerate(self._hosts) if not (known.gone or known.lost)]
+        found = {}
+        for number, writer in written.items():
+            turns = [self._turns[host][number] for host in there if number in self._turns.get(host, {})]
+            if turns:  # else it is closed
+                found[number] = (writer, max(turns), min(turns) == max(turns))
+        return found
 
     # -- what workers tell each other ------------------------------------------------------------------------
 

@@ -219,14 +219,19 @@ class Fabric:
         """
         self._rounds.attach(table_id, RoundMemory(shard, control, local))
 
-    def overwrite(self, written: Mapping[int, int]) -> None:
+    def turns(self) -> dict[int, int]:
+        """Returns how far each synchronous table is here, for :meth:`overwrite`."""
+        return self._rounds.turns()
+
+    def overwrite(self, written: Mapping[int, Sequence[int]]) -> None:
         """At a barrier, on all hosts: values that a worker has overwritten become everybody's; `take` waits for them.
 
         Args:
-            written: the host of that worker, by the number of the synchronous table.
+            written: the host of that worker, the head's turn, and whether all hosts are as far, by the number of the
+                synchronous table.
         """
-        for number, host in written.items():
-            self._rounds.overwrite(number, host)
+        for number, (host, turn, all_are_there) in written.items():
+            self._rounds.overwrite(number, host, turn, bool(all_are_there))
 
     def follow_rounds(self) -> float | None:
         """Does what this host's workers are ready for; returns the seconds until it is to be called at the latest."""

@@ -105,7 +105,9 @@ class _Table:
     members: int = 0
     overwrites: dict[int, int] = field(
         default_factory=dict
-    )  # rounds that carry a host's values, and which host's
+    )  # turns that carry a host's values, and which host's
+    passed: int = 0  # such turns that nobody asks for any more
+    awaited: int = 0  # the last turn that a `take` waits for
     arrived: int = 0
     folded: int = 0
     received: int = 0
@@ -134,7 +136,14 @@ class _Table:
 
     def round_of(self, turn: int) -> int:
         """Which of the workers' rounds it is."""
-        return turn - sum(other < turn for other in self.overwrites)
+        return turn - self.passed - sum(other < turn for other in self.overwrites)
+
+    def forget(self) -> None:
+        """Drops the turns with a host's values that no host lacks."""
+        done = [turn for turn in self.overwrites if (turn + 1) * self.chunks + WINDOW <= self.arrived]
+        self.passed += len(done)
+        for turn in done:
+            del self.overwrites[turn]
 
 
 class Rounds:
@@ -215,15 +224,31 @@ class Rounds:
         """Returns whether the initial values of all hosts, and what :meth:`overwrite` has said last, are here."""
         with self._books:
             table = self._tables.get(number)
-            return table is None or table.arrived >= (max(table.overwrites, default=0) + 1) * table.chunks
+            return table is None or table.arrived >= (table.awaited + 1) * table.chunks
 
-    def overwrite(self, number: int, host: int) -> None:
-        """At a barrier: the values of a host, whose worker has overwritten them, become everybody's."""
+    def turns(self) -> dict[int, int]:
+        """Returns the first turn of each table that this host is not ready for, while its workers are at a barrier."""
+        with self._books:
+            return {table.number: table.decided + 1 for table in self._tables.values()}
+
+    def overwrite(self, number: int, host: int, turn: int, awaited: bool = True) -> None:
+        """At a barrier: the values of a host, whose worker has overwritten them, become everybody's.
+
+        Args:
+            number: of the table.
+            host: whose values.
+            turn: of the head, which all that are behind it have to go through in its order: a reading that was given
+                up can have made the head ready for a round that others are not ready for.
+            awaited: whether all are as far as the head, so that `is_whole` can wait for the values.
+        """
         with self._work, self._books:
             table = self._tables.get(number)
             if table is None:
                 return
-            table.overwrites[table.decided + 1] = host
+            table.forget()
+            table.overwrites[turn] = host
+            if awaited:
+                table.awaited = turn
         self._run(table)
 
     def detach(self, number: int) -> None:

@@ -74,7 +74,10 @@ class Carrier(Protocol):
     def attach_rounds(self, table_id: int, shard: Shard, control: int, local: Iterable[int]) -> None:
         """Begins to take part in the rounds of a synchronous table."""
 
-    def overwrite(self, written: Mapping[int, int]) -> None:
+    def turns(self) -> dict[int, int]:
+        """Returns how far each synchronous table is here."""
+
+    def overwrite(self, written: Mapping[int, Sequence[int]]) -> None:
         """At a barrier: what workers have overwritten synchronous tables with becomes everybody's."""
 
     def follow_rounds(self) -> float | None:
@@ -422,7 +425,7 @@ class Abroad:
                 self._carrier.lost(host)
         elif do == "take":
             barrier = int(order["barrier"])
-            written = {int(number): int(host) for number, host in order["written"].items()}
+            written = {int(number): tuple(map(int, how)) for number, how in order["written"].items()}
 
             def take() -> None:
                 if self._overwritten < barrier:
@@ -508,6 +511,7 @@ class Abroad:
         self._carrier.settle(_deadline(), self._joined)
         if report["do"] == "settled":
             report["written"] = self._newly_written()
+            report["turns"] = self._carrier.turns()
         self.report(report)
 
     def _newly_written(self) -> list[int]:

@@ -171,8 +171,9 @@ class RoundsWorld(World):
         writer = self.random.choice(self.live)
         new = self._numbers(self.sizes[0])
         self.staged[writer.number].values[-1][:] = new
+        turn = max(self.rounds[host.number].turns()[TABLE] for host in self.live)
         for host in self.live:
-            self._later(0.01, self._begin_overwriting, host, writer.number)
+            self._later(0.01, self._begin_overwriting, host, writer.number, turn)
         self._until(
             lambda: all(self.whole.get(host.number, lambda: False)() for host in self.live), "set values"
         )
@@ -183,10 +184,10 @@ class RoundsWorld(World):
             else:
                 assert np.array_equal(values, new), f"host {host.number} has not got what was set"
 
-    def _begin_overwriting(self, host: Host, writer: int) -> None:
-        if self._when_up(host, lambda: self._begin_overwriting(host, writer)):
+    def _begin_overwriting(self, host: Host, writer: int, turn: int) -> None:
+        if self._when_up(host, lambda: self._begin_overwriting(host, writer, turn)):
             rounds = self.rounds[host.number]
-            rounds.overwrite(TABLE, writer)
+            rounds.overwrite(TABLE, writer, turn)
             self.whole[host.number] = lambda: rounds.is_whole(TABLE)
 
     def _sum(self, number: int, hosts: list[int], old: np.ndarray, place: slice) -> np.ndarray:
