@@ -119,7 +119,8 @@ def test_another_node_in_the_place_of_a_live_one_is_refused() -> None:
         other = Outpost(job.roster.on(1), ("127.0.0.1", 1), heard.append)
         try:
             wait_for(lambda: heard)
-            assert heard == [{"do": "alone", "why": "another node has begun as this host, and is not lost"}]
+            why = "another node has begun as this host, and no worker of the job has begun, or all have ended"
+            assert heard == [{"do": "alone", "why": why}]
         finally:
             other.close()
         assert job.run(lambda session: session.barrier()) == [None, None]

@@ -97,7 +97,7 @@ def run_command(
         int,
         typer.Option(
             help="With --on-failure continue: start a worker that fails again, in the same place, while the others go "
-            "on; so often in all (with --hosts, on each host)."
+            "on; so often in all (with --hosts, on each host, and as many lost hosts in all)."
         ),
     ] = 0,
     resume: Annotated[

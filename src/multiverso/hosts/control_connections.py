@@ -63,21 +63,20 @@ class Centre:
         self._coordinator = Coordinator(roster)
         self._lock = threading.Lock()  # of the coordinator, and of who has come and who is lost
         # from the first: what is said to a host that has not come yet is said when it comes
-        self._talks = {
-            host: Talk(
-                Timeouts.of(roster.grace),
-                functools.partial(self._take, host),
-                f"multiverso-hosts-tell-{host}",
-            )
-            for host in range(1, roster.hosts)
-        }
+        self._talks = {host: self._new_talk(host, 0) for host in range(1, roster.hosts)}
         self._incarnations: dict[int, int] = {}  # of those that have come
+        self._fenced: set[int] = set()  # incarnations whose places others have taken
+        self._generations: dict[int, int] = dict.fromkeys(range(roster.hosts), 0)
         self._lost: set[int] = set()
         self._closing = threading.Event()
         self._watching = threading.Thread(target=self._watch, name="multiverso-hosts-watch", daemon=True)
         self._watching.start()
         me = _hello(roster, incarnation=0, generation=1)  # nobody asks for the coordinator's
         self._door = Door(listener, credentials_of(roster), me, self._let_in, "multiverso-hosts")
+
+    def _new_talk(self, host: int, generation: int) -> Talk:
+        take = functools.partial(self._take_of, host, generation)
+        return Talk(Timeouts.of(self._roster.grace), take, f"multiverso-hosts-tell-{host}")
 
     @property
     def all_came(self) -> bool:
@@ -122,7 +121,7 @@ class Centre:
         try:
             talk.serve(messages)
         except NONSENSE as error:  # the connection is closed already
-            self._lose(theirs.host, f"it sent something that is not a report ({error!r})")
+            self._lose(theirs.host, talk, f"it sent something that is not a report ({error!r})")
 
     def _talk_with(self, theirs: Hello) -> Talk:
         """Returns the conversation that a connection belongs to.
@@ -134,13 +133,35 @@ class Centre:
         if not (0 < host < roster.hosts == theirs.hosts and theirs.role == CONTROL):
             raise _TurnedAwayError("there is no such host in this job")
         with self._lock:
-            if host in self._lost:
-                raise _TurnedAwayError(_COUNTED_AS_LOST)
             if self._closing.is_set():
                 raise _TurnedAwayError("its node has ended")
-            if self._incarnations.setdefault(host, theirs.incarnation) != theirs.incarnation:
-                raise _TurnedAwayError("another node has begun as this host, and is not lost")
-            return self._talks[host]
+            known = self._incarnations.setdefault(host, theirs.incarnation)
+            if theirs.incarnation in self._fenced or (known == theirs.incarnation and host in self._lost):
+                raise _TurnedAwayError(_COUNTED_AS_LOST)
+            if known == theirs.incarnation:
+                return self._talks[host]
+            talk, old = self._admit(host, known, theirs.incarnation)
+        old.close(_COUNTED_AS_LOST)
+        log(f"{roster.names[host]} has begun anew, and takes its place in the job again")
+        return talk
+
+    def _admit(self, host: int, before: int, incarnation: int) -> tuple[Talk, Talk]:
+        """Gives a lost host's place to a new node; returns the conversation with it, and the old one."""
+        why_not = self._coordinator.why_not()
+        if why_not:
+            state = (
+                "this host counts as lost" if host in self._lost else "another node has begun as this host"
+            )
+            raise _TurnedAwayError(f"{state}, and {why_not}")
+        if host not in self._lost:
+            self._give(self._coordinator.lose(host, "another node has begun as this host"))
+        self._fenced.add(before)
+        self._lost.discard(host)
+        self._incarnations[host] = incarnation
+        self._generations[host] += 1
+        old, new = self._talks[host], self._new_talk(host, self._generations[host])
+        self._talks[host] = new
+        return new, old
 
     def _present(self) -> list[int]:
         """Returns the hosts that have come and are not lost."""
@@ -150,10 +171,19 @@ class Centre:
     def _watch(self) -> None:
         while not self._closing.wait(_LOOK_SECONDS):
             for host in self._present():
-                why = self._talks[host].look()
+                talk = self._talks[host]
+                why = talk.look()
                 if why:
-                    self._lose(host, why)
-                    self._talks[host].close(_COUNTED_AS_LOST)
+                    self._lose(host, talk, why)
+                    talk.close(_COUNTED_AS_LOST)
+
+    def _take_of(self, host: int, generation: int, report: Message) -> None:
+        if generation != self._generations[host]:
+            return  # what a fenced node had said is not its successor's
+        if generation and report.get("do") == "hello" and not report.get("anew"):
+            self._talks[host].close("another node has begun as this host, and is not meant to take its place")
+            return
+        self._take(host, report)
 
     def _take(self, host: int, report: Message) -> None:
         if report.get("do") == "workers":
@@ -161,13 +191,17 @@ class Centre:
         with self._lock:
             self._give(self._coordinator.receive(host, report))
 
-    def _lose(self, host: int, why: str) -> None:
+    def _lose(self, host: int, talk: Talk, why: str) -> None:
         with self._lock:
+            if self._talks[host] is not talk:
+                return  # another node has its place already
             self._lost.add(host)
             self._give(self._coordinator.lose(host, why))
 
     def _give(self, orders: list[tuple[int, Message]]) -> None:
         for host, order in orders:
+            if host in self._lost:
+                continue
             if host == 0:
                 self._deliver(order)
             else:
@@ -193,7 +227,7 @@ class Outpost:
         self._incarnation = int.from_bytes(os.urandom(8), "big")
         channel = Messages(_dial(roster, self._incarnation))
         self._talk = Talk(Timeouts.of(roster.grace), deliver, "multiverso-hosts-tell")
-        self._talk.say({"do": "hello", "address": address})
+        self._talk.say({"do": "hello", "address": address, "anew": roster.generation > 0})
         self._threads = [
             threading.Thread(
                 target=self._listen, args=(channel,), name="multiverso-hosts-control", daemon=True

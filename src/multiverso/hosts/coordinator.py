@@ -15,6 +15,9 @@ have, everyone takes what the others pushed and lets its workers go (*take*).
 
 A table ends when no worker of any host has it and one of them has closed it (the others may have left): everyone
 *parts* with it, so that nobody waits for its values any more, and when all have, *frees* it.
+
+A lost host's place is taken by another node, which says hello again. Once no table is half made it is *welcome*: it
+hears what there is, makes and takes it, and its workers begin; the others hear that it has *joined*.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from typing import Any
 from multiverso import layout as at
 from multiverso.hosts.deals import Answer
 from multiverso.hosts.desk import Desk
+from multiverso.hosts.exchange import Exchange
 from multiverso.hosts.roster import Roster
 
 Message = dict[str, Any]
@@ -116,9 +120,16 @@ class Coordinator:
         self._notes: dict[int, dict[int, str]] = {}  # what workers tell each other: by number, then by worker
         self._options: Message | None = None
         self._desk = Desk()
+        self._orders_to_make: dict[Key, Message] = {}  # of the tables that there are
+        self._ordered = 0  # tables made by order, those that are closed included
+        self._clocks: dict[
+            str, dict[str, list[int]]
+        ] = {}  # by table and worker, as far as they have been told
+        self._lives: list[list[int]] = []  # who was left after each loss
+        self._coming: dict[int, list[Any]] = {}  # hosts that take a lost one's place, and their addresses
         self._gatherings: dict[
             tuple[int, int], set[int]
-        ] = {}  # by host and number: the hosts that still have to bring something
+        ] = {}  # by host and number: the hosts that still have to bring
         self.over = False
 
     def receive(self, host: int, report: Message) -> list[Order]:
@@ -127,7 +138,7 @@ class Coordinator:
         Raises:
             One of `conversation.NONSENSE`: it is not a report of a host.
         """
-        if self._hosts[host].lost:
+        if self._hosts[host].lost and report["do"] != "hello":
             return []
         handler = {
             "hello": self._hello,
@@ -160,9 +171,11 @@ class Coordinator:
             why: in words, for whoever reads the error.
         """
         lost = self._hosts[host]
+        self._coming.pop(host, None)
         if lost.lost or self.over:
             return []
         lost.lost = True
+        self._lives.append([other for other, known in enumerate(self._hosts) if not known.lost])
         for worker_id in self._roster.workers_of(host):
             line = lost.workers.setdefault(worker_id, [worker_id, 0, at.FREE, at.NEVER, 0, 0])
             if line[FATE] != at.GONE:
@@ -180,10 +193,56 @@ class Coordinator:
             orders += self._part_or_free(number)
         return orders + self._release() + self._hand_round() + self._gathered() + self._end()
 
+    # -- who comes in a lost one's place -----------------------------------------------------------------------
+
+    def why_not(self) -> str:
+        """Returns why no node may take a lost host's place in this job, in words; nothing where one may."""
+        options = self._options
+        if options is None or self.over:
+            return "no worker of the job has begun, or all have ended"
+        if options["on_lost"] != "continue":
+            return "the job does not go on without it (init(on_lost='continue'))"
+        if options["consistency"]["mode"] == "sync":
+            return "a synchronous job takes in no host again"
+        if Exchange.from_message(options["exchange"]).between != "sum":
+            return "between='sum' is the only rule with which a host is taken in again"
+        return ""
+
+    def _welcome(self) -> list[Order]:
+        """Lets those in who come, once each table is made on all hosts or on none."""
+        if not self._coming or any(creation.step != "ask" for creation in self._creations.values()):
+            return []
+        coming, self._coming = self._coming, {}
+        orders: list[Order] = []
+        for host, address in coming.items():
+            self._hosts[host] = _Host(address, settled=self._released)
+            orders += self._to_all({"do": "joined", "host": host, "address": address}, but=host)
+            lines = [line for known in self._hosts for line in known.workers.values()]
+            tables = [{"key": list(key), **order} for key, order in self._orders_to_make.items()]
+            what: Message = {
+                "options": self._options,
+                "released": self._released,
+                "workers": lines,
+                "clocks": self._clocks,
+            }
+            what |= {"tables": tables, "ordered": self._ordered}
+            who = {
+                "lives": self._lives,
+                "lost": [other for other, known in enumerate(self._hosts) if known.lost],
+                "addresses": [known.address for known in self._hosts],
+            }
+            orders.append((host, {"do": "welcome", **who, **what}))
+        for key, creation in list(self._creations.items()):
+            orders += self._go_on(key, creation)
+        return orders
+
     # -- who is there ----------------------------------------------------------------------------------------
 
     def _hello(self, host: int, report: Message) -> list[Order]:
         """A host's node has begun; all get to know where the others' copies are reached once the last has."""
+        if self._hosts[host].lost:
+            self._coming[host] = report["address"]
+            return self._welcome()
         self._hosts[host].address = report["address"]
         if any(known.address is None for known in self._hosts):
             return []
@@ -227,6 +286,9 @@ class Coordinator:
             }
             for number, lines in report["tables"].items()
         }
+        if report["do"] == "clocks":
+            for number, told in tables.items():
+                self._clocks.setdefault(number, {}).update(told)
         return self._to_all({"do": report["do"], "tables": tables}, but=host)
 
     def _gone(self, host: int, report: Message) -> list[Order]:
@@ -384,9 +446,11 @@ class Coordinator:
         if then is not None:
             return self._begin(key, creation, then, {})
         del self._creations[key]
-        return self._to_all({"do": "finish", "key": list(key)})
+        return self._to_all({"do": "finish", "key": list(key)}) + self._welcome()
 
     def _all_asked(self, key: Key, creation: _Creation) -> bool:
+        if self._coming:
+            return False  # they are let in first
         concerned = {host for host, known in enumerate(self._hosts) if known.is_live and not known.lost}
         return bool(creation.asked) and (key[0] != _ORDER or concerned <= creation.asked.keys())
 
@@ -406,6 +470,8 @@ class Coordinator:
         self._tables += 1
         creation.number = self._made[key] = self._tables
         order = {"number": creation.number, "spec": asked.spec, "mode": asked.mode}
+        self._orders_to_make[key] = dict(order)
+        self._ordered += key[0] == _ORDER
         order |= {"writers": writers, "workers": workers}
         return self._begin(key, creation, "make", order)
 
@@ -417,8 +483,11 @@ class Coordinator:
     def _drop(self, key: Key, kind: str, message: str, specs: Message | None = None) -> list[Order]:
         """A table cannot be made: whoever waits for it gets an error, and may ask again."""
         del self._creations[key]
-        self._made.pop(key, None)
-        return self._to_all({"do": "drop", "key": list(key), "error": [kind, message], "specs": specs})
+        if self._made.pop(key, None) is not None:
+            del self._orders_to_make[key]
+            self._ordered -= key[0] == _ORDER
+        dropped = {"do": "drop", "key": list(key), "error": [kind, message], "specs": specs}
+        return self._to_all(dropped) + self._welcome()
 
     def _note_unused(self, host: int, report: Message) -> list[Order]:
         """No worker of a host has a table any more, or none ever had."""
@@ -453,7 +522,8 @@ class Coordinator:
         if unused.waits_for is None:
             if not unused.closing or not there <= unused.hosts:
                 return []
-            del self._made[unused.key]
+            del self._made[unused.key], self._orders_to_make[unused.key]
+            self._clocks.pop(str(number), None)
             unused.waits_for = there
             return self._to_all({"do": "part", **which})
         if unused.waits_for & there:

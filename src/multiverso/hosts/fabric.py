@@ -75,6 +75,7 @@ class Fabric:
         self._outers: dict[int, Outer] = {}
         self._loop: Loop | None = None
         self._lost: set[int] = set()
+        self._fenced: set[int | None] = set()  # incarnations of hosts that were lost
         self._lock = threading.RLock()
         self._settled = threading.Condition()
         self._closing = threading.Event()
@@ -156,6 +157,7 @@ class Fabric:
         pair = self._pairs.get(theirs.host)
         if (
             pair is None
+            or theirs.incarnation in self._fenced
             or theirs.host < self.host
             or theirs.hosts != self.hosts
             or theirs.role != transport.DATA
@@ -361,7 +363,9 @@ class Fabric:
         gone = [pair for peer, pair in self._pairs.items() if peer not in hosts]
         for pair in gone:
             self._lost.add(pair.link.peer)
-            pair.close(Deadline.after(0))
+            self._fenced.add(pair.link.incarnation)
+            if (dialling := pair.end()) is not None:
+                self._threads.append(dialling)
         with self._lock:
             self._lives.append(hosts)
             for table_id, old in self._homes.items():
@@ -389,6 +393,16 @@ class Fabric:
             self._attach_to(pair.link, table_id, copy, self._changes[table_id])
         if peer > self.host and self._door is not None:
             pair.start()
+
+    def begin_anew(self, lives: Sequence[Sequence[int]], lost: Iterable[int]) -> None:
+        """Before any table is attached, in a host that takes a lost one's place: who was left after each loss so far.
+
+        Args:
+            lives: the hosts that were left after each loss.
+            lost: those that are lost now.
+        """
+        self._lives = [list(live) for live in lives]
+        self._lost = set(lost)
 
     def joined(self, peer: int) -> None:
         """A lost host has come again, as one that has nothing: it takes all values. The higher of two connects."""

@@ -143,6 +143,11 @@ class Link:
             for ticket in self._tickets:
                 ticket.left -= {id(part) for part in table.away.values()}
 
+    @property
+    def incarnation(self) -> int | None:
+        """The peer's, once it has been connected."""
+        return self._incarnation
+
     def begin_ruling(self, number: int) -> None:
         """From now on what this side pushes goes through the rule between hosts: initial values are there."""
         with self._lock:

@@ -37,6 +37,7 @@ class Pair:
         self._pace, self._dial = pace, dial
         self._wake = threading.Condition()
         self._poked = self._closing_soon = False
+        self._dialling = False  # until a connection is there: it may take long, and touches nothing
         self._closing = threading.Event()
         self._sending = (
             threading.Lock()
@@ -132,6 +133,28 @@ class Pair:
         if self._offered is not None:
             self._offered[0].close()
 
+    def end(self) -> threading.Thread | None:
+        """Ends the connection at once, with a peer that is lost; returns the thread if it still waits for one.
+
+        Connecting to a host that is unplugged takes seconds. A thread that does that leaves the link alone from now on,
+        and ends when it is through; any other has ended when this returns.
+        """
+        self._closing.set()
+        with self._wake:
+            dialling = self._dialling
+            for channel in (self._channel, self._offered[0] if self._offered else None):
+                if channel is not None:
+                    channel.shutdown()
+            self._wake.notify_all()
+        if self._thread.ident is None:
+            return None
+        if dialling:
+            return self._thread
+        self._thread.join()
+        if self._offered is not None:
+            self._offered[0].close()
+        return None
+
     # -- the receiving thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -156,6 +179,8 @@ class Pair:
     def _connection(self) -> tuple[Channel, Hello] | None:
         if self._dial is not None:
             self._generation += 1
+            with self._wake:
+                self._dialling = True
             return self._dial(self._generation, Deadline.after(HANDSHAKE_SECONDS))
         with self._wake:
             self._wake.wait_for(lambda: self._offered is not None or self._closing.is_set())
@@ -172,7 +197,7 @@ class Pair:
         )
         try:
             with self._wake:
-                self._channel = channel
+                self._channel, self._dialling = channel, False
                 if self._closing.is_set() or self._offered is not None:
                     return
             self.link.connect(hello.incarnation)

@@ -15,6 +15,7 @@ import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 
 from multiverso.errors import StartupError
@@ -26,7 +27,7 @@ from multiverso.launch.local import RunOptions, check
 from multiverso.launch.output import Output
 from multiverso.launch.place import FROM_INPUT, JOB_VARIABLE
 from multiverso.launch.processes import WorkerCommand
-from multiverso.launch.restarting import Starts
+from multiverso.launch.restarting import Replacements, Starts
 from multiverso.launch.sinks import Stream, unbuffered, write_all
 from multiverso.runtime.restarts import RESTARTS_VARIABLE, RESUME_VARIABLE
 
@@ -80,16 +81,37 @@ def launch_on_hosts(options: RunOptions) -> int:
 def _start(options: RunOptions, starts: Starts) -> tuple[JobResult, tuple[str, ...]]:
     """Runs the job once; returns how its hosts' launchers ended, and what the hosts are called."""
     assert options.hosts is not None
+    by_ssh = not options.hosts.isdecimal()
     job_id = uuid.uuid4().hex
     with ExitStack() as stack:
         environ = starts.environ(_environ(options), options.resume)
-        if options.hosts.isdecimal():
+        if not by_ssh:
             roster, commands = _rehearsal(options, job_id, environ, stack)
         else:
             roster, commands = _by_ssh(options, job_id, environ)
         output = Output(_pass_on)
+        replacements = Replacements(options.replace)
+
+        def again(end: WorkerExit) -> float | None:
+            """A host is started again where its launcher was killed; one that has ended by itself has said why."""
+            host = end.worker_id
+            gone = end.signal is not None or (end.code == _SSH_FAILED and by_ssh)
+            if not gone or host == 0 or 0 not in job.running:
+                return None
+            seconds = replacements.after(end)
+            if seconds is not None:
+                generations[host] += 1
+                anew = replace(roster.on(host), generation=generations[host]).as_text()
+                environ = {**commands[host].environ, ROSTER_VARIABLE: anew}
+                commands[host] = replace(commands[host], environ=environ)
+                words = f"{roster.names[host]} (pid {end.pid}) was lost; it is started again"
+                _say(f"{words} ({replacements.done} of at most {replacements.most} replacements).")
+            return seconds
+
+        generations = [0] * roster.hosts
         job = Job(
             commands,
+            again=again,
             marker=f"{JOB_VARIABLE}={job_id}",
             output=output,
             on_failure=options.on_failure,

@@ -98,6 +98,12 @@ class Carrier(Protocol):
     def regroup(self, live: Sequence[int]) -> None:
         """Goes on without lost hosts: what had its home there gets a new one. Waits for them end with an error."""
 
+    def begin_anew(self, lives: Sequence[Sequence[int]], lost: Iterable[int]) -> None:
+        """In a host that takes a lost one's place, before any table: who was left after each loss, who is lost now."""
+
+    def joined(self, peer: int) -> None:
+        """A lost host has come again; a higher one then connects to it."""
+
     def statistics(self) -> dict[str, Any]:
         """Returns what went to and came from each peer."""
 
@@ -329,6 +335,10 @@ class Abroad:
         """Brings what the homes have into this host's copy, then calls `then` in the node's thread."""
         self._do(lambda: self._carrier.take(_deadline(), [number]), then)
 
+    def after(self, then: Callable[[], None]) -> None:
+        """Calls `then` in the node's thread once all that was asked for before is done."""
+        self._do(lambda: None, then)
+
     def part(self, number: int, then: Callable[[], None]) -> None:
         """From here on nobody on this host waits for a table's values to travel; then calls `then`, as above."""
         self._do(lambda: self._joined.discard(number), then)
@@ -423,6 +433,14 @@ class Abroad:
                 self._regrouping = False
             else:
                 self._carrier.lost(host)
+        elif do == "joined":
+            host = int(order["host"])
+            self._lost.discard(host)
+            self._carrier.joined(host)
+            address, port = order["address"]
+            self._addresses[host] = to = (str(address), int(port))
+            if host < self.roster.host:
+                self._tasks.put(functools.partial(self._carrier.connect, host, to))
         elif do == "take":
             barrier = int(order["barrier"])
             written = {int(number): tuple(map(int, how)) for number, how in order["written"].items()}
@@ -455,6 +473,24 @@ class Abroad:
         elif do == "over":
             self.over.set()
         return []
+
+    def welcome(self, order: Message) -> None:
+        """This host takes a lost one's place: who is there, where, and what they have done together so far."""
+        self.exchange = Exchange.from_message(order["options"]["exchange"])
+        self._lost = {int(host) for host in order["lost"]}
+        self._carrier.begin_anew(order["lives"], self._lost)
+        for line in order["workers"]:
+            write_line(self.control, line, None)
+        self._released = self._settling = int(order["released"])
+        self.control.release(self._released)
+        for peer in set(range(self.roster.host)) - self._lost:
+            address, port = order["addresses"][peer]
+            self._addresses[peer] = to = (str(address), int(port))
+            self._tasks.put(functools.partial(self._carrier.connect, peer, to))
+
+    def show_clocks(self, tables: Message) -> None:
+        """Shows how far other hosts' workers are, whose adds up to there are in this host's copies."""
+        self._show_progress(tables)
 
     def _show_progress(self, tables: Message) -> None:
         shards = self._shards()

@@ -12,6 +12,7 @@ and when all have, to *free* it.
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -48,6 +49,9 @@ class Copies(Protocol):
 
     def take(self, number: int, then: Callable[[], None]) -> None:
         """What the homes have reaches this host's copy."""
+
+    def after(self, then: Callable[[], None]) -> None:
+        """Calls ``then`` once all that was asked for before is done."""
 
     def part(self, number: int, then: Callable[[], None]) -> None:
         """Nobody will want a table's values any more."""
@@ -214,6 +218,30 @@ class HostCreations(Creations):
             if creation.piece is not None and not creation.piece.holders:
                 self._tell_unused(creation.piece)
 
+    def take_over(self, tables: list[Message], ordered: int, then: Callable[[], None]) -> None:
+        """In a host that takes a lost one's place: makes what there is, takes its values, then calls ``then``.
+
+        Args:
+            tables: of each its key, its number, its spec and its mode.
+            ordered: tables made by order so far, those that are closed included.
+            then: called from the node's thread.
+
+        Raises:
+            OutOfMemoryError: there is no room for one.
+        """
+        remote = [worker for worker in self._control.live() if worker not in self._local]
+        for table in sorted(tables, key=lambda table: int(table["number"])):
+            kind, which = table["key"]
+            spec, number = TableSpec.from_message(table["spec"]), int(table["number"])
+            piece = self._catalogue.make((kind, which), spec, str(table["mode"]), number)
+            if piece.shard is not None and piece.shard.mode != at.ASYNCHRONOUS:
+                for worker in remote:
+                    piece.shard.enrol(worker)
+            self._copies.attach(number, self._catalogue.whole(piece), lambda: None)
+            self._copies.take(number, functools.partial(self._tell_unused, piece))
+        self._catalogue.ordered = ordered
+        self._copies.after(then)
+
     # -- the end ---------------------------------------------------------------------------------------------
 
     def _tell_unused(self, piece: Piece) -> None:
@@ -237,8 +265,9 @@ class HostCreations(Creations):
 
     def _end_or_keep(self, do: str, key: Key, number: int) -> None:
         if do == "free":
-            piece = self._parting.pop(number)
-            self._copies.detach(number, lambda: self._catalogue.release(piece))
+            parted = self._parting.pop(number, None)  # none where this host came after all had parted with it
+            if parted is not None:
+                self._copies.detach(number, functools.partial(self._catalogue.release, parted))
             return
         late = self._unused.pop(number, [])
         kept = self._catalogue.piece(number)

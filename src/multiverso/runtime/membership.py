@@ -59,6 +59,8 @@ class Membership:
     ) -> None:
         self.workers_num = workers_num
         self._replaces = replaces
+        # whether this host takes a lost one's place, and has not got what there is yet
+        self._is_entering = abroad is not None and abroad.roster.generation > 0
         self._incarnations: dict[int, int] = {}  # how often a number has got a new process
         self.attached: dict[int, Attached] = {}
         self.had_workers = False
@@ -197,7 +199,7 @@ class Membership:
             exchange = Exchange.from_message(request.get("exchange"))
             _check_exchange(options, exchange)
             options["exchange"] = exchange.as_message()
-        if self._numbers.is_late(wish):
+        if self._numbers.is_late(wish) or self._is_entering:
             connection.reply(request, {"later": True})
             return
         if self._is_new_generation(wish):
@@ -260,6 +262,8 @@ class Membership:
             "control": self._control_bytes,
             "incarnation": self._incarnations.get(worker_id, 0),
         }
+        if self._abroad is not None:
+            body["incarnation"] += self._abroad.roster.generation
         if self._abroad is not None:
             body |= {"places": self.control.places, "here": self.control.here}
         connection.reply(request, body, (self._heap.descriptor,))
@@ -359,6 +363,20 @@ class Membership:
         for connection, request in self._waiting_ready:
             connection.refuse(request, self._refused)
         self._waiting_ready.clear()
+
+    def take_over(self, order: Message) -> None:
+        """This host takes a lost one's place: it gets the tables as they are, and then lets its workers come."""
+        assert self._abroad is not None
+        assert isinstance(self.creations, HostCreations)
+        abroad = self._abroad
+        self.control.continue_without_lost(True)
+        abroad.welcome(order)
+
+        def enter() -> None:
+            abroad.show_clocks(order["clocks"])
+            self._is_entering = False
+
+        self.creations.take_over(order["tables"], int(order["ordered"]), enter)
 
     def tell(self, connection: Connection, request: Message) -> None:
         """A worker tells the workers of all hosts something, and waits for what they tell."""

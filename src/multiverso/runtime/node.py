@@ -479,6 +479,8 @@ class Node:
             members.creations.obey(order)
         elif do == "refuse":
             members.refuse(order["options"])
+        elif do == "welcome":
+            members.take_over(order)
         elif do == "told":
             members.told(int(order["number"]), order["notes"])
         elif do == "answer":

@@ -21,7 +21,7 @@ import numpy as np
 from multiverso import layout as at
 from multiverso.consistency_modes import chosen_mode
 from multiverso.deadline import SLICE_SECONDS, Deadline, checked_seconds
-from multiverso.errors import ClosedError, MultiversoError, NodeLostError
+from multiverso.errors import ClosedError, MultiversoError, NodeLostError, WaitTimeoutError
 from multiverso.hosts.exchange import Exchange
 from multiverso.kernels import waits
 from multiverso.memory.shared import SharedMemory
@@ -149,6 +149,11 @@ class Session:
         place = "a place in the job"
         answer, descriptors = self._link.ask(request, deadline.at, place)
         while answer.get("later"):  # the death of the one before has not had all its effects yet
+            if deadline.passed:
+                raise WaitTimeoutError(
+                    f"the node had no place for this worker within {deadline}: the process that had it before is dead, "
+                    "and what it has left in the job is not settled yet, or its host is still taking in the tables"
+                )
             time.sleep(_LATER_SECONDS)
             answer, descriptors = self._link.ask(request, deadline.at, place)
         self._holdings.begin(descriptors)

@@ -1,0 +1,242 @@
+"""A lost host is replaced: its node takes the values, its workers join, and what is left of the old one is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from core_support import in_threads, wait_for
+from rehearsing import Rehearsal, rehearsal
+
+import multiverso as mv
+from multiverso import layout as at
+from multiverso.errors import NodeLostError, StartupError
+from multiverso.hosts.control_connections import credentials_of
+from multiverso.hosts.coordinator import Coordinator
+from multiverso.hosts.exchange import Exchange
+from multiverso.hosts.fabric import Fabric
+from multiverso.hosts.roster import Roster
+from multiverso.runtime import Node, Session
+
+SIZE = 300_000  # two chunks: homes on different hosts
+JOB: dict[str, dict[str, Any]] = {"async": {}, "bounded": {"staleness": 2}}
+
+
+@contextmanager
+def anew(job: Rehearsal, host: int, generation: int = 1) -> Iterator[Node]:
+    """A node in a lost host's place."""
+    roster = replace(job.roster.on(host), generation=generation)
+    abroad = (roster, Fabric(host, roster.hosts, credentials_of(roster)), None)
+    with Node(roster.workers_num, on_lost="continue", abroad=abroad, replaces=True) as node:
+        job.nodes[host] = node
+        yield node
+
+
+def lose(job: Rehearsal, host: int, sessions: dict[int, Session]) -> None:
+    """Ends a host's node, as its death would, and waits until the others know."""
+    for worker in job.roster.workers_of(host):
+        session = sessions.pop(worker)
+        session._takes_part = False  # it does not say that it leaves
+        session.shutdown()
+    job.nodes[host].close()
+    for worker in job.roster.workers_of(host):
+        for other in sessions.values():
+            wait_for(lambda o=other, w=worker: o.control.liveness(w) == at.LOST)
+
+
+def all_do(sessions: dict[int, Session], function: Any) -> list[Any]:
+    return in_threads([lambda s=s: function(s) for s in sessions.values()])
+
+
+@pytest.mark.parametrize("mode", JOB)
+def test_hosts_that_are_lost_one_after_another_come_again(mode: str) -> None:
+    """After each loss the homes are others, and hosts that came again are among them when the next one is lost."""
+    with rehearsal(1, 1, 1, on_lost="continue") as job:
+        sessions = dict(enumerate(in_threads([lambda i=i: job.session(i, **JOB[mode]) for i in range(3)])))
+        tables: dict[int, Any] = {}
+        expected = 5.0
+
+        def open_table(session: Session) -> None:
+            value = np.full(SIZE, 99.0 if session.incarnation else 5.0)
+            tables[session.worker_id] = mv.ArrayTableHandler(SIZE, init_value=value, session=session)
+
+        def train(session: Session) -> None:
+            table = tables[session.worker_id]
+            table.add(np.ones(SIZE))
+            table.get()
+            session.barrier()
+
+        all_do(sessions, open_table)
+        all_do(sessions, train)
+        expected += 3
+        with ExitStack() as stack:
+            for host in (1, 2):
+                lose(job, host, sessions)
+                all_do(sessions, train)
+                expected += 2
+                stack.enter_context(anew(job, host))
+                sessions[host] = again = job.session(host, **JOB[mode])
+                assert again.incarnation == 1
+                open_table(again)
+                assert np.unique(tables[host].get()).tolist() == [expected], "as it was when it came"
+                if mode == "bounded":
+                    assert (
+                        again.statistics()["tables"][1]["clock"]
+                        <= 1 + sessions[0].statistics()["tables"][1]["clock"]
+                    )
+                while again.barriers < sessions[0].barriers:
+                    again.barrier()  # what the others have passed returns at once
+                all_do(sessions, train)
+                expected += 3
+                assert [np.unique(t.get()).tolist() for t in tables.values()] == [[expected]] * 3
+            late = all_do(sessions, lambda session: mv.ArrayTableHandler(3, session=session))
+            in_threads([lambda t=t: t.add(np.ones(3)) for t in late])
+            all_do(sessions, lambda session: session.barrier())
+            assert [table.get().tolist() for table in late] == [[3.0] * 3] * 3, (
+                "and tables are made with them"
+            )
+            all_do(sessions, lambda session: session.shutdown())
+
+
+def test_what_is_left_of_the_lost_host_is_refused() -> None:
+    """A node that was cut off and comes back finds its place taken, by the data's ports as by the coordinator's."""
+    with rehearsal(1, 1, on_lost="continue", grace=1.0, relayed=True) as job:
+        sessions = dict(enumerate(in_threads([lambda i=i: job.session(i) for i in range(2)])))
+        tables = all_do(sessions, lambda session: mv.ArrayTableHandler(4, session=session))
+        tables[0].add(np.ones(4))
+        all_do(sessions, lambda session: session.barrier())
+        old, old_session = job.nodes[1], sessions[1]
+        assert old._abroad is not None
+        straggler = old._abroad._carrier
+        with anew(job, 1):
+            again = job.session(1)  # while the old node is there, and not lost yet
+            table = mv.ArrayTableHandler(4, session=again)
+            wait_for(lambda: old_session.node_lost)
+            tables[1].add(np.full(4, 100.0))  # in a copy that nobody takes anything from any more
+            table.add(np.ones(4))
+            again.barrier()
+            in_threads([sessions[0].barrier, again.barrier])
+            assert tables[0].get().tolist() == table.get().tolist() == [2.0] * 4
+            assert straggler._incarnation in job.nodes[0]._abroad._carrier._fenced  # type: ignore[union-attr]
+            old_session.shutdown()
+            for session in (sessions[0], again):
+                session.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"sync": True}, "a synchronous job takes in no host again"), ({"exchange": "mean"}, "between='sum'")],
+)
+def test_a_host_that_cannot_be_taken_in_again_is_told_why(options: dict[str, Any], words: str) -> None:
+    if "exchange" in options:
+        options = {"exchange": Exchange.of(wire=None, every=None, between="mean")}
+    with rehearsal(1, 1, on_lost="continue") as job:
+        sessions = dict(enumerate(in_threads([lambda i=i: job.session(i, **options) for i in range(2)])))
+        all_do(sessions, lambda session: mv.ArrayTableHandler(4, session=session))
+        lose(job, 1, sessions)
+        said: list[str] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("multiverso.runtime.node.log", said.append)
+            with anew(job, 1), pytest.raises((StartupError, NodeLostError)):
+                job.session(1, **options)
+        assert any(words in line for line in said), said
+        sessions[0].shutdown()
+
+
+ROSTER = Roster(0, ("a", "b", "c"), (1, 1, 1), ("127.0.0.1", 1))
+
+
+def test_a_host_is_let_in_once_no_table_is_half_made() -> None:
+    """Otherwise it would lack the one that is in the making: those that begin meanwhile wait for it."""
+    coordinator = Coordinator(ROSTER)
+    options = {
+        "consistency": {"mode": "async", "staleness": 0},
+        "on_lost": "continue",
+        "exchange": Exchange().as_message(),
+    }
+    spec = {"initial": "master"}
+
+    def ask(host: int, order: int) -> list[Any]:
+        asked = {"workers": [host], "masters": [], "mode": "async"}
+        return coordinator.receive(host, {"do": "create", "key": ["order", order], "spec": spec, **asked})
+
+    def done(host: int, order: int, step: str) -> list[Any]:
+        return coordinator.receive(host, {"do": "done", "key": ["order", order], "step": step, "error": None})
+
+    assert "no worker of the job has begun" in coordinator.why_not()
+    for host in range(3):
+        coordinator.receive(host, {"do": "hello", "address": ["127.0.0.1", host], "anew": False})
+        coordinator.receive(host, {"do": "options", "options": options})
+        line = [host, 1000 + host, at.ALIVE, at.ACTIVE, 0, 0]
+        coordinator.receive(host, {"do": "workers", "workers": [line], "now": 5})
+    assert coordinator.why_not() == ""
+    for host in range(3):
+        orders = ask(host, 1)
+    assert {order["do"] for _, order in orders} == {"make"}
+    coordinator.lose(2, "it went")
+    assert coordinator.receive(2, {"do": "gone"}) == [], "of a lost host nothing counts"
+    assert coordinator.receive(2, {"do": "hello", "address": ["127.0.0.1", 9], "anew": True}) == []
+    for step in ("make", "write", "join", "push"):
+        assert done(0, 1, step) == []
+        if step == "make":
+            assert ask(0, 2) == ask(1, 2) == [], "a table that begins now waits, too"
+        orders = done(1, 1, step)
+        assert ("welcome" in {order["do"] for _, order in orders}) == (step == "push")
+    told = [(host, order["do"]) for host, order in orders]
+    assert told[-3:] == [(0, "make"), (1, "make"), (2, "make")], "and now goes on, with the new host"
+    welcome = next(order for _, order in orders if order["do"] == "welcome")
+    assert [table["number"] for table in welcome["tables"]] == [1]
+    assert (welcome["lives"], welcome["lost"], welcome["ordered"]) == ([[0, 1]], [], 1)
+    assert (0, "joined") in told
+    assert (1, "joined") in told
+
+
+def test_a_killed_host_of_a_rehearsal_is_started_again(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(KILLED)
+    run = [sys.executable, "-m", "multiverso", "run", "--hosts", "2", "-n", "2", "--on-failure", "continue"]
+    done = subprocess.run(
+        [*run, "--replace", "1", "job.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] life 0: [108.0]", "[1] life 1: [108.0]"]
+    assert "host-1" in done.stderr
+    assert "it is started again (1 of at most 1 replacements)" in done.stderr
+
+
+KILLED = """
+import os, signal, time
+import numpy as np
+import multiverso as mv
+mv.init()
+me, life = mv.worker_id(), mv.incarnation()
+table = mv.ArrayTableHandler(1000, init_value=np.full(1000, 50.0 if life else 5.0))
+told = mv.Counter("lives")
+mv.barrier()
+for _ in range(3 if life else 50):
+    table.add(np.ones(1000))
+mv.barrier()
+told.fetch_add()
+if me == 1 and life == 0:
+    os.kill(os.getppid(), signal.SIGKILL)  # the host's launcher, which has its node
+    time.sleep(100)
+end = time.monotonic() + 90
+while told.value < 3:
+    assert time.monotonic() < end
+    time.sleep(0.01)
+mv.barrier()
+print(f"life {life}: {np.unique(table.get()).tolist()}", flush=True)
+mv.barrier()
+mv.shutdown()
+"""
