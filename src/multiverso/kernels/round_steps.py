@@ -95,6 +95,36 @@ def _collect(control, base, step, among):
 
 
 @inner
+def begin_alone(control, base, me, number):
+    """Fixes a round whose only member is this worker, before its first step: whether it is. Others may be in it: not.
+
+    A latecomer finds what it always finds when the others go ahead without it.
+    """
+    first = step_of(base, number, 0)
+    decision = base + at.DECISIONS + 8 * (first & 1)
+    seen = load64(decision)
+    mine = np.int64(1) << me
+    if step_in(seen) >= first:
+        return False
+    state, others = _collect(control, base, first, ~mine)
+    if state != READY or others != 0:
+        return False
+    store64(line_of(base, me) + at.PROPOSALS + 8 * (first & 1), mine)
+    if compare_swap64(decision, seen, (first << 16) | (me + 1)) != seen:
+        return False
+    notify(control)  # a latecomer that waits for this round has to be in the next one
+    return True
+
+
+@inner
+def end_alone(base, me, number):
+    """Says that a round that was begun alone is over."""
+    line, last = line_of(base, me), step_of(base, number, load64(base + at.CHUNK_COUNT) - 1)
+    store64(line + at.FOLDED, last)
+    store64(line + at.STAGED, last)
+
+
+@inner
 def step_in(decision):
     """The step of a decision: (step << 16) | (how often it was touched, modulo 256, << 8) | proposer + 1."""
     return decision >> 16

@@ -11,11 +11,13 @@ from multiverso.kernels.atomics import array_at, compare_swap64, load64, store32
 from multiverso.kernels.codes import DONE
 from multiverso.kernels.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.dense import add_into, copy_into, end_call, record_operation, store_both
-from multiverso.kernels.folding import CHUNKED, NOTHING, WHOLE, buffer_of, slot_at, step_of
+from multiverso.kernels.folding import CHUNKED, NOTHING, WHOLE, buffer_of, push_pull_to, slot_at, step_of
 from multiverso.kernels.round_steps import (
     OPEN,
     ROUND,
     STAGED,
+    begin_alone,
+    end_alone,
     finish,
     go_through,
     members_in,
@@ -140,9 +142,16 @@ def exchange(
 ) -> Int:
     """A round of ``local - last``, whose result is in both arrays afterwards; DONE, or why it stopped.
 
-    Where something was added before, the difference joins that in the slot; otherwise it goes through in chunks.
+    Where something was added before, the difference joins that in the slot; otherwise it goes through in chunks, or,
+    where nobody else is in the round and no updater, at once.
     """
-    staged = progress[STAGED]
+    staged, number = progress[STAGED], progress[ROUND]
+    if staged == 0 and update == 0 and progress[OPEN] == 0 and begin_alone(control, base, me, number):
+        new = array_at(base + buffer_of(base, number), local.size, local)
+        push_pull_to(new, array_at(base + buffer_of(base, number - 1), local.size, local), local, last)
+        finish(base, me, progress, at.EXCHANGES, 2 * local.size, call)
+        end_alone(base, me, number)
+        return DONE
     if staged and progress[OPEN] == 0:
         stage_difference(base, me, local, last)
         progress[OPEN] = 1  # the difference is in: it is not added again when this call goes in again

@@ -28,8 +28,8 @@ TABLE = Path(__file__).parent.parent / "mutants.json"
 PAGE = Path(__file__).parents[3] / "docs" / "internals" / "mutants.md"
 # the modules whose lines are spoilt, and the laws that may notice, the likeliest first
 LAWS_OF = {
-    "round_steps": ("rounds", "joining", "corners", "stopped", "latecomers"),
-    "rounds": ("rounds", "joining", "corners", "stopped", "latecomers"),
+    "round_steps": ("rounds", "joining", "corners", "stopped", "latecomers", "alone"),
+    "rounds": ("rounds", "joining", "corners", "stopped", "latecomers", "alone"),
     "waits": ("barriers", "clocks", "gates", "rounds", "latecomers", "reduce_small"),
     "reduce": ("reduce_small", "reduce_in_chunks"),
     "stripe_words": ("rows", "locks"),

@@ -148,6 +148,10 @@ def data_loops(memory: Memory) -> dict[str, Any]:
         put(table, value)
         local[:] = last[:] = value
 
+    def push_pull_to(out: Any, table: Any, local: Any, last: Any) -> None:
+        put(out, table + (local - last))
+        local[:] = last[:] = out
+
     def store_both(values: Any, local: Any, last: Any) -> None:
         local[:] = values
         last[:] = values
@@ -157,6 +161,7 @@ def data_loops(memory: Memory) -> dict[str, Any]:
         "copy_into": copy_into,
         "subtract_into": lambda out, a, b: put(out, a - b),
         "push_pull": push_pull,
+        "push_pull_to": push_pull_to,
         "store_both": store_both,
         "add_one": lambda out, table, a: put(out, table + a),
         "add_two": lambda out, table, a, b: put(out, (table + a) + b),

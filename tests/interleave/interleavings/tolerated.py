@@ -18,6 +18,11 @@ _CALLED = "tells the caller that its call is over, if an exception hides the ans
 
 _WATCHERS = "nobody here waits for a version; see test_who_waits_for_a_version_is_woken in tests/core"
 
+_NOT_AT_ONCE = (
+    "a round that might be gone through alone, in one pass, is gone through in chunks: the same values"
+)
+_ALONE = "staged == 0 and update == 0 and (progress[OPEN] == 0) and begin_alone(control, base, me, number)"
+
 _TAKES_PART = (
     "load32(line + at.ENROLLED) == 1 and load64(line + at.FIRST_STEP) <= step and is_live(control, worker)"
 )
@@ -40,6 +45,13 @@ TOLERATED: dict[str, str] = {
     "round_steps.finish: without end_call(call)": _CALLED,
     "round_steps.finish: without tell_watchers(base)": _WATCHERS,
     "rounds.exchange: always staged": _AGAIN,
+    f"rounds.exchange: never {_ALONE}": _NOT_AT_ONCE,
+    f"rounds.exchange: without 'progress[OPEN] == 0' in {_ALONE}": "no first chunk was decided: it may as well",
+    "round_steps.begin_alone: always step_in(seen) >= first": _NOT_AT_ONCE,
+    "round_steps.begin_alone: always state != READY or others != 0": _NOT_AT_ONCE,
+    "round_steps.begin_alone: always compare_swap64(decision, seen, first << 16 | me + 1) != seen": _NOT_AT_ONCE,
+    "round_steps.end_alone: without store64(line + at.STAGED, last)": "read by who opens the table anew, and comes "
+    "with its next slot, too",
     "reduce.reduce_small: without _end(op, size, out, progress)": _CALLED,
     "reduce.reduce_chunks: without _end(op, size, out, progress)": _CALLED,
     "reduce.reduce_small: never progress[COMPLETE]": _CALLED,

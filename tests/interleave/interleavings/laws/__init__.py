@@ -7,7 +7,7 @@ from collections.abc import Callable
 from interleavings.laws.gates import gates
 from interleavings.laws.locking import locks
 from interleavings.laws.reducing import reduce_in_chunks, reduce_small
-from interleavings.laws.rounds import corners, exchanges_and_reads, joining, latecomers, stopped
+from interleavings.laws.rounds import alone, corners, exchanges_and_reads, joining, latecomers, stopped
 from interleavings.laws.rows import rows
 from interleavings.laws.waiting import barriers, clocks
 
@@ -19,6 +19,7 @@ LAWS: dict[str, Law] = {
     "joining": joining,
     "stopped": stopped,
     "corners": corners,
+    "alone": alone,
     "barriers": barriers,
     "gates": gates,
     "clocks": clocks,

@@ -169,6 +169,53 @@ def corners(source: Source, seed: int, how: How = DRAWN) -> int:
     return run(source, plan, schedule_of(random, seed, 1, How(script=script, trace=how.trace)))
 
 
+def alone(source: Source, seed: int, how: How = DRAWN) -> int:
+    """One works alone, so that its exchanges are rounds of one, and two come, one mostly with the number of the first.
+
+    The first that comes is stopped before its first round, the others go on, and perhaps end, before it does. Or there
+    were two, of whom one has left, and its number comes back.
+    """
+    random = Random(seed)
+    if random.random() < 0.3:
+        return _alone_again(source, random, seed, how)
+    number = random.choice((0, 0, 0, 2))
+    second = "worker 2" if number else "worker 0 again"
+    script: list[tuple[str, int | str]] = [
+        ("worker 0", random.choice((1, random.randrange(1, 160)))),
+        ("worker 1", random.randrange(20, 70)),
+        ("worker 0", random.choice(("on", "on", random.randrange(1, 120)))),
+        (second, random.choice(("on", random.randrange(1, 130)))),
+    ]
+    if random.random() < 0.3:
+        script.insert(3, ("worker 0", "kill"))
+    ends: list[tuple[str, int | str]] = [("worker 1", "on"), (second, "on"), ("worker 0", "on")]
+    random.shuffle(ends)
+    some = ("exchange", *OPERATIONS)
+    late = (tuple(random.choice(some) for _ in range(random.choice((0, 1, 2)))) for _ in range(2))
+    plan = Plan(
+        operations=(("exchange",) * random.choice((1, 1, 2, 3)), *late),
+        leaves_an_add=(False, random.random() < 0.3, random.random() < 0.3),
+        workers=1,
+        chunks=random.choice((1, 1, 2)),
+        latecomers=((1, 1), (random.choice((2, random.randrange(2, 150))), number)),
+        bystander=random.choice(("", "", "looks")),
+    )
+    return run(source, plan, schedule_of(random, seed, 1, How(script=script + ends * 2, trace=how.trace)))
+
+
+def _alone_again(source: Source, random: Random, seed: int, how: How) -> int:
+    script: list[tuple[str, int | str]] = [("worker 1", "on"), ("worker 0", "on"), ("worker 1", "on")]
+    script += [("worker 0", random.randrange(1, 50)), ("worker 1 again", "on"), ("worker 0", "on")]
+    plan = Plan(
+        operations=(("exchange",) * random.choice((2, 3)), ("exchange",)),
+        leaves_an_add=(False, False),
+        workers=2,
+        chunks=random.choice((1, 2)),
+        latecomers=((random.randrange(70, 190), 1),),
+    )
+    return run(source, plan, schedule_of(random, seed, 1, How(script=script * 2, trace=how.trace)))
+
+
 def _events(random: Random, reach: int, number: int, workers: int) -> tuple[tuple[int, int], ...]:
     return tuple((random.randrange(1, reach), random.choice(range(workers))) for _ in range(number))
 
