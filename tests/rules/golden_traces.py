@@ -24,6 +24,11 @@ STORED = Path(__file__).with_suffix(".json")
 SIZE, STEPS = 3, 4
 Trace = list[Any]
 
+UPDATERS: dict[str, Callable[[], mv.updaters.Updater]] = {
+    **BY_NAME,
+    "adam(count_per='table')": lambda: mv.updaters.adam(count_per="table"),
+    "delayed_nesterov(2)": lambda: mv.updaters.delayed_nesterov(2),
+}
 RULES: dict[str, Callable[[], mv.rules.Rule]] = {
     "asgd()": mv.rules.asgd,
     "downpour(fetch=2, push=3)": lambda: mv.rules.downpour(fetch=2, push=3),
@@ -46,7 +51,7 @@ def of_updater(name: str, workers: int, dtype: str) -> Trace:
 
     def work(session: Session) -> Trace:
         table = mv.ArrayTableHandler(
-            SIZE, given(0, 9, dtype), dtype=dtype, updater=BY_NAME[name](), session=session
+            SIZE, given(0, 9, dtype), dtype=dtype, updater=UPDATERS[name](), session=session
         )
         seen = []
         for step in range(STEPS):
@@ -58,10 +63,10 @@ def of_updater(name: str, workers: int, dtype: str) -> Trace:
 
 
 def of_updater_by_row(name: str) -> Trace:
-    """A row after each of one worker's adds, of an updater that keeps something for each row."""
+    """A row after each of one worker's adds to a table of rows by key."""
 
     def work(session: Session) -> Trace:
-        table = mv.KeyedTable(SIZE, dtype="float64", updater=BY_NAME[name](), session=session)
+        table = mv.KeyedTable(SIZE, dtype="float64", updater=UPDATERS[name](), session=session)
         seen = []
         for step in range(STEPS):
             table.add(given(0, step, "float64")[np.newaxis], [7])
@@ -105,7 +110,8 @@ def _together(work: Callable[[Session], Trace], workers: int) -> list[Trace]:
 def cases() -> dict[str, Callable[[], Trace]]:
     """Returns every trace by name, to be made when called."""
     found: dict[str, Callable[[], Trace]] = {}
-    for name, make in BY_NAME.items():
+    found["updater adam, by row"] = lambda: of_updater_by_row("adam")
+    for name, make in UPDATERS.items():
         if any(state.per == "row" for state in make().states):
             found[f"updater {name}, by row"] = lambda n=name: of_updater_by_row(n)
             continue

@@ -238,6 +238,46 @@ def test_a_schedule_sets_the_learning_rate_by_the_number_of_adds() -> None:
             mv.KeyedTable(3, session=session).learning_rate = 1
 
 
+def test_a_schedule_sets_the_learning_rate_of_exchanges_and_rules_too() -> None:
+    fall = mv.updaters.schedule(lambda step: 1 / (step + 1))
+    updater = mv.updaters.chain(fall, mv.updaters.momentum(5.0, 0.0))
+    with Node(1) as node, Session(node.address) as session:
+        matrix = mv.MatrixTableHandler(2, 3, dtype="float64", updater=updater, session=session)
+        local, last = np.zeros((2, 3)), np.zeros((2, 3))
+        rows, before = np.zeros((1, 3)), np.zeros((1, 3))
+        local += 1
+        matrix.exchange(local, last)
+        np.testing.assert_allclose(local, -1)
+        rows += 1
+        matrix.exchange(rows, before, row_ids=[1])
+        np.testing.assert_allclose(rows, [[-1.5] * 3])
+        local += 1
+        matrix.exchange_async(local, last).wait()
+        np.testing.assert_allclose(local, [[-1 - 1 / 3] * 3, [-1.5 - 1 / 3] * 3])
+        matrix.exchange_async(rows + 1, rows, row_ids=[1]).wait()
+        assert matrix.learning_rate == pytest.approx(1 / 4)
+        rule = mv.rules.Rule("mine", mv.rules.asgd().push, updater=updater, per_worker=("centre",))
+        shared = mv.rules.share(np.zeros(4), rule, session=session)
+        for step in range(3):
+            shared.exchange(np.zeros(4))
+            assert shared.table.learning_rate == pytest.approx(1 / (step + 1))
+
+
+def test_all_that_have_a_learning_rate_can_be_told_another_one() -> None:
+    """adamw once had none: neither a schedule nor ``learning_rate`` could change it."""
+    wanted = mv.updaters.chain(mv.updaters.schedule(lambda step: 0.5 / (step + 1)), mv.updaters.adamw())
+    with Node(1) as node, Session(node.address) as session:
+        table = mv.ArrayTableHandler(3, dtype="float64", updater=wanted, session=session)
+        keyed = mv.KeyedTable(3, dtype="float64", updater=wanted, session=session)
+        for step in range(3):
+            table.add(np.ones(3))
+            keyed.add(np.ones((1, 3)), [8])
+            assert table.learning_rate == keyed.learning_rate == pytest.approx(0.5 / (step + 1))
+        np.testing.assert_allclose(table.get(), -0.5 - 0.25 - 0.5 / 3, rtol=0.02)
+        with pytest.raises(mv.errors.MultiversoError, match=r"has no learning rate.*adam, adamw"):
+            mv.ArrayTableHandler(3, session=session).learning_rate = 1
+
+
 def test_schedules_rise_and_fall() -> None:
     cosine = mv.updaters.cosine(2.0, 30, warmup=10, least=0.1)
     assert [cosine(step) for step in (0, 9, 10, 20, 30, 99)] == pytest.approx([0.2, 2, 2, 1.1, 0.2, 0.2])

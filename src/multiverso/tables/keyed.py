@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso.deadline import Deadline
-from multiverso.errors import MultiversoError, ShapeMismatchError
+from multiverso.errors import ShapeMismatchError
 from multiverso.kernels.compiling import compile_update
 from multiverso.kernels.keyed_passes import GONE, KEY
 from multiverso.keyed_layout import NO_ROW
@@ -29,14 +29,14 @@ from multiverso.tables.keyed_snapshots import Snapshot
 from multiverso.tables.keyed_spec import Eviction, KeyedSpec
 from multiverso.tables.keys import Keys, as_keys, summed
 from multiverso.tables.output import fresh, into
+from multiverso.tables.steered import Steered
 from multiverso.updaters import Updater, resolve
-from multiverso.updaters.checks import positive
 
 _MOST_AT_ONCE = 1 << 16
 _SHORT_SECONDS = 0.001  # what an add spends on keys beyond the most that there may be
 
 
-class KeyedTable:
+class KeyedTable(Steered):
     """Rows of ``dim`` numbers, each under a 64-bit key, that all workers of the job share.
 
     A row begins to exist when something is added to its key; until then it reads as its *initial row*, which depends
@@ -111,6 +111,7 @@ class KeyedTable:
             "use a MatrixTableHandler, whose rows have numbers, or start all workers on one host",
         )
         rule = resolve(updater)
+        super().__init__(self._session, rule, leads=self._session.worker_id == 0)
         tables = self._session.keyed_tables
         with self._session.making:
             called = (
@@ -137,8 +138,6 @@ class KeyedTable:
                 twin._memory.check_equal(self._spec)
                 self._memory, self._calls = twin._memory, twin._calls
             self._update = compile_update(rule.apply, self._spec.dtype)
-            self._rate_index, self._clip = rule.rate_index, rule.clip
-            self._schedule = rule.schedule if self._session.worker_id == 0 else None
             self._sums_first = bool(rule.states or rule.hyper or rule.clip or self._spec.admission > 1)
             self._most_keys = (eviction.most_keys if eviction else None) or 0
             tables.setdefault(called, self)
@@ -165,29 +164,11 @@ class KeyedTable:
         """Everything that the workers have agreed on."""
         return self._spec
 
-    @property
-    def learning_rate(self) -> float:
-        """The updater's learning rate, as it is now for all workers. Set it in one worker, at any time.
+    def _hyper(self, index: int) -> Array:
+        return self._memory.hyper()[index : index + 1]
 
-        An add that is on its way may take either. Workers that make or open the table still give the updater that it
-        was made with.
-
-        Raises:
-            MultiversoError: the updater has no learning rate.
-            ValueError: not a finite number above 0.
-        """
-        self._session.check()
-        return float(self._rate()[0])
-
-    @learning_rate.setter
-    def learning_rate(self, rate: float) -> None:
-        self._session.check()
-        self._rate()[0] = positive(rate, "learning rate")
-
-    def _rate(self) -> Array:
-        if self._rate_index is None:
-            raise MultiversoError(f"the updater {self._spec.updater!r} of {self!r} has no learning rate")
-        return self._memory.hyper()[self._rate_index : self._rate_index + 1]
+    def _steps(self) -> int:
+        return self._memory.adds()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._spec}>"
@@ -268,10 +249,7 @@ class KeyedTable:
         flat = array.reshape(-1)
         if self._sums_first:
             flat, data = summed(flat, data, self.dim)
-        if self._clip is not None:
-            data = self._clip(data, flat.size)
-        if self._schedule is not None:
-            self.learning_rate = self._schedule(self._memory.adds())
+        data = self._transformed(data, flat.size)
         try:
             self._calls.add(self._update, flat, data, timeout_seconds)
             if self._most_keys and self._calls.excess() > self._most_keys // 16:

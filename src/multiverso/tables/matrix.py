@@ -214,6 +214,7 @@ class MatrixTableHandler(TableHandler):
             return
         deadline = self._ready(timeout_seconds)
         ids, a, b = self._pair_of_rows(local, last, row_ids)
+        self._follow_schedule()
         self._operations.exchange_rows(ids, a, b, deadline)
 
     @overload
@@ -277,6 +278,7 @@ class MatrixTableHandler(TableHandler):
         ids, a, b = self._pair_of_rows(local, last, row_ids)
         ids = np.array(ids)
         self._refuse_bad(ids)
+        self._follow_schedule()
         return self._later(
             lambda: self._operations.exchange_rows(ids, a, b, None),
             "an exchange of rows",

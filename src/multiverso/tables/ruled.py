@@ -55,12 +55,17 @@ class Ruled:
     ) -> None:
         """Runs push, pull or both, in place; see :class:`multiverso.rules.Shared`."""
         deadline = self._table._ready(timeout_seconds)
-        self._table._operations.apply_rule(rule, self._local(local), push, pull, deadline)
+        array = self._local(local)
+        if push:
+            self._table._follow_schedule()
+        self._table._operations.apply_rule(rule, array, push, pull, deadline)
 
     def apply_async(self, rule: CompiledRule, local: Any, push: bool, pull: bool) -> Pending:
         """Like :meth:`apply`, in the background. Leave ``local`` alone until ``wait()`` returns."""
         self._session.check()
         array = self._local(local)
+        if push:
+            self._table._follow_schedule()
         operations = self._table._operations
         return self._table._later(lambda: operations.apply_rule(rule, array, push, pull, None), "a step")
 

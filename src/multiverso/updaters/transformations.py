@@ -100,12 +100,12 @@ def weight_decay(decay: float) -> WeightDecay:
 def schedule(rate: Callable[[int], float]) -> Schedule:
     """Returns a transformation that sets the learning rate by how many adds the table has had.
 
-    Worker 0 sets it, for all workers, at each of its own adds; in a job on several hosts the first worker of each host,
-    by that host's adds.
+    Worker 0 sets it, for all workers, at each of its own adds and exchanges; in a job on several hosts the first worker
+    of each host, by that host's adds.
 
     Args:
-        rate: the learning rate, above 0, as a function of the number of adds of all workers so far (in synchronous
-            mode, of rounds): `cosine`, `inverse_square_root`, or any other.
+        rate: the learning rate, above 0, as a function of the number of adds and exchanges of all workers so far (in
+            synchronous mode, of rounds): `cosine`, `inverse_square_root`, or any other.
     """
     if not callable(rate):
         raise TypeError(f"schedule takes a function of the number of steps; got {rate!r}")

@@ -1,0 +1,220 @@
+"""What a worker holds of a table: which one it is, how it comes to be and ends, and what calls begin with."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from multiverso import layout as at
+from multiverso.consistency.modes import OF_MODE
+from multiverso.consistency.port import Consistency, Port
+from multiverso.deadline import Deadline
+from multiverso.kernels.compiling import compile_update
+from multiverso.runtime.session import Session
+from multiverso.shards.shard import Shard
+from multiverso.spec import TableSpec
+from multiverso.tables.closed import Closed
+from multiverso.tables.convert import Array, as_data, as_numpy, check_size
+from multiverso.tables.initial import fill, initial_value
+from multiverso.tables.operations import Operations
+from multiverso.tables.output import Output, fresh, into
+from multiverso.tables.pending import Pending, Queue
+from multiverso.tables.steered import Steered
+from multiverso.updaters import Updater
+
+
+class HeldTable(Steered):
+    """One worker's hold of a table, without its operations; see :class:`~multiverso.tables.handler.TableHandler`."""
+
+    def __init__(
+        self, session: Session, spec: TableSpec, updater: Updater, init_value: Any, master: bool
+    ) -> None:
+        value = initial_value(init_value, spec)
+        super().__init__(session, updater, leads=session.worker_id == session.control.first_here)
+        self._closed = False
+        self._loaded_at: int | None = None  # the barrier at which this worker was the one to load
+        self._spec = spec
+        self._dtype = np.dtype(spec.dtype)
+        self._size = spec.elements
+        update = 0 if updater.name == "add" else compile_update(updater.apply, spec.dtype)
+        name = self._name = f"table {spec.name!r}" if spec.name else f"the {spec}"
+        self._queue = Queue(spec.name or spec.kind)
+        self._unheard: tuple[tuple[str, Any], Pending] | None = (
+            None  # queued, but its caller got an exception
+        )
+        self._users: weakref.WeakSet[Any] = weakref.WeakSet()  # the rules that move it; see `Ruled`
+
+        def take_turn(shard: Shard, last: bool, number: int) -> None:
+            fill(shard, value, last, number)
+
+        with session.making:
+            self._number, self._shard = session.open_table(spec, take_turn, master=master, keep=False)
+            same = session.handlers() if spec.name else []  # by order each table is made once
+            twin = next((h for h in same if h.number == self._number), None)
+            if twin is None:
+                self._operations = Operations(_consistency_of(session, self._shard, update, name), name)
+            else:  # the same named table again: one slot, one round, one order of pending operations
+                self._operations, self._queue = twin._operations, twin._queue
+            session.adopt(self, self._number, self._shard)
+
+    # -- what it is ------------------------------------------------------------------------------------------
+
+    @property
+    def spec(self) -> TableSpec:
+        """Everything that the workers have agreed on."""
+        return self._spec
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(size,) of an array, (num_row, num_col) of a matrix."""
+        return self._spec.shape
+
+    @property
+    def size(self) -> int:
+        """Numbers in the table."""
+        return self._spec.elements
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the values in the shared memory."""
+        return self._dtype
+
+    @property
+    def name(self) -> str | None:
+        """Its name, or None for one that was created by order."""
+        return self._spec.name
+
+    @property
+    def number(self) -> int:
+        """Its number in the job, from 1: the same in every worker."""
+        return self._number
+
+    @property
+    def version(self) -> int:
+        """Adds and exchanges done by all workers so far; in synchronous mode, rounds finished."""
+        self._session.check()
+        return self._how.version()
+
+    def _hyper(self, index: int) -> Array:
+        return self._shard.segment.array(at.HYPER + index * self._dtype.itemsize, 1, self._dtype)
+
+    def _steps(self) -> int:
+        return self.version
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._spec}>"
+
+    # -- before and after a call -----------------------------------------------------------------------------
+
+    @property
+    def _how(self) -> Consistency:
+        """What reads and adds of this table mean."""
+        return self._operations.how
+
+    def _ready(self, timeout_seconds: float | None) -> Deadline | None:
+        """Before every operation: the session is open and nothing is pending; returns the operation's deadline.
+
+        None is the session's own time from when the operation first has to wait: most never do, and are quick.
+        """
+        session = self._session
+        if session.closed is not None:
+            session.check()
+        if timeout_seconds is None and not self._queue.used:
+            return None
+        deadline = session.start_deadline(timeout_seconds)
+        self._queue.flush(deadline)
+        return deadline
+
+    def flush(self, timeout_seconds: float | None = None) -> None:
+        """Waits for this worker's pending operations on the table; raises what one of them raised."""
+        self._flush_until(self._session.start_deadline(timeout_seconds))
+
+    def _flush_until(self, deadline: Deadline) -> None:
+        """Like :meth:`flush`, for callers that already have a deadline."""
+        self._queue.flush(deadline)
+        self._operations.settle(deadline)
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Ends this worker's part in the table; waits for nobody but this worker's own pending operations.
+
+        Once every worker that has the table has closed it or left the job, its memory is free for the next
+        table. Until then the others go on without this worker: rounds and clocks no longer wait for it. Every
+        later call raises ClosedError; views keep what they show now. A name can be used for a new table then.
+        Where a worker has opened a named table twice, each handler is closed for itself.
+
+        A second call does nothing; one that was interrupted is finished by calling it again.
+
+        Raises:
+            InterruptedRoundError: in synchronous mode, this worker's adds since its last read would be lost, or
+                a read was interrupted: ``get`` first. Nothing was changed.
+        """
+        if self._session.closed is not None:
+            return
+        if not self._closed:
+            self._ready(None)
+            number, twins = self._number, self._session.handlers()
+            if not any(h is not self and h.number == number for h in twins):
+                self._operations.settle(None)
+                self._how.refuse_unfinished()
+                self._queue.close()
+            gone: Any = Closed(f"{self!r} was closed: close() was called on it")
+            self._operations = self._shard = gone
+            self._closed = True
+        self._session.dismiss(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _leave(self) -> None:
+        """Ends this worker's part in the table, at the session's end (which calls it)."""
+        self._queue.close()
+        if not self._closed:
+            self._how.leave()
+
+    # -- arrays in and out -----------------------------------------------------------------------------------
+
+    def _is_plain(self, array: Any) -> bool:
+        """Returns whether a kernel can take an array of the table's size as it is: most calls, so it is quick."""
+        return (
+            type(array) is np.ndarray
+            and array.dtype is self._dtype
+            and array.ndim == 1
+            and array.size == self._size
+            and array.flags.carray
+        )
+
+    def _delta(self, data: Any, what: str = "data") -> Array:
+        array = as_numpy(data, what)
+        check_size(array, self.shape, self._spec, what)
+        return as_data(array, self._dtype, what)
+
+    def _output(self, out: Any, dtype: npt.DTypeLike | None, shape: tuple[int, ...]) -> Output:
+        if out is None:
+            return fresh(shape, self._dtype, dtype)
+        return into(out, shape, self._dtype, not self._spec.is_matrix)
+
+
+def _consistency_of(session: Session, shard: Shard, update: int, name: str) -> Consistency:
+    """Returns what the session's consistency is for this table."""
+    port = Port(
+        control=session.control.address,
+        base=shard.base,
+        worker_id=session.worker_id,
+        update=update,
+        spec=shard.spec,
+        name=name,
+        staleness=session.staleness,
+        first_round=shard.first_round(session.worker_id),
+        slot=lambda: shard.slot(session.worker_id),
+        check_may_wait=session.check_may_wait,
+        resume=session.resume,
+    )
+    return OF_MODE[shard.mode](port)

@@ -1,0 +1,78 @@
+"""How a table's updater is steered while the job runs: its learning rate, by hand or by a schedule, and its bounds."""
+
+from __future__ import annotations
+
+from multiverso.errors import MultiversoError
+from multiverso.runtime.session import Session
+from multiverso.tables.convert import Array
+from multiverso.updaters import BY_NAME, Updater
+from multiverso.updaters.checks import positive
+
+
+class Steered:
+    """The part of a table that holds its updater. Whoever inherits says where the learning rate lies.
+
+    Args:
+        session: the worker's.
+        updater: the table's.
+        leads: whether this worker sets the learning rate that a schedule says, for all.
+    """
+
+    def __init__(self, session: Session, updater: Updater, leads: bool) -> None:
+        self._session = session
+        self._clip = updater.clip
+        self._schedule = updater.schedule if leads else None
+        self._updater_name, self._rate_index = updater.name, updater.rate_index
+
+    @property
+    def learning_rate(self) -> float:
+        """The updater's learning rate, as it is now for all workers. Set it in one worker, at any time.
+
+        Whoever adds after that has it: no worker that has seen a later rate comes back to an earlier one. An add
+        that is on its way may take either. In synchronous mode set it between two barriers, so that no round is on its
+        way. Workers that make or open the table still give the updater that it was made with, and so does a saved one.
+
+        Raises:
+            MultiversoError: the updater has no learning rate.
+            ValueError: not a finite number above 0.
+        """
+        self._session.check()
+        return float(self._rate()[0])
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        self._session.check()
+        self._rate()[0] = positive(rate, "learning rate")
+
+    def _rate(self) -> Array:
+        """Returns the number in the table's header itself: it is read anew by every operation."""
+        if self._rate_index is None:
+            having = sorted(name for name, make in BY_NAME.items() if make().rate_index is not None)
+            raise MultiversoError(
+                f"the updater {self._updater_name!r} of {self!r} has no learning rate; {', '.join(having)} have one"
+            )
+        return self._hyper(self._rate_index)
+
+    def _hyper(self, index: int) -> Array:
+        """Returns one of the updater's hyperparameters, as it lies in the shared memory: an array of one."""
+        raise NotImplementedError
+
+    def _steps(self) -> int:
+        """Returns how many steps the table has done, as a schedule counts them."""
+        raise NotImplementedError
+
+    def _follow_schedule(self) -> None:
+        """Before every step of this worker's."""
+        if self._schedule is not None:
+            self.learning_rate = self._schedule(self._steps())
+
+    def _transformed(self, delta: Array, rows: int = 1) -> Array:
+        """Returns what is to be added, within its bounds, once the learning rate is what the schedule says."""
+        self._follow_schedule()
+        return delta if self._clip is None else self._clip(delta, rows)
+
+    def _refuse_clipped(self) -> None:
+        if self._clip is not None:
+            raise MultiversoError(
+                f"{self!r} clips what is added ({self._clip}), and an exchange does not: use add() and get()"
+            )
