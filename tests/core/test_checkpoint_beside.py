@@ -15,7 +15,7 @@ from core_support import bits, outcome, together, wait_for
 
 import multiverso as mv
 from multiverso import layout as at
-from multiverso.checkpoints import Parts, beside, generations
+from multiverso.checkpoints import Parts, beginning, beside, generations, writing
 from multiverso.checkpoints.manifests import read_generations
 from multiverso.checkpoints.stores import Remote, open_store
 from multiverso.errors import ClosedError, SnapshotError
@@ -73,14 +73,14 @@ def test_a_synchronous_run_that_is_resumed_ends_with_the_same_bits(tmp_path: Pat
 def test_after_a_failure_of_one_worker_the_parts_are_of_one_step_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str, culprit: int
 ) -> None:
-    write = beside.write_part
+    write = writing.write_part
 
     def broken(store: Any, generation: Any, me: int, *part: Any) -> Any:
         if fails == "disk" and (generation.number, me) == (2, culprit):
             raise OSError("the disk is full")
         return write(store, generation, me, *part)
 
-    monkeypatch.setattr(beside, "write_part", broken)
+    monkeypatch.setattr(writing, "write_part", broken)
 
     def work(session: Session) -> int:
         table = mv.ArrayTableHandler(3, session=session)
@@ -240,7 +240,7 @@ def test_a_run_is_not_gone_on_from_unless_that_is_wanted(
 def test_what_makes_no_sense_is_refused(
     alone: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(beside, "_LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(beginning, "_LOCK_SECONDS", 0.05)
     with pytest.raises(TypeError, match=r"number of steps \(int\) or a datetime.timedelta"):
         mv.checkpoint(tmp_path, every=60.0, session=alone)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="keep=0"):
@@ -307,13 +307,13 @@ def test_shutdown_waits_for_what_was_handed_over(tmp_path: Path) -> None:
 
 def test_what_is_being_written_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when the slow one's worker waits for the leader, which gives up on those who have handed nothing over."""
-    gave_up, write = threading.Event(), beside.write_part
+    gave_up, write = threading.Event(), writing.write_part
 
     def slowly(store: Any, generation: Any, me: int, *part: Any) -> Any:
         assert me == 0 or gave_up.wait(20)
         return write(store, generation, me, *part)
 
-    monkeypatch.setattr(beside, "write_part", slowly)
+    monkeypatch.setattr(writing, "write_part", slowly)
     monkeypatch.setattr(beside, "_STUCK_SECONDS", 0.05)
 
     def save(session: Session) -> None:
@@ -321,7 +321,9 @@ def test_what_is_being_written_is_waited_for(tmp_path: Path, monkeypatch: pytest
         checkpoint = mv.checkpoint(tmp_path, session=session)
         wait_for(lambda: checkpoint.save({"me": session.worker_id}))
         if session.worker_id == 0:
-            told = threading.Thread(target=lambda: gave_up.set() if checkpoint._giving_up.wait(20) else None)
+            told = threading.Thread(
+                target=lambda: gave_up.set() if checkpoint._writer.giving_up.wait(20) else None
+            )
             told.start()
             checkpoint.close()
             told.join()

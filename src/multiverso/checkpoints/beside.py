@@ -10,23 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
-import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol, Self
 
-from multiverso import layout as at
 from multiverso.checkpoints.alone import load_own
+from multiverso.checkpoints.beginning import begin_alone, begin_together
 from multiverso.checkpoints.board import (
-    CLOSED,
-    DONE,
     FAILED,
-    FAILED_AND_CLOSED,
-    NOTHING,
     WRITING,
     Board,
 )
@@ -34,35 +27,20 @@ from multiverso.checkpoints.generations import (
     STEPS_OF_LOAD,
     Packed,
     Parts,
-    Table,
-    check_tables,
-    commit_generation,
-    discard,
     load,
-    numbers_in,
-    refuse_strangers,
-    remove_others,
-    write_part,
-    write_tables,
 )
-from multiverso.checkpoints.manifests import Generation, Receipts, inherit, read_generations
-from multiverso.checkpoints.roles import say
 from multiverso.checkpoints.stores import PathLike, open_store
+from multiverso.checkpoints.writing import LOOK_SECONDS, Task, Writer, copied
 from multiverso.errors import ClosedError, SnapshotError, WaitTimeoutError
 from multiverso.runtime import Session
-from multiverso.runtime.agreement import Together, count_as_done
+from multiverso.runtime.agreement import count_as_done
 from multiverso.runtime.current import current
 from multiverso.runtime.every import Every
-from multiverso.runtime.restarts import may_resume
 
 Own = dict[str, Any] | Callable[[], dict[str, Any]] | None
-_LOOK_SECONDS = 0.02
 _STUCK_SECONDS = (
     1.0  # a worker that has waited that long may wait for the leader: a shorter wait ends by itself
 )
-_END_SECONDS = 30.0  # for what is being written when a job is interrupted
-_STEPS_OF_BEGIN = 2  # that all workers do together
-_LOCK_SECONDS = 5.0  # one that was killed just now holds its lock until it has ended
 
 
 class Manager(Protocol):
@@ -79,16 +57,6 @@ class Manager(Protocol):
 
     def saved_tables(self) -> Any:
         """Returns the tables that it shares, by name."""
-
-
-@dataclass(frozen=True)
-class _Task:
-    """What a worker has handed over."""
-
-    number: int
-    packed: Packed
-    tables: dict[str, Table] | None  # of the worker that leads
-    keys: list[str]
 
 
 class Checkpoint:
@@ -127,70 +95,18 @@ class Checkpoint:
                 "after a round: give a number of steps"
             )
         self._store, self._place = open_store(directory), directory
-        self._managers, self._keep = managers, keep
+        self._managers = managers
         self.newcomer = False
         self._board = Board(self._session)
+        self._writer = Writer(self._session, self._store, self._board, keep)
         self._own: Own = None
-        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
-        self._idle = threading.Event()
-        self._idle.set()
-        self._giving_up = threading.Event()
-        self._failure: Exception | None = None
-        self._thread: threading.Thread | None = None
         self._closed = False
         self._held = contextlib.ExitStack()
         if any(getattr(f, "__self__", None).__class__ is Checkpoint for f in self._session.before_end):
             raise SnapshotError("this worker has a checkpoint already: close it before the next one is made")
-        begin = self._begin_alone if self._session.incarnation else self._begin
-        self._last, self._resumes = begin(resume)
+        begin = begin_alone if self._session.incarnation else begin_together
+        self._last, self._resumes = begin(self._session, self._store, self._board, self._held, resume)
         self._session.before_end.append(self.close)
-
-    def _begin(self, resume: bool) -> tuple[int, bool]:
-        """Looks at what is saved, the same in all workers: the last number, and whether this run goes on from there."""
-        task = Together(self._session, lambda why: SnapshotError(f"{self._store} cannot be used: {why}"))
-
-        def look() -> str:
-            if self._session.worker_id != min(self._session.live_workers()):
-                return ""
-            self._store.make()
-            self._held.enter_context(self._store.alone(_LOCK_SECONDS))
-            there = read_generations(self._store, missing_ok=True)
-            if there and not (resume or may_resume()):
-                raise SnapshotError(
-                    f"{self._store} holds a run already (saved as {there[-1].folder}). To go on from it: `multiverso "
-                    "run --resume`, MULTIVERSO_RESUME=1, or checkpoint(..., resume=True); to begin a new one, give "
-                    "another directory, or remove this one"
-                )
-            refuse_strangers(self._store, there)
-            remove_others(self._store, there)
-            return f"{max([0, *numbers_in(self._store)])} {len(there)}"
-
-        try:
-            said = "".join(task.step(look).values())
-        except BaseException:
-            self._held.close()
-            raise
-        last, there = map(int, said.split())
-        self._board.say(last, NOTHING)  # what was said of another checkpoint does not count
-        task.step()
-        return last, there > 0
-
-    def _begin_alone(self, resume: bool) -> tuple[int, bool]:
-        """As `_begin`, for a worker that takes a dead one's place: the others have done so before, and go on."""
-        session = self._session
-        if self._in_rounds:
-            raise SnapshotError(
-                "in a synchronous job all workers count the steps to a checkpoint alike, so that none can take the "
-                "place of one that died: start the job again (multiverso run --max-restarts), or make no checkpoints"
-            )
-        if session.worker_id == min(session.live_workers()):  # then nobody has what the dead one held
-            self._store.make()
-            self._held.enter_context(self._store.alone(_LOCK_SECONDS))
-        newest = self._board.newest()
-        if newest:  # if it is being written, its other parts do not wait for this worker's
-            self._board.say(newest, FAILED)
-        count_as_done(session, _STEPS_OF_BEGIN)
-        return newest, bool(read_generations(self._store, missing_ok=True))
 
     # -- what users call ------------------------------------------------------------------------------------
 
@@ -298,7 +214,7 @@ class Checkpoint:
         if self._closed:
             return
         try:
-            if self._board.newest() > self._last and self._failure is None and not self._in_rounds:
+            if self._board.newest() > self._last and self._writer.failure is None and not self._in_rounds:
                 self._hand_over(self._board.newest(), self._own)
             self._wait_idle(unless_all_wait=True)
         finally:
@@ -308,7 +224,7 @@ class Checkpoint:
     @property
     def is_writing(self) -> bool:
         """Whether what this worker has handed over is still being written, or waits for the others' parts."""
-        return not self._idle.is_set()
+        return not self._writer.idle.is_set()
 
     def __enter__(self) -> Self:
         return self
@@ -327,7 +243,7 @@ class Checkpoint:
         self._session.check()
 
     def _raise_failure(self) -> None:
-        failure, self._failure = self._failure, None
+        failure, self._writer.failure = self._writer.failure, None
         if failure is not None:
             raise SnapshotError(f"{self._store} was not saved: {failure}") from failure
 
@@ -350,7 +266,7 @@ class Checkpoint:
         asked = self._board.newest()
         if asked > self._last:
             return asked
-        return self._last + 1 if due and self._leads() and self._idle.is_set() else 0
+        return self._last + 1 if due and self._leads() and self._writer.idle.is_set() else 0
 
     def _hand_over(self, number: int, own: Own) -> None:
         try:
@@ -360,20 +276,16 @@ class Checkpoint:
         except BaseException:
             if self._in_rounds:  # a later step's part must not stand beside the others' of this one
                 self._last = number
-                if self._idle.is_set():
+                if self._writer.idle.is_set():
                     self._board.say(number, FAILED)
             raise
         tables = named if self._leads() else None
         if tables and self._in_rounds:
-            tables = _copied(tables)
-        self._giving_up.clear()
-        self._idle.clear()
+            tables = copied(tables)
+        self._writer.begin()
         self._last = number
         self._board.say(number, WRITING)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="multiverso-checkpoint", daemon=True)
-            self._thread.start()
-        self._tasks.put(_Task(number, packed, tables, list(named)))
+        self._writer.write(Task(number, packed, tables, list(named)))
 
     def _packed(self, own: Own) -> Packed:
         handed = own() if callable(own) else own
@@ -405,15 +317,15 @@ class Checkpoint:
 
     def _wait_idle(self, unless_all_wait: bool = False) -> None:
         end = time.monotonic() + self._session.timeout_seconds
-        while not self._idle.wait(_LOOK_SECONDS):
+        while not self._writer.idle.wait(LOOK_SECONDS):
             if time.monotonic() > end:
-                self._giving_up.set()
+                self._writer.giving_up.set()
                 raise WaitTimeoutError(
                     f"gave up after {self._session.timeout_seconds:.1f} s waiting for the checkpoint {self._last} in "
                     f"{self._store} to be written; a longer deadline: init(timeout_seconds=)"
                 )
             if unless_all_wait and self._all_wait():
-                self._giving_up.set()
+                self._writer.giving_up.set()
 
     def _all_wait(self) -> bool:
         """Whether everybody else has been waiting, perhaps for this worker: nobody is on the way to the next step."""
@@ -426,119 +338,11 @@ class Checkpoint:
 
     def _end(self) -> None:
         self._closed = True
-        self._giving_up.set()
-        if self._thread is not None:
-            self._tasks.put(None)
-            self._thread.join(_END_SECONDS)
+        self._writer.end()
         self._board.close()
         self._held.close()
         if self.close in self._session.before_end:
             self._session.before_end.remove(self.close)
-
-    # -- the thread -----------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            try:
-                self._write(task)
-            except Exception as error:  # whatever a file system of others raises
-                self._failure = error
-                self._board.say(task.number, FAILED)
-                if task.tables is not None:
-                    discard(self._store, task.number)
-            finally:
-                self._idle.set()
-
-    def _write(self, task: _Task) -> None:
-        store, me = self._store, self._session.worker_id
-        generation = Generation(task.number, task.keys, {me: task.packed.common_name})
-        store.make(generation.folder)
-        hashes = write_part(store, generation, me, task.packed, generation.common)
-        if task.tables is not None:
-            if not self._in_rounds:
-                self._gather()
-            hashes |= write_tables(store, generation, _copied(task.tables))
-        receipts = Receipts(store, generation.folder)
-        receipts.write(me, hashes, task.packed.common_name)
-        self._board.say(task.number, DONE)
-        if task.tables is not None:
-            why, done = self._await_others(task.number, receipts)
-            if why:
-                say(f"{store}: {generation.folder} is not kept: {why}; the checkpoint before it stays")
-                store.remove(generation.folder)
-            else:
-                self._commit(generation, done)
-
-    def _gather(self) -> None:
-        """On several hosts: waits until this host's copies have what the others had when it was called."""
-        session = self._session
-        if session.hosts:
-            number = session.node.gather()
-            deadline = session.start_deadline()
-            while session.control.gathered < number:
-                time.sleep(_LOOK_SECONDS)  # the nodes do it, whatever their workers wait for
-                if self._closed or session.node_lost or deadline.passed:
-                    raise SnapshotError("the other hosts have not brought what they had not sent yet")
-
-    def _await_others(self, number: int, receipts: Receipts) -> tuple[str, list[int]]:
-        """Waits until all that take part have written; returns why it is given up (or nothing), and who has written.
-
-        Giving up is about those who have handed nothing over: what is being written is waited for.
-        """
-        control, writers = self._session.control, set(self._board.writers())
-        while True:
-            waited_for: list[int] = []
-            idle: list[int] = []
-            done: list[int] = []
-            for worker in writers:
-                said, phase = self._board.of(worker)
-                failed = said == number and phase in (FAILED, FAILED_AND_CLOSED)
-                if failed or (said > number and receipts.read(worker) is None):
-                    return f"worker {worker} could not write its part", done
-                if said > number or (said == number and phase in (DONE, CLOSED)):
-                    done.append(worker)
-                    continue
-                if control.liveness(worker) == at.LOST and not control.continues:
-                    return f"worker {worker} was lost", done
-                if worker in control.live() and not self._board.has_closed(worker):
-                    waited_for.append(worker)
-                    if said < number:
-                        idle.append(worker)
-            if not waited_for:
-                return "", done
-            if self._session.node_lost:
-                return "the job's node is gone", done
-            if self._giving_up.is_set() and idle:
-                return f"worker {idle[0]} has handed nothing over", done
-            time.sleep(_LOOK_SECONDS)
-
-    def _commit(self, generation: Generation, done: list[int]) -> None:
-        store = self._store
-        before = read_generations(store, missing_ok=True)
-        check_tables(store, before, generation.tables, "it was not replaced")
-        common = {}
-        receipts = Receipts(store, generation.folder)
-        for worker in range(self._session.control.capacity):
-            if before and worker in before[-1].common and receipts.read(worker) is None:
-                inherit(
-                    store, worker, before[-1], generation
-                )  # it has left, or is lost: its last part counts
-            said = receipts.read(worker)
-            if said is not None:
-                common[worker] = said.common
-            elif worker in done:
-                raise SnapshotError(
-                    f"worker {worker} has written its part, and it is not in {store}/{generation.folder}: do all "
-                    "workers see the same files there?"
-                )
-        older = before[len(before) - self._keep + 1 :] if self._keep > 1 else []
-        whole = commit_generation(store, Generation(generation.number, generation.tables, common), older)
-        remove_others(store, [*older, whole], above=generation.number)
-
-
-def _copied(tables: Mapping[str, Any]) -> dict[str, Table]:
-    """Returns tables as they are now; what cannot be copied, or is one already, as it is."""
-    return {key: table.copied() if hasattr(table, "copied") else table for key, table in tables.items()}
 
 
 def _quoted(name: str) -> str:

@@ -1,0 +1,81 @@
+"""How a worker's checkpoint begins: what is in the store already, and whose number is the last.
+
+Each returns the last number, and whether there is something to be gone on from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from multiverso.checkpoints.board import FAILED, NOTHING, Board
+from multiverso.checkpoints.generations import numbers_in, refuse_strangers, remove_others
+from multiverso.checkpoints.manifests import read_generations
+from multiverso.checkpoints.stores import Store
+from multiverso.errors import SnapshotError
+from multiverso.runtime import Session
+from multiverso.runtime.agreement import Together, count_as_done
+from multiverso.runtime.restarts import may_resume
+
+_STEPS = 2  # that all workers do together
+_LOCK_SECONDS = 5.0  # one that was killed just now holds its lock until it has ended
+
+
+def begin_together(
+    session: Session, store: Store, board: Board, held: contextlib.ExitStack, resume: bool
+) -> tuple[int, bool]:
+    """Looks at what is saved, the same in all workers.
+
+    Args:
+        session, store, board: of the checkpoint.
+        held: gets what the lowest worker holds until its end, so that no other job writes there.
+        resume: whether a run that is there is to be gone on from.
+
+    Raises:
+        SnapshotError: the store cannot be used, or holds a run that nobody asked to resume.
+    """
+    task = Together(session, lambda why: SnapshotError(f"{store} cannot be used: {why}"))
+
+    def look() -> str:
+        if session.worker_id != min(session.live_workers()):
+            return ""
+        store.make()
+        held.enter_context(store.alone(_LOCK_SECONDS))
+        there = read_generations(store, missing_ok=True)
+        if there and not (resume or may_resume()):
+            raise SnapshotError(
+                f"{store} holds a run already (saved as {there[-1].folder}). To go on from it: `multiverso "
+                "run --resume`, MULTIVERSO_RESUME=1, or checkpoint(..., resume=True); to begin a new one, give "
+                "another directory, or remove this one"
+            )
+        refuse_strangers(store, there)
+        remove_others(store, there)
+        return f"{max([0, *numbers_in(store)])} {len(there)}"
+
+    try:
+        said = "".join(task.step(look).values())
+    except BaseException:
+        held.close()
+        raise
+    last, there = map(int, said.split())
+    board.say(last, NOTHING)  # what was said of another checkpoint does not count
+    task.step()
+    return last, there > 0
+
+
+def begin_alone(
+    session: Session, store: Store, board: Board, held: contextlib.ExitStack, resume: bool
+) -> tuple[int, bool]:
+    """As `begin_together`, for a worker that takes a dead one's place: the others have done so before, and go on."""
+    if session.consistency.in_rounds:
+        raise SnapshotError(
+            "in a synchronous job all workers count the steps to a checkpoint alike, so that none can take the "
+            "place of one that died: start the job again (multiverso run --max-restarts), or make no checkpoints"
+        )
+    if session.worker_id == min(session.live_workers()):  # then nobody has what the dead one held
+        store.make()
+        held.enter_context(store.alone(_LOCK_SECONDS))
+    newest = board.newest()
+    if newest:  # if it is being written, its other parts do not wait for this worker's
+        board.say(newest, FAILED)
+    count_as_done(session, _STEPS)
+    return newest, bool(read_generations(store, missing_ok=True))

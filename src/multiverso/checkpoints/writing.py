@@ -1,0 +1,184 @@
+"""The thread beside the training: it writes what a worker has handed over, and the leader's lets a generation count."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from multiverso import layout as at
+from multiverso.checkpoints.board import CLOSED, DONE, FAILED, FAILED_AND_CLOSED, Board
+from multiverso.checkpoints.generations import (
+    Packed,
+    Table,
+    check_tables,
+    commit_generation,
+    discard,
+    remove_others,
+    write_part,
+    write_tables,
+)
+from multiverso.checkpoints.manifests import Generation, Receipts, inherit, read_generations
+from multiverso.checkpoints.roles import say
+from multiverso.checkpoints.stores import Store
+from multiverso.errors import SnapshotError
+from multiverso.runtime import Session
+
+LOOK_SECONDS = 0.02
+_END_SECONDS = 30.0  # for what is being written when a job is interrupted
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a worker has handed over."""
+
+    number: int
+    packed: Packed
+    tables: dict[str, Table] | None  # of the worker that leads
+    keys: list[str]
+
+
+class Writer:
+    """Writes one worker's part of each generation, and as the leader's the tables. Its thread starts with the first.
+
+    Attributes:
+        idle: set while nothing that was handed over is being written, or waits for the others' parts.
+        giving_up: set where nobody waits any longer for those who have handed nothing over.
+        failure: what the last part could not be written for; whoever hears of it takes it away.
+    """
+
+    def __init__(self, session: Session, store: Store, board: Board, keep: int) -> None:
+        self._session, self._store, self._board, self._keep = session, store, board, keep
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self.idle = threading.Event()
+        self.idle.set()
+        self.giving_up = threading.Event()
+        self.failure: Exception | None = None
+        self._ending = False
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Says that something is about to be handed over."""
+        self.giving_up.clear()
+        self.idle.clear()
+
+    def write(self, task: Task) -> None:
+        """Hands it over."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="multiverso-checkpoint", daemon=True)
+            self._thread.start()
+        self._tasks.put(task)
+
+    def end(self) -> None:
+        """Ends the thread, once what it has begun is written; after a while without."""
+        self._ending = True
+        self.giving_up.set()
+        if self._thread is not None:
+            self._tasks.put(None)
+            self._thread.join(_END_SECONDS)
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            try:
+                self._write(task)
+            except Exception as error:  # whatever a file system of others raises
+                self.failure = error
+                self._board.say(task.number, FAILED)
+                if task.tables is not None:
+                    discard(self._store, task.number)
+            finally:
+                self.idle.set()
+
+    def _write(self, task: Task) -> None:
+        store, me = self._store, self._session.worker_id
+        generation = Generation(task.number, task.keys, {me: task.packed.common_name})
+        store.make(generation.folder)
+        hashes = write_part(store, generation, me, task.packed, generation.common)
+        if task.tables is not None:
+            if not self._session.consistency.in_rounds:
+                self._gather()
+            hashes |= write_tables(store, generation, copied(task.tables))
+        receipts = Receipts(store, generation.folder)
+        receipts.write(me, hashes, task.packed.common_name)
+        self._board.say(task.number, DONE)
+        if task.tables is not None:
+            why, done = self._await_others(task.number, receipts)
+            if why:
+                say(f"{store}: {generation.folder} is not kept: {why}; the checkpoint before it stays")
+                store.remove(generation.folder)
+            else:
+                self._commit(generation, done)
+
+    def _gather(self) -> None:
+        """On several hosts: waits until this host's copies have what the others had when it was called."""
+        session = self._session
+        if session.hosts:
+            number = session.node.gather()
+            deadline = session.start_deadline()
+            while session.control.gathered < number:
+                time.sleep(LOOK_SECONDS)  # the nodes do it, whatever their workers wait for
+                if self._ending or session.node_lost or deadline.passed:
+                    raise SnapshotError("the other hosts have not brought what they had not sent yet")
+
+    def _await_others(self, number: int, receipts: Receipts) -> tuple[str, list[int]]:
+        """Waits until all that take part have written; returns why it is given up (or nothing), and who has written.
+
+        Giving up is about those who have handed nothing over: what is being written is waited for.
+        """
+        control, writers = self._session.control, set(self._board.writers())
+        while True:
+            waited_for: list[int] = []
+            idle: list[int] = []
+            done: list[int] = []
+            for worker in writers:
+                said, phase = self._board.of(worker)
+                failed = said == number and phase in (FAILED, FAILED_AND_CLOSED)
+                if failed or (said > number and receipts.read(worker) is None):
+                    return f"worker {worker} could not write its part", done
+                if said > number or (said == number and phase in (DONE, CLOSED)):
+                    done.append(worker)
+                    continue
+                if control.liveness(worker) == at.LOST and not control.continues:
+                    return f"worker {worker} was lost", done
+                if worker in control.live() and not self._board.has_closed(worker):
+                    waited_for.append(worker)
+                    if said < number:
+                        idle.append(worker)
+            if not waited_for:
+                return "", done
+            if self._session.node_lost:
+                return "the job's node is gone", done
+            if self.giving_up.is_set() and idle:
+                return f"worker {idle[0]} has handed nothing over", done
+            time.sleep(LOOK_SECONDS)
+
+    def _commit(self, generation: Generation, done: list[int]) -> None:
+        store = self._store
+        before = read_generations(store, missing_ok=True)
+        check_tables(store, before, generation.tables, "it was not replaced")
+        common = {}
+        receipts = Receipts(store, generation.folder)
+        for worker in range(self._session.control.capacity):
+            if before and worker in before[-1].common and receipts.read(worker) is None:
+                inherit(
+                    store, worker, before[-1], generation
+                )  # it has left, or is lost: its last part counts
+            said = receipts.read(worker)
+            if said is not None:
+                common[worker] = said.common
+            elif worker in done:
+                raise SnapshotError(
+                    f"worker {worker} has written its part, and it is not in {store}/{generation.folder}: do all "
+                    "workers see the same files there?"
+                )
+        older = before[len(before) - self._keep + 1 :] if self._keep > 1 else []
+        whole = commit_generation(store, Generation(generation.number, generation.tables, common), older)
+        remove_others(store, [*older, whole], above=generation.number)
+
+
+def copied(tables: Mapping[str, Any]) -> dict[str, Table]:
+    """Returns tables as they are now; what cannot be copied, or is one already, as it is."""
+    return {key: table.copied() if hasattr(table, "copied") else table for key, table in tables.items()}
