@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from launch_support import Running, command, multiverso, script
 
-from multiverso.launch.job import JobResult, Signals
+from multiverso.launch.job import JobResult
 from multiverso.launch.restarting import Starts
+from multiverso.launch.signals import Signals
 
 FAILS = """
 import os, sys

@@ -5,16 +5,13 @@ import selectors
 import signal
 import socket
 import subprocess
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from types import FrameType
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
-from multiverso.errors import StartupError
 from multiverso.launch.output import Output
 from multiverso.launch.processes import (
     Guard,
@@ -25,12 +22,11 @@ from multiverso.launch.processes import (
     signal_name,
     spawn,
 )
+from multiverso.launch.signals import Handler, Signals, ignore_signals, pass_signals_to
 
-Handler = Callable[[int, FrameType | None], Any] | int | None
 OnFailure = Literal["stop", "continue"]
 Reason = Literal["finished", "failed", "signal", "timeout", "output closed"]
 
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 # A killed process that does not end is stuck in the kernel (a dead network disk); do not wait for ever.
 _STUCK_SECONDS = 10.0
 # A signal that comes just before a wait does not interrupt it; its handler runs after it.
@@ -173,7 +169,7 @@ class Job:
         timeout_seconds: float | None = None,
         *,
         forward_signals: bool = False,
-        signals: "Signals | None" = None,
+        signals: Signals | None = None,
     ) -> JobResult:
         """Starts the workers and waits for the last one's end; leaves no process behind, whatever happens.
 
@@ -183,7 +179,7 @@ class Job:
                 job's end on; in the main thread of a process that is there for this job only.
             signals: Pass on what comes there, instead; this job may not be the last one.
         """
-        before = _forward_signals(self._receive) if forward_signals else {}
+        before = pass_signals_to(self._receive) if forward_signals else {}
         if signals is not None:
             signals.pass_to(self._receive)
         in_no_hurry = False
@@ -198,7 +194,7 @@ class Job:
                     self._output.close(lambda: in_no_hurry and not self._told_to_end())
             finally:
                 if before:
-                    _ignore_signals()
+                    ignore_signals()
                 if signals is not None:
                     signals.pass_to(None)
         self.signals_before = before
@@ -430,76 +426,3 @@ class Job:
         if deserter is not None and deserter.code != 0:
             deserter = None
         return JobResult(self._reason, code, culprit, deserter, exits, time.monotonic() - self._began)
-
-
-class Signals:
-    """SIGINT, SIGTERM, SIGHUP and SIGUSR1 for one job after another; ignored from the last one's end on.
-
-    In the main thread of a process that is there for these jobs only.
-
-    Attributes:
-        number: the first signal that has asked for an end, whether a job was running or not; 0 for none.
-    """
-
-    def __init__(self) -> None:
-        self.number = 0
-        self._receiver: Callable[[int], None] | None = None
-
-    def __enter__(self) -> Self:
-        _forward_signals(self._receive)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        _ignore_signals()
-
-    def pass_to(self, receiver: Callable[[int], None] | None) -> None:
-        """Has signals handed to a job from here on, or to none; also one that came between two jobs."""
-        self._receiver = receiver
-        if receiver is not None and self.number:
-            receiver(self.number)
-
-    def _receive(self, number: int) -> None:
-        if number != signal.SIGUSR1:
-            self.number = self.number or number
-        if self._receiver is not None:
-            self._receiver(number)
-
-
-def _forward_signals(receive: Callable[[int], None]) -> dict[int, Handler]:
-    """Passes signals to `receive` from now on; a SIGHUP that nohup had ignored stays ignored.
-
-    They are not put back: the process that runs a job for a user ends with it, and what it still has to clean up
-    must not be cut short by a second Ctrl-C. Returns what a caller that stays puts back.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        raise StartupError("Signals can be forwarded from the main thread only.")
-
-    def handle(number: int, _: FrameType | None) -> None:
-        receive(number)
-
-    before: dict[int, Handler] = {}
-    for number in _FORWARDED:
-        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-            before[number] = signal.signal(number, handle)
-    return before
-
-
-def _ignore_signals() -> None:
-    # Not a handler: the interpreter's own end would put the default back in its place.
-    for number in _FORWARDED:
-        signal.signal(number, signal.SIG_IGN)
-
-
-def let_signals_end_us() -> None:
-    """After `run`, when nothing is left but to write: to somebody who may never read it."""
-    signal.signal(
-        signal.SIGINT, lambda number, _: os._exit(128 + number)
-    )  # no traceback, and the code as ever
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-
-
-def put_back(handlers: Mapping[int, Handler]) -> None:
-    """After `run`, in a program that goes on: handle signals as before it."""
-    for number, handler in handlers.items():
-        signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -4,7 +4,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from multiverso.launch.job import JobResult, Signals, WorkerExit
+from multiverso.launch.job import JobResult, WorkerExit
+from multiverso.launch.signals import Signals
 from multiverso.runtime.restarts import RESTARTS_VARIABLE, RESUME_VARIABLE
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0

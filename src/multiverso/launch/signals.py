@@ -1,0 +1,88 @@
+"""Signals of a process that runs a job for its user: passed on while the job runs, ignored while it is cleaned up."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any, Self
+
+from multiverso.errors import StartupError
+
+Handler = Callable[[int, FrameType | None], Any] | int | None
+
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
+
+class Signals:
+    """SIGINT, SIGTERM, SIGHUP and SIGUSR1 for one job after another; ignored from the last one's end on.
+
+    In the main thread of a process that is there for these jobs only.
+
+    Attributes:
+        number: the first signal that has asked for an end, whether a job was running or not; 0 for none.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._receiver: Callable[[int], None] | None = None
+
+    def __enter__(self) -> Self:
+        pass_signals_to(self._receive)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        ignore_signals()
+
+    def pass_to(self, receiver: Callable[[int], None] | None) -> None:
+        """Has signals handed to a job from here on, or to none; also one that came between two jobs."""
+        self._receiver = receiver
+        if receiver is not None and self.number:
+            receiver(self.number)
+
+    def _receive(self, number: int) -> None:
+        if number != signal.SIGUSR1:
+            self.number = self.number or number
+        if self._receiver is not None:
+            self._receiver(number)
+
+
+def pass_signals_to(receive: Callable[[int], None]) -> dict[int, Handler]:
+    """Passes signals to `receive` from now on; a SIGHUP that nohup had ignored stays ignored.
+
+    They are not put back: the process that runs a job for a user ends with it, and what it still has to clean up
+    must not be cut short by a second Ctrl-C. Returns what a caller that stays puts back.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise StartupError("Signals can be forwarded from the main thread only.")
+
+    def handle(number: int, _: FrameType | None) -> None:
+        receive(number)
+
+    before: dict[int, Handler] = {}
+    for number in _FORWARDED:
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, handle)
+    return before
+
+
+def ignore_signals() -> None:
+    """Has them ignored until the process ends."""
+    # Not a handler: the interpreter's own end would put the default back in its place.
+    for number in _FORWARDED:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def let_signals_end_us() -> None:
+    """After `run`, when nothing is left but to write: to somebody who may never read it."""
+    signal.signal(
+        signal.SIGINT, lambda number, _: os._exit(128 + number)
+    )  # no traceback, and the code as ever
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def put_back(handlers: Mapping[int, Handler]) -> None:
+    """After `run`, in a program that goes on: handle signals as before it."""
+    for number, handler in handlers.items():
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
