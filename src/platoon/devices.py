@@ -65,8 +65,8 @@ def device_environment(device: str, environment: Mapping[str, str]) -> dict[str,
         gpus, index = _gpus(environment), int(number or 0)
         if index >= len(gpus):
             raise PlatoonError(
-                f"{device} was asked for, but only {counted(len(gpus), 'GPU')} can be seen here. Where one is "
-                "there and not found, name it in CUDA_VISIBLE_DEVICES"
+                f"{device} was asked for, but only {counted(len(gpus), 'GPU')} can be seen here. If it "
+                "exists and was not found, name it in CUDA_VISIBLE_DEVICES"
             )
         added["CUDA_VISIBLE_DEVICES"] = gpus[index]
         theano_device = "cuda0"

@@ -143,7 +143,7 @@ def test_policies_that_are_none_are_refused(alone: Session) -> None:
         lambda: mv.KeyedTable(1, session=alone).evict(),
         lambda: mv.KeyedTable(1, eviction=Eviction(idle_ticks=1), session=alone).evict(seconds=-1),
     ):
-        with pytest.raises(ValueError, match=r"got|has no eviction|names what|is for tables"):
+        with pytest.raises(ValueError, match=r"got|has no eviction|says what|is for tables"):
             bad()
 
 

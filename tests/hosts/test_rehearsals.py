@@ -120,7 +120,7 @@ def test_whoever_is_killed_ends_the_job_with_its_name(tmp_path: Path, how: str, 
         (("--hosts", 2, "-n", 2, "--json"), "--json works on one host only yet"),
         (("--hosts", 2, "-n", 2, "--summary"), "--summary works on one host only yet"),
         (("--hosts", 2, "-n", 2, "--wire", "int9"), "a wire format is one of"),
-        (("-n", 2, "--every", "3"), "--every: of use between hosts only"),
+        (("-n", 2, "--every", "3"), "--every: useful between hosts only"),
     ],
 )
 def test_what_makes_no_sense_is_refused(tmp_path: Path, arguments: tuple[object, ...], said: str) -> None:

@@ -68,7 +68,7 @@ class Credentials:
                 raise ValueError("a part is missing")
         except (ValueError, TypeError, KeyError) as error:
             raise StartupError(
-                f"the job's credentials are damaged ({error}); they come from whoever started the job, unchanged"
+                f"the job's credentials are damaged ({error}); pass them on unchanged from where the job was started"
             ) from error
         if made.encrypted:
             check_installed()

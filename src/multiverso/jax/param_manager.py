@@ -125,9 +125,9 @@ class ParamManager:
         def check(own: dict[str, Any], newcomer: bool) -> None:
             if newcomer and not shared.keys() <= set(map(id, leaves)) and self._may_be_in(leaves):
                 raise SnapshotError(
-                    "fewer workers have saved this, so that this one has no parameters of its own there: build like= "
-                    "with the very arrays of manager.params (and statistics), to have the shared values in their "
-                    "places. Nothing was changed"
+                    "fewer workers saved this, so it holds no parameters of this one's own: build like= from the very "
+                    "arrays of manager.params (and statistics), so that the shared values take their places. Nothing "
+                    "was changed"
                 )
             if own["structure"] != str(structure):
                 raise SnapshotError(

@@ -91,7 +91,7 @@ class ParamManager(Resumable):
             id(weight) for weight in self._weights
         } or trained != self._trained:
             raise RuntimeError(
-                f"the weights of {self.model.name!r}, or which of them are trainable, are not those of when its "
+                f"the weights of {self.model.name!r}, or which of them are trainable, have changed since its "
                 "ParamManager was made; make a new one, in every worker, after such a change"
             )
         return [self._weights[index].numpy() for index in self._order]

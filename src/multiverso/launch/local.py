@@ -395,12 +395,12 @@ def check(options: RunOptions) -> None:
         raise StartupError(f"--replace {options.replace}: it must be 0 or more.")
     if options.replace and options.on_failure == "stop":
         raise StartupError(
-            "--replace is for a job that goes on when a worker fails: give --on-failure continue, too, or "
+            "--replace is for a job that goes on when a worker fails: add --on-failure continue, or "
             "--max-restarts, which starts all workers again."
         )
     if options.exchange and options.hosts is None:
         given = " and ".join(f"--{name}" for name in options.exchange)
-        raise StartupError(f"{given}: of use between hosts only; give --hosts, too, or leave it out.")
+        raise StartupError(f"{given}: useful between hosts only; add --hosts, or leave it out.")
 
 
 def _misplaced_workers(options: RunOptions) -> str | None:

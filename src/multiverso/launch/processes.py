@@ -53,8 +53,8 @@ def check_system() -> None:
     except (AttributeError, OSError) as error:
         why = error.strerror if isinstance(error, OSError) else "this Python was built without it"
         raise StartupError(
-            f"this system has no pidfd_open ({why}), which tells the launcher of its workers' ends: it is there from "
-            "Linux 5.3 on, unless a sandbox forbids it; start the workers with mpirun or torchrun"
+            f"this system has no pidfd_open ({why}), which tells the launcher when its workers end: Linux has it "
+            "from 5.3 on, unless a sandbox forbids it; start the workers with mpirun or torchrun"
         ) from error
 
 

@@ -70,8 +70,8 @@ def choose_gpus(wish: str, environ: Mapping[str, str]) -> list[str]:
         if name.isdecimal() and int(name) >= len(known):
             there = "that were found here" if visible is None else f"of CUDA_VISIBLE_DEVICES={visible}"
             raise StartupError(
-                f"--gpus {wish}: there is no device {name} among the {len(known)} {there}. Where one is there and "
-                "not found, name it in CUDA_VISIBLE_DEVICES."
+                f"--gpus {wish}: there is no device {name} among the {len(known)} {there}. If it exists and "
+                "was not found, name it in CUDA_VISIBLE_DEVICES."
             )
     return [known[int(name)] if name.isdecimal() else name for name in chosen]
 

@@ -60,8 +60,8 @@ class NodeLink:
             self._connection = messages.connect(address, max(0.1, deadline - time.monotonic()))
         except TimeoutError as error:
             raise WaitTimeoutError(
-                f"the node at {address!r} could not be reached in time: {error.strerror}; some process connects to it "
-                "again and again"
+                f"the node at {address!r} could not be reached in time: {error.strerror}; some process keeps "
+                "connecting to it"
             ) from error
         except OSError as error:
             raise StartupError(

@@ -65,7 +65,7 @@ def check_user(connection: socket.socket, address: str) -> None:
         raise StartupError(
             f"process {pid} of user {uid} holds {address!r}, the name of this job's node, and this is user "
             f"{os.geteuid()}: nothing was sent to it. Either the job is over, or somebody else has taken the name: end "
-            "that process, or start the job anew"
+            "that process, or start the job again"
         )
 
 

@@ -27,7 +27,7 @@ def export(path: str | os.PathLike[str], batches: Batches, dim: int, name: Name 
     writer = _WRITERS.get(Path(path).suffix)
     if writer is None:
         raise ValueError(
-            f"{path} is exported to by its suffix: {', '.join(_WRITERS)}; got {Path(path).suffix!r}"
+            f"the suffix of {path} has to name the format: {', '.join(_WRITERS)}; got {Path(path).suffix!r}"
         )
     found = list(batches)
     keys = np.concatenate([k for k, _ in found]) if found else np.empty(0, np.int64)

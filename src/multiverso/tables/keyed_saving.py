@@ -94,7 +94,7 @@ def load(path: str | os.PathLike[str], spec: KeyedSpec) -> Content:
     for what in ("dim", "dtype", "updater", "states"):
         if not isinstance(saved, dict) or saved.get(what) != asked[what]:
             raise SnapshotError(
-                f"{path} holds a keyed table whose {what} is another than {asked[what]!r}; nothing was changed"
+                f"{path} holds a keyed table whose {what} is not {asked[what]!r}; nothing was changed"
             )
     return replace(_content(path, spec, arrays), ticks=ticks)
 

@@ -47,7 +47,7 @@ class Eviction:
         if self.least_norm is not None and not (self.least_norm > 0 and np.isfinite(self.least_norm)):
             raise ValueError(f"least_norm is above 0; got {self.least_norm!r}")
         if self.idle_ticks is None and self.most_keys is None and self.least_norm is None:
-            raise ValueError("an Eviction names what goes: idle_ticks=, most_keys= or least_norm=")
+            raise ValueError("an Eviction says what to evict: idle_ticks=, most_keys= or least_norm=")
 
 
 def _whole(value: Any, what: str) -> int:

@@ -59,7 +59,7 @@ def hold_stripe(table: Any, stripe: int = 0) -> None:
     session = table._session
     place = (session.control.address, table._shard.base, session.worker_id, stripe)
     if code := locking.hold_stripe.compiled()(*place):
-        raise OSError(code, "the stripe could not be had")
+        raise OSError(code, "the stripe's word could not be taken")
 
 
 def free_stripe(table: Any, stripe: int = 0) -> None:

@@ -80,7 +80,7 @@ class Structure:
         before = {id(member) for member in self._members}
         after = {name for name, p in self._module.named_parameters() if id(p) not in before}
         what = f": {', '.join(sorted(after))} came later." if after else "."
-        return f"the module's parameters are not those of when its ParamManager was made{what}"
+        return f"the module's parameters have changed since its ParamManager was made{what}"
 
 
 def _statistics_of(buffers: dict[str, Any], wish: Iterable[str] | None) -> set[str]:

@@ -45,7 +45,7 @@ class KerasParamManager(MVModelParamManager):
         if {id(weight) for weight in now} != {id(weight) for weight in self._weights}:
             raise ShapeMismatchError(
                 f"the model had {len(self._weights)} weights when its {type(self).__name__} was made and has "
-                f"{len(now)} now, or other ones; make a new manager after a change of its layers"
+                f"{len(now)} now, or different ones; make a new manager after a change of its layers"
             )
         values: Sequence[Array] = backend.batch_get_value(self._weights)
         return values
