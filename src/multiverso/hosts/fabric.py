@@ -448,11 +448,11 @@ class Fabric:
 
     def close(self) -> None:
         """Ends all threads and connections. May be called again."""
-        deadline = Deadline.after(1.0)
         self._closing.set()
         self._tell_settled()
         if self._door is not None:
             self._door.shut()
+        deadline = Deadline.after(1.0)  # after the door: strangers there take none of the time for goodbyes
         for copy in list(self._copies.values()):
             copy.close()
         for pair in self._pairs.values():
