@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from pathlib import Path
@@ -173,6 +174,29 @@ def test_one_job_that_does_not_answer_leaves_the_others_time(monkeypatch: pytest
     with pytest.raises(StartupError, match="no job of this user"):
         mv.attach_read_only("users", timeout_seconds=800)
     assert [round(share / 100) for share in shares] == [2, 3, 4, 8]
+
+
+def test_another_program_that_listens_under_such_a_name_hinders_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = f"multiverso-nonsense-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(f"\0{name}")
+        listener.listen()
+
+        def answer() -> None:
+            with listener.accept()[0] as connection:
+                connection.send(b"1")
+                connection.recv(1)
+
+        other = threading.Thread(target=answer)
+        other.start()
+        with Node(1) as node, Session(node.address) as session:
+            monkeypatch.setattr(read_only, "node_addresses", lambda: [name, node.address])
+            mv.ArrayTableHandler(3, name="there", session=session)
+            with mv.attach_read_only("there", timeout_seconds=60) as seen:
+                assert seen.shape == (3,)
+        other.join(30)
 
 
 def test_the_table_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -438,7 +438,7 @@ def test_who_waits_for_a_host_that_is_lost_just_now_goes_on_once_there_are_new_h
             assert failed.wait(30)
             super().regroup(live)
 
-    monkeypatch.setattr("rehearsing.Fabric", Watched)
+    monkeypatch.setattr("multiverso.launch.rehearsing.Fabric", Watched)
     with rehearsal(1, 1, on_lost="continue") as job:
         made = threading.Barrier(2)
 

@@ -126,7 +126,12 @@ class NodeLink:
         """Waits for the next answer to the last request."""
         while True:
             if select.select([self.connection], [], [], self._slice(deadline))[0]:
-                received = messages.receive(self.connection, self._descriptors)
+                try:
+                    received = messages.receive(self.connection, self._descriptors)
+                except ValueError as error:
+                    raise NodeLostError(
+                        f"whatever listens in place of the job's node has sent no message ({error}); waited for {what}"
+                    ) from error
                 if received is None:
                     raise NodeLostError(f"the job's node is gone while waiting for {what}")
                 answer, descriptors = received
