@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from multiverso.hosts.buffers import Array
 from multiverso.hosts.copies import Chunk, Copy
-from multiverso.hosts.frames import Header, Opened
+from multiverso.hosts.frames import Header, Opened, RoundHeader
 from multiverso.hosts.pace import Every
 from multiverso.hosts.wires import Wire
 
@@ -37,7 +37,7 @@ class Traffic:
 class Outgoing:
     """A frame to send."""
 
-    header: Header
+    header: Header | RoundHeader
     body: memoryview = NOTHING
     buffer: Array | None = None  # goes back when it is sent
 

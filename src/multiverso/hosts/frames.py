@@ -23,9 +23,9 @@ ANSWER = 4  # home to host: a difference
 VALUE = 5  # home to host: S itself, where the answer was lost, or to a first push
 NEWS = 6  # home to host: its values have changed since its last answers
 BYE = 7  # this side ends on purpose
-# of synchronous rounds, along the chain of hosts; `wire` is the epoch, `number` the step, see hosts/rounds.py
+# of synchronous rounds, along the chain of hosts: with a `RoundHeader`, see hosts/rounds.py
 AT = 8  # both: how far this side is
-SUM = 9  # to the next host: the sum so far of `chunk` contributions
+SUM = 9  # to the next host: the sum so far
 TOTAL = 10  # to the host before: the sum of all hosts
 WANT = 11  # to the host before: somebody waits for round `number`
 OF_ROUNDS = frozenset((AT, SUM, TOTAL, WANT))
@@ -89,6 +89,32 @@ class Header(NamedTuple):
                 f"a frame of {header.length} bytes was announced; the longest has {LONGEST_BODY}"
             )
         return header
+
+
+class RoundHeader(NamedTuple):
+    """The header of frames of synchronous rounds: as long as any, with words of its own.
+
+    Attributes:
+        kind: AT, SUM, TOTAL or WANT.
+        epoch: how often the hosts have formed a chain anew, modulo 256.
+        flags: of SUM and TOTAL, see ``hosts/rounds.py``.
+        table: number of the table in the job.
+        contributions: of SUM and TOTAL: how many workers' there are in it.
+        length: bytes of the body.
+        number: of SUM and TOTAL the step, of WANT the round.
+    """
+
+    kind: int
+    epoch: int = 0
+    flags: int = 0
+    table: int = 0
+    contributions: int = 0
+    length: int = 0
+    number: int = 0
+
+    def pack(self) -> bytes:
+        """Returns it as it travels."""
+        return _HEADER.pack(*self)
 
 
 class Reader:

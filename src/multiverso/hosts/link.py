@@ -45,7 +45,7 @@ from multiverso.hosts.buffers import Array, Buffers, owner, view
 from multiverso.hosts.checks import check_answer, check_push, check_word
 from multiverso.hosts.coding import make_push, repeat_answer, take_answer, take_back, take_push
 from multiverso.hosts.copies import Chunk, Copy
-from multiverso.hosts.frames import LONGEST_BODY, Header, Opened, ProtocolError
+from multiverso.hosts.frames import LONGEST_BODY, Header, Opened, ProtocolError, RoundHeader
 from multiverso.hosts.outer import Outer
 from multiverso.hosts.pace import Every, Pace
 from multiverso.hosts.queues import Queues
@@ -389,7 +389,7 @@ class Link:
         """
         if header.kind in frames.OF_ROUNDS:
             self.traffic.bytes_received += frames.HEADER_BYTES + header.length
-            return self._rounds.accept(self.peer, header)
+            return self._rounds.accept(self.peer, RoundHeader(*header))
         with self._lock:
             table = self._tables.get(header.table)
             self.traffic.bytes_received += frames.HEADER_BYTES + header.length
@@ -419,7 +419,7 @@ class Link:
         if body is None:
             return
         if header.kind in frames.OF_ROUNDS:
-            self._rounds.arrived(self.peer, header, body)
+            self._rounds.arrived(self.peer, RoundHeader(*header), body)
         elif header.kind == frames.PUSH:
             self._pushed(header, body)
         elif header.kind in (frames.ANSWER, frames.VALUE):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
+from multiverso.hosts.frames import Header
 from multiverso.hosts.link import Link
 
 
@@ -29,11 +30,12 @@ class Loop:
                 return
             try:
                 while (outgoing := self.link.next(time.monotonic())) is not None:
-                    room = self.link.accept(outgoing.header)
+                    header = Header(*outgoing.header)  # as it would arrive
+                    room = self.link.accept(header)
                     if room:
                         room[:] = outgoing.body
                     self.link.sent(outgoing)
-                    self.link.arrived(outgoing.header, room, time.monotonic())
+                    self.link.arrived(header, room, time.monotonic())
             finally:
                 self._lock.release()
             if self.link.wait(time.monotonic()) != 0.0:  # nothing came between the last look and the release

@@ -14,7 +14,7 @@ from multiverso.shards.shard import Shard
 
 
 class RoundMemory:
-    """Implements :class:`multiverso.hosts.rounds.Staged`. Keeps the table's memory mapped.
+    """Implements :class:`multiverso.hosts.round_books.Staged`. Keeps the table's memory mapped.
 
     Args:
         shard: the table, all of it mapped.

@@ -1,7 +1,9 @@
 """Synchronous rounds between hosts: a chain over which each chunk's sum goes once up and once down. No sockets.
 
-The hosts that are left stand in their order. A *step* is one chunk of one round; steps are counted through all rounds
-from 1, and every host goes through them one after another::
+The hosts that are left stand in their order. A *turn* is one passage of a whole table through the chain. Turn 0 brings
+the initial values; the others are the workers' *rounds*, counted from 1, and now and then a turn that overwrites the
+values with one host's, which is no round of theirs. A *step* is one chunk of one turn; steps are counted through all
+turns from 1, and every host goes through them one after another::
 
     host 0 (head)                 host 1                          host 2 (tail)
     t + its slots    SUM n ---->  + its slots    SUM n ------->   + its slots: the total
@@ -21,8 +23,8 @@ so whoever has one is behind all that lack it in the chain, and sends it down. S
 and a lost host's contributions are in the same chunks everywhere. The head is the coordinator's host; its loss ends
 the job.
 
-Any thread may call. ``_work`` is held by whoever touches tables' memory, ``_books`` for a moment by anybody; in this
-order, and peers are woken without the books.
+Any thread may call. ``_memory_lock`` is held by whoever touches tables' memory, ``_state_lock`` for a moment by whoever
+reads or changes the books (``round_books.py``); in this order, and peers are woken without the latter.
 """
 
 from __future__ import annotations
@@ -30,120 +32,19 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
 
 from multiverso.errors import MultiversoError
 from multiverso.hosts import frames
-from multiverso.hosts.books import NOTHING, Outgoing
-from multiverso.hosts.buffers import Array, Buffers, owner, view
-from multiverso.hosts.frames import Header, ProtocolError, Reached
+from multiverso.hosts.books import Outgoing
+from multiverso.hosts.buffers import Buffers, owner, view
+from multiverso.hosts.frames import ProtocolError, Reached, RoundHeader
+from multiverso.hosts.round_books import NO_BYTES, WINDOW, RoundTable, Staged, Sum, numbers_of
 from multiverso.layout import MAX_WORKERS
 from multiverso.spec import DTYPES
 
-WINDOW = 16  # steps
 _PATIENCE_SECONDS = 0.01  # before the host before is told that somebody waits: it begins by itself as a rule
 _EPOCHS = 256
 _OVERWRITES = 1  # flag of SUM and TOTAL: the values are overwritten by one host's
-
-
-class Staged(Protocol):
-    """A table as its host's rounds reach it: what workers have staged, and where totals go."""
-
-    dtype: np.dtype[np.generic]
-    elements: int
-    chunk: int
-    """Elements of a chunk; the last may have fewer."""
-
-    def members(self, number: int) -> int | None:
-        """Returns who of this host takes part in a round, a bit each, or None while one is not ready."""
-
-    def wanted(self, number: int) -> bool:
-        """Returns whether a live worker of this host waits for a round."""
-
-    def decide(self, number: int, members: int) -> None:
-        """Says who takes part in a round."""
-
-    def fold(self, number: int, chunk: int, members: int, total: Array, count: int) -> int:
-        """Adds the members' part of a chunk to a sum of ``count`` contributions; returns how many there are then."""
-
-    def take(self, number: int, chunk: int, total: Array, count: int) -> None:
-        """A chunk's total has come."""
-
-    def written(self, chunk: int, total: Array) -> None:
-        """Reads a chunk of what a worker of this host has overwritten the values with."""
-
-    def overwrite(self, chunk: int, total: Array) -> None:
-        """Overwrites a chunk of the last finished round."""
-
-
-@dataclass(eq=False, slots=True)
-class _Sum:
-    """Of a chunk: how many have contributed, and the bytes; none where nobody has."""
-
-    count: int
-    buffer: Array
-    length: int
-    overwrites: bool = False
-
-    @property
-    def body(self) -> memoryview:
-        return view(self.buffer, self.length) if self.count else NOTHING
-
-
-@dataclass(eq=False)
-class _Table:
-    """A table's books."""
-
-    number: int
-    staged: Staged
-    began: bool = False  # this host's initial values are written
-    decided: int = -1  # the last round of which it is known who takes part, and who that is
-    members: int = 0
-    overwrites: dict[int, int] = field(
-        default_factory=dict
-    )  # turns that carry a host's values, and which host's
-    passed: int = 0  # such turns that nobody asks for any more
-    awaited: int = 0  # the last turn that a `take` waits for
-    arrived: int = 0
-    folded: int = 0
-    received: int = 0
-    pushed: int = 0  # the last step whose sum went to the next host over this connection
-    returned: int = 0  # the last one whose total went to the host before
-    incoming: dict[int, _Sum] = field(default_factory=dict)  # sums that wait for this host's workers
-    sums: dict[int, _Sum] = field(default_factory=dict)
-    totals: dict[int, _Sum] = field(default_factory=dict)
-    theirs: set[int] = field(default_factory=set)  # neighbours that have said how far they are
-    wanted: int = 0  # the last round that somebody behind waits for
-    told: int = 0  # and that the host before was told of
-    waits_since: float | None = None
-
-    @property
-    def chunks(self) -> int:
-        return -(-self.staged.elements // self.staged.chunk)
-
-    def size(self, chunk: int) -> int:
-        """Bytes of a chunk."""
-        low = chunk * self.staged.chunk
-        return (min(self.staged.elements, low + self.staged.chunk) - low) * self.staged.dtype.itemsize
-
-    def place(self, step: int) -> tuple[int, int]:
-        """Which round and chunk a step is; those that overwrite are counted, too."""
-        return divmod(step - 1, self.chunks)
-
-    def round_of(self, turn: int) -> int:
-        """Which of the workers' rounds it is."""
-        return turn - self.passed - sum(other < turn for other in self.overwrites)
-
-    def forget(self) -> None:
-        """Drops the turns with a host's values that no host lacks."""
-        done = [turn for turn in self.overwrites if (turn + 1) * self.chunks + WINDOW <= self.arrived]
-        self.passed += len(done)
-        for turn in done:
-            del self.overwrites[turn]
 
 
 class Rounds:
@@ -167,28 +68,28 @@ class Rounds:
         self._wake, self._moved = wake, moved
         self._live = sorted(live)
         self._epoch = 0
-        self._tables: dict[int, _Table] = {}
+        self._tables: dict[int, RoundTable] = {}
         self._closed: set[int] = set()
-        self._words: dict[int, deque[Outgoing]] = {}  # by connected peer
+        self._outboxes: dict[int, deque[Outgoing]] = {}  # of each connected peer: what is not a sum
         self._pool = Buffers(2 * WINDOW)
-        self._work = threading.RLock()
-        self._books = threading.RLock()
+        self._memory_lock = threading.RLock()
+        self._state_lock = threading.RLock()
 
     # -- the chain -------------------------------------------------------------------------------------------
 
     @property
     def _before(self) -> int | None:
-        place = self._live.index(self.host)
-        return self._live[place - 1] if place else None
+        index = self._live.index(self.host)
+        return self._live[index - 1] if index else None
 
     @property
     def _next(self) -> int | None:
-        place = self._live.index(self.host) + 1
-        return self._live[place] if place < len(self._live) else None
+        index = self._live.index(self.host) + 1
+        return self._live[index] if index < len(self._live) else None
 
     def regroup(self, live: Sequence[int]) -> None:
         """Goes on without lost hosts; every host that is left has to call it alike."""
-        with self._work, self._books:
+        with self._memory_lock, self._state_lock:
             self._live = sorted(live)
             self._epoch = (self._epoch + 1) % _EPOCHS
             for table in self._tables.values():
@@ -206,29 +107,31 @@ class Rounds:
 
     def attach(self, number: int, staged: Staged) -> None:
         """A table has been made. Its initial values go round once this host has said :meth:`begin`."""
-        with self._work, self._books:
+        with self._memory_lock, self._state_lock:
             if number in self._tables:
                 raise MultiversoError(f"table {number} is attached already")
             self._closed.discard(number)
-            self._tables[number] = table = _Table(number, staged)
-            for peer in self._words:
+            self._tables[number] = table = RoundTable(number, staged)
+            for peer in self._outboxes:
                 self._say(peer, table)
         self._wake_neighbours()
 
     def begin(self, number: int) -> None:
         """What this host's workers have written as initial values is there."""
-        self._tables[number].began = True
-        self._run(self._tables[number])
+        with self._state_lock:
+            table = self._tables[number]
+            table.began = True
+        self._run(table)
 
     def is_whole(self, number: int) -> bool:
         """Returns whether the initial values of all hosts, and what :meth:`overwrite` has said last, are here."""
-        with self._books:
+        with self._state_lock:
             table = self._tables.get(number)
             return table is None or table.arrived >= (table.awaited + 1) * table.chunks
 
     def turns(self) -> dict[int, int]:
         """Returns the first turn of each table that this host is not ready for, while its workers are at a barrier."""
-        with self._books:
+        with self._state_lock:
             return {table.number: table.decided + 1 for table in self._tables.values()}
 
     def overwrite(self, number: int, host: int, turn: int, awaited: bool = True) -> None:
@@ -241,7 +144,7 @@ class Rounds:
                 up can have made the head ready for a round that others are not ready for.
             awaited: whether all are as far as the head, so that `is_whole` can wait for the values.
         """
-        with self._work, self._books:
+        with self._memory_lock, self._state_lock:
             table = self._tables.get(number)
             if table is None:
                 return
@@ -253,7 +156,7 @@ class Rounds:
 
     def detach(self, number: int) -> None:
         """Lets go of a table: its memory may be freed afterwards."""
-        with self._work, self._books:
+        with self._memory_lock, self._state_lock:
             if self._tables.pop(number, None) is not None:
                 self._closed.add(number)
 
@@ -272,32 +175,32 @@ class Rounds:
 
     def connect(self, peer: int) -> None:
         """A connection has begun; nothing came over it yet."""
-        with self._books:
-            self._words[peer] = deque()
+        with self._state_lock:
+            self._outboxes[peer] = deque()
             for table in self._tables.values():
                 table.theirs.discard(peer)
                 self._say(peer, table)
 
     def cut(self, peer: int) -> None:
         """It has ended."""
-        with self._books:
-            self._words.pop(peer, None)
+        with self._state_lock:
+            self._outboxes.pop(peer, None)
             for table in self._tables.values():
                 table.theirs.discard(peer)
                 table.told = 0
 
     def _say_all(self) -> None:
-        for peer in self._words:
+        for peer in self._outboxes:
             for table in self._tables.values():
                 self._say(peer, table)
 
-    def _say(self, peer: int, table: _Table) -> None:
-        if peer in self._words and peer in (self._before, self._next):
+    def _say(self, peer: int, table: RoundTable) -> None:
+        if peer in self._outboxes and peer in (self._before, self._next):
             staged = table.staged
             dtype = DTYPES.index(staged.dtype.name)
             body = Reached(table.arrived, table.received, staged.elements, dtype, staged.chunk).pack()
-            header = Header(frames.AT, self._epoch, 0, table.number, length=len(body))
-            self._words[peer].append(Outgoing(header, memoryview(body)))
+            header = RoundHeader(frames.AT, self._epoch, 0, table.number, length=len(body))
+            self._outboxes[peer].append(Outgoing(header, memoryview(body)))
 
     def _wake_neighbours(self) -> None:
         for peer in (self._before, self._next):
@@ -308,12 +211,12 @@ class Rounds:
 
     def has(self, peer: int) -> bool:
         """Returns whether there is something to send."""
-        with self._books:
+        with self._state_lock:
             return self._choose(peer) is not None
 
     def next(self, peer: int, most: int) -> Outgoing | None:
         """Returns the next frame for a peer, unless its body has more bytes than that."""
-        with self._books:
+        with self._state_lock:
             found = self._choose(peer)
             if found is None or len(found[0].body) > most:
                 return None
@@ -321,11 +224,11 @@ class Rounds:
             return found[0]
 
     def _choose(self, peer: int) -> tuple[Outgoing, Callable[[], object]] | None:
-        words = self._words.get(peer)
-        if words is None:
+        outbox = self._outboxes.get(peer)
+        if outbox is None:
             return None
-        if words:
-            return words[0], words.popleft
+        if outbox:
+            return outbox[0], outbox.popleft
         if not self._tables:
             return None
         before, after = self._before, self._next
@@ -344,14 +247,15 @@ class Rounds:
                     return self._frame(frames.TOTAL, table, step, found), _setter(table, "returned", step)
         return None
 
-    def _frame(self, kind: int, table: _Table, step: int, found: _Sum) -> Outgoing:
+    def _frame(self, kind: int, table: RoundTable, step: int, found: Sum) -> Outgoing:
         body = found.body
-        flags = _OVERWRITES if table.place(step)[0] in table.overwrites else 0
-        return Outgoing(Header(kind, self._epoch, flags, table.number, found.count, len(body), step), body)
+        flags = _OVERWRITES if table.turn_and_chunk(step)[0] in table.overwrites else 0
+        header = RoundHeader(kind, self._epoch, flags, table.number, found.count, len(body), step)
+        return Outgoing(header, body)
 
     # -- receiving -------------------------------------------------------------------------------------------
 
-    def accept(self, peer: int, header: Header) -> memoryview | None:
+    def accept(self, peer: int, header: RoundHeader) -> memoryview | None:
         """Checks a header; returns memory for its body, or None for one that nobody wants any more.
 
         Raises:
@@ -364,29 +268,29 @@ class Rounds:
                     f"a frame of kind {header.kind} has {expected} bytes, not {header.length}"
                 )
             return memoryview(bytearray(expected))
-        with self._books:
+        with self._state_lock:
             table = self._tables.get(header.table)
             if table is None:
                 if header.table in self._closed:
                     return None
                 raise ProtocolError(f"a step of table {header.table}, which this side has not opened")
             from_whom = self._before if header.kind == frames.SUM else self._next
-            if header.wire != self._epoch or peer != from_whom or peer not in table.theirs:
+            if header.epoch != self._epoch or peer != from_whom or peer not in table.theirs:
                 return None
             last = table.received if header.kind == frames.SUM else table.arrived
             step = header.number
             if step <= last:
                 return None
-            size = table.size(table.place(step)[1])
+            size = table.size(table.turn_and_chunk(step)[1])
             if step != last + 1 or step > table.arrived + WINDOW:
                 raise ProtocolError(f"step {step} of table {header.table} came after step {last}")
-            if header.length != (size if header.chunk else 0) or header.chunk > MAX_WORKERS:
+            if header.length != (size if header.contributions else 0) or header.contributions > MAX_WORKERS:
                 raise ProtocolError(
-                    f"{header.length} bytes are no sum of {header.chunk} contributions to {size} bytes"
+                    f"{header.length} bytes cannot be a sum of {header.contributions} contributions to {size} bytes"
                 )
             return view(self._pool.take(size), header.length)
 
-    def arrived(self, peer: int, header: Header, body: memoryview) -> None:
+    def arrived(self, peer: int, header: RoundHeader, body: memoryview) -> None:
         """A frame is whole.
 
         Raises:
@@ -401,31 +305,33 @@ class Rounds:
             self._want(table, header.number)
         elif header.kind == frames.SUM:
             found = self._sum_of(table, header, body)
-            with self._books:
-                if header.wire != self._epoch or header.number != table.received + 1:
+            with self._state_lock:
+                if header.epoch != self._epoch or header.number != table.received + 1:
                     return
                 table.incoming[header.number] = found
                 table.received = header.number
         else:
-            with self._work:
-                if header.wire != self._epoch or header.number != table.arrived + 1:
+            with self._memory_lock:
+                if header.epoch != self._epoch or header.number != table.arrived + 1:
                     return
                 if self._tables.get(header.table) is not table:
                     return
                 self._take(table, header.number, self._sum_of(table, header, body))
         self._run(table)
 
-    def _sum_of(self, table: _Table, header: Header, body: memoryview) -> _Sum:
+    def _sum_of(self, table: RoundTable, header: RoundHeader, body: memoryview) -> Sum:
         overwrites = bool(header.flags & _OVERWRITES)
-        return _Sum(header.chunk, owner(body), table.size(table.place(header.number)[1]), overwrites)
+        return Sum(
+            header.contributions, owner(body), table.size(table.turn_and_chunk(header.number)[1]), overwrites
+        )
 
-    def _hear(self, peer: int, header: Header, table: _Table, theirs: Reached) -> None:
+    def _hear(self, peer: int, header: RoundHeader, table: RoundTable, theirs: Reached) -> None:
         staged = table.staged
         mine = (staged.elements, DTYPES.index(staged.dtype.name), staged.chunk)
         if (theirs.elements, theirs.dtype, theirs.chunk) != mine:
             raise ProtocolError(f"table {header.table} is another one on host {peer}")
-        with self._books:
-            if header.wire != self._epoch or peer in table.theirs or peer not in (self._before, self._next):
+        with self._state_lock:
+            if header.epoch != self._epoch or peer in table.theirs or peer not in (self._before, self._next):
                 return
             table.theirs.add(peer)
             self._say(peer, table)  # when it was said before, the peer may not have had the table
@@ -435,21 +341,23 @@ class Rounds:
                 table.returned = max(theirs.arrived, table.arrived - WINDOW)
         self._wake(peer)
 
-    def _want(self, table: _Table, number: int) -> None:
+    def _want(self, table: RoundTable, round_number: int) -> None:
         """Somebody behind waits for a round."""
-        with self._books:
-            table.wanted = max(table.wanted, number)
-            told = self._tell(table, number)
+        with self._state_lock:
+            table.wanted = max(table.wanted, round_number)
+            told = self._tell(table, round_number)
         if told is not None:
             self._wake(told)
 
-    def _tell(self, table: _Table, number: int) -> int | None:
-        """Says to the host before that a round is wanted; returns which that is."""
+    def _tell(self, table: RoundTable, round_number: int) -> int | None:
+        """Says to the host before that a round is wanted; returns which host that is."""
         before = self._before
-        if before is None or before not in table.theirs or number <= table.told:
+        if before is None or before not in table.theirs or round_number <= table.told:
             return None
-        table.told = number
-        self._words[before].append(Outgoing(Header(frames.WANT, table=table.number, number=number)))
+        table.told = round_number
+        self._outboxes[before].append(
+            Outgoing(RoundHeader(frames.WANT, table=table.number, number=round_number))
+        )
         return before
 
     # -- going on --------------------------------------------------------------------------------------------
@@ -459,7 +367,7 @@ class Rounds:
         soonest: float | None = None
         for table in list(self._tables.values()):
             self._run(table)
-            with self._books:
+            with self._state_lock:
                 if self._tables.get(table.number) is not table:
                     continue  # its memory may be another's by now
                 left, told = self._wish(table, now)
@@ -470,54 +378,56 @@ class Rounds:
         return soonest
 
     def look_now(self) -> None:
-        """As :meth:`look`, where nobody knows the time."""
+        """:meth:`look` without a clock: no wish for a round is passed on."""
         for table in list(self._tables.values()):
             self._run(table)
 
-    def _wish(self, table: _Table, now: float) -> tuple[float | None, int | None]:
+    def _wish(self, table: RoundTable, now: float) -> tuple[float | None, int | None]:
         """Whether somebody waits for a round that the head has not begun, as it may have no worker any more.
 
         Returns:
             the seconds after which that should be said, or None; the host that it was said to, or None.
         """
-        number = table.round_of(table.decided + 1)
-        wished = table.wanted >= number or table.staged.wanted(number)
-        if self._before is None or table.told >= number or not wished:
+        round_number = table.round_of(table.decided + 1)
+        wished = table.wanted >= round_number or table.staged.wanted(round_number)
+        if self._before is None or table.told >= round_number or not wished:
             table.waits_since = None
             return None, None
         if table.waits_since is None:
             table.waits_since = now
         left = table.waits_since + _PATIENCE_SECONDS - now
-        told = self._tell(table, number) if left <= 0 else None
+        told = self._tell(table, round_number) if left <= 0 else None
         return (None, told) if told is not None else (max(left, _PATIENCE_SECONDS), None)
 
-    def _run(self, table: _Table) -> None:
+    def _run(self, table: RoundTable) -> None:
         """Adds this host's part to whatever has come."""
-        with self._work:
+        with self._memory_lock:
             while self._tables.get(table.number) is table and self._step(table):
                 pass
 
-    def _step(self, table: _Table) -> bool:
+    def _step(self, table: RoundTable) -> bool:
         step = table.folded + 1
-        with self._books:
+        with self._state_lock:
             if self._before is None:
-                found = None if step > table.arrived + WINDOW else _Sum(0, NO_BYTES, 0)
+                found = None if step > table.arrived + WINDOW else Sum(0, NO_BYTES, 0)
             else:
                 found = table.incoming.get(step)
-        turn, chunk = table.place(step)
-        if found is None or not self._decide(table, turn, found.overwrites):
+        turn, chunk = table.turn_and_chunk(step)
+        members = None if found is None else self._members_if_ready(table, turn, found.overwrites)
+        if found is None or members is None:
             return False
+        self._fix_members(table, turn, members)
         size = table.size(chunk)
         if found.buffer.size < size:
-            found = _Sum(0, self._pool.take(size), size)
-        total = _numbers(table, found)
+            found = Sum(0, self._pool.take(size), size)
+        total = numbers_of(table, found)
         if turn in table.overwrites:
             if table.overwrites[turn] == self.host:
                 table.staged.written(chunk, total)
                 found.count = 1
         else:
             found.count = table.staged.fold(table.round_of(turn), chunk, table.members, total, found.count)
-        with self._books:
+        with self._state_lock:
             table.incoming.pop(step, None)
             table.folded = step
             if self._next is not None:
@@ -528,35 +438,42 @@ class Rounds:
             self._wake(self._next)
         return True
 
-    def _decide(self, table: _Table, turn: int, overwrites: bool) -> bool:
-        """Is this host ready for a round? Then who of it takes part stays as it is."""
-        if turn <= table.decided:
-            return True
-        if turn in table.overwrites:
-            table.decided = turn
-            return True
-        if turn == 0:
-            table.decided = 0 if table.began else -1
-            return table.began
-        if overwrites:
-            return False  # the host before knows of it, this one does not yet
-        number = table.round_of(turn)
-        members = table.staged.members(number)
-        if members is None:
-            return False
-        if self._before is None and table.wanted < number and not table.staged.wanted(number):
-            return False  # the head begins what somebody waits for
-        table.members, table.decided = members, turn
-        table.staged.decide(number, members)
-        return True
+    def _members_if_ready(self, table: RoundTable, turn: int, overwrites: bool) -> int | None:
+        """Returns who of this host takes part in a turn, or None while it is not ready. Changes nothing.
 
-    def _take(self, table: _Table, step: int, total: _Sum) -> None:
-        turn, chunk = table.place(step)
+        Args:
+            table: whose turn it is.
+            turn: its number.
+            overwrites: the host before says that it is one that overwrites.
+        """
+        if turn <= table.decided or turn in table.overwrites:
+            return table.members
+        if turn == 0:
+            return table.members if table.began else None
+        if overwrites:
+            return None  # the host before knows of it, this one does not yet
+        round_number = table.round_of(turn)
+        members = table.staged.members(round_number)
+        begins = self._before is not None or table.wanted >= round_number
+        if members is None or not (begins or table.staged.wanted(round_number)):
+            return None  # the head begins what somebody waits for
+        return members
+
+    def _fix_members(self, table: RoundTable, turn: int, members: int) -> None:
+        """At a turn's first step: who of this host takes part stays as it is for all of it."""
+        if turn <= table.decided:
+            return
+        table.members, table.decided = members, turn
+        if turn > 0 and turn not in table.overwrites:
+            table.staged.decide(table.round_of(turn), members)
+
+    def _take(self, table: RoundTable, step: int, total: Sum) -> None:
+        turn, chunk = table.turn_and_chunk(step)
         if turn not in table.overwrites:
-            table.staged.take(table.round_of(turn), chunk, _numbers(table, total), total.count)
+            table.staged.take(table.round_of(turn), chunk, numbers_of(table, total), total.count)
         elif total.count:  # the host whose values they were may be lost
-            table.staged.overwrite(chunk, _numbers(table, total))
-        with self._books:
+            table.staged.overwrite(chunk, numbers_of(table, total))
+        with self._state_lock:
             table.arrived = step
             table.totals[step] = total
             table.folded, table.received = max(table.folded, step), max(table.received, step)
@@ -571,13 +488,5 @@ class Rounds:
         self._moved()
 
 
-NO_BYTES: Array = np.empty(0, np.uint8)
-
-
-def _numbers(table: _Table, found: _Sum) -> npt.NDArray[np.generic]:
-    """Returns the memory of a sum as the table's numbers."""
-    return found.buffer[: found.length].view(table.staged.dtype)
-
-
-def _setter(table: _Table, name: str, step: int) -> Callable[[], object]:
+def _setter(table: RoundTable, name: str, step: int) -> Callable[[], object]:
     return lambda: setattr(table, name, step)

@@ -1,0 +1,138 @@
+"""What a host keeps of each table's rounds, for ``rounds.py``: sums under way, totals, and how far everybody is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from multiverso.hosts.books import NOTHING
+from multiverso.hosts.buffers import Array, view
+
+WINDOW = 16  # steps
+NO_BYTES: Array = np.empty(0, np.uint8)
+
+
+class Staged(Protocol):
+    """A table as its host's rounds reach it: what workers have staged, and where totals go."""
+
+    dtype: np.dtype[np.generic]
+    elements: int
+    chunk: int
+    """Elements of a chunk; the last may have fewer."""
+
+    def members(self, round_number: int) -> int | None:
+        """Returns who of this host takes part in a round, a bit each, or None while one is not ready."""
+
+    def wanted(self, round_number: int) -> bool:
+        """Returns whether a live worker of this host waits for a round."""
+
+    def decide(self, round_number: int, members: int) -> None:
+        """Says who takes part in a round."""
+
+    def fold(self, round_number: int, chunk: int, members: int, total: Array, count: int) -> int:
+        """Adds the members' part of a chunk to a sum of ``count`` contributions; returns how many there are then."""
+
+    def take(self, round_number: int, chunk: int, total: Array, count: int) -> None:
+        """A chunk's total has come."""
+
+    def written(self, chunk: int, total: Array) -> None:
+        """Reads a chunk of what a worker of this host has overwritten the values with."""
+
+    def overwrite(self, chunk: int, total: Array) -> None:
+        """Overwrites a chunk of the last finished round."""
+
+
+@dataclass(eq=False, slots=True)
+class Sum:
+    """Of a chunk: how many have contributed, and the bytes; none where nobody has.
+
+    Attributes:
+        overwrites: the chunk is of a turn that overwrites the values with one host's.
+    """
+
+    count: int
+    buffer: Array
+    length: int
+    overwrites: bool = False
+
+    @property
+    def body(self) -> memoryview:
+        """What travels."""
+        return view(self.buffer, self.length) if self.count else NOTHING
+
+
+@dataclass(eq=False)
+class RoundTable:
+    """A table's books. Steps, turns and rounds: see ``rounds.py``.
+
+    Attributes:
+        number: the table's, in the job.
+        staged: how its memory is reached.
+        began: this host's initial values are written.
+        decided: the last turn of which it is fixed who takes part; ``members``: who of this host that is, a bit each.
+        overwrites: turns that carry a host's values, and which host's; ``passed``: how many of them are forgotten.
+        awaited: the last turn that a ``take`` waits for.
+        arrived, folded, received: the last step whose total is here; to which this host has added its part; whose sum
+            has come from the host before.
+        pushed: the last step whose sum went to the next host over this connection.
+        returned: the last step whose total went to the host before.
+        incoming: sums that wait for this host's workers, by step.
+        sums, totals: what was passed on and may be asked for again, by step.
+        theirs: neighbours that have said how far they are.
+        wanted: the last round that somebody behind waits for; ``told``: and that the host before was told of.
+        waits_since: since when somebody waits for the round that is due; None: nobody does.
+    """
+
+    number: int
+    staged: Staged
+    began: bool = False
+    decided: int = -1
+    members: int = 0
+    overwrites: dict[int, int] = field(default_factory=dict)
+    passed: int = 0
+    awaited: int = 0
+    arrived: int = 0
+    folded: int = 0
+    received: int = 0
+    pushed: int = 0
+    returned: int = 0
+    incoming: dict[int, Sum] = field(default_factory=dict)
+    sums: dict[int, Sum] = field(default_factory=dict)
+    totals: dict[int, Sum] = field(default_factory=dict)
+    theirs: set[int] = field(default_factory=set)
+    wanted: int = 0
+    told: int = 0
+    waits_since: float | None = None
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks a turn has."""
+        return -(-self.staged.elements // self.staged.chunk)
+
+    def size(self, chunk: int) -> int:
+        """Bytes of a chunk."""
+        low = chunk * self.staged.chunk
+        return (min(self.staged.elements, low + self.staged.chunk) - low) * self.staged.dtype.itemsize
+
+    def turn_and_chunk(self, step: int) -> tuple[int, int]:
+        """Returns which turn a step belongs to, and which chunk it is."""
+        return divmod(step - 1, self.chunks)
+
+    def round_of(self, turn: int) -> int:
+        """Returns which of the workers' rounds a turn is: turns that overwrite are none."""
+        return turn - self.passed - sum(other < turn for other in self.overwrites)
+
+    def forget(self) -> None:
+        """Drops the turns with a host's values that no host lacks."""
+        done = [turn for turn in self.overwrites if (turn + 1) * self.chunks + WINDOW <= self.arrived]
+        self.passed += len(done)
+        for turn in done:
+            del self.overwrites[turn]
+
+
+def numbers_of(table: RoundTable, found: Sum) -> npt.NDArray[np.generic]:
+    """Returns the memory of a sum as the table's numbers."""
+    return found.buffer[: found.length].view(table.staged.dtype)
