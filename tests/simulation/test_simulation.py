@@ -9,7 +9,8 @@ from simulated.world import Memory, run
 
 from multiverso.hosts.rounds import WINDOW, Rounds
 
-SCHEDULES = 100
+SCHEDULES = 88
+JOINS = 12
 ROUNDS = 40
 
 
@@ -22,6 +23,17 @@ def test_sums_are_exact_whatever_the_network_does(part: int) -> None:
         except Exception as error:
             raise AssertionError(f"make simulate SEED={seed} ARGS=--replay: {error}") from error
     assert faults, "these schedules had no fault in them"
+
+
+def test_a_lost_host_that_comes_again_makes_no_sum_wrong() -> None:
+    """What it had given to a home before counts, what its place adds afterwards counts once."""
+    joined, memory = 0, Memory()
+    for seed in range(JOINS):
+        try:
+            joined += run(seed, memory, joins=True).joined
+        except Exception as error:
+            raise AssertionError(f"make simulate SEED={seed} ARGS='--joins --replay': {error}") from error
+    assert joined > JOINS // 2, "in the others it is lost when all is over"
 
 
 def test_rounds_have_the_same_bits_whatever_the_network_does() -> None:

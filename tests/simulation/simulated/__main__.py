@@ -30,6 +30,7 @@ def main() -> int:
     parser.add_argument(
         "--statistics", action="store_true", help="running means and variances instead of sums"
     )
+    parser.add_argument("--joins", action="store_true", help="in each a host is lost and comes again")
     parser.add_argument("--control", action="store_true", help="control connections and coordinator instead")
     options = parser.parse_args()
     memory = Memory()
@@ -41,7 +42,7 @@ def main() -> int:
             return control
         if options.statistics:
             return statistics.run(seed, memory, trace)
-        return rounds.run(seed, trace) if options.rounds else run(seed, memory, trace)
+        return rounds.run(seed, trace) if options.rounds else run(seed, memory, trace, options.joins)
 
     if options.replay:
         go(options.seed, print)
@@ -59,7 +60,7 @@ def main() -> int:
         except Exception:
             failed += 1
             traceback.print_exc(limit=-2)
-            kinds = ("rounds", "control", "statistics")
+            kinds = ("rounds", "control", "statistics", "joins")
             kind = "".join(f"--{kind} " for kind in kinds if getattr(options, kind))
             again = f"'{kind}--replay'"
             print(f"seed {seed} failed: make simulate SEED={seed} ARGS={again}", flush=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -63,6 +63,7 @@ class Host:
     stalled_until: float = 0.0
     incarnation: int = 1
     dead: bool = False
+    ready: bool = True  # whether its workers have begun: in a lost host's place once it has taken all values
     card: Card = field(default_factory=Card)
     homes: dict[int, list[int]] = field(default_factory=dict)
 
@@ -95,6 +96,7 @@ class Scene:
         silences: connections over which nothing comes for a while.
         replays: frames that come a second time.
         crashes: hosts that are lost, 0 or 1; then each host adds to elements of its own, so that losses can be told.
+        joins: whether a lost host comes again, as one that has nothing.
         share: of a core that a node may use; 0 for no limit.
         every: how often passes begin.
         window: chunks under way; 0 for a random number.
@@ -117,6 +119,7 @@ class Scene:
     every: Every = field(default_factory=Every)
     window: int = 0
     convex: bool = False
+    joins: bool = False
 
 
 def random_scene(random: Random) -> Scene:
@@ -141,6 +144,7 @@ def random_scene(random: Random) -> Scene:
         crashes=random.choice((0, 0, 0, 1)),
         share=random.choice((0.0, 0.0, 0.2)),
         every=random.choice((Every(), Every(), Every(seconds=0.01), Every(changes=3))),
+        joins=random.choice((False, True)),
     )
 
 
@@ -161,19 +165,19 @@ class World:
         self.trace = trace
         self.faults = 0
         self.refused = 0
-        self.lost = 0
+        self.moves = 0  # hosts that were lost or have come again: a barrier begins anew
         self.regrouping = 0
+        self.joining = 0  # hosts that are lost and will come again, or are about to take the values
+        self.joined = 0
+        self._adds_left = 0
         self.total = [np.zeros(size, dtype) for size, dtype in zip(scene.elements, scene.dtypes, strict=True)]
         self.hosts = [Host(number, Pace(scene.share)) for number in range(scene.hosts)]
-        self.told = {table: np.ones(total.size, bool) for table, total in enumerate(self.total, 1)}
         self.connections: dict[tuple[int, int], Connection] = {}
         self.history: dict[tuple[int, int], list[bytes]] = {}
         for host in self.hosts:
             for peer in range(scene.hosts):
                 if peer != host.number:
-                    host.links[peer] = Link(
-                        host.number, peer, host.pace, window=scene.window or random.choice((1, 3, 8))
-                    )
+                    host.links[peer] = self._new_link(host, peer)
             for number, (size, dtype) in enumerate(zip(scene.elements, scene.dtypes, strict=True), 1):
                 copy = Copy(memory.shard(10 * host.number + number, size, dtype, scene.convex), CHUNK_BYTES)
                 changes = host.changes[number] = Changes()
@@ -187,6 +191,9 @@ class World:
                 self._later(0.001, self._connect, low, high)
         for host in self.hosts:
             self._later(0.001, self._look, host)
+
+    def _new_link(self, host: Host, peer: int) -> Link:
+        return Link(host.number, peer, host.pace, window=self.scene.window or self.random.choice((1, 3, 8)))
 
     def say(self, what: str) -> None:
         if self.trace is not None:
@@ -343,7 +350,7 @@ class World:
 
     def add(self, host: Host, table: int) -> None:
         """A worker adds small whole numbers."""
-        if host.dead:
+        if host.dead or not host.ready:
             self._adds_left -= 1
             return
         if not self._when_up(host, lambda: self.add(host, table)):
@@ -370,9 +377,7 @@ class World:
         self.schedule_faults()
         self._until(lambda: self._adds_left == 0, "the adds")
         self.barrier()
-        first = self.live[0]
         for table, total in enumerate(self.total, 1):
-            total[~self.told[table]] = first.copies[table].shard.values()[~self.told[table]]
             for host in self.live:
                 values = host.copies[table].shard.values()
                 assert np.array_equal(values, total), (
@@ -393,18 +398,19 @@ class World:
                 self._later(scene.seconds * 1.5, kind)
 
     def barrier(self) -> None:
-        """All hosts give what they have, then take what there is; again if one is lost meanwhile."""
+        """All hosts give what they have, then take what there is; again if one is lost or has come meanwhile."""
         step = 0
         while step < 2:
-            self._until(lambda: self.regrouping == 0, "the loss of a host")
-            lost = self.lost
+            self._until(lambda: self.regrouping == 0 == self.joining, "the loss of a host")
+            self._until(lambda: self._adds_left == 0, "the adds of one that has come again")
+            moves = self.moves
             tickets: list[Ticket] = []
             for host in self.live:
                 for peer, link in host.links.items():
                     tickets.append(link.settle(take=step == 1))
                     self._later(0, self._poke, host, peer)
-            self._until(lambda: self.lost != lost or all(t.done for t in tickets), "a barrier")  # noqa: B023
-            step = step + 1 if self.lost == lost else 0
+            self._until(lambda: self.moves != moves or all(t.done for t in tickets), "a barrier")  # noqa: B023
+            step = step + 1 if self.moves == moves else 0
 
     @property
     def live(self) -> list[Host]:
@@ -457,15 +463,15 @@ class World:
         """The others are told so, each in its time."""
         self.say(f"host {dead.number} is lost")
         self.faults += 1
-        self.lost += 1
-        dead.dead = True
+        self.moves += 1
+        dead.dead, dead.ready = True, False
+        self.joining += self.scene.joins
         for (low, high), connection in sorted(self.connections.items()):
             if dead.number in (low, high):
                 for wire in connection.wires.values():
                     wire.cut = True
+                connection.ended.add(dead.number)
                 self._later(0.01, self._end, low, high, connection, low + high - dead.number)
-        for table in dead.copies:  # what it had given to nobody is nobody's: taken as it is found
-            self.told[table][self.owners(table) == dead.number] = False
         self.regrouping = len(self.live)
         for host in self.live:
             self._later(0.05, self._regroup, host, dead)
@@ -488,7 +494,63 @@ class World:
             for peer, link in host.links.items():
                 away = {chunk: agreed[chunk] for chunk in moved if new[chunk] == peer}
                 link.regroup(table, 1, away, [chunk for chunk in moved if new[chunk] == host.number])
+            self._keep_what_was_given(host, table, dead)
+        self._expect_again(host, dead)
         self.regrouping -= 1
+        if self.regrouping == 0 and self.joining:
+            self._later(0.05, self._join, dead)
+
+    def _keep_what_was_given(self, host: Host, table: int, dead: Host) -> None:
+        """Of what a lost host had added that is there which it had given to the home, new or old."""
+        values, total = host.copies[table].shard.values(), self.total[table - 1]
+        for chunk in host.copies[table].chunks:
+            if host.homes[table][chunk.number] == host.number:
+                place = slice(chunk.low, chunk.high)
+                its = self.owners(table)[place] == dead.number
+                total[place][its] = values[place][its]
+
+    def _expect_again(self, host: Host, other: Host) -> None:
+        """A fresh link to a host of which nothing is known."""
+        link = host.links[other.number] = self._new_link(host, other.number)
+        for number, copy in host.copies.items():
+            wire = Wire.of(self.scene.wire, self.scene.dtypes[number - 1])
+            link.attach(number, copy, host.changes[number], host.homes[number], wire, self.scene.every, 1)
+
+    def _join(self, host: Host) -> None:
+        """Another node takes a lost host's place: it has nothing, and takes all values before its workers begin."""
+        self.say(f"host {host.number} comes again")
+        live = [other.number for other in self.live]
+        for key in [key for key in self.history if host.number in key]:
+            del self.history[key]  # on connections of the old node, which are closed for good
+        host.dead, host.incarnation, host.stalled_until = False, host.incarnation + 1, 0.0
+        host.links.clear()
+        for number, copy in host.copies.items():
+            copy.shard.values()[:] = 0
+            host.changes[number] = Changes()
+            first = homes_of(number, len(copy.chunks), list(range(self.scene.hosts)))
+            host.homes[number] = rehomed(first, live)
+        for peer in live:
+            self._expect_again(host, self.hosts[peer])
+            low, high = sorted((host.number, peer))
+            self._later(0.02, self._connect, low, high)
+        self._later(0.001, self._look, host)
+        tickets = [link.settle(take=True) for link in host.links.values()]
+
+        def look() -> None:
+            if not all(ticket.done for ticket in tickets):
+                self._later(0.01, look)
+                return
+            self.say(f"host {host.number} has taken all values")
+            host.ready = True
+            self.joined += 1
+            self.joining -= 1
+            self.moves += 1
+            for table in host.copies:
+                for _ in range(self.scene.adds):
+                    self._adds_left += 1
+                    self._later(self.scene.seconds, self.add, host, table)
+
+        look()
 
     def _count_loss(self, host: Host, table: int, chunk: int, home: int, agreed: Any) -> None:
         """What is promised to be missing: what this host had agreed on, less what the new home had of it."""
@@ -517,10 +579,15 @@ class World:
             connection.wires[sender].send(data)
 
 
-def run(seed: int, memory: Memory, trace: Callable[[str], None] | None = None) -> World:
-    """Runs the schedule of a seed; an AssertionError says what is wrong with it."""
+def run(seed: int, memory: Memory, trace: Callable[[str], None] | None = None, joins: bool = False) -> World:
+    """Runs the schedule of a seed, with ``joins`` one in which a host is lost and comes again.
+
+    Raises:
+        AssertionError: what is wrong with it.
+    """
     random = Random(seed)
-    world = World(random_scene(random), random, memory, trace)
+    scene = random_scene(random)
+    world = World(replace(scene, crashes=1, joins=True) if joins else scene, random, memory, trace)
     if trace is not None:
         trace(str(world.scene))
     world.run()
