@@ -102,7 +102,7 @@ def run(
         replacements = Replacements(replace)
 
         def again(end: WorkerExit) -> float | None:
-            seconds = replacements.after(end)
+            seconds = None if nodes[end.worker_id].has_ended else replacements.after(end)
             if seconds is not None:
                 answers[end.worker_id].seek(0)
                 answers[end.worker_id].truncate()

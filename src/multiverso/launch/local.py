@@ -169,7 +169,7 @@ def _start(
             report.ended(end)
 
         def again(end: WorkerExit) -> float | None:
-            seconds = replacements.after(end)
+            seconds = None if node.has_ended else replacements.after(end)
             if seconds is not None:
                 report.replacing(end, replacements, seconds)
             return seconds

@@ -187,6 +187,11 @@ class Node:
         """Whether a worker has ever come."""
         return self._members.had_workers
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it serves nobody any more: it was closed, or the host that leads the job is gone."""
+        return self._closing.is_set()
+
     def lost_workers(self) -> list[int]:
         """Returns the workers that died, or exited without ``shutdown()``, the first one first."""
         return self._members.lost()
