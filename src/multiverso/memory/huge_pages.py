@@ -182,6 +182,11 @@ def make_huge(address: int) -> bool:
     return made
 
 
+def populate(address: int) -> None:
+    """Has the system put small pages where a huge one could be, all at once, if it can."""
+    _libc.madvise(address, HUGE_PAGE, _MADV_POPULATE_WRITE)
+
+
 def wanted() -> bool:
     """Returns whether the environment leaves it to us (MULTIVERSO_HUGE_PAGES=0 does not)."""
     return os.environ.get("MULTIVERSO_HUGE_PAGES", "1") != "0"

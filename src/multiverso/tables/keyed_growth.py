@@ -47,7 +47,9 @@ class Growth:
             return
         ready = max(self._rows_ready, -(-used // HUGE_PAGE) * HUGE_PAGE)
         while ready < used + keys * row_bytes:
-            self._make_huge(memory.word("ROWS") + ready)
+            place = memory.word("ROWS") + ready
+            if not self._make_huge(place):
+                huge_pages.populate(memory.address + place)
             ready += HUGE_PAGE
         self._rows_ready = ready
         self._keys_left = (ready - used) // row_bytes - keys
@@ -64,11 +66,12 @@ class Growth:
             self._make_huge(offset)
         self._index_left = self._index_left[_AT_ONCE:]
 
-    def _make_huge(self, offset: int) -> None:
+    def _make_huge(self, offset: int) -> bool:
         if self._skipped < self._skip:
             self._skipped += 1
-            return
+            return False
         began = time.monotonic()
         made = huge_pages.make_huge(self._memory.address + offset)
         slow = not made or time.monotonic() - began > _SLOW_SECONDS
         self._skipped, self._skip = 0, min(2 * self._skip + 1, _MOST_SKIPPED) if slow else 0
+        return made
