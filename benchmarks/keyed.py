@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import sys
 import tempfile
 import time
@@ -40,6 +41,11 @@ def pace(call: Callable[[Any], object], keys: Any) -> dict[str, float]:
         "millions_a_second": round(keys.size / seconds / 1e6, 3),
         "processor_ns_a_key": round(processor / keys.size, 1),
     }
+
+
+def preempted() -> int:
+    """How often the system took the processor from this thread; not how often it waited."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
 
 def huge_bytes() -> int:
@@ -113,24 +119,34 @@ def growth(smallest: int, largest: int) -> dict[str, Any] | None:
         mv.barrier()
 
         def look(until: Callable[[], bool]) -> dict[str, Any]:
-            times, busy, number = [], time.thread_time_ns(), 0
+            times, busy, number, taken = [], time.thread_time_ns(), 0, preempted()
+            disturbed = []  # lookups during which somebody else had the processor
             while number % 64 or not until():
                 began = time.perf_counter_ns()
                 table.get(lots[number % 256], out=out)
                 times.append(time.perf_counter_ns() - began)
+                before, taken = taken, preempted()
+                if taken != before:
+                    disturbed.append(number)
                 number += 1
             microseconds = np.array(times) / 1e3
+            calm = np.delete(microseconds, disturbed)
             return {
                 "lookups": number,
                 "microseconds": {
                     name: round(float(np.percentile(microseconds, q)), 1)
                     for name, q in (("median", 50), ("p99", 99), ("p99.99", 99.99), ("longest", 100))
                 },
+                "preempted": len(disturbed),
+                "longest_that_was_not_preempted": round(float(calm.max()), 1),
                 "processor_ns_a_key": round((time.thread_time_ns() - busy) / number / LOOKUP, 1),
             }
 
+        before = table.stats()
         growing = look(lambda: shared.get()[0] > 0)
         mv.barrier()
+        after = table.stats()
+        growing |= {name: after[name] - before[name] for name in ("splits", "waits")}
         end = time.perf_counter() + growing["microseconds"]["median"] * growing["lookups"] / 1e6
         found = {"while_it_grows": growing, "at_rest": look(lambda: time.perf_counter() > end)}
     mv.barrier()
