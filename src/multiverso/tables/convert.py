@@ -13,7 +13,7 @@ from multiverso.errors import DtypeMismatchError, RowIdError, ShapeMismatchError
 from multiverso.spec import TableSpec
 
 Array = npt.NDArray[Any]
-_INT64 = np.dtype(np.int64)
+INT64 = np.dtype(np.int64)
 Out = TypeVar("Out")  # what a caller gives to be written to, and gets back
 
 
@@ -140,7 +140,7 @@ def as_row_ids(row_ids: Any, rows: int) -> npt.NDArray[np.int64]:
     """
     if (
         type(row_ids) is np.ndarray
-        and row_ids.dtype is _INT64  # a copy of it is converted below
+        and row_ids.dtype is INT64  # another object that is equal to it is converted below
         and row_ids.ndim == 1
         and row_ids.flags.carray
     ):

@@ -6,6 +6,7 @@ from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
+from numpy import ndarray
 
 from multiverso.consistency.port import RowIds, bad_row
 from multiverso.errors import ShapeMismatchError
@@ -14,7 +15,7 @@ from multiverso.runtime.current import current
 from multiverso.runtime.session import Session
 from multiverso.spec import Initial, TableSpec, checked_count, checked_dtype
 from multiverso.tables.changes import Changes
-from multiverso.tables.convert import Array, Out, as_data, as_numpy, as_row_ids, check_size, writable
+from multiverso.tables.convert import INT64, Array, Out, as_data, as_numpy, as_row_ids, check_size, writable
 from multiverso.tables.handler import TableHandler
 from multiverso.tables.pending import Pending
 from multiverso.updaters import Updater, resolve
@@ -151,12 +152,11 @@ class MatrixTableHandler(TableHandler):
         if row_ids is None:
             return super().get(out, sync, dtype=dtype, timeout_seconds=timeout_seconds)
         deadline = self._ready(timeout_seconds)
-        ids = as_row_ids(row_ids, self._spec.rows)
-        shape = (ids.size, self._spec.columns)
-        if self._are_plain_rows(out, shape):
-            self._operations.get_rows(ids, out.ravel(), deadline, None)
+        if self._are_plain(row_ids, out):
+            self._operations.get_rows(row_ids, out.ravel(), deadline, None)
             return out
-        output = self._output(out, dtype, shape)
+        ids = as_row_ids(row_ids, self._spec.rows)
+        output = self._output(out, dtype, (ids.size, self._spec.columns))
         return self._operations.get_rows(ids, output.flat, deadline, output.give)
 
     def _get_changed(self, timeout_seconds: float | None) -> tuple[RowIds, Array]:
@@ -303,19 +303,23 @@ class MatrixTableHandler(TableHandler):
             )
         return ids, a, b
 
-    def _are_plain_rows(self, array: Any, shape: tuple[int, int]) -> bool:
-        """Whether a kernel can take an array as it is: most calls, so it is quick."""
+    def _are_plain(self, row_ids: Any, rows: Any) -> bool:
+        """Whether a kernel can take both arrays as they are: most calls, so it is quick."""
         return (
-            type(array) is np.ndarray
-            and array.dtype is self._dtype
-            and array.shape == shape
-            and array.flags.carray
+            type(rows) is ndarray
+            and type(row_ids) is ndarray
+            and rows.dtype is self._dtype
+            and row_ids.dtype is INT64  # another object that is equal to it is converted
+            and row_ids.ndim == 1
+            and rows.shape == (row_ids.size, self._spec.columns)
+            and rows.flags.carray
+            and row_ids.flags.carray
         )
 
     def _rows(self, data: Any, row_ids: Any) -> tuple[RowIds, Array]:
+        if self._are_plain(row_ids, data):
+            return row_ids, data.ravel()
         ids = as_row_ids(row_ids, self._spec.rows)
-        if self._are_plain_rows(data, (ids.size, self._spec.columns)):
-            return ids, data.ravel()
         array = as_numpy(data, "data")
         check_size(array, (ids.size, self._spec.columns), self._spec, "data")
         return ids, as_data(array, self._dtype, "data")
