@@ -34,8 +34,11 @@ PROGRAMS: dict[str, tuple[list[str], list[str]]] = {  # name: arguments, argumen
         ["keyed.py", "--only", "increments"],
         ["keyed.py", "--only", "increments", "--quick"],
     ),
-    "word2vec": (["word2vec.py"], ["word2vec.py", "--sentences", "2000", "--rounds", "1"]),
-    "recommender": (["recommender.py"], ["recommender.py", "--steps", "100", "--rounds", "1"]),
+    "word2vec": (["word2vec.py", "--rounds", "2"], ["word2vec.py", "--sentences", "2000", "--rounds", "1"]),
+    "recommender": (
+        ["recommender.py", "--steps", "10000", "--rounds", "1"],
+        ["recommender.py", "--steps", "100", "--rounds", "1"],
+    ),
 }
 
 
@@ -88,7 +91,7 @@ def main() -> None:
         if name == "word2vec" and options.gensim:
             arguments += ["--gensim", options.gensim]
         if name == "recommender" and not options.quick:
-            arguments += ["--picture", str(PICTURES / "recommender.png")]
+            arguments += ["--picture", os.path.relpath(PICTURES / "recommender.png")]
         print(f"{name}: {' '.join(arguments)} ...", file=sys.stderr, flush=True)
         result = run(arguments)
         if "--gensim" in arguments:
