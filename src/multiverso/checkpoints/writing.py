@@ -121,7 +121,7 @@ class Writer:
             while session.control.gathered < number:
                 time.sleep(LOOK_SECONDS)  # the nodes do it, whatever their workers wait for
                 if self._ending or session.node_lost or deadline.passed:
-                    raise SnapshotError("the other hosts have not brought what they had not sent yet")
+                    raise SnapshotError("the other hosts have not sent all that their workers have added")
 
     def _await_others(self, number: int, receipts: Receipts) -> tuple[str, list[int]]:
         """Waits until all that take part have written; returns why it is given up (or nothing), and who has written.

@@ -130,7 +130,7 @@ class NodeLink:
                     received = messages.receive(self.connection, self._descriptors)
                 except ValueError as error:
                     raise NodeLostError(
-                        f"whatever listens in place of the job's node has sent no message ({error}); waited for {what}"
+                        f"what listens in place of the job's node did not send a message ({error}); waited for {what}"
                     ) from error
                 if received is None:
                     raise NodeLostError(f"the job's node is gone while waiting for {what}")
