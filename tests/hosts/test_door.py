@@ -6,17 +6,22 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from core_support import wait_for
+from rehearsing import rehearsal
 
 from multiverso.hosts import door
 from multiverso.hosts.control_connections import Centre, Outpost
 from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport import Listener
+from multiverso.runtime import Session
+from multiverso.runtime.reducer import Reducer
 
 
 @contextmanager
@@ -82,3 +87,37 @@ def test_a_forked_child_keeps_neither_the_port_nor_those_who_knock() -> None:
             sockets = [centre._door._listener._socket, *centre._door._strangers]
             os._exit(any(each.fileno() >= 0 for each in sockets))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def open_connections() -> list[str]:
+    """Returns where this process's connections to other processes lead."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if link.readlink().name.startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(link.name))) as connection:
+                    if connection.family == socket.AF_INET:
+                        found.append(str(connection.getpeername()))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_keeps_no_connection_to_another_host() -> None:
+    def work(session: Session) -> Any:
+        total = Reducer(session, 2).all_reduce(np.ones(3))  # opens the connections for messages
+        session.barrier()
+        kept = None
+        if session.worker_id == 0:
+            here = len(open_connections())
+            child = os.fork()
+            if child == 0:
+                os._exit(len(open_connections()))
+            kept = here, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        session.barrier()
+        return total[0], kept
+
+    with rehearsal(1, 1) as job:
+        (total, (here, kept)), _ = job.run(work)
+    assert total == 2
+    assert here >= 6, "both ends of a connection for values, for messages, and to the first host"
+    assert kept == 0

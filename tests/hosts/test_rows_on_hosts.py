@@ -1,4 +1,4 @@
-"""Rows across hosts: only what somebody has changed is read again, and sparse models train on several hosts."""
+"""Rows across hosts: only what somebody has changed is read again."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def test_only_rows_that_somebody_has_changed_are_read_again_after_an_exchange() 
         everything, values = table.get(changed=True)
         assert everything.size == rows
         assert not values.any()
+        session.barrier()  # nobody adds before
         seen = []
         for turn in range(3):
             mine = me * 20_000 + 7 + turn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from simulated import rounds, statistics
+from simulated import clocks, rounds, statistics
 from simulated.world import Memory, run
 
 from multiverso.hosts.rounds import WINDOW, Rounds
@@ -12,6 +12,7 @@ from multiverso.hosts.rounds import WINDOW, Rounds
 SCHEDULES = 88
 JOINS = 12
 ROUNDS = 40
+FEW = 15
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -49,7 +50,7 @@ def test_rounds_have_the_same_bits_whatever_the_network_does() -> None:
 
 def test_statistics_stay_between_those_of_the_hosts_whatever_the_network_does() -> None:
     faults, memory = 0, Memory()
-    for seed in range(ROUNDS):
+    for seed in range(FEW):
         try:
             faults += statistics.run(seed, memory).faults
         except Exception as error:
@@ -57,6 +58,19 @@ def test_statistics_stay_between_those_of_the_hosts_whatever_the_network_does() 
                 f"make simulate SEED={seed} ARGS='--statistics --replay': {error}"
             ) from error
     assert faults, "these schedules had no fault in them"
+
+
+def test_reads_are_no_older_than_the_bound_whatever_the_network_does() -> None:
+    faults, memory = 0, Memory()
+    for seed in range(FEW):
+        try:
+            faults += clocks.run(seed, memory).faults
+        except Exception as error:
+            raise AssertionError(f"make simulate SEED={seed} ARGS='--clocks --replay': {error}") from error
+    assert faults, "these schedules had no fault in them"
+    with pytest.raises(AssertionError, match="reads"):
+        for seed in range(FEW):
+            clocks.run(seed, memory, kind=clocks.Careless)
 
 
 def test_a_seed_makes_the_same_schedule_again() -> None:

@@ -145,7 +145,7 @@ def run_command(
         float, typer.Option(help="Seconds that workers get to end by themselves, before they are killed.")
     ] = 1.0,
 ) -> None:
-    """Start a program in several workers of one job, on this host.
+    """Start a program in several workers of one job, on this host or, with --hosts, on several.
 
     Each line of output gets its worker's number. SIGINT, SIGTERM, SIGHUP and SIGUSR1 are passed on.
     OMP_NUM_THREADS is set to cores / workers where it is not set already.

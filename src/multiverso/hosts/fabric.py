@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -34,7 +33,6 @@ from multiverso.hosts.wires import Wire
 from multiverso.shards.shard import Shard
 
 _SOON_SECONDS, _LATER_SECONDS = 0.002, 0.05
-_fabrics: weakref.WeakSet[Fabric] = weakref.WeakSet()
 
 
 class Fabric:
@@ -86,7 +84,6 @@ class Fabric:
         self._threads: list[threading.Thread] = []
         self._rounds = Rounds(host, range(hosts), self._wake, self._tell_settled)
         self._pairs = {peer: self._new_pair(peer) for peer in range(hosts) if peer != host}
-        _fabrics.add(self)
 
     def _new_pair(self, peer: int) -> Pair:
         link = Link(self.host, peer, self._pace, settled=self._tell_settled, rounds=self._rounds)
@@ -467,16 +464,3 @@ class Fabric:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _after_fork(self) -> None:
-        for pair in self._pairs.values():
-            pair.forget()
-
-
-def _after_fork_in_child() -> None:
-    """A forked child that kept the sockets would let this host look connected after its end."""
-    for fabric in list(_fabrics):
-        fabric._after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

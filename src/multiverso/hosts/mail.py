@@ -147,13 +147,6 @@ class Mail:
             if peer.offered is not None:
                 peer.offered[0].close()
 
-    def forget(self) -> None:
-        """In a forked child: lets go of the connections."""
-        for peer in self._peers.values():
-            for channel in (peer.channel, peer.offered[0] if peer.offered else None):
-                if channel is not None:
-                    channel.close()
-
     # -- a peer's threads ------------------------------------------------------------------------------------
 
     def _run(self, peer: _Peer) -> None:

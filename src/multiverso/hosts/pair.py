@@ -53,12 +53,6 @@ class Pair:
         """Says that this side connects (before it starts)."""
         self._dial = dial
 
-    def forget(self) -> None:
-        """In a forked child: lets go of the connection."""
-        for channel in (self._channel, self._offered[0] if self._offered else None):
-            if channel is not None:
-                channel.close()
-
     def start(self) -> None:
         """Begins to connect."""
         self._thread.start()

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from random import SystemRandom
 
-from simulated import rounds, statistics
+from simulated import clocks, rounds, statistics
 from simulated.control import Control
 from simulated.world import Memory, World, run
 
@@ -31,6 +31,7 @@ def main() -> int:
         "--statistics", action="store_true", help="running means and variances instead of sums"
     )
     parser.add_argument("--joins", action="store_true", help="in each a host is lost and comes again")
+    parser.add_argument("--clocks", action="store_true", help="bounded staleness instead of sums")
     parser.add_argument("--control", action="store_true", help="control connections and coordinator instead")
     options = parser.parse_args()
     memory = Memory()
@@ -40,6 +41,8 @@ def main() -> int:
             control = Control(seed, trace or (lambda _: None))
             control.run()
             return control
+        if options.clocks:
+            return clocks.run(seed, memory, trace)
         if options.statistics:
             return statistics.run(seed, memory, trace)
         return rounds.run(seed, trace) if options.rounds else run(seed, memory, trace, options.joins)
@@ -60,7 +63,7 @@ def main() -> int:
         except Exception:
             failed += 1
             traceback.print_exc(limit=-2)
-            kinds = ("rounds", "control", "statistics", "joins")
+            kinds = ("rounds", "control", "statistics", "clocks", "joins")
             kind = "".join(f"--{kind} " for kind in kinds if getattr(options, kind))
             again = f"'{kind}--replay'"
             print(f"seed {seed} failed: make simulate SEED={seed} ARGS={again}", flush=True)
