@@ -45,6 +45,7 @@ from multiverso.hosts.buffers import Array, Buffers, owner, view
 from multiverso.hosts.checks import check_answer, check_push, check_word
 from multiverso.hosts.coding import make_push, repeat_answer, take_answer, take_back, take_push
 from multiverso.hosts.copies import Chunk, Copy
+from multiverso.hosts.distance import megabytes_for
 from multiverso.hosts.frames import LONGEST_BODY, Header, Opened, ProtocolError, RoundHeader
 from multiverso.hosts.outer import Outer
 from multiverso.hosts.pace import Every, Pace
@@ -64,7 +65,7 @@ class Link:
         me: this host's number.
         peer: the other's.
         pace: the node's budget.
-        window: chunks that are under way at a time.
+        window: chunks that are under way at a time at most; fewer to a host that is near.
         settled: called, with the books locked, when a settle is over.
         rounds: of this host; their frames go over the same connections.
     """
@@ -90,6 +91,7 @@ class Link:
         self._closed: set[int] = set()
         self._answering = 0
         self._serving_urgent = False  # the peer waits for what it pushes
+        self._window = window
         self._ticket = 0
         self._tickets: list[Ticket] = []
         self._pool = Buffers(2 * window)
@@ -210,6 +212,12 @@ class Link:
             for table in self._tables.values():
                 self._say_open(table)
             self._rounds.connect(self.peer)
+
+    def at_distance(self, seconds: float) -> None:
+        """Says how long the way there and back takes at least: no more is under way than keeps it busy."""
+        with self._lock:
+            self._queues.window = min(self._window, megabytes_for(seconds))
+        self._rounds.at_distance(self.peer, seconds)
 
     def cut(self) -> None:
         """The connection has ended: what was under way is kept for the next."""

@@ -195,6 +195,7 @@ class Pair:
                 if self._closing.is_set() or self._offered is not None:
                     return
             self.link.connect(hello.incarnation)
+            self.link.at_distance(channel.round_trip())
             with self._sending:
                 self._live = channel
             sender.start()

@@ -17,7 +17,7 @@ class Queues:
     """A link's queues.
 
     Args:
-        window: chunks that are under way at a time.
+        window: chunks that are under way at a time; may be set anew.
         pace: the node's budget, for what nobody waits for.
         pool: where frames that are forgotten leave their memory.
     """
@@ -26,7 +26,8 @@ class Queues:
         self.words: deque[Outgoing] = deque()
         self.answers: deque[Outgoing] = deque()
         self.under_way = 0
-        self._window, self._pace, self._pool = window, pace, pool
+        self.window = window
+        self._pace, self._pool = pace, pool
         self._again: deque[UnderWay] = deque()
         self._urgent: deque[tuple[LinkTable, Away]] = deque()
         self._todo: deque[tuple[LinkTable, Away]] = deque()
@@ -90,7 +91,7 @@ class Queues:
         """Returns the seconds until there is something to send: 0 for at once, None when only an event can tell."""
         if self.words or self.answers or self._again:
             return 0.0
-        if self.under_way >= self._window:
+        if self.under_way >= self.window:
             return None
         if any(table.ready for table, _ in self._urgent):
             return 0.0
@@ -113,7 +114,7 @@ class Queues:
 
     def choose(self, now: float, most: int) -> tuple[LinkTable, Away] | None:
         """Returns the chunk to push next, which is under way from now on."""
-        if self.under_way >= self._window:
+        if self.under_way >= self.window:
             return None
         found = self._choose_urgent(most) or self._choose_todo(now, most)
         if found is not None:

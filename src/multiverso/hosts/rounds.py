@@ -37,6 +37,7 @@ from multiverso.errors import MultiversoError
 from multiverso.hosts import frames
 from multiverso.hosts.books import Outgoing
 from multiverso.hosts.buffers import Buffers, owner, view
+from multiverso.hosts.distance import FAR, megabytes_for
 from multiverso.hosts.frames import ProtocolError, Reached, RoundHeader
 from multiverso.hosts.round_books import NO_BYTES, WINDOW, RoundTable, Staged, Sum, numbers_of
 from multiverso.layout import MAX_WORKERS
@@ -72,8 +73,19 @@ class Rounds:
         self._closed: set[int] = set()
         self._outboxes: dict[int, deque[Outgoing]] = {}  # of each connected peer: what is not a sum
         self._pool = Buffers(2 * WINDOW)
+        self._distances: dict[int, float] = {}  # seconds there and back, by peer
         self._memory_lock = threading.RLock()
         self._state_lock = threading.RLock()
+
+    def at_distance(self, peer: int, seconds: float) -> None:
+        """Says how long the way to a host and back takes at least."""
+        self._distances[peer] = seconds
+
+    @property
+    def _ahead(self) -> int:
+        """How many steps the head begins before the total of the first is there: as the way down the chain is long."""
+        to_next = megabytes_for(self._distances.get(self._next, FAR)) if self._next is not None else 1
+        return min(WINDOW, 2 * to_next * (len(self._live) - 1) or 1)
 
     # -- the chain -------------------------------------------------------------------------------------------
 
@@ -409,7 +421,7 @@ class Rounds:
         step = table.folded + 1
         with self._state_lock:
             if self._before is None:
-                found = None if step > table.arrived + WINDOW else Sum(0, NO_BYTES, 0)
+                found = None if step > table.arrived + self._ahead else Sum(0, NO_BYTES, 0)
             else:
                 found = table.incoming.get(step)
         turn, chunk = table.turn_and_chunk(step)

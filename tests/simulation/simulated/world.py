@@ -14,6 +14,7 @@ import numpy as np
 from multiverso import layout as at
 from multiverso.hosts.books import Changes, Ticket
 from multiverso.hosts.copies import Copy, homes_of, rehomed
+from multiverso.hosts.distance import FAR
 from multiverso.hosts.frames import HEADER_BYTES, ProtocolError, Reader
 from multiverso.hosts.link import Link
 from multiverso.hosts.pace import Every, Pace
@@ -243,6 +244,7 @@ class World:
             made.busy[sender.number] = False
         for host, peer in (ends, ends[::-1]):
             host.links[peer.number].connect(peer.incarnation)
+            host.links[peer.number].at_distance(0.0 if host.number % 2 else FAR)
         for host, peer in (ends, ends[::-1]):
             self._send(low, high, made, host, peer)
 
