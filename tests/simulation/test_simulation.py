@@ -44,7 +44,7 @@ def test_rounds_have_the_same_bits_whatever_the_network_does() -> None:
             world = rounds.run(seed)
         except Exception as error:
             raise AssertionError(f"make simulate SEED={seed} ARGS='--rounds --replay': {error}") from error
-        faults, lost = faults + world.faults, lost + world.lost
+        faults, lost = faults + world.faults, lost + world.moves
     assert faults > lost > 0, "these schedules had no fault in them"
 
 

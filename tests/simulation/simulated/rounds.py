@@ -82,7 +82,7 @@ class RoundsWorld(World):
 
     def __init__(self, scene: Scene, random: Random, trace: Callable[[str], None] | None = None) -> None:
         size = random.choice((1, 5, 24))
-        super().__init__(replace(scene, elements=(), dtypes=()), random, Memory(), trace)
+        super().__init__(replace(scene, elements=(), dtypes=(), joins=False), random, Memory(), trace)
         self.sizes = (size, random.choice((1, 3, 8)))
         self.workers = [random.randint(1, 3) for _ in self.hosts]
         self.staged: list[Staged] = []
