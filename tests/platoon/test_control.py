@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from platoon.channel import Controller, Worker
+from platoon.channel.answering import Answering
 from platoon.util import PlatoonError
 
 COUNTING = """
@@ -255,11 +256,9 @@ def test_a_forked_child_is_not_the_worker(experiment: Any, port: int) -> None:
 
 
 def test_requests_without_end_do_not_keep_an_end_from_being_noted(monkeypatch: Any) -> None:
-    controller, answered = Controller(), []
-    monkeypatch.setattr(controller, "_asked", lambda: len(answered) < 100_000)
-    monkeypatch.setattr(controller, "_answer_request", lambda: answered.append(1) or True)
-    try:
-        assert controller._answer_requests(all_of_them=True)
-        assert 1 < len(answered) < 1000
-    finally:
-        controller.close()
+    nobody: Any = None
+    answering, answered = Answering(nobody, nobody, nobody, nobody), []
+    monkeypatch.setattr(Answering, "have_come", property(lambda _: len(answered) < 100_000))
+    monkeypatch.setattr(answering, "_answer_one", lambda: answered.append(1) or True)
+    assert answering.answer(all_of_them=True)
+    assert 1 < len(answered) < 1000

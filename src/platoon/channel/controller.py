@@ -8,7 +8,6 @@ import os
 import shlex
 import socket
 import sys
-import traceback
 import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,14 +16,15 @@ import numpy.typing as npt
 import zmq
 
 from platoon.channel import arguments
+from platoon.channel.answering import Answering
 from platoon.channel.arguments import DEFAULT_PORT
 from platoon.channel.data import BatchServer
 from platoon.channel.door import Door
 from platoon.channel.members import Members
-from platoon.channel.query import BadRequest, Query
+from platoon.channel.query import Query
 from platoon.channel.secret import VARIABLE as SECRET_VARIABLE
 from platoon.channel.secret import Secret, SecretFile
-from platoon.channel.wire import MOST_REQUEST_BYTES, RESERVED, dumps
+from platoon.channel.wire import MOST_REQUEST_BYTES, RESERVED
 from platoon.devices import find_devices
 from platoon.processes import on_sigterm
 from platoon.reporting import Reporter
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from multiverso.runtime import Node
     from platoon.channel.hosts import Hosts
 
-_AT_ONCE = 256  # requests answered before an end is noted all the same, when others ask without end
 _SEND_MB_SECONDS = 1800.0
 _IDLE_MS = 500  # a signal that comes just before the poll does not interrupt it; its handler runs after it
 
@@ -79,7 +78,7 @@ class Controller:
         self._secret = Secret.make()
         self._secret_file: SecretFile | None = None
         self._door: Door | None = None
-        self._control: zmq.Socket | None = None
+        self._requests: Answering | None = None
         self._node: Node | None = None
         self._hosts: Hosts | None = None
         self._wake_in, self._wake_out = socket.socketpair()
@@ -136,7 +135,7 @@ class Controller:
         """
         if self._experiment:
             return
-        if self._control is not None and port != self.control_port:
+        if self._requests is not None and port != self.control_port:
             raise PlatoonError(f"requests are already served on port {self.control_port}")
         self._open(port)
 
@@ -196,9 +195,9 @@ class Controller:
         Raises:
             AttributeError: it is not.
         """
-        if self._control is None:
+        if self._requests is None:
             raise AttributeError("csocket: no port for requests is open; call init_control()")
-        return self._control
+        return self._requests.socket
 
     @property
     def asocket(self) -> zmq.Socket:
@@ -296,7 +295,7 @@ class Controller:
     def _open(self, port: int) -> None:
         if self._closed:
             raise PlatoonError("this controller is closed: make a new one")
-        if self._control is not None:
+        if self._requests is not None:
             return
         from multiverso.runtime import Node
 
@@ -304,7 +303,8 @@ class Controller:
             self._door = Door(
                 self._secret, "control", port, MOST_REQUEST_BYTES, self._reporter.refuse, {zmq.LINGER: 1000}
             )
-            self.control_port, self._control = self._door.port, self._door.socket
+            self.control_port = self._door.port
+            self._requests = Answering(self._door.socket, self._secret, self._reporter, self._answer)
             if not self._experiment:  # workers that it starts have the secret in their environment
                 self._secret_file = SecretFile(self._secret, self.control_port)
             # A worker's death is no reason for the others to stop: in elastic training they need nobody.
@@ -315,6 +315,8 @@ class Controller:
             raise
 
     def _serve(self) -> bool:
+        requests = self._requests
+        assert requests is not None
         while not self._members.all_gone or self._asked():
             ready = {what for what, _ in zmq.zmq_poll(self._watched(), _IDLE_MS)}
             if self._wake_in.fileno() in ready:
@@ -324,7 +326,7 @@ class Controller:
                 return False
             gone = [member for watch, member in self._members.watched.items() if watch in ready]
             ended = self._members.job is not None and self._members.job.fileno() in ready
-            if self._control in ready and not self._answer_requests(all_of_them=bool(gone) or ended):
+            if requests.socket in ready and not requests.answer(all_of_them=bool(gone) or ended):
                 return False
             if self._batches is not None and self._batches.ended:
                 self._batches.answer_end()
@@ -347,7 +349,7 @@ class Controller:
         return self._hosts.stay(self._node, lambda: self._stopped is not None)
 
     def _watched(self) -> list[tuple[Any, int]]:
-        sources: list[Any] = [self._control, self._wake_in.fileno()]
+        sources: list[Any] = [self.csocket, self._wake_in.fileno()]
         sources += self._members.watched
         if self._members.job is not None:
             sources.append(self._members.job.fileno())
@@ -355,49 +357,11 @@ class Controller:
             sources.append(self._batches.socket)
         return [(source, zmq.POLLIN) for source in sources]
 
-    def _reply(self, address: list[bytes], answer: dict[str, Any]) -> None:
-        assert self._control is not None
-        worker, number = address
-        self._control.send_multipart([worker, number, self._secret.proof(number) + dumps(answer)])
-
     def _asked(self) -> bool:
-        return self._control is not None and bool(self._control.get(zmq.EVENTS) & zmq.POLLIN)
+        return self._requests is not None and self._requests.have_come
 
-    def _answer_requests(self, all_of_them: bool) -> bool:
-        """Answers one: asking whether there is another costs as much as the poll for everything.
-
-        Those that have come, when a worker's end is to be noted: what it asked before comes first.
-        """
-        for _ in range(_AT_ONCE if all_of_them else 1):
-            if not self._answer_request():
-                return False
-            if not (all_of_them and self._asked()):
-                break
-        return True
-
-    def _answer_request(self) -> bool:
-        assert self._control is not None
-        worker, *parts = self._control.recv_multipart()
-        if len(parts) != 2:
-            self._reporter.refuse("a worker", f"sent a message of {len(parts)} parts and not 2")
-            return True
-        number, message = parts
-        address = [worker, number]
-        try:
-            query = Query.read(message)
-            answer = self._answer_reserved(query) if query.reserved else self._ask_handler(query)
-            self._reply(address, {"ok": answer})
-        except PlatoonError as error:
-            self._reply(address, {"error": str(error)})
-        except BadRequest as error:
-            self._reporter.refuse("a request", f"makes no sense: {error}")
-            self._reply(address, {"error": str(error)})
-        except Exception as error:
-            text = "".join(traceback.format_exception(error))
-            self._reply(address, {"error": f"the controller failed:\n{text}"})
-            self._reporter.say("failed", f"the controller failed in handle_control:\n{text}")
-            return False
-        return True
+    def _answer(self, query: Query) -> Any:
+        return self._answer_reserved(query) if query.reserved else self._ask_handler(query)
 
     def _ask_handler(self, query: Query) -> Any:
         self._reporter.count_request()
