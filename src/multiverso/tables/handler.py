@@ -115,7 +115,8 @@ class TableHandler(Contents):
         """
         deadline = self._ready(timeout_seconds)
         a, b = self._pair(local, last)
-        self._follow_schedule()
+        if self._schedule is not None:
+            self._follow_schedule()
         self._operations.exchange(a, b, deadline)
 
     def _pair(self, local: Any, last: Any) -> tuple[Array, Array]:

@@ -62,13 +62,14 @@ class Steered:
         raise NotImplementedError
 
     def _follow_schedule(self) -> None:
-        """Before every step of this worker's."""
+        """Before every step of this worker's; most have no schedule, and small calls do not even ask here."""
         if self._schedule is not None:
             self.learning_rate = self._schedule(self._steps())
 
     def _transformed(self, delta: Array, rows: int = 1) -> Array:
         """Returns what is to be added, within its bounds, once the learning rate is what the schedule says."""
-        self._follow_schedule()
+        if self._schedule is not None:
+            self._follow_schedule()
         return delta if self._clip is None else self._clip(delta, rows)
 
     def _refuse_clipped(self) -> None:
