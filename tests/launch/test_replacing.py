@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from launch_support import Running, command, multiverso, script
 
-from multiverso.launch.job import WorkerExit
 from multiverso.launch.restarting import Pauses, Replacements
+from multiverso.launch.results import WorkerExit
 
 JOB = """
 import mmap, os, signal, sys, time

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from launch_support import Running, command, multiverso, script
 
-from multiverso.launch.job import JobResult
 from multiverso.launch.restarting import Starts
+from multiverso.launch.results import JobResult
 from multiverso.launch.signals import Signals
 
 FAILS = """

@@ -10,13 +10,14 @@ from typing import IO, Any
 
 from multiverso.errors import StartupError
 from multiverso.hosts.roster import spread
-from multiverso.launch.job import Job, OnFailure, WorkerExit
+from multiverso.launch.job import Job, OnFailure
 from multiverso.launch.local import worker_commands
 from multiverso.launch.outcomes import conclude, read_answer, write_call
 from multiverso.launch.output import Output
 from multiverso.launch.place import JOB_VARIABLE, Place, place_in
 from multiverso.launch.rehearsing import hosts_here
 from multiverso.launch.restarting import Replacements
+from multiverso.launch.results import WorkerExit
 from multiverso.launch.sinks import text_sink
 from multiverso.layout import MAX_WORKERS
 from multiverso.runtime.node import Node

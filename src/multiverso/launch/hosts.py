@@ -22,12 +22,13 @@ from multiverso.errors import StartupError
 from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.exchange import VARIABLES, Exchange
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster, spread
-from multiverso.launch.job import Job, JobResult, WorkerExit
+from multiverso.launch.job import Job
 from multiverso.launch.local import RunOptions, check
 from multiverso.launch.output import Output
 from multiverso.launch.place import FROM_INPUT, JOB_VARIABLE
 from multiverso.launch.processes import WorkerCommand
 from multiverso.launch.restarting import Replacements, Starts
+from multiverso.launch.results import JobResult, WorkerExit
 from multiverso.launch.signals import Signals, let_signals_end_us
 from multiverso.launch.sinks import Stream, unbuffered, write_all
 from multiverso.runtime.restarts import RESTARTS_VARIABLE, RESUME_VARIABLE

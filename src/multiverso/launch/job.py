@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Literal, Self
 
 from multiverso.launch.output import Output
@@ -22,10 +21,10 @@ from multiverso.launch.processes import (
     signal_name,
     spawn,
 )
+from multiverso.launch.results import JobResult, Reason, WorkerExit
 from multiverso.launch.signals import Handler, Signals, ignore_signals, pass_signals_to
 
 OnFailure = Literal["stop", "continue"]
-Reason = Literal["finished", "failed", "signal", "timeout", "output closed"]
 
 # A killed process that does not end is stuck in the kernel (a dead network disk); do not wait for ever.
 _STUCK_SECONDS = 10.0
@@ -35,59 +34,6 @@ _LOOK_SECONDS = 0.5
 _SAME_SIGNAL_SECONDS = 0.2
 _GIVE_UP = 0
 _EXIT_CODES = {"timeout": 124, "output closed": 128 + signal.SIGPIPE}
-
-
-@dataclass(frozen=True)
-class WorkerExit:
-    """How a worker ended.
-
-    Attributes:
-        worker_id: Its number.
-        pid: Its process id.
-        code: Its exit code as a shell gives it: 128 + the signal's number when a signal ended it.
-        signal: The signal's name, or None.
-        ended_by_us: Whether the launcher had already told it to end.
-        seconds: How long it ran.
-    """
-
-    worker_id: int
-    pid: int
-    code: int
-    signal: str | None
-    ended_by_us: bool
-    seconds: float
-
-    @property
-    def failed(self) -> bool:
-        """Whether it failed on its own account."""
-        return self.code != 0 and not self.ended_by_us
-
-    def __str__(self) -> str:
-        how = f"was killed by {self.signal}" if self.signal else f"failed with exit code {self.code}"
-        return f"worker {self.worker_id} (pid {self.pid}) {how}"
-
-
-@dataclass(frozen=True)
-class JobResult:
-    """How a job ended.
-
-    Attributes:
-        reason: What ended it.
-        exit_code: The failed worker's code; 0 also when the others were to go on and one finished; 128 + the
-            signal's number after a signal; 124 after a timeout; 141 when nobody reads our output.
-        culprit: The worker whose failure ended the job, or was the first, or None.
-        deserter: A worker that made others fail, although its own exit code is 0: it ended without
-            ``multiverso.shutdown()`` while they needed it. Or None.
-        exits: How each worker ended, in worker order.
-        seconds: How long the job ran.
-    """
-
-    reason: Reason
-    exit_code: int
-    culprit: WorkerExit | None
-    deserter: WorkerExit | None
-    exits: tuple[WorkerExit, ...]
-    seconds: float
 
 
 class Job:

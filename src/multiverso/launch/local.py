@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from multiverso.errors import StartupError
-from multiverso.launch.job import Job, JobResult, OnFailure, WorkerExit
+from multiverso.launch.job import Job, OnFailure
 from multiverso.launch.output import Output
 from multiverso.launch.place import Place, here
 from multiverso.launch.processes import WorkerCommand
@@ -24,6 +24,7 @@ from multiverso.launch.resources import (
     thread_environ,
 )
 from multiverso.launch.restarting import Replacements, Starts
+from multiverso.launch.results import JobResult, WorkerExit
 from multiverso.launch.signals import Signals, let_signals_end_us
 from multiverso.launch.sinks import Sink, json_sink, prefix_sink, unbuffered, wants_colour, write_event
 from multiverso.layout import MAX_WORKERS

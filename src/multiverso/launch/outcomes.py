@@ -19,7 +19,8 @@ from multiverso.errors import (
     WorkerFailedError,
     WorkerLostError,
 )
-from multiverso.launch.job import OnFailure, WorkerExit
+from multiverso.launch.job import OnFailure
+from multiverso.launch.results import WorkerExit
 
 # What a worker raises because of another one's end.
 _CONSEQUENCES = (WorkerLostError, NodeLostError, DeadlockError)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from multiverso.launch.job import JobResult, WorkerExit
+from multiverso.launch.results import JobResult, WorkerExit
 from multiverso.launch.signals import Signals
 from multiverso.runtime.restarts import RESTARTS_VARIABLE, RESUME_VARIABLE
 

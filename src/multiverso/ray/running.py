@@ -22,8 +22,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from multiverso.errors import NodeLostError, StartupError, WorkerLostError
 from multiverso.hosts.exchange import VARIABLES, Exchange
 from multiverso.launch.function import check_call
-from multiverso.launch.job import OnFailure, WorkerExit
+from multiverso.launch.job import OnFailure
 from multiverso.launch.outcomes import Failed, conclude, read_answer, write_call
+from multiverso.launch.results import WorkerExit
 from multiverso.ray.nodes import START_SECONDS, Nodes, asked, hosts_of
 from multiverso.ray.progress import Progress
 from multiverso.ray.workers import Worker
