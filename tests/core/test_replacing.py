@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from core_support import MODES, in_threads, wait_for
 import multiverso as mv
 from multiverso import layout as at
 from multiverso.errors import MultiversoError
+from multiverso.memory.words import store32
 from multiverso.params import SharedParams
 from multiverso.runtime import Node, Session
 from multiverso.runtime.numbers import Numbers
@@ -111,3 +114,20 @@ def test_what_the_others_have_done_together_it_passes_or_is_told(
             in_threads([session.barrier for session in (*sessions[:2], again)])
         for session in sessions:
             session.shutdown()
+
+
+def test_a_process_whose_exit_code_nobody_has_asked_for_yet_has_ended() -> None:
+    """As where an engine reaps its children late, or never: the place is free all the same."""
+    with Node(2, on_lost="continue", replaces=True) as node:
+        child = os.fork()
+        if not child:
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        control = node._members.control
+        store32(control.block(1) + at.PID, child)
+        assert node._members._numbers._has_ended(1)
+        store32(control.block(1) + at.PID, os.getpid())
+        assert not node._members._numbers._has_ended(1)
+        os.waitpid(child, 0)
+        store32(control.block(1) + at.PID, child)
+        assert node._members._numbers._has_ended(1)

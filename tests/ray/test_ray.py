@@ -69,6 +69,23 @@ def dying():
     return os.environ["MULTIVERSO_RESTARTS"]
 
 
+def replaced():
+    mv.init()
+    me, life = mv.worker_id(), mv.incarnation()
+    table = mv.ArrayTableHandler(50, [99.0 if life else 5.0] * 50)
+    lives = mv.Counter("lives")
+    mv.barrier()
+    table.add([1.0] * 50)
+    mv.barrier()
+    lives.fetch_add()
+    if me == 2 and life == 0:
+        os.kill(os.getpid(), 9)
+    while lives.value < 4:
+        time.sleep(0.02)
+    mv.barrier()
+    return me, life, float(table.get()[0])
+
+
 def surviving(file):
     from multiverso.runtime.current import current
 
@@ -114,6 +131,7 @@ try:
     said["failing"] = raised(mv.ray.run, failing, workers=2)
     said["dying"] = raised(mv.ray.run, dying, workers=3, encrypted=False)
     said["restarted"] = mv.ray.run(dying, workers=3, encrypted=False, max_restarts=1)
+    said["replaced"] = mv.ray.run(replaced, workers=3, encrypted=False, on_failure="continue", replace=1)
     said["too many"] = raised(mv.ray.run, adding, workers=5, timeout_seconds=1.0)
     trainer = DataParallelTrainer(
         loop,
@@ -188,6 +206,10 @@ def test_who_dies_is_named(said: dict[str, Any]) -> None:
 
 def test_a_job_begins_again_without_the_dead(said: dict[str, Any]) -> None:
     assert said["restarted"] == ["1", "1", "1"]
+
+
+def test_who_dies_is_replaced_while_the_others_go_on(said: dict[str, Any]) -> None:
+    assert said["replaced"] == [[0, 0, 9.0], [1, 0, 9.0], [2, 1, 9.0]]
 
 
 def test_what_the_cluster_has_not_got_is_said(said: dict[str, Any]) -> None:

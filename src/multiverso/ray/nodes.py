@@ -77,11 +77,13 @@ class HostNode:
         self._listening = socket.create_server((ANY, 0))
         return int(self._listening.getsockname()[1])
 
-    def begin(self, workers: int, on_lost: str, secret: str, roster: str | None) -> str:
+    def begin(
+        self, workers: int, on_lost: str, secret: str, roster: str | None, replaces: bool = False
+    ) -> str:
         """Begins the node; returns its socket's name."""
         descriptor = None if self._listening is None else self._listening.detach()
         abroad = None if roster is None else means(Roster.from_text(roster), descriptor)
-        self._node = Node(workers, on_lost=on_lost, secret=secret, abroad=abroad)
+        self._node = Node(workers, on_lost=on_lost, secret=secret, abroad=abroad, replaces=replaces)
         self._publisher = Publisher(self._name, self._node.status)
         return str(self._node.address)
 
@@ -112,6 +114,7 @@ class Nodes:
         hosts: the job's hosts; the first one's node leads.
         on_lost: what `init` is to do when a worker is lost, unless it is told otherwise.
         encrypted: whether hosts encrypt what they send each other.
+        replaces: whether, where the others go on, a new process may take the place of a worker that died.
         seconds: how long a node may take to begin.
 
     Raises:
@@ -119,8 +122,15 @@ class Nodes:
     """
 
     def __init__(
-        self, hosts: Sequence[Host], *, on_lost: str, encrypted: bool = True, seconds: float = START_SECONDS
+        self,
+        hosts: Sequence[Host],
+        *,
+        on_lost: str,
+        encrypted: bool = True,
+        replaces: bool = False,
+        seconds: float = START_SECONDS,
     ) -> None:
+        self._replaces = replaces
         self._hosts = hosts
         self._on_lost = on_lost
         self._secret = new_secret()
@@ -152,7 +162,7 @@ class Nodes:
                 for number, host in enumerate(self._hosts)
             ]
         begun = [
-            actor.begin.remote(self._workers_num, self._on_lost, self._secret, roster)
+            actor.begin.remote(self._workers_num, self._on_lost, self._secret, roster, self._replaces)
             for actor, roster in zip(self._actors, rosters, strict=True)
         ]
         return [str(address) for address in ray.get(begun, timeout=seconds)]

@@ -24,6 +24,7 @@ from multiverso.hosts.exchange import VARIABLES, Exchange
 from multiverso.launch.function import check_call
 from multiverso.launch.job import OnFailure
 from multiverso.launch.outcomes import Failed, conclude, read_answer, write_call
+from multiverso.launch.restarting import Replacements
 from multiverso.launch.results import WorkerExit
 from multiverso.ray.nodes import START_SECONDS, Nodes, asked, hosts_of
 from multiverso.ray.progress import Progress
@@ -47,6 +48,7 @@ class _Wish:
     on_failure: OnFailure
     environ: Mapping[str, str]
     encrypted: bool
+    replace: int
     until: float
     progress: Progress | None
 
@@ -69,6 +71,7 @@ def run(
     between: str | None = None,
     encrypted: bool = True,
     max_restarts: int = 0,
+    replace: int = 0,
     progress: bool | None = None,
 ) -> list[Any]:
     """Calls `function(*args, **kwargs)` in each of several workers of one job on a Ray cluster.
@@ -99,6 +102,8 @@ def run(
         max_restarts: how often all workers are started again, where Ray then has room, when a worker or a host has died
             (not when the function raises). `multiverso.checkpoint` goes on then from what it has saved, where all hosts
             see that; `multiverso.restarts` says how often that was.
+        replace: with on_failure="continue": how many workers that fail, in all, are started again in their places
+            on their hosts, and call the function anew, while the others go on (`multiverso.incarnation`).
         progress: whether to write a line of progress now and then to standard error; by default on a terminal.
 
     Returns:
@@ -111,7 +116,7 @@ def run(
         WaitTimeoutError: the time is over; all workers were ended.
         StartupError: the options make no sense, or the cluster has not the resources.
     """
-    check_call("multiverso.ray.run", function, workers, timeout_seconds, on_failure)
+    check_call("multiverso.ray.run", function, workers, timeout_seconds, on_failure, replace)
     if max_restarts < 0:
         raise StartupError(f"multiverso.ray.run: max_restarts is {max_restarts}; it must be 0 or more.")
     resources = {"CPU": cpus_per_worker, "GPU": gpus_per_worker, **(resources_per_worker or {})}
@@ -132,6 +137,7 @@ def run(
         on_failure,
         {**{VARIABLES[name]: text for name, text in exchange.items()}, **(env or {})},
         encrypted,
+        replace,
         float("inf") if timeout_seconds is None else time.monotonic() + timeout_seconds,
         Progress() if (sys.stderr.isatty() if progress is None else progress) else None,
     )
@@ -162,9 +168,10 @@ def _once(wish: _Wish, restarts: int) -> list[Any]:
             hosts_of([placed[bundle] for bundle in bundles]),
             on_lost=wish.on_failure,
             encrypted=wish.encrypted,
+            replaces=wish.replace > 0,
         )
         stack.callback(nodes.close)
-        job = _Job(wish, nodes)
+        job = _Job(wish, nodes, Replacements(wish.replace))
         stack.callback(job.end)
         job.start(
             group, bundles, {**wish.environ, **({RESTARTS_VARIABLE: str(restarts)} if restarts else {})}
@@ -193,41 +200,76 @@ class _Job:
 
     wish: _Wish
     nodes: Nodes
+    replacements: Replacements
     actors: dict[int, Any] = field(default_factory=dict)
     pids: dict[int, int] = field(default_factory=dict)
     pending: dict[Any, int] = field(default_factory=dict)
     outcomes: dict[int, Any] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
     _asked: Any = None
+    _call: Any = None
+    _group: PlacementGroup | None = None
+    _bundles: Sequence[int] = ()
+    _environ: Mapping[str, str] = field(default_factory=dict)
+    _due: dict[int, float] = field(default_factory=dict)  # when workers that have failed are started again
+    _new: dict[int, Any] = field(
+        default_factory=dict
+    )  # of those: what tells their new process, not heard yet
     _silent: dict[Any, float] = field(default_factory=dict)
 
     def start(self, group: PlacementGroup, bundles: Sequence[int], environ: Mapping[str, str]) -> None:
         """Starts the workers and calls the function in them."""
-        actor = ray.remote(Worker)
-        for worker_id, bundle in enumerate(bundles):
-            resources = dict(self.wish.resources)
-            options = {
-                "num_cpus": resources.pop("CPU", 0),
-                "num_gpus": resources.pop("GPU", 0),
-                "resources": resources,
-                "scheduling_strategy": PlacementGroupSchedulingStrategy(
-                    group, placement_group_bundle_index=bundle
-                ),
-            }
-            self.actors[worker_id] = actor.options(**options).remote(worker_id)
+        self._group, self._bundles, self._environ = group, bundles, environ
+        for worker_id in range(len(bundles)):
+            self._place(worker_id)
         pids = asked(
             "a worker cannot begin",
             lambda: ray.get([a.pid.remote() for a in self.actors.values()], timeout=START_SECONDS),
         )
         self.pids = dict(enumerate(pids))
-        call = ray.put(self.wish.call)
-        for worker_id, each in self.actors.items():
-            self.pending[each.call.remote({**environ, **self.nodes.environ(worker_id)}, call)] = worker_id
+        self._call = ray.put(self.wish.call)
+        for worker_id in self.actors:
+            self._begin(worker_id)
+
+    def _place(self, worker_id: int) -> None:
+        """Starts a worker's process where Ray has set aside room for it."""
+        resources = dict(self.wish.resources)
+        options = {
+            "num_cpus": resources.pop("CPU", 0),
+            "num_gpus": resources.pop("GPU", 0),
+            "resources": resources,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=self._bundles[worker_id]
+            ),
+        }
+        self.actors[worker_id] = ray.remote(Worker).options(**options).remote(worker_id)
+
+    def _begin(self, worker_id: int) -> None:
+        """Calls the function in it."""
+        environ = {**self._environ, **self.nodes.environ(worker_id)}
+        self.pending[self.actors[worker_id].call.remote(environ, self._call)] = worker_id
+
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        for worker_id in [worker_id for worker_id, at in self._due.items() if at <= now]:
+            del self._due[worker_id]
+            self._place(worker_id)
+            self._new[worker_id] = self.actors[worker_id].pid.remote()
+            self._begin(worker_id)
+        for worker_id, answer in list(self._new.items()):
+            if ray.wait([answer], timeout=0)[0]:
+                del self._new[worker_id]
+                with contextlib.suppress(ray.exceptions.RayError):
+                    self.pids[worker_id] = ray.get(answer)
 
     def finish(self) -> list[Any]:
         """Waits for all workers, or until one's failure ends the job, or the time is over."""
         ends = self.wish.until
-        while self.pending and time.monotonic() < ends:
+        while (self.pending or self._due) and time.monotonic() < ends:
+            self._start_due()
+            if not self.pending:
+                time.sleep(_LOOK_SECONDS)
+                continue
             done, _ = ray.wait(list(self.pending), timeout=_LOOK_SECONDS)
             for reference in done:
                 outcome = self._outcome_of(reference, self.pending.pop(reference))
@@ -260,7 +302,17 @@ class _Job:
             # the process stays, and with it what tells the others that it lives
             with contextlib.suppress(Exception):
                 ray.kill(self.actors[worker_id])
-            self.nodes.absent(worker_id)
+            seconds = self.replacements.after(self.outcomes[worker_id].end)
+            if seconds is None:
+                self.nodes.absent(worker_id)
+            else:
+                print(
+                    f"multiverso: {self._who(worker_id)} failed; it is started again "
+                    f"({self.replacements.done} of at most {self.replacements.most} replacements).",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                self._due[worker_id] = time.monotonic() + seconds
         return self.outcomes[worker_id]
 
     def _fail(self, worker_id: int, text: str, by_us: bool) -> None:
@@ -296,4 +348,7 @@ class _Job:
     def _is_silent(self, reference: Any) -> bool:
         """Whether a worker that its node calls lost stays without a word, for the time that its last one may take."""
         since = self._silent.setdefault(reference, time.monotonic())
-        return time.monotonic() - since > _GRACE_SECONDS
+        begins = (
+            self.pending[reference] in self._new
+        )  # in a dead one's place: it may take as long as any to start
+        return time.monotonic() - since > (START_SECONDS if begins else _GRACE_SECONDS)

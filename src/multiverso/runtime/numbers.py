@@ -6,6 +6,7 @@ Owner: the node's thread.
 from __future__ import annotations
 
 import os
+import select
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -95,8 +96,19 @@ class Numbers:
         return liveness == at.GONE or self._has_ended(worker_id)
 
     def _has_ended(self, worker_id: int) -> bool:
+        """Whether its process is over, with all its threads; nobody may have asked for its exit code yet."""
+        pid = self.control.worker(worker_id).pid
+        if not pid:
+            return True  # it has never come
         try:
-            os.kill(self.control.worker(worker_id).pid, 0)
+            descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
             return True
-        return False
+        except OSError:  # no descriptor left, or no such call here
+            return False
+        try:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            return bool(poll.poll(0))
+        finally:
+            os.close(descriptor)
