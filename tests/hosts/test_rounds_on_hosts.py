@@ -17,7 +17,7 @@ from multiverso.hosts.wires import Wire
 from multiverso.runtime import Node, Session
 from multiverso.tables import ArrayTableHandler, MatrixTableHandler, loading
 from multiverso.tables.collection import load_all, save_all
-from multiverso.updaters import Updater, chain, momentum, schedule
+from multiverso.updaters import Updater, adam, chain, momentum, schedule
 
 SYNC: dict[str, Any] = {"sync": True}
 ROUNDS = 4
@@ -40,6 +40,7 @@ def training(session: Session) -> list[Any]:
     )
     matrix = MatrixTableHandler(40, 9, updater="momentum", session=session)
     small = ArrayTableHandler(3, [me + 0.1] * 3, initial="sum", session=session)
+    counted = ArrayTableHandler(7, updater=adam(count_per="table"), session=session)
     local, last = np.zeros(first.size, np.float32), np.zeros(first.size, np.float32)
     read: list[Any] = []
     for number in range(ROUNDS):
@@ -55,6 +56,9 @@ def training(session: Session) -> list[Any]:
         ids = rng.choice(40, 5, replace=False)
         matrix.add(rng.standard_normal((5, 9)), row_ids=ids)
         read.append(matrix.get(row_ids=ids))
+        if number % 3 != me:
+            counted.add(rng.standard_normal(7))  # its one step for each round, whoever adds
+        read.append(counted.get())
         small.add(rng.standard_normal(3))
     read += [small.get(), matrix.get(), array.version, array.snapshot()]
     session.barrier()

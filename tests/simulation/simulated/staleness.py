@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from multiverso.hosts.frames import HEADER_BYTES
+from multiverso.hosts.pace import Every
 from simulated.network import Line
 from simulated.world import CHUNK_BYTES, Memory, Scene, World
 
@@ -26,20 +27,39 @@ ADD_SECONDS = 0.01
 _SCALE = (CHUNK_BYTES + HEADER_BYTES) / (CHUNK + HEADER_BYTES)
 
 
-def model(hosts: int) -> dict[str, float]:
+def model(hosts: int, chunks: int = CHUNKS, rate: float = RATE) -> dict[str, float]:
     """What follows from the bytes alone."""
-    out = 2 * CHUNKS * CHUNK * (hosts - 1) / hosts
+    out = 2 * chunks * CHUNK * (hosts - 1) / hosts
     return {
-        "pass_seconds": out / RATE,
+        "pass_seconds": out / rate,
         "connections_of_a_host": hosts - 1,
         "connections": hosts * (hosts - 1) // 2,
     }
 
 
-def measure(hosts: int, passes: float = 6.0, seed: int = 1) -> dict[str, Any]:
-    """Runs some passes; returns seconds and bytes as they would be on hosts of that kind."""
-    line = Line(latency=1e-4, rate=RATE * _SCALE, shared=True)
-    elements = CHUNKS * CHUNK_BYTES // 4
+def measure(
+    hosts: int,
+    *,
+    chunks: int = CHUNKS,
+    rate: float = RATE,
+    every: float = 0.0,
+    add_seconds: float = ADD_SECONDS,
+    seconds: float | None = None,
+    seed: int = 1,
+) -> dict[str, Any]:
+    """Lets hosts exchange a model for some seconds, or six passes; returns seconds and bytes as they would be there.
+
+    Args:
+        hosts: how many.
+        chunks: how large the model is, in MiB.
+        rate: bytes that a host can send in a second.
+        every: seconds from one pass to the next; 0: without pause.
+        add_seconds: from one add of a host to the next.
+        seconds: how long.
+        seed: decides when what happens at no given moment does.
+    """
+    line = Line(latency=1e-4, rate=rate * _SCALE, shared=True)
+    elements = chunks * CHUNK_BYTES // 4
     scene = Scene(
         hosts=hosts,
         elements=(elements,),
@@ -50,9 +70,10 @@ def measure(hosts: int, passes: float = 6.0, seed: int = 1) -> dict[str, Any]:
         silences=0,
         replays=0,
         window=8,
+        every=Every(seconds=every),
     )
     world = World(scene, Random(seed), Memory())
-    span = passes * model(hosts)["pass_seconds"]
+    span = 6 * model(hosts, chunks, rate)["pass_seconds"] if seconds is None else seconds
     added = [0]
     behind: list[float] = []
 
@@ -63,12 +84,12 @@ def measure(hosts: int, passes: float = 6.0, seed: int = 1) -> dict[str, Any]:
         added[0] += 1
         if number == 0 and world.clock.now > span / 3:
             missing = [added[0] - float(np.mean(other.copies[1].shard.values())) for other in world.hosts]
-            behind.append(float(np.mean(missing)) * ADD_SECONDS / (hosts - 1))
+            behind.append(float(np.mean(missing)) * add_seconds / (hosts - 1))
         if world.clock.now < span:
-            world.clock.after(ADD_SECONDS, lambda: add(number))
+            world.clock.after(add_seconds, lambda: add(number))
 
     for number in range(hosts):
-        world._later(ADD_SECONDS, add, number)
+        world._later(add_seconds, add, number)
     while world.clock.now < span:
         world.clock.step()
     sent = sum(link.traffic.bytes_sent for host in world.hosts for link in host.links.values())
@@ -79,7 +100,7 @@ def measure(hosts: int, passes: float = 6.0, seed: int = 1) -> dict[str, Any]:
         "staleness_seconds": float(np.mean(behind)),
         "megabytes_a_second_of_a_host": sent / _SCALE / hosts / ended / 1e6,
         "settle_seconds": world.clock.now - ended,
-        **{f"model_{name}": value for name, value in model(hosts).items()},
+        **{f"model_{name}": value for name, value in model(hosts, chunks, rate).items()},
     }
 
 
