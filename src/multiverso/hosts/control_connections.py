@@ -100,7 +100,8 @@ class Centre:
             and not all(self._talks[host].is_done for host in self._present())
         ):
             time.sleep(_LOOK_SECONDS / 10)
-        self._closing.set()
+        with self._lock:  # from here on nobody is let in, nor takes a lost one's place
+            self._closing.set()
         self._door.shut()
         for talk in self._talks.values():
             talk.close("its node has ended")
