@@ -26,7 +26,8 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ FRAMEWORKS = (
 )
 LIVES_ON = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
 # What those who call us may have set, and what our programs must not inherit: a job; output in small pieces, so
-# that the lines of two workers mix; and modules compiled anew by each process.
+# that the lines of two workers mix; modules compiled anew by each process; what pytest is to add to its output.
 OTHERS = (
     "MULTIVERSO_NODE",
     "MULTIVERSO_WORKER_ID",
@@ -57,6 +58,7 @@ OTHERS = (
     "MULTIVERSO_SECRET",
     "PYTHONUNBUFFERED",
     "PYTHONDONTWRITEBYTECODE",
+    "PYTEST_ADDOPTS",
 )
 # The files that take most processor time, longest first.
 LONGEST_FIRST = (
@@ -297,8 +299,32 @@ def warm() -> Iterator[Any]:
     from warm import Warm
 
     modules = ["multiverso.cli.main", "multiverso.launch.local", "llvmlite.binding"]
-    with Warm(*modules, "platoon.channel", "platoon.param_sync") as made:
+    with Warm(*modules, "platoon.channel", "platoon.param_sync", forks=True) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def interpreters() -> Iterator[Callable[..., Any]]:
+    """Gives the interpreter that has imported some modules: each once, for all tests that fork their workers."""
+    from forked_workers import Interpreter
+
+    made: dict[tuple[str, ...], Any] = {}
+    with ExitStack() as stack:
+
+        def having(*modules: str) -> Any:
+            if modules not in made:
+                made[modules] = Interpreter(*modules)
+                stack.callback(made[modules].close)
+            return made[modules]
+
+        yield having
+
+
+@pytest.fixture(scope="module")
+def forked_runs(interpreters: Callable[..., Any]) -> Iterator[None]:
+    """In these tests the workers of `multiverso.run` are forks of an interpreter that has imported it."""
+    with interpreters("multiverso", "llvmlite.binding").forking():
+        yield
 
 
 FAILED = pytest.StashKey[bool]()

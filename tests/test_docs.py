@@ -13,6 +13,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,23 +50,33 @@ def runs_here(page: Path) -> bool:
     return not ELSEWHERE.match(text) and any(b.language in ("python", "console") for b in blocks(text))
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+def environment(*folders: Path) -> dict[str, str]:
+    """Where a shell finds programs: in these folders before all others."""
+    path = [*folders, Path(sys.executable).parent, os.environ["PATH"]]
+    return {**os.environ, "PATH": ":".join(map(str, path))}
 
 
-def run(command: list[str] | str, folder: Path) -> str:
+def run(command: str, folder: Path, *programs: Path) -> str:
     """Standard output, when the command succeeds; with everything that was said otherwise."""
     result = subprocess.run(
         command,
         cwd=folder,
-        env=environment(),
-        shell=isinstance(command, str),
+        env=environment(*programs),
+        shell=True,
         capture_output=True,
         text=True,
         timeout=DEADLINE_SECONDS,
         check=False,
     )
     return output(result)
+
+
+@pytest.fixture(scope="module")
+def warm_torch() -> Iterator[Warm]:
+    with Warm(
+        "multiverso.cli.main", "multiverso.launch.local", "torch", "multiverso.torch", forks=True
+    ) as warm:
+        yield warm
 
 
 def output(result: subprocess.CompletedProcess[str]) -> str:
@@ -83,7 +94,13 @@ def agrees(expected: list[str], got: list[str]) -> bool:
 
 
 @pytest.mark.parametrize("page", [*filter(runs_here, PAGES)], ids=lambda page: str(page.relative_to(ROOT)))
-def test_what_the_page_shows_happens(page: Path, tmp_path: Path, warm: Warm) -> None:
+def test_what_the_page_shows_happens(
+    page: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, warm: Warm, warm_torch: Warm
+) -> None:
+    """Its programs begin in forks of an interpreter that has imported multiverso, or PyTorch, too."""
+    warm = warm_torch if "import torch" in page.read_text() else warm
+    programs = tmp_path_factory.mktemp("programs")
+    warm.write_commands(programs)
     script: list[
         str
     ] = []  # each line where it stands on the page, so that a traceback names the page's lines
@@ -95,7 +112,8 @@ def test_what_the_page_shows_happens(page: Path, tmp_path: Path, warm: Warm) -> 
         elif block.language == "console":
             for part in re.split(r"^\$ ", block.body, flags=re.M)[1:]:
                 command, *expected = part.splitlines()
-                got = run(command, tmp_path).splitlines()
+                found = () if "mpiexec" in command else (programs,)  # whose children they have to be
+                got = run(command, tmp_path, *found).splitlines()
                 assert agrees(expected, got), f"{command}\nexpected {expected}\ngot      {got}"
     if script:
         (tmp_path / "page.py").write_text("\n".join(script) + "\n")
@@ -164,8 +182,9 @@ print(tried)
 '''
 
 
-def test_the_examples_in_docstrings_run(tmp_path: Path) -> None:
-    assert int(run([sys.executable, "-c", DOCTESTS], tmp_path)) > 0
+def test_the_examples_in_docstrings_run(tmp_path: Path, warm_torch: Warm) -> None:
+    result = warm_torch.run("-c", DOCTESTS, cwd=tmp_path, env=environment(), timeout=DEADLINE_SECONDS)
+    assert int(output(result)) > 0
 
 
 def test_every_variable_of_the_environment_is_documented() -> None:

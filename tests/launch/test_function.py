@@ -23,6 +23,8 @@ from multiverso.launch.output import Output
 from multiverso.launch.sinks import text_sink
 from multiverso.runtime.current import current
 
+pytestmark = pytest.mark.usefixtures("forked_runs")
+
 
 def worker() -> int:
     return int(os.environ["MULTIVERSO_WORKER_ID"])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -49,12 +47,12 @@ class Result:
 class Experiment:
     """A folder with worker and controller files, and the processes started in it.
 
-    Scripts begin in a fork of ``warm``; the launcher, and what it starts, in fresh interpreters.
+    Scripts and launchers begin in a fork of ``warm``, and so does what a launcher starts.
     """
 
     folder: Path
     warm: Warm
-    started: list[Program | subprocess.Popen[str]] = field(default_factory=list)
+    started: list[Program] = field(default_factory=list)
 
     def write(self, **files: str) -> Experiment:
         """Writes ``name.py`` for each keyword."""
@@ -105,22 +103,8 @@ class Experiment:
         return [out for out, _ in said]
 
     def start(self, *command: str, **variables: str) -> Any:
-        """Starts a Python process in the folder; what is no module, in a fork."""
-        environment = self.environment(**variables)
-        process: Program | subprocess.Popen[str]
-        if command[0] != "-m":
-            process = self.warm.start(*command, cwd=self.folder, env=environment)
-        else:
-            process = subprocess.Popen(
-                [sys.executable, "-u", *command],
-                cwd=self.folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
+        """Starts a Python process in the folder, in a fork."""
+        process = self.warm.start(*command, cwd=self.folder, env=self.environment(**variables))
         self.started.append(process)
         return process
 

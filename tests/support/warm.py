@@ -31,7 +31,25 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import forked_workers
+
 MOST_BYTES = 1 << 20  # of a request: mostly the environment
+COMMANDS: dict[str, list[str]] = {
+    "python": [],
+    "multiverso": ["-m", "multiverso"],
+    "platoon-launcher": ["-m", "platoon.launcher"],
+}
+COMMAND = """#!{python} -IS
+import json, os, socket, sys
+interpreter = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+interpreter.connect({address!r})
+what = dict(args=[*{words}, *sys.argv[1:]], cwd=os.getcwd(), env=dict(os.environ))
+socket.send_fds(interpreter, [json.dumps(what).encode()], [0, 1, 2])
+code = int(interpreter.recv(100))
+if code < 0:
+    os.kill(os.getpid(), -code)
+os._exit(code)
+"""
 
 
 class Written:
@@ -122,20 +140,29 @@ class Warm:
         modules: what it imports.
         env: what its environment has besides ours while it imports.
         without: modules that are not to be found, which others import only because they are installed.
+        forks: whether the workers that a program starts by our launchers begin in forks, too, see `forked_workers`.
     """
 
     def __init__(
-        self, *modules: str, env: Mapping[str, str] | None = None, without: tuple[str, ...] = ()
+        self,
+        *modules: str,
+        env: Mapping[str, str] | None = None,
+        without: tuple[str, ...] = (),
+        forks: bool = False,
     ) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._programs: dict[int, Program] = {}
-        what = json.dumps([modules, without])
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # for `write_commands`
+        listener.bind(f"\0multiverso-tests-warm-{os.urandom(8).hex()}")
+        listener.listen(16)
+        self._address = listener.getsockname().decode()
+        what = json.dumps([modules, without, forks, listener.fileno(), 0])
         command = [sys.executable, "-u", __file__, str(theirs.fileno()), what]
-        with theirs:
+        with theirs, listener:
             self._process = subprocess.Popen(
                 command,
                 env={**os.environ, **(env or {})},
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), listener.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
@@ -241,6 +268,13 @@ class Warm:
         elif pid in self._programs:
             self._programs.pop(pid).returncode = code
 
+    def write_commands(self, folder: Path) -> None:
+        """Writes commands for a shell, ``python`` and ours, that begin in a fork and end as that does."""
+        for name, words in COMMANDS.items():
+            text = COMMAND.format(python=sys.executable, address=self._address, words=words)
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o755)
+
     def close(self) -> None:
         self._control.close()
         self._process.wait()
@@ -260,32 +294,40 @@ def _read_all(descriptor: int) -> str:
 # -- in the interpreter ----------------------------------------------------------------------------------------
 
 
-def _wait_to_be_a_program(control: socket.socket) -> list[str]:
+def _wait_to_be_a_program(control: socket.socket, listener: socket.socket) -> list[str]:
     """Forks for each request; returns in the forked process, as a new program would begin, with its arguments."""
-    children: dict[int, int] = {}  # descriptor of the process: its number
+    children: dict[
+        int, tuple[int, socket.socket]
+    ] = {}  # descriptor of the process: its number, who asked for it
     while True:
-        for ready in select.select([control, *children], (), ())[0]:
-            if ready is not control:
+        for ready in select.select([control, listener, *children], (), ())[0]:
+            if isinstance(ready, int):
                 os.close(ready)
-                pid = children.pop(ready)
+                pid, asker = children.pop(ready)
                 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 with suppress(BrokenPipeError):
-                    control.send(json.dumps([pid, code]).encode())
+                    asker.send(json.dumps([pid, code] if asker is control else code).encode())
+                if asker is not control:
+                    asker.close()
                 continue
-            request, streams, _, _ = socket.recv_fds(control, MOST_BYTES, 3)
+            asker = control if ready is control else listener.accept()[0]
+            request, streams, _, _ = socket.recv_fds(asker, MOST_BYTES, 3)
             if not request:
-                _end(list(children.values()))
+                _end([pid for pid, _ in children.values()])
             pid = os.fork()
             if not pid:
                 os.setsid()  # before anybody who knows it can want to end it with all that it has started
-                control.send(json.dumps([os.getpid(), None]).encode())
-                control.close()
-                for descriptor in children:
+                if asker is control:
+                    control.send(json.dumps([os.getpid(), None]).encode())
+                for descriptor, (_, other) in children.items():
                     os.close(descriptor)
+                    other.close()
+                for ours in (control, listener, asker):
+                    ours.close()
                 return _become(json.loads(request), streams)
             for stream in streams:
                 os.close(stream)
-            children[os.pidfd_open(pid)] = pid
+            children[os.pidfd_open(pid)] = pid, asker
 
 
 def _end(pids: list[int]) -> None:
@@ -299,30 +341,38 @@ def _end(pids: list[int]) -> None:
 
 
 def _become(request: dict[str, Any], streams: list[int]) -> list[str]:
-    for place, stream in enumerate(streams):
-        os.dup2(stream, place)
-        os.close(stream)
-    os.chdir(request["cwd"])
-    os.environ.clear()
-    os.environ.update(request["env"])
+    forked_workers.become(dict(enumerate(streams)), request["cwd"], request["env"])
     return list(request["args"])
 
 
-def _main(control: int, modules: list[str], without: list[str]) -> None:
+def _main(
+    control: int, modules: list[str], without: list[str], forks: bool, listener: int, launcher: int
+) -> None:
     gc.disable()  # what is imported is there to stay
     sys.modules.update(dict.fromkeys(without))  # type: ignore[arg-type]
-    for name in modules:
-        importlib.import_module(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in modules:
+            importlib.import_module(name)
     gc.freeze()
     gc.enable()
-    args = _wait_to_be_a_program(socket.socket(fileno=control))
+    asker = socket.socket(fileno=control)
+    if launcher:
+        args = forked_workers.wait_to_be_a_worker(asker, launcher)
+    else:
+        args = _wait_to_be_a_program(asker, socket.socket(fileno=listener))
+    if forks:
+        args = forked_workers.program_of(args)
     if args[0] == "-W":
         sys.warnoptions[:] = [args[1]]
         warnings.resetwarnings()
         warnings.simplefilter(args[1])  # type: ignore[arg-type]
         args = args[2:]
+    here = [os.getcwd()]
+    if args[0] == "-P":
+        here, args = [], args[1:]
     if args[0] == "-m":
-        sys.path[0], sys.argv = os.getcwd(), ["-m", *args[2:]]
+        sys.path[:1], sys.argv = here, ["-m", *args[2:]]
         runpy.run_module(args[1], run_name="__main__", alter_sys=True)
         return
     if args[0] == "-c":
