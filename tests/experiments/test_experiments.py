@@ -27,9 +27,15 @@ pytestmark = pytest.mark.timeout(600)  # several processes, each of which import
 
 @pytest.fixture(scope="module")
 def start() -> Iterator[Callable[..., str]]:
-    """Runs a program and returns what it said; all are forked from one that has imported what they do."""
-    modules = ("torch", "sklearn.datasets", "matplotlib.pyplot", "multiverso.torch", "llvmlite.binding")
-    with Warm(*modules) as warm:
+    """Runs a program and returns what it said; all, and their workers, are forked from one that has imported torch."""
+    modules = (
+        "torch",
+        "sklearn.datasets",
+        "matplotlib.pyplot",
+        "multiverso.torch",
+        "multiverso.launch.local",
+    )
+    with Warm(*modules, forks=True) as warm:
         yield functools.partial(_start, warm)
 
 

@@ -8,19 +8,19 @@ from interleavings.source import Source
 from interleavings.world import MEMORY
 
 SCHEDULES = {
-    "rounds": 700,
-    "latecomers": 700,
-    "joining": 900,
-    "stopped": 500,
-    "corners": 1200,
+    "rounds": 400,
+    "latecomers": 400,
+    "joining": 500,
+    "stopped": 300,
+    "corners": 800,
     "alone": 500,
-    "barriers": 700,
-    "gates": 500,
-    "clocks": 700,
-    "locks": 500,
-    "rows": 900,
-    "reduce_small": 700,
-    "reduce_in_chunks": 400,
+    "barriers": 400,
+    "gates": 300,
+    "clocks": 400,
+    "locks": 300,
+    "rows": 500,
+    "reduce_small": 400,
+    "reduce_in_chunks": 250,
 }
 
 

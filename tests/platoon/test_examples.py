@@ -7,14 +7,24 @@ import pickle
 import re
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from warm import Warm
+
 EXAMPLES = Path(__file__).parents[2] / "examples" / "platoon"
 sys.path.insert(0, str(EXAMPLES))
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Warm]:
+    """Has imported what the LSTM's workers need."""
+    with Warm("torch", "platoon.launcher", "platoon.param_sync", "platoon.ops", forks=True) as made:
+        yield made
 
 
 def run(experiment: Any, folder: str, name: str, *arguments: str) -> str:

@@ -15,3 +15,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for dtype in (None, *DTYPES):
         for group in ("agreeing", "chained", "dense", "rounds", "rows"):
             ensure("module", f"multiverso.kernels.{group}", dtype)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked(forked_runs: None) -> None:
+    """The suites' processes are forks of one interpreter."""
