@@ -26,13 +26,13 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 1 << 20  # of a request: mostly the environment
 MOST_DESCRIPTORS = 64
-LAUNCHERS = ("multiverso", "multiverso.cli", "platoon.launcher")
+LAUNCHERS = ("multiverso", "multiverso.cli", "platoon.launcher", "platoon.channel.controller")
 _SHIM = 6  # what `spawn` puts before the worker's command
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None)
@@ -50,7 +50,8 @@ def program_of(args: list[str]) -> list[str]:
             return args
         ours.close()
         args = wait_to_be_a_worker(theirs, launcher)
-        if args[args.index("-m") + 1 if args[0] in ("-m", "-P") else 0] not in LAUNCHERS:
+        name = args[args.index("-m") + 1 if args[0] in ("-m", "-P") else 0]
+        if name not in LAUNCHERS and not name.endswith("_controller.py"):
             return args
 
 
@@ -132,8 +133,7 @@ def _fork_in_spawn(zygote: socket.socket) -> Callable[[], None]:
             assert len(request) < MOST_BYTES
             with asking:
                 socket.send_fds(zygote, [request], [*sent, *pass_fds])
-                self.pid = int(zygote.recv(100))
-                zygote.recv(100)  # it is our child now
+                self.pid = int(zygote.recv(100))  # our child, and in its session
             self._child_created = True
             self._close_pipe_fds(*streams)  # type: ignore[attr-defined]
 
@@ -174,19 +174,16 @@ def wait_to_be_a_worker(launcher: socket.socket, pid: int) -> list[str]:
         # The launcher adopts what its copy leaves behind.
         between = os.fork()
         if not between:
-            worker = os.fork()
-            if worker:
-                launcher.send(str(worker).encode())
+            if os.fork():
                 os._exit(0)
-            launcher.close()
             command, cwd, env, numbers = json.loads(request)
             _follow(pid)
             os.setsid()
+            launcher.send(str(os.getpid()).encode())
+            launcher.close()
             become(dict(zip(numbers, given, strict=True)), cwd, env)
             return list(command)
         os.waitpid(between, 0)
-        with suppress(BrokenPipeError):
-            launcher.send(b"yours")
         for descriptor in given:
             os.close(descriptor)
 

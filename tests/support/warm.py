@@ -378,7 +378,8 @@ def _main(
     if args[0] == "-c":
         source, file, sys.path[0], sys.argv = args[1], "<string>", "", ["-c", *args[2:]]
     else:
-        source, file, sys.argv = Path(args[0]).read_text(), args[0], args
+        file = os.path.abspath(args[0])
+        source, sys.argv = Path(file).read_text(), args
         sys.path[0] = str(Path(file).resolve().parent)
     main = types.ModuleType("__main__")
     main.__file__ = file

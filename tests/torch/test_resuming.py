@@ -157,10 +157,11 @@ def test_another_number_goes_on(tmp_path: Path) -> None:
 
 
 def go_on_as_others(folder: str, what: str) -> Any:
+    """With every rule, and with what a manager may have under way when it saves."""
     torch.set_num_threads(1)
     mv.init(sync=True)
     ends = []
-    for case in CASES:
+    for case in (*RULES, "overlapped, every third step", "16 bits, overlapped"):
         run = Run(case, seed=mv.worker_id())
         place = Path(folder, case, what)
         if what == "saved":
