@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import textwrap
 import threading
 import time
@@ -52,7 +54,7 @@ class Experiment:
 
     folder: Path
     warm: Warm
-    started: list[Program] = field(default_factory=list)
+    started: list[Program | subprocess.Popen[str]] = field(default_factory=list)
 
     def write(self, **files: str) -> Experiment:
         """Writes ``name.py`` for each keyword."""
@@ -105,6 +107,21 @@ class Experiment:
     def start(self, *command: str, **variables: str) -> Any:
         """Starts a Python process in the folder, in a fork."""
         process = self.warm.start(*command, cwd=self.folder, env=self.environment(**variables))
+        self.started.append(process)
+        return process
+
+    def start_fresh(self, *command: str, **variables: str) -> Any:
+        """Starts a Python process in the folder as a person does: it and what it starts are new interpreters."""
+        process = subprocess.Popen(
+            [sys.executable, "-u", *command],
+            cwd=self.folder,
+            env=self.environment(**variables),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         self.started.append(process)
         return process
 

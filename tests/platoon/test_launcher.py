@@ -154,7 +154,7 @@ def test_sigterm_ends_everything(experiment: Any, wait_until: Any) -> None:
         worker.send_req("platoon-size") and __import__("signal").pause()
         """
     )
-    launcher = experiment.start("-m", "platoon.launcher", "long", "-D", "cpu", "cpu")
+    launcher = experiment.start_fresh("-m", "platoon.launcher", "long", "-D", "cpu", "cpu")
     wait_until(lambda: len(list(experiment.folder.glob("here-*"))) == 2)
     for number in (
         signal.SIGTERM,
@@ -223,7 +223,7 @@ def test_when_the_launcher_or_the_controller_is_killed_nothing_is_left(
         signal.pause()
         """
     )
-    launcher = experiment.start("-m", "platoon.launcher", "long", "-D", "cpu", "cpu")
+    launcher = experiment.start_fresh("-m", "platoon.launcher", "long", "-D", "cpu", "cpu")
     wait_until(lambda: len(list(experiment.folder.glob("here-*"))) == 2)
     assert len(left_running(experiment.folder)) >= 6
     if victim == "launcher":
