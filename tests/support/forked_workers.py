@@ -163,6 +163,7 @@ def _same(pythons: dict[str, str], env: dict[str, str]) -> bool:
 def wait_to_be_a_worker(launcher: socket.socket, pid: int) -> list[str]:
     """Forks for each request; returns in the worker, with what it is to run."""
     os.setsid()
+    os.chdir("/")  # out of the way of who looks for what is left in a test's folder
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):  # whose ends others wait for
         os.dup2(nothing, stream)
