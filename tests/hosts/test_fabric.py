@@ -193,6 +193,19 @@ def test_a_job_goes_on_without_a_lost_host_which_may_come_again() -> None:
             assert all(np.all(shard.values() == 6) for shard in (*shards[:2], new))
 
 
+def test_a_host_that_is_lost_while_it_is_dialled_holds_nobody_up() -> None:
+    """An unplugged host answers nothing for the whole handshake's time: the thread that waits for it is left behind."""
+    with socket.create_server(("127.0.0.1", 0)) as unplugged, Fabric(1, 2, new_credentials(False)) as fabric:
+        fabric.listen()
+        fabric.attach(1, new_shard(CHUNKS))
+        dialling = fabric._pairs[0]
+        fabric.connect(0, unplugged.getsockname()[:2])
+        with unplugged.accept()[0]:  # it is connected, and nothing is said
+            fabric.regroup([1])
+            assert dialling._thread.is_alive(), "it is still at it, and this has gone on"
+            fabric.settle(Deadline.after(60))
+
+
 # -- who is let in -------------------------------------------------------------------------------------------------
 
 
