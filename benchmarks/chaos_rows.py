@@ -83,7 +83,8 @@ class Life:
     def __init__(self, address: str, life: int, work: Callable[[str, int, Any], None]) -> None:
         self.life = life
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=work, args=(address, life, theirs))
+        # daemons: they would outlive a program that fails, which waits for others at its end
+        self.process = context.Process(target=work, args=(address, life, theirs), daemon=True)
         self.process.start()
         theirs.close()
         if not self.pipe.poll(SECONDS):
