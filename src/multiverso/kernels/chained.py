@@ -368,7 +368,7 @@ def members_of(control: Address, base: Address, local: Int, number: Int) -> Int:
         line = line_of(base, worker)
         if not (local >> worker) & 1 or load32(line + at.ENROLLED) != 1:
             continue
-        here = is_live(control, worker)  # before its slot: who leaves has said before that it is ready
+        here = is_live(control, worker)  # before its slot: whoever leaves has said before that it is ready
         if load64(line + at.FIRST_STEP) > step:
             continue
         if load64(line + at.STAGED) >= step:

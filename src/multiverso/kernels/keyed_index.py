@@ -8,7 +8,7 @@ from the two words, so there is nothing to undo: whoever takes the word over fin
 
 Within a segment a key lies in its home bucket or one of the next; the home knows how far one has to look. An entry's
 key is written, then its value, then how far, then its tag, which alone makes it count: a reader that finds a key has
-found it, whoever holds the segment. Only who finds *nothing* has to know that nothing was on the move.
+found it, whoever holds the segment. Only a caller that finds *nothing* has to know that nothing was on the move.
 
 A key's entry comes to be *dead* by one store of its tag. It keeps its place and its row, which the next key that comes
 there gets, once nobody can be about to use them: see ``keyed_rows``.

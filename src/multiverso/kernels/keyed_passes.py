@@ -105,7 +105,7 @@ def pass_through(control: Address, base: Address, me: Int, progress: Int) -> Int
     owner = owner_of(base, me)
     rows = (
         add64(base + at.NEXT_ROW, 0) >> 16
-    )  # changed by nothing: who gets a row afterwards has seen it, too
+    )  # changed by nothing: whoever gets a row afterwards has seen it, too
     blocks = (rows >> load_acquire64(base + at.SHIFT)) + 1
     first = base + load_acquire64(base + at.ROW_WORDS)
     for word in range(max(progress, 0), blocks if progress >= 0 else 0):

@@ -220,7 +220,7 @@ def _decide(control, base, me, progress, wait, like):
         if progress[CHUNK] == 0 and not _last_round_is_over(control, base, me, progress[ROUND], like):
             state = NOT_READY
         if state == READY:
-            # who leaves an add makes a decision fail that was collected before its slot was ready
+            # a worker that leaves an add makes a decision fail that was collected before its slot was ready
             store64(line_of(base, me) + at.PROPOSALS + 8 * (step & 1), members)
             compare_swap64(decision, seen, (step << 16) | (me + 1))
             notify(control)

@@ -53,7 +53,7 @@ def hand_of(base, owner):
 
 @inner
 def owner_of(base, me):
-    """What stands in a word that worker ``me`` holds, in this life of its."""
+    """What stands in a word that worker ``me`` holds, in its current life."""
     return (load_acquire64(base + LINES + LINE_BYTES * me + at.INCARNATION) << 12) | (me + 1)
 
 

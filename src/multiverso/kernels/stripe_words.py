@@ -12,8 +12,9 @@ change. Whoever meets the word of a dead owner takes that copy into its own hand
 back, and goes on: a row is changed wholly or not at all, and a killed call has changed an exact prefix of its rows. An
 owner that is alive and stopped is waited for until the caller's deadline.
 
-The order of the stores is the whole correctness: the hand names the word before the word is taken, the copy is
-complete before the hand names the row, and the row is named before its first byte changes.
+Correctness rests on the order of the stores: the hand names the word before the word is taken, the copy is complete
+before the hand names the row, and the row is named before its first byte changes. An operation on a whole table takes
+the same words and keeps no copies: what a worker had added to a block when it was killed stays as it is.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
@@ -55,7 +56,7 @@ _TRIES = 64  # of a read without the word
 class Rows(NamedTuple):
     """Where a table's rows lie, and the words and hands that guard them: addresses in this process, and bytes."""
 
-    table: int  # the table's number, for who looks at waits
+    table: int  # the table's number, for whoever looks at waits
     counts: int  # this worker's counters of what happens to words
     words: int
     shift: int  # row r is guarded by word r >> shift
@@ -112,7 +113,7 @@ def drop_hand(hand):
 
 @inner
 def owner_of(rows, control, me, hand):
-    """What stands in a word that is held by a hand of worker ``me``, in this life of its."""
+    """What stands in a word that is held by a hand of worker ``me``, in its current life."""
     life = life_of(control, me)
     return (life << 12) | ((hand - rows.hands) // rows.hand_bytes + 1)
 
@@ -294,7 +295,7 @@ def give_back(rows, word, value):
 
 @inner
 def settled(rows, control, me, word):
-    """Waits until nobody holds a word, for who has no hand: its value, or -TIMED_OUT."""
+    """Waits until nobody holds a word, for a caller that has no hand: its value, or -TIMED_OUT."""
     value = load_acquire64(rows.words + 8 * word)
     if value & OWNER == 0:
         return value
