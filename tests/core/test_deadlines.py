@@ -76,9 +76,9 @@ def test_a_short_deadline_ends_a_slice_early(alone: Session) -> None:
     began = time.monotonic_ns()
     whole = began + waits.SLICE_NANOSECONDS
     assert waits.slice_end(control, me, began) == whole
-    alone.deadline(10)
+    alone.start_deadline(10)
     assert waits.slice_end(control, me, began) == whole
-    deadline = alone.deadline(0.1)
+    deadline = alone.start_deadline(0.1)
     began = math.ceil(deadline.at * 1e9) - 10**8
     whole = began + waits.SLICE_NANOSECONDS
     assert waits.slice_end(control, me, began) == began + 10**8

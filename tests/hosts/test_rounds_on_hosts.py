@@ -138,6 +138,7 @@ def test_the_others_finish_a_round_without_a_lost_host_with_the_same_bits() -> N
 
 
 def test_a_lost_worker_ends_the_rounds_of_all_hosts_and_one_who_leaves_does_not() -> None:
+    out_of_the_barrier = threading.Event()
     with rehearsal(2, 1, 1) as job:
 
         def work(worker_id: int) -> Any:
@@ -152,8 +153,10 @@ def test_a_lost_worker_ends_the_rounds_of_all_hosts_and_one_who_leaves_does_not(
                 read = table.get().tolist()
                 session.barrier()
                 if worker_id == 2:
+                    assert out_of_the_barrier.wait(60)
                     job.nodes[1].close()
                     return read
+                out_of_the_barrier.set()
                 return read, outcome(table.get)
 
         results = in_threads([lambda i=i: work(i) for i in range(4)])  # type: ignore[misc]
