@@ -14,6 +14,8 @@ from core_support import MODES, in_threads, wait_for
 
 import multiverso as mv
 from multiverso import layout as at
+from multiverso.checkpoints.manifests import read_generations
+from multiverso.checkpoints.stores import open_store
 from multiverso.errors import MultiversoError
 from multiverso.memory.words import store32
 from multiverso.params import SharedParams
@@ -112,6 +114,27 @@ def test_what_the_others_have_done_together_it_passes_or_is_told(
             while again.barriers < passed:
                 again.barrier()
             in_threads([session.barrier for session in (*sessions[:2], again)])
+        for session in sessions:
+            session.shutdown()
+
+
+def test_alone_in_the_job_it_numbers_its_checkpoints_on(
+    dead: Callable[[Session], None], tmp_path: Path
+) -> None:
+    """No other worker says how far they are: it once began with 1 again, in the place of one that still counted."""
+    sessions = []
+    with Node(1, on_lost="continue", replaces=True) as node:
+        for life in range(3):
+            session = Session(node.address, 0, **job("async"))
+            sessions.append(session)
+            mv.ArrayTableHandler(2, session=session)
+            checkpoint = mv.checkpoint(tmp_path, keep=1, session=session)
+            assert checkpoint.restore() == ({"life": life - 1} if life else None)
+            assert checkpoint.save({"life": life})
+            checkpoint.close()
+            assert [g.number for g in read_generations(open_store(tmp_path))] == [life + 1]
+            if life < 2:
+                dead(session)
         for session in sessions:
             session.shutdown()
 

@@ -71,11 +71,19 @@ def begin_alone(
             "in a synchronous job all workers count the steps to a checkpoint alike, so that none can take the "
             "place of one that died: start the job again (multiverso run --max-restarts), or make no checkpoints"
         )
-    if session.worker_id == min(session.live_workers()):  # then nobody has what the dead one held
-        store.make()
-        held.enter_context(store.alone(_LOCK_SECONDS))
-    newest = board.newest()
+    try:
+        if session.worker_id == min(session.live_workers()):  # then nobody has what the dead one held
+            store.make()
+            held.enter_context(store.alone(_LOCK_SECONDS))
+        resumes = bool(read_generations(store, missing_ok=True))
+        # The board knows what live workers have begun: where no other has, only the store tells which numbers are
+        # taken. It is looked at first, as a number is said before anything is written.
+        taken = max([0, *numbers_in(store)])
+        newest = board.newest() or taken
+    except BaseException:
+        held.close()
+        raise
     if newest:  # if it is being written, its other parts do not wait for this worker's
         board.say(newest, FAILED)
     count_as_done(session, _STEPS)
-    return newest, bool(read_generations(store, missing_ok=True))
+    return newest, resumes
