@@ -352,6 +352,8 @@ def main() -> int:
             missed.append(mutant.name)
             found.pop(mutant.name, None)
         print(f"{mutant.name:90} {said}", flush=True)
+    there = {mutant.name for mutant in mutants()}
+    found = {name: caught for name, caught in found.items() if name in there}
     TABLE.write_text(json.dumps(found, indent=0) + "\n")
     PAGE.write_text(page(found))
     print(f"{len(found)} caught, {len(missed)} not, in {time.monotonic() - began:.0f} s")
