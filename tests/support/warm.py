@@ -119,7 +119,8 @@ class Program:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it has ended, and we have not been told yet
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -153,7 +154,8 @@ class Warm:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._programs: dict[int, Program] = {}
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # for `write_commands`
-        listener.bind(f"\0multiverso-tests-warm-{os.urandom(8).hex()}")
+        # not a node's name: whoever looks for nodes would ask here, and be taken for a command
+        listener.bind(f"\0tests-of-multiverso-{os.urandom(8).hex()}")
         listener.listen(16)
         self._address = listener.getsockname().decode()
         what = json.dumps([modules, without, forks, listener.fileno(), 0])
@@ -305,15 +307,20 @@ def _wait_to_be_a_program(control: socket.socket, listener: socket.socket) -> li
                 os.close(ready)
                 pid, asker = children.pop(ready)
                 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                with suppress(BrokenPipeError):
+                with suppress(ConnectionError):
                     asker.send(json.dumps([pid, code] if asker is control else code).encode())
                 if asker is not control:
                     asker.close()
                 continue
             asker = control if ready is control else listener.accept()[0]
-            request, streams, _, _ = socket.recv_fds(asker, MOST_BYTES, 3)
-            if not request:
+            request, streams = b"", list[int]()
+            with suppress(ConnectionError):  # it has closed its end, and left something there unread
+                request, streams, _, _ = socket.recv_fds(asker, MOST_BYTES, 3)
+            if not request and asker is control:
                 _end([pid for pid, _ in children.values()])
+            if not request:  # a command that was killed just now
+                asker.close()
+                continue
             pid = os.fork()
             if not pid:
                 os.setsid()  # before anybody who knows it can want to end it with all that it has started
