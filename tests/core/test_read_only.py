@@ -179,7 +179,7 @@ def test_one_job_that_does_not_answer_leaves_the_others_time(monkeypatch: pytest
 def test_another_program_that_listens_under_such_a_name_hinders_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    name = f"multiverso-nonsense-{os.getpid()}"
+    name = f"nonsense-{os.getpid()}"  # not such a name: tests beside this one look for nodes, too
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(f"\0{name}")
         listener.listen()
