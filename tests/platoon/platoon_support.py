@@ -69,9 +69,16 @@ class Experiment:
 
     def launch(self, *arguments: str, **variables: str) -> Result:
         """Runs the launcher to its end."""
-        process = self.start("-m", "platoon.launcher", *arguments, **variables)
-        out, err = process.communicate(timeout=SECONDS)
-        return Result(process.returncode, out, err, self.folder)
+        return self._result(self.start("-m", "platoon.launcher", *arguments, **variables))
+
+    def launch_program(self, *arguments: str) -> Result:
+        """Runs `platoon-launcher` to its end as a person does: all that it starts are new interpreters."""
+        program = Path(sys.executable).with_name("platoon-launcher")
+        return self._result(self.start_fresh(str(program), *arguments))
+
+    def _result(self, launcher: Any) -> Result:
+        out, err = launcher.communicate(timeout=SECONDS)
+        return Result(launcher.returncode, out, err, self.folder)
 
     def train(self, name: str, workers: int, *arguments: str, **variables: str) -> list[str]:
         """Runs ``NAME_worker.py`` in workers of a controller here; returns what each printed, in rank order.

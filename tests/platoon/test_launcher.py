@@ -68,7 +68,7 @@ def test_with_a_controller_file_and_json(experiment: Any) -> None:
         sys.exit(controller.serve())
         """,
     )
-    result = experiment.launch("own", "--json", "-D", "cpu", "-c=--turns 150")
+    result = experiment.launch_program("own", "--json", "-D", "cpu", "-c=--turns 150")
     assert result.code == 0, result
     assert result.outputs() == ["[151, 152, 153]\n"]
     events = [json.loads(line) for line in result.out.splitlines()]
