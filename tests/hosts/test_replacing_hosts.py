@@ -107,7 +107,7 @@ def test_hosts_that_are_lost_one_after_another_come_again(mode: str) -> None:
 
 def test_what_is_left_of_the_lost_host_is_refused() -> None:
     """A node that was cut off and comes back finds its place taken, by the data's ports as by the coordinator's."""
-    with rehearsal(1, 1, on_lost="continue", grace=1.0, relayed=True) as job:
+    with rehearsal(1, 1, on_lost="continue") as job:
         sessions = dict(enumerate(in_threads([lambda i=i: job.session(i) for i in range(2)])))
         tables = all_do(sessions, lambda session: mv.ArrayTableHandler(4, session=session))
         tables[0].add(np.ones(4))
