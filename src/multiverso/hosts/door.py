@@ -81,12 +81,22 @@ class Door:
                 connection.close()
                 continue
             with self._changed:
+                if self._closing.is_set():  # `shut` waits for those that it finds
+                    connection.close()
+                    return
                 self._strangers[connection] = None
             thread = threading.Thread(
                 target=self._let_in, args=(connection,), name=f"{self._name}-door", daemon=True
             )
+            try:
+                thread.start()
+            except RuntimeError:  # the system gives no thread, perhaps not for long
+                with self._changed:
+                    del self._strangers[connection]
+                connection.close()
+                self._closing.wait(_AGAIN_SECONDS)
+                continue
             self._threads = [*(each for each in self._threads if each.is_alive()), thread]
-            thread.start()
 
     def _make_room(self) -> bool:
         """Ends the connection that came first, if there are as many as there may be; returns whether there is room."""
@@ -129,7 +139,8 @@ class Door:
     def join(self) -> None:
         """After ``shut``, and once what ``welcome`` serves has been ended: waits for the threads."""
         end = Deadline.after(_JOIN_SECONDS)
-        for thread in (self._accepting, *self._threads):
+        self._accepting.join(end.left(_JOIN_SECONDS))  # it starts the others
+        for thread in self._threads:
             thread.join(end.left(_JOIN_SECONDS))
 
     def forget(self) -> None:
