@@ -144,5 +144,7 @@ class Queues:
 
     def came_back(self, part: Away) -> None:
         """A chunk is under way no more."""
+        if part.frame is not None and part.frame in self._again:  # its answer crossed new homes
+            self._again.remove(part.frame)
         part.frame, part.busy = None, False
         self.under_way -= 1
