@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -76,6 +77,28 @@ def test_a_host_gets_in_beside_as_many_idle_strangers_as_may_be_and_the_log_tell
     (line,) = [line for line in capfd.readouterr().err.splitlines() if "make room" in line]
     assert "16 connections at 127.0.0.1:" in line
     assert f"from 127.0.0.1:{first_port}," in line
+
+
+def test_a_connection_that_gets_no_thread_is_closed_and_the_next_one_comes_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, failed = threading.Thread.start, []
+
+    def start_but_the_first_at_the_door(thread: threading.Thread) -> None:
+        if thread.name.endswith("-door") and not failed:
+            failed.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_but_the_first_at_the_door)
+    with control_port() as (centre, roster):
+        with socket.create_connection(roster.coordinator) as first:
+            first.settimeout(30)
+            assert first.recv(1) == b""
+        second = Outpost(roster.on(1), ("127.0.0.1", 1), lambda order: None)
+        wait_for(lambda: centre.all_came)
+        second.close()
+    assert failed
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
