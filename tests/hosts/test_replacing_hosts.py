@@ -20,9 +20,11 @@ from multiverso import layout as at
 from multiverso.errors import NodeLostError, StartupError
 from multiverso.hosts.control_connections import credentials_of
 from multiverso.hosts.coordinator import Coordinator
+from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.exchange import Exchange
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
+from multiverso.hosts.transport import Listener
 from multiverso.runtime import Node, Session
 
 SIZE = 300_000  # two chunks: homes on different hosts
@@ -148,6 +150,22 @@ def test_a_host_that_cannot_be_taken_in_again_is_told_why(options: dict[str, Any
                 job.session(1, **options)
         assert any(words in line for line in said), said
         sessions[0].shutdown()
+
+
+def test_a_host_that_died_before_it_was_connected_to_is_dialled_where_it_came_again() -> None:
+    """What connects to its last address, where nobody is any more, is there already, and goes on with the next one."""
+    credentials = new_credentials(encrypted=False)
+    with ExitStack() as stack:
+        fabrics = [Fabric(host, 2, credentials) for host in range(2)]
+        for fabric in fabrics:
+            stack.callback(fabric.close)
+        address = fabrics[0].listen()
+        gone = Listener(("127.0.0.1", 0))
+        nobody = gone.address
+        gone.close()
+        fabrics[1].connect(0, nobody)
+        fabrics[1].connect(0, address)
+        wait_for(lambda: fabrics[1].statistics()["peers"][0]["connected"])
 
 
 ROSTER = Roster(0, ("a", "b", "c"), (1, 1, 1), ("127.0.0.1", 1))

@@ -50,12 +50,13 @@ class Pair:
         self._thread = threading.Thread(target=self._run, name=f"multiverso-in-{link.peer}", daemon=True)
 
     def dial_with(self, dial: Dial) -> None:
-        """Says that this side connects (before it starts)."""
+        """Says that this side connects, and how, from the next time on."""
         self._dial = dial
 
     def start(self) -> None:
-        """Begins to connect."""
-        self._thread.start()
+        """Begins to connect, unless it does so already."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def poke(self) -> None:
         """Says that there may be something to send."""
