@@ -214,6 +214,11 @@ def test_a_host_is_let_in_once_no_table_is_half_made() -> None:
     assert (welcome["lives"], welcome["lost"], welcome["ordered"]) == ([[0, 1]], [], 1)
     assert (0, "joined") in told
     assert (1, "joined") in told
+    coordinator.lose(2, "it went again")
+    assert coordinator.receive(2, {"do": "hello", "address": ["127.0.0.1", 9], "anew": True}) == []
+    assert ask(0, 3) == ask(1, 3) == []
+    went_on = [(host, order["do"]) for host, order in coordinator.lose(2, "it went before it was let in")]
+    assert went_on == [(0, "make"), (1, "make")], "what waited for it does not any more"
 
 
 def test_a_killed_host_of_a_rehearsal_is_started_again(tmp_path: Path) -> None:

@@ -184,12 +184,14 @@ class Centre:
         if generation and report.get("do") == "hello" and not report.get("anew"):
             self._talks[host].close("another node has begun as this host, and is not meant to take its place")
             return
-        self._take(host, report)
+        self._take(host, report, generation)
 
-    def _take(self, host: int, report: Message) -> None:
+    def _take(self, host: int, report: Message, generation: int = 0) -> None:
         if report.get("do") == "workers":
             report = {**report, "workers": lines_of(report["workers"])}
         with self._lock:
+            if generation != self._generations[host]:
+                return  # its place was taken meanwhile
             self._give(self._coordinator.receive(host, report))
 
     def _lose(self, host: int, talk: Talk, why: str) -> None:

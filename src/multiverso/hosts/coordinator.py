@@ -171,9 +171,9 @@ class Coordinator:
             why: in words, for whoever reads the error.
         """
         lost = self._hosts[host]
-        self._coming.pop(host, None)
+        came = self._coming.pop(host, None) is not None
         if lost.lost or self.over:
-            return []
+            return self._go_on_with_all() if came else []  # tables that waited for it
         lost.lost = True
         self._lives.append([other for other, known in enumerate(self._hosts) if not known.lost])
         for worker_id in self._roster.workers_of(host):
@@ -232,9 +232,7 @@ class Coordinator:
                 "addresses": [known.address for known in self._hosts],
             }
             orders.append((host, {"do": "welcome", **who, **what}))
-        for key, creation in list(self._creations.items()):
-            orders += self._go_on(key, creation)
-        return orders
+        return orders + self._go_on_with_all()
 
     # -- who is there ----------------------------------------------------------------------------------------
 
@@ -437,7 +435,13 @@ class Coordinator:
         creation.waits_for.discard(host)
         return self._go_on(key, creation)
 
+    def _go_on_with_all(self) -> list[Order]:
+        found = list(self._creations.items())
+        return [order for key, creation in found for order in self._go_on(key, creation)]
+
     def _go_on(self, key: Key, creation: _Creation) -> list[Order]:
+        if self._creations.get(key) is not creation:
+            return []  # it was dropped when another one had gone on
         if creation.step == "ask":
             return self._decide(key, creation) if self._all_asked(key, creation) else []
         if creation.waits_for:
