@@ -152,6 +152,21 @@ def test_a_host_that_cannot_be_taken_in_again_is_told_why(options: dict[str, Any
         sessions[0].shutdown()
 
 
+def test_a_host_that_was_lost_before_it_had_come_begins_with_the_others() -> None:
+    """Its launcher was killed, or ssh failed, before the first host knew of it: there is no place to take."""
+    with ExitStack() as stack:
+        listener = Listener(("127.0.0.1", 0))
+        credentials = new_credentials(encrypted=False).to_text()
+        roster = Roster(0, ("a", "b"), (1, 1), listener.address, credentials, rehearsal=True)
+        nodes = []
+        for here in (roster, replace(roster.on(1), generation=1)):
+            fabric = Fabric(here.host, 2, credentials_of(roster))
+            abroad = (here, fabric, listener if here.leads else None)
+            nodes.append(stack.enter_context(Node(2, on_lost="continue", abroad=abroad, replaces=True)))
+        job = Rehearsal(roster, nodes)
+        assert job.run(lambda session: session.incarnation) == [0, 0]
+
+
 def test_a_host_that_died_before_it_was_connected_to_is_dialled_where_it_came_again() -> None:
     """What connects to its last address, where nobody is any more, is there already, and goes on with the next one."""
     credentials = new_credentials(encrypted=False)

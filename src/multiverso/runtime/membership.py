@@ -61,6 +61,7 @@ class Membership:
         self._replaces = replaces
         # whether this host takes a lost one's place, and has not got what there is yet
         self._is_entering = abroad is not None and abroad.roster.generation > 0
+        self._generation = 0  # how often this host was lost after it had begun
         self._incarnations: dict[int, int] = {}  # how often a number has got a new process
         self.attached: dict[int, Attached] = {}
         self.had_workers = False
@@ -263,8 +264,7 @@ class Membership:
             "incarnation": self._incarnations.get(worker_id, 0),
         }
         if self._abroad is not None:
-            body["incarnation"] += self._abroad.roster.generation
-        if self._abroad is not None:
+            body["incarnation"] += self._generation
             body |= {"places": self.control.places, "here": self.control.here}
         connection.reply(request, body, (self._heap.descriptor,))
 
@@ -371,12 +371,17 @@ class Membership:
         abroad = self._abroad
         self.control.continue_without_lost(True)
         abroad.welcome(order)
+        self._generation = abroad.roster.generation
 
         def enter() -> None:
             abroad.show_clocks(order["clocks"])
             self._is_entering = False
 
         self.creations.take_over(order["tables"], int(order["ordered"]), enter)
+
+    def begin_with_others(self) -> None:
+        """All hosts begin, this one with them: what was lost of it had not come to the others."""
+        self._is_entering = False
 
     def tell(self, connection: Connection, request: Message) -> None:
         """A worker tells the workers of all hosts something, and waits for what they tell."""

@@ -500,6 +500,8 @@ class Node:
                 )
                 self._closing.set()
         else:
+            if do == "peers":
+                members.begin_with_others()
             for worker_id in abroad.obey(order):
                 members.changed(worker_id)
 
