@@ -240,7 +240,7 @@ def test_a_killed_host_of_a_rehearsal_is_started_again(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(KILLED)
     run = [sys.executable, "-m", "multiverso", "run", "--hosts", "2", "-n", "2", "--on-failure", "continue"]
     done = subprocess.run(
-        [*run, "--replace", "1", "job.py"],
+        [*run, "--replace", "1", "--log-dir", "logs", "job.py"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -250,11 +250,13 @@ def test_a_killed_host_of_a_rehearsal_is_started_again(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["[0] life 0: [108.0]", "[1] life 1: [108.0]"]
     assert "host-1" in done.stderr
+    log = (tmp_path / "logs" / "worker-1.log").read_text().splitlines()
+    assert log == ["it dies", "life 1: [108.0]"], "what the first process wrote is still there"
     assert "it is started again (1 of at most 1 replacements)" in done.stderr
 
 
 KILLED = """
-import os, signal, time
+import os, signal, sys, time
 import numpy as np
 import multiverso as mv
 mv.init()
@@ -267,6 +269,9 @@ for _ in range(3 if life else 50):
 mv.barrier()
 told.fetch_add()
 if me == 1 and life == 0:
+    print("it dies", file=sys.stderr, flush=True)
+    while not open("logs/worker-1.log").read().endswith("\\n"):  # which comes by itself
+        time.sleep(0.01)
     os.kill(os.getppid(), signal.SIGKILL)  # the host's launcher, which has its node
     time.sleep(100)
 end = time.monotonic() + 90

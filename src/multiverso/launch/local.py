@@ -151,7 +151,7 @@ def _start(
         output = Output(
             report.sink,
             log_files=logs,
-            append=starts.restarts > 0 or (place.abroad is not None and restarts() > 0),
+            append=starts.restarts > 0 or place.goes_on or (place.abroad is not None and restarts() > 0),
         )
         report.output = output
         environ = {**os.environ, SECRET_VARIABLE: secret}

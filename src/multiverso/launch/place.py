@@ -58,6 +58,11 @@ class Place:
         """Whether standard input is the first worker's, and not the way from the job's launcher."""
         return self.abroad is None or self.abroad[0].rehearsal
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether this host was lost, and goes on in a job that has begun."""
+        return self.abroad is not None and self.abroad[0].generation > 0
+
     @classmethod
     def alone(cls, workers_num: int) -> "Place":
         """A job on one host."""
