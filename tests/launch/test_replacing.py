@@ -1,5 +1,6 @@
 """`multiverso run --replace`: a worker that dies is started again in its place, and finds what the others have."""
 
+import os
 import signal
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import numpy as np
 import pytest
 from launch_support import Running, command, multiverso, script
 
+from multiverso.launch.job import Job
+from multiverso.launch.processes import WorkerCommand
 from multiverso.launch.restarting import Pauses, Replacements
 from multiverso.launch.results import WorkerExit
 
@@ -131,3 +134,44 @@ def test_replacements_are_counted_for_all_workers_together(most: int) -> None:
     replacements = Replacements(most)
     ends = [WorkerExit(worker, 7, 1, None, False, 0.1) for worker in (0, 1, 2)]
     assert [replacements.after(end) for end in ends] == [0.0] * most + [None] * (3 - most)
+
+
+def test_who_was_replaced_is_not_said_to_have_left_the_others(tmp_path: Path) -> None:
+    """Another one fails while the node still calls the replaced one lost, as its new process has not come to it yet."""
+    started, failed = tmp_path / "started", tmp_path / "failed"
+    await_file = "until [ -e {} ]; do sleep 0.01; done; exit {}"
+    texts = [await_file.format(started, 3), f"[ -e {started} ] || exit 1; " + await_file.format(failed, 0)]
+    lost = [1]
+    starts: list[int] = []
+
+    def start(worker_id: int, pid: int) -> None:
+        starts.append(worker_id)
+        if starts.count(1) == 2:
+            started.touch()
+
+    def end(end: WorkerExit) -> None:
+        if end.worker_id == 0:
+            lost.clear()
+            failed.touch()
+
+    replacements = Replacements(1)
+    result = Job(
+        [
+            WorkerCommand(
+                ("sh", "-c", text),
+                {**os.environ, "OF_THIS_TEST": str(tmp_path)},
+                files=(tmp_path / "out", tmp_path / "err"),
+            )
+            for text in texts
+        ],
+        marker=f"OF_THIS_TEST={tmp_path}",
+        on_failure="continue",
+        on_start=start,
+        on_exit=end,
+        again=replacements.after,
+        lost_workers=lambda: lost,
+    ).run(60)
+    assert [end.code for end in result.exits] == [3, 0]
+    assert result.culprit is not None
+    assert result.culprit.worker_id == 0
+    assert result.deserter is None

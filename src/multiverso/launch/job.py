@@ -369,6 +369,6 @@ class Job:
         else:
             code = 0
         deserter = self._exits.get(self._suspect) if self._suspect is not None and culprit else None
-        if deserter is not None and deserter.code != 0:
-            deserter = None
+        if deserter is not None and (deserter.code != 0 or deserter.worker_id not in self._lost_workers()):
+            deserter = None  # one that was lost and started again has not left anybody
         return JobResult(self._reason, code, culprit, deserter, exits, time.monotonic() - self._began)
