@@ -205,7 +205,7 @@ class _Job:
     pids: dict[int, int] = field(default_factory=dict)
     pending: dict[Any, int] = field(default_factory=dict)
     outcomes: dict[int, Any] = field(default_factory=dict)
-    began: float = field(default_factory=time.monotonic)
+    began: dict[int, float] = field(default_factory=dict)  # each worker, the last time
     _asked: Any = None
     _call: Any = None
     _group: PlacementGroup | None = None
@@ -247,6 +247,7 @@ class _Job:
     def _begin(self, worker_id: int) -> None:
         """Calls the function in it."""
         environ = {**self._environ, **self.nodes.environ(worker_id)}
+        self.began[worker_id] = time.monotonic()
         self.pending[self.actors[worker_id].call.remote(environ, self._call)] = worker_id
 
     def _start_due(self) -> None:
@@ -290,7 +291,9 @@ class _Job:
                 ray.kill(actor)
 
     def _outcome_of(self, reference: Any, worker_id: int) -> Any:
-        end = WorkerExit(worker_id, self.pids[worker_id], 0, None, False, time.monotonic() - self.began)
+        end = WorkerExit(
+            worker_id, self.pids[worker_id], 0, None, False, time.monotonic() - self.began[worker_id]
+        )
         try:
             outcome = read_answer(io.BytesIO(ray.get(reference)), end)
             self.outcomes[worker_id] = outcome
@@ -317,7 +320,9 @@ class _Job:
 
     def _fail(self, worker_id: int, text: str, by_us: bool) -> None:
         signal = None if by_us else "SIGKILL"  # so that it is told before those who only noticed
-        end = WorkerExit(worker_id, self.pids[worker_id], 1, signal, by_us, time.monotonic() - self.began)
+        end = WorkerExit(
+            worker_id, self.pids[worker_id], 1, signal, by_us, time.monotonic() - self.began[worker_id]
+        )
         self.outcomes[worker_id] = Failed(WorkerLostError(text, [worker_id]), end)
 
     def _who(self, worker_id: int) -> str:
