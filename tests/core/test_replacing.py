@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from core_support import MODES, in_threads, wait_for
+from core_support import MODES, in_threads, outcome, wait_for
 
 import multiverso as mv
 from multiverso import layout as at
@@ -135,6 +136,44 @@ def test_alone_in_the_job_it_numbers_its_checkpoints_on(
             assert [g.number for g in read_generations(open_store(tmp_path))] == [life + 1]
             if life < 2:
                 dead(session)
+        for session in sessions:
+            session.shutdown()
+
+
+def waiting(session: Session, function: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    """Calls something in a thread, and returns once its worker waits for the others."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(outcome(function)))
+    thread.start()
+    wait_for(lambda: session.control.worker(session.worker_id).wait is not None)
+    return thread, results
+
+
+def test_who_leads_a_checkpoint_dies_while_others_wait_for_it(
+    dead: Callable[[Session], None], tmp_path: Path
+) -> None:
+    """Another one leads then: neither its beginning nor what is saved is lost with the lowest worker."""
+    with Node(1) as node, Session(node.address) as session:
+        table = mv.ArrayTableHandler(2, session=session)
+        table.add([1.0, 2.0])
+        with mv.checkpoint(tmp_path, session=session) as checkpoint:
+            checkpoint.save({"step": 3})
+    with Node(3, on_lost="continue", replaces=True) as node:
+        sessions = all_of(node, "async")
+        tables = in_threads([lambda s=s: mv.ArrayTableHandler(2, session=s) for s in sessions])
+        thread, begun = waiting(
+            sessions[1], lambda: mv.checkpoint(tmp_path, resume=True, session=sessions[1])
+        )
+        dead(sessions[0])
+        first, second = begun, [mv.checkpoint(tmp_path, resume=True, session=sessions[2])]
+        thread.join(30)
+        thread, found = waiting(sessions[2], second[0].restore)
+        dead(sessions[1])
+        thread.join(30)
+        assert found == [{"step": 3}]
+        assert tables[2].get().tolist() == [1.0, 2.0]
+        first[0]._end()
+        second[0].close()
         for session in sessions:
             session.shutdown()
 

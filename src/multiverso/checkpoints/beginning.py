@@ -16,7 +16,7 @@ from multiverso.runtime import Session
 from multiverso.runtime.agreement import Together, count_as_done
 from multiverso.runtime.restarts import may_resume
 
-_STEPS = 2  # that all workers do together
+_STEPS = 3  # that all workers do together
 _LOCK_SECONDS = 5.0  # one that was killed just now holds its lock until it has ended
 
 
@@ -36,7 +36,7 @@ def begin_together(
     task = Together(session, lambda why: SnapshotError(f"{store} cannot be used: {why}"))
 
     def look() -> str:
-        if session.worker_id != min(session.live_workers()):
+        if not task.leads:
             return ""
         store.make()
         held.enter_context(store.alone(_LOCK_SECONDS))
@@ -52,6 +52,7 @@ def begin_together(
         return f"{max([0, *numbers_in(store)])} {len(there)}"
 
     try:
+        task.step()  # who leads is settled before it looks: one that dies while others wait for it here does not
         said = "".join(task.step(look).values())
     except BaseException:
         held.close()

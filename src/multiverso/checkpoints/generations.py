@@ -225,7 +225,7 @@ def commit_generation(store: Store, generation: Generation, older: list[Generati
     return whole
 
 
-STEPS_OF_LOAD = 5  # that all workers do together
+STEPS_OF_LOAD = 6  # that all workers do together
 
 
 def load(
@@ -256,12 +256,13 @@ def load(
     task = Together(session, lambda why: SnapshotError(f"{store} was not loaded: {why}"))
 
     def choose() -> str:
-        if session.worker_id != min(session.live_workers()):
+        if not task.leads:
             return ""
         found = read_generations(store, missing_ok)
         check_tables(store, found, tables, "nothing was changed")
         return str(newest_undamaged(store, found).number) if found else ""
 
+    task.step()  # who leads is settled first: nothing chosen means that nothing is there, and not that it died
     chosen = "".join(task.step(choose).values())
     if not chosen:
         return None
