@@ -173,7 +173,31 @@ def test_who_leads_a_checkpoint_dies_while_others_wait_for_it(
         assert found == [{"step": 3}]
         assert tables[2].get().tolist() == [1.0, 2.0]
         first[0]._end()
+        with Session(node.address, 0, **job("async")) as again:
+            checkpoint = mv.checkpoint(tmp_path, session=again)
+            assert checkpoint.restore() == {"step": 3}
+            assert again.barriers == sessions[2].barriers
         second[0].close()
+        for session in sessions:
+            session.shutdown()
+
+
+def test_a_replacement_may_be_there_before_the_others_begin_a_checkpoint(
+    dead: Callable[[Session], None], tmp_path: Path
+) -> None:
+    """They do not wait for it where it has not come to, and both may save there: it is one job."""
+    with Node(2, on_lost="continue", replaces=True) as node:
+        sessions = all_of(node, "async", 2)
+        dead(sessions[0])
+        with Session(node.address, 0, **job("async")) as again:
+            mine = mv.checkpoint(tmp_path, session=again)
+            theirs = mv.checkpoint(tmp_path, session=sessions[1])
+            assert again.barriers == sessions[1].barriers
+            in_threads([again.barrier, sessions[1].barrier])
+            mine.save({"step": 1})
+            theirs.step({"step": 2})
+            in_threads([mine.close, theirs.close])
+            assert read_generations(open_store(tmp_path))[-1].workers == [0, 1]
         for session in sessions:
             session.shutdown()
 

@@ -152,6 +152,25 @@ def test_a_host_that_cannot_be_taken_in_again_is_told_why(options: dict[str, Any
         sessions[0].shutdown()
 
 
+def test_a_host_that_came_again_counts_barriers_from_where_its_workers_had_saved(tmp_path: Path) -> None:
+    with rehearsal(1, 1, on_lost="continue") as job:
+        sessions = dict(enumerate(in_threads([lambda i=i: job.session(i) for i in range(2)])))
+        first, second = all_do(sessions, lambda session: mv.checkpoint(tmp_path, session=session))
+        all_do(sessions, lambda session: session.barrier())
+        first.save({"step": 1})
+        wait_for(lambda: second.step({"step": 2}))
+        in_threads([first.close, second.close])
+        lose(job, 1, sessions)
+        with anew(job, 1):
+            sessions[1] = again = job.session(1)
+            checkpoint = mv.checkpoint(tmp_path, session=again)
+            assert checkpoint.restore() == {"step": 2}
+            assert again.barriers == sessions[0].barriers
+            all_do(sessions, lambda session: session.barrier())
+            checkpoint.close()
+            all_do(sessions, lambda session: session.shutdown())
+
+
 def test_a_host_that_was_lost_before_it_had_come_begins_with_the_others() -> None:
     """Its launcher was killed, or ssh failed, before the first host knew of it: there is no place to take."""
     with ExitStack() as stack:

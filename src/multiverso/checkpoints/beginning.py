@@ -39,7 +39,7 @@ def begin_together(
         if not task.leads:
             return ""
         store.make()
-        held.enter_context(store.alone(_LOCK_SECONDS))
+        held.enter_context(store.alone(_LOCK_SECONDS, session.job))
         there = read_generations(store, missing_ok=True)
         if there and not (resume or may_resume()):
             raise SnapshotError(
@@ -75,7 +75,7 @@ def begin_alone(
     try:
         if session.worker_id == min(session.live_workers()):  # then nobody has what the dead one held
             store.make()
-            held.enter_context(store.alone(_LOCK_SECONDS))
+            held.enter_context(store.alone(_LOCK_SECONDS, session.job))
         resumes = bool(read_generations(store, missing_ok=True))
         # The board knows what live workers have begun: where no other has, only the store tells which numbers are
         # taken. It is looked at first, as a number is said before anything is written.

@@ -163,7 +163,7 @@ class Checkpoint:
         saved, is_its_own = found
         self.newcomer = not is_its_own
         job, barriers = saved.get("barriers", ("", 0))
-        if job == session.address:
+        if job == session.job:
             session.count_barriers(barriers)
         else:  # it was saved before the job was started again, and the others have restored it together
             count_as_done(session, STEPS_OF_LOAD)
@@ -293,7 +293,7 @@ class Checkpoint:
             raise TypeError(f"own is a dictionary of state; got {type(handed).__name__}")
         parts = [manager.collect_parts() for manager in self._managers]
         common = [each.common for each in parts]
-        at_barrier = (self._session.address, self._session.barriers)
+        at_barrier = (self._session.job, self._session.barriers)
         state = {"own": handed or {}, "managers": [each.own for each in parts], "barriers": at_barrier}
         return Packed.of(Parts(state, common if any(common) else None))
 

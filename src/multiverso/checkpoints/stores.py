@@ -55,8 +55,13 @@ class Store(Protocol):
     def remove(self, folder: str) -> None:
         """Removes a folder and all that is in it, as far as that goes."""
 
-    def alone(self, patience_seconds: float = 0.0) -> contextlib.AbstractContextManager[None]:
-        """Keeps other jobs out meanwhile, where there are locks; whoever has one loses it with its life."""
+    def alone(self, patience_seconds: float = 0.0, job: str = "") -> contextlib.AbstractContextManager[None]:
+        """Keeps other jobs out meanwhile, where there are locks; whoever has one loses it with its life.
+
+        Args:
+            patience_seconds: how long to wait for another job.
+            job: what this one is called: another of its workers may keep the others out already.
+        """
 
     def sync(self, folder: str) -> None:
         """Waits until a folder's entries are on the disk."""
@@ -142,14 +147,23 @@ class Directory:
         shutil.rmtree(self._place / folder, ignore_errors=True)
 
     @contextlib.contextmanager
-    def alone(self, patience_seconds: float = 0.0) -> Iterator[None]:
+    def alone(self, patience_seconds: float = 0.0, job: str = "") -> Iterator[None]:
+        lock = self._place / ".lock"
+
+        def is_ours() -> bool:
+            with contextlib.suppress(OSError):
+                return bool(job) and lock.read_bytes() == job.encode()
+            return False
+
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(locked(self._place / ".lock", patience_seconds))
+                if stack.enter_context(locked(lock, 0.0 if is_ours() else patience_seconds)):
+                    lock.write_bytes(job.encode())
             except TimeoutError:
-                raise SnapshotError(
-                    f"another job is saving to {self._place}; give each job a directory of its own"
-                ) from None
+                if not is_ours():
+                    raise SnapshotError(
+                        f"another job is saving to {self._place}; give each job a directory of its own"
+                    ) from None
             yield
 
     def sync(self, folder: str) -> None:
@@ -236,7 +250,7 @@ class Remote:
             self._system.rm(self._at(folder), recursive=True)
 
     @contextlib.contextmanager
-    def alone(self, patience_seconds: float = 0.0) -> Iterator[None]:
+    def alone(self, patience_seconds: float = 0.0, job: str = "") -> Iterator[None]:
         yield
 
     def sync(self, folder: str) -> None:

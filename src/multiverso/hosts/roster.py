@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -65,6 +66,11 @@ class Roster:
             raise StartupError(f"each host of a job has a worker or more; got {self.workers}")
         if self.order and sorted(self.order) != list(range(self.workers_num)):
             raise StartupError(f"each worker of a job is on one host; got {self.order} for {self.workers}")
+
+    @property
+    def job(self) -> str:
+        """What the job is called, the same on all hosts: by its secret, which it does not tell."""
+        return hashlib.sha256(self.credentials.encode()).hexdigest()[:16]
 
     @property
     def hosts(self) -> int:

@@ -142,6 +142,12 @@ class Control:
             store64(block + at.BARRIER, reached)
         self.notify()
 
+    def reach(self, worker_id: int, barrier: int) -> None:
+        """Says that this worker is as far as a barrier, without waiting there (the worker)."""
+        address = self.block(worker_id) + at.BARRIER
+        store64(address, max(barrier, load64(address)))
+        self.notify()
+
     def leave(self, worker_id: int) -> None:
         """Says that this worker takes no more part (the worker)."""
         store32(self.block(worker_id) + at.PARTICIPATION, at.LEFT)

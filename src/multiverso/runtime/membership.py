@@ -265,7 +265,7 @@ class Membership:
         }
         if self._abroad is not None:
             body["incarnation"] += self._generation
-            body |= {"places": self.control.places, "here": self.control.here}
+            body |= {"places": self.control.places, "here": self.control.here, "job": self._abroad.roster.job}
         connection.reply(request, body, (self._heap.descriptor,))
 
     def _replaces_lost(self, worker_id: int) -> bool:

@@ -102,6 +102,7 @@ class Session:
         self.start_timeout_seconds = START_SECONDS if start_timeout_seconds is None else start_timeout_seconds
         # how many processes had this worker's number before, and died: 0 but where those are replaced
         self.incarnation = 0
+        self.job = address  # what the job is called, the same in all of its workers
         self.closed: str | None = None  # why it cannot be used any more
         self._on_close = on_close
         self._lock = threading.RLock()
@@ -165,6 +166,7 @@ class Session:
         self._fixed_num: int | None = answer["workers_num"]
         self._attached = True
         self.incarnation = int(answer["incarnation"])
+        self.job = str(answer.get("job") or self.address)
         # A worker of a job that workers join at will can simply leave. In one where all start together, leaving before
         # the start would let the others begin without this worker: it is lost instead, or withdraws.
         self._takes_part = self._fixed_num is None
@@ -262,8 +264,14 @@ class Session:
         return self.incarnation > 0
 
     def count_barriers(self, number: int) -> None:
-        """Counts this worker as past so many barriers, where it goes on from a place behind them."""
-        self._barrier.passed = max(self._barrier.passed, number)
+        """Counts this worker as past so many barriers, where it goes on from a place behind them.
+
+        All see it: it comes to none of these, so that nobody waits for it there.
+        """
+        if number > self._barrier.passed:
+            self.node.arrive(number)
+            self.control.reach(self.worker_id, number)
+            self._barrier.passed = number
 
     @property
     def is_behind(self) -> bool:
