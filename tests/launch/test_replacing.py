@@ -111,6 +111,15 @@ def test_who_fails_again_and_again_is_given_up(tmp_path: Path) -> None:
     assert "--on-failure continue" in refused.stderr
 
 
+def test_who_fails_after_its_shutdown_is_not_replaced(tmp_path: Path) -> None:
+    """Its part is done: a new process would wait until the others have left, and then do all of it again, alone."""
+    text = "import multiverso as mv\nmv.init()\nmv.barrier()\nmv.shutdown()\nprint('done', flush=True)\n"
+    job = script(tmp_path, text + "raise SystemExit(3)")
+    done = multiverso("run", "-n", 1, "--on-failure", "continue", "--replace", 1, job)
+    assert (done.returncode, done.stdout) == (3, "[0] done\n")
+    assert "started again" not in done.stderr
+
+
 def test_ctrl_c_while_a_replacement_waits_for_its_start_ends_the_job(tmp_path: Path) -> None:
     text = "import os, sys, time\nif int(os.environ['MULTIVERSO_WORKER_ID']): sys.exit(3)\n"
     job = script(tmp_path, text + "print('up', flush=True)\nwhile True: time.sleep(0.02)")

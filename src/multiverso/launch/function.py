@@ -103,7 +103,8 @@ def run(
         replacements = Replacements(replace)
 
         def again(end: WorkerExit) -> float | None:
-            seconds = None if nodes[end.worker_id].has_ended else replacements.after(end)
+            node = nodes[end.worker_id]
+            seconds = replacements.after(end) if node.may_be_replaced(end.worker_id) else None
             if seconds is not None:
                 answers[end.worker_id].seek(0)
                 answers[end.worker_id].truncate()

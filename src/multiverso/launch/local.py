@@ -170,7 +170,7 @@ def _start(
             report.ended(end)
 
         def again(end: WorkerExit) -> float | None:
-            seconds = None if node.has_ended else replacements.after(end)
+            seconds = replacements.after(end) if node.may_be_replaced(end.worker_id) else None
             if seconds is not None:
                 report.replacing(end, replacements, seconds)
             return seconds

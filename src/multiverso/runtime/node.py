@@ -196,6 +196,14 @@ class Node:
         """Returns the workers that died, or exited without ``shutdown()``, the first one first."""
         return self._members.lost()
 
+    def may_be_replaced(self, worker_id: int) -> bool:
+        """Whether there is something left to do for a new process in the place of a worker whose process has failed.
+
+        Not where the node has ended, nor where the worker had called ``shutdown``: its part was done, and a new process
+        would begin a job of its own when the others have left.
+        """
+        return not self.has_ended and self._members.control.participation(worker_id) != at.LEFT
+
     def absent(self, worker_id: int) -> None:
         """Says that a worker's process has ended, and none comes for it. The others need not wait for it any more."""
         self._posted.put(("absent", worker_id, 0))
