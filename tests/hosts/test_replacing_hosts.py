@@ -17,7 +17,7 @@ from rehearsing import Rehearsal, rehearsal
 
 import multiverso as mv
 from multiverso import layout as at
-from multiverso.errors import NodeLostError, StartupError
+from multiverso.errors import MultiversoError, NodeLostError, StartupError
 from multiverso.hosts.control_connections import credentials_of
 from multiverso.hosts.coordinator import Coordinator
 from multiverso.hosts.credentials import new_credentials
@@ -26,6 +26,7 @@ from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport import Listener
 from multiverso.runtime import Node, Session
+from multiverso.runtime.reducer import Reducer
 
 SIZE = 300_000  # two chunks: homes on different hosts
 JOB: dict[str, dict[str, Any]] = {"async": {}, "bounded": {"staleness": 2}}
@@ -86,6 +87,10 @@ def test_hosts_that_are_lost_one_after_another_come_again(mode: str) -> None:
                 stack.enter_context(anew(job, host))
                 sessions[host] = again = job.session(host, **JOB[mode])
                 assert again.incarnation == 1
+                with pytest.raises(
+                    MultiversoError, match=r"nothing more can be reduced: .* has taken its place"
+                ):
+                    Reducer(again, 3).all_reduce(np.ones(2))
                 open_table(again)
                 assert np.unique(tables[host].get()).tolist() == [expected], "as it was when it came"
                 if mode == "bounded":
