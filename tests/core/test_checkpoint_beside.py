@@ -101,7 +101,10 @@ def test_after_a_failure_of_one_worker_the_parts_are_of_one_step_again(
         with mv.checkpoint(tmp_path, resume=True, session=session) as checkpoint:
             return checkpoint.restore()
 
-    assert together(work, 2, sync=True) == [int(me == culprit) for me in (0, 1)]
+    errors = together(work, 2, sync=True)
+    assert errors[culprit] == 1
+    # What the first worker gives up it removes, maybe while the other one writes there, which fails, too.
+    assert errors[1 - culprit] == 0 or (fails, culprit) == ("disk", 0)
     assert [g.number for g in read_generations(open_store(tmp_path))] == [1, 3, 4]
     assert together(read, 2) == [{"step": 8}] * 2
 
