@@ -206,6 +206,33 @@ def test_a_host_that_is_lost_while_it_is_dialled_holds_nobody_up() -> None:
             fabric.settle(Deadline.after(60))
 
 
+@pytest.mark.parametrize("error", [MemoryError, MultiversoError])
+def test_what_cannot_be_sent_ends_the_connection_and_goes_over_the_next(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The thread that sends once ended alone: the connection stayed, and everybody waited for what did not come."""
+    with fabrics(2) as made:
+        shards = [new_shard(CHUNKS) for _ in made]
+        for fabric, shard in zip(made, shards, strict=True):
+            fabric.attach(1, shard)
+        barrier(made)
+        link, raised = made[0]._pairs[1].link, list[bool]()
+        take = link.next
+
+        def fails_once(*arguments: Any) -> Any:
+            if not raised and threading.current_thread().name.startswith("multiverso-out"):
+                raised.append(True)
+                raise error("now")
+            return take(*arguments)
+
+        monkeypatch.setattr(link, "next", fails_once)
+        Adder(shards[0]).add(np.ones(700_000))
+        barrier(made)
+        assert raised
+        assert np.all(shards[1].values() == 1)
+    assert f"nothing can be sent: {error.__name__}('now')" in capfd.readouterr().err
+
+
 # -- who is let in -------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -164,8 +163,8 @@ class Pair:
                 self.failed = str(error)
                 log(f"host {self.link.peer}: {error}")
                 return
-            except (OSError, MultiversoError) as error:
-                if isinstance(error, ProtocolError):
+            except (OSError, MultiversoError, MemoryError) as error:
+                if isinstance(error, (ProtocolError, MemoryError)):
                     log(f"the connection to host {self.link.peer} was closed: {error}")
             pause = _SOONEST_SECONDS if time.monotonic() - began > 1 else min(_LATEST_SECONDS, 2 * pause)
             if self._dial is not None:
@@ -234,30 +233,38 @@ class Pair:
     # -- the sending thread ----------------------------------------------------------------------------------
 
     def _send(self, channel: Channel, ended: threading.Event) -> None:
+        try:
+            self._send_until(channel, ended)
+        except OSError:
+            pass  # the connection is over
+        except (MultiversoError, MemoryError) as error:
+            log(f"the connection to host {self.link.peer} was closed, since nothing can be sent: {error!r}")
+        finally:
+            channel.shutdown()  # whatever it was: the receiver goes on to the next connection, and nobody waits here
+
+    def _send_until(self, channel: Channel, ended: threading.Event) -> None:
         used = time.thread_time()
-        with contextlib.suppress(OSError):
-            while True:
+        while True:
+            with self._wake:
+                wait = self.link.wait(time.monotonic())
+                if wait != 0.0 and not self._poked and not ended.is_set():
+                    self._wake.wait(wait)
+                self._poked = False
+            if ended.is_set():
+                return
+            with self._sending:
+                channel.flush()
+                outgoing = self.link.next(time.monotonic())
+                if outgoing is None:
+                    continue
+                try:
+                    channel.send(outgoing.header.pack(), outgoing.body)
+                finally:
+                    self.link.sent(outgoing)
+            if self._closing_soon and not self.link.has_words:
                 with self._wake:
-                    wait = self.link.wait(time.monotonic())
-                    if wait != 0.0 and not self._poked and not ended.is_set():
-                        self._wake.wait(wait)
-                    self._poked = False
-                if ended.is_set():
-                    return
-                with self._sending:
-                    channel.flush()
-                    outgoing = self.link.next(time.monotonic())
-                    if outgoing is None:
-                        continue
-                    try:
-                        channel.send(outgoing.header.pack(), outgoing.body)
-                    finally:
-                        self.link.sent(outgoing)
-                if self._closing_soon and not self.link.has_words:
-                    with self._wake:
-                        self._wake.notify_all()
-                used = self._spend(used)
-        channel.shutdown()  # the receiver goes on to the next connection
+                    self._wake.notify_all()
+            used = self._spend(used)
 
     def _spend(self, before: float) -> float:
         now = time.thread_time()
