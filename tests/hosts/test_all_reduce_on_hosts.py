@@ -246,8 +246,7 @@ def test_every_worker_has_the_same_bits_through_cut_connections(workers: tuple[i
 def killed(job: Rehearsal, host: int, worker_id: int) -> None:
     """What the node does when a worker's process is gone."""
     node = job.nodes[host]
-    node._posted.put(("lost", worker_id, node._members.attached[worker_id].connection.life))
-    node._poke()
+    node._mailbox.post_end("lost", worker_id, node._members.attached[worker_id].connection.life)
 
 
 def test_who_is_missing_is_named_and_a_call_that_raised_goes_on() -> None:

@@ -150,7 +150,7 @@ def test_a_host_that_cannot_be_taken_in_again_is_told_why(options: dict[str, Any
         lose(job, 1, sessions)
         said: list[str] = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("multiverso.runtime.node.log", said.append)
+            patch.setattr("multiverso.runtime.orders.log", said.append)
             with anew(job, 1), pytest.raises((StartupError, NodeLostError)):
                 job.session(1, **options)
         assert any(words in line for line in said), said

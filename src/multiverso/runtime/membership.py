@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from multiverso import layout as at
 from multiverso.consistency_modes import MODES
@@ -16,6 +16,7 @@ from multiverso.runtime.catalogue import Catalogue
 from multiverso.runtime.connection import Connection
 from multiverso.runtime.control import Control
 from multiverso.runtime.creation import Creations
+from multiverso.runtime.deaths import Deaths
 from multiverso.runtime.host_creation import HostCreations
 from multiverso.runtime.numbers import Attached, Numbers
 from multiverso.wire import messages
@@ -33,10 +34,7 @@ class Membership:
     Args:
         workers_num: how many workers the job has; None for any number that come and go.
         on_lost: ``"stop"`` or ``"continue"``, unless the workers say otherwise.
-        watch: called with the control segment, a worker's number and the number of its life, once that worker
-            holds its life mutex: `settle` it when the mutex is released.
-        watch_process: called with a worker's number and its process while no life mutex tells of its end, which
-            `process_ended` wants to know; returns whether that can be done.
+        deaths: watches the workers: `settle` one when it says so, and tell `process_ended` of a process's end.
         abroad: this host's part in a job on several.
         replaces: whether, where the others go on, a new process may take the place of a worker that died.
 
@@ -52,8 +50,7 @@ class Membership:
         self,
         workers_num: int | None,
         on_lost: str,
-        watch: Callable[[Control, int, int], None],
-        watch_process: Callable[[int, int], bool],
+        deaths: Deaths,
         abroad: Abroad | None = None,
         replaces: bool = False,
     ) -> None:
@@ -67,10 +64,8 @@ class Membership:
         self.had_workers = False
         self._held = False
         self._on_lost = on_lost
-        self._watch = watch
-        self._watch_process = watch_process
+        self._deaths = deaths
         self._ended: set[int] = set()  # workers that will not come again, in any generation
-        self._withdrawn_lives: set[int] = set()
         self._abroad = abroad
         if abroad is not None and replaces:
             ended = self._ended  # and not this: a cycle would keep the memory until the next collection
@@ -152,10 +147,6 @@ class Membership:
         self.control.notify()
         self.attached.clear()
         self.catalogue.unused = None
-        del (
-            self._watch,
-            self._watch_process,
-        )  # the node: a cycle would keep the memory until the next collection
 
     def lost(self) -> list[int]:
         """Returns the workers that died, or exited without ``shutdown()``, the first one first."""
@@ -256,7 +247,7 @@ class Membership:
         connection.worker_id, connection.life = worker_id, None
         self.attached[worker_id] = Attached(connection, pid=connection.pid)
         self.had_workers = True
-        self._watch_process(worker_id, connection.pid)
+        self._deaths.watch_process(worker_id, connection.pid)
         body: Message = {
             "worker_id": worker_id,
             "workers_num": self.workers_num,
@@ -281,7 +272,8 @@ class Membership:
         self._lives += 1
         connection.life = self._lives
         self.attached[worker_id].ready = True
-        self._watch(self.control, worker_id, self._lives)
+        self._deaths.watch_life(self.control, worker_id, self._lives)
+        self._deaths.forget_process(worker_id)  # its life mutex tells sooner
         self._waiting_ready.append((connection, request))
         self._answer_ready()
 
@@ -317,18 +309,14 @@ class Membership:
         done = self.control.worker(worker_id)
         if self.workers_num is None or done.created or done.barrier:
             raise StartupError("this worker has begun, or may come and go at will: it leaves, or is lost")
-        if not self._watch_process(worker_id, connection.pid):
+        if not self._deaths.watch_process(worker_id, connection.pid):
             raise StartupError(f"process {connection.pid} cannot be watched, so it is lost")
         if connection.life is not None:
-            self._withdrawn_lives.add(connection.life)
+            self._deaths.withdraw(connection.life)
         self.forget(connection)
         connection.worker_id = connection.life = None
         self.attached[worker_id] = Attached(connection, pid=connection.pid, withdrawn=True)
         connection.reply(request, {"withdrawn": True})
-
-    def has_withdrawn(self, life: int) -> bool:
-        """Returns whether the life mutex of this life is given back by a worker that is not lost. From any thread."""
-        return life in self._withdrawn_lives
 
     def process_ended(self, worker_id: int, pid: int) -> None:
         """A worker's process has ended: if it had its number and no life mutex, that is the only sign of it."""
@@ -421,6 +409,7 @@ class Membership:
 
     def settle(self, worker_id: int, liveness: int) -> None:
         """A worker has left or is lost: tells everyone who waits for it, and lets in who waits for its place."""
+        self._deaths.forget_process(worker_id)
         worker = self.attached.pop(worker_id, None)
         if worker is None:
             return

@@ -6,11 +6,7 @@ that worker's life mutex, which the operating system releases within a milliseco
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
-import queue
-import resource
 import select
 import socket
 import sys
@@ -19,32 +15,26 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable
-from io import FileIO
 from typing import Any, overload
 
 from multiverso import layout as at
-from multiverso.errors import MultiversoError, StartupError
+from multiverso.errors import StartupError
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport import Listener
 from multiverso.node_log import log
-from multiverso.runtime import trust
 from multiverso.runtime.abroad import Abroad, Carrier
 from multiverso.runtime.connection import Connection
-from multiverso.runtime.control import Control
-from multiverso.runtime.deaths import await_end
-from multiverso.runtime.host_creation import HostCreations
+from multiverso.runtime.deaths import Deaths
+from multiverso.runtime.entrance import Entrance
+from multiverso.runtime.mailbox import Mailbox
 from multiverso.runtime.membership import Membership
-from multiverso.runtime.outside_readers import look
+from multiverso.runtime.orders import obey
 from multiverso.runtime.questions import Questions
-from multiverso.runtime.status import status_of
-from multiverso.spec import MemorySpec, TableSpec
+from multiverso.runtime.requests import Requests
 from multiverso.wire import messages
-from multiverso.wire.messages import Message
-from multiverso.wire.requests import asked, check
 
 _nodes: weakref.WeakSet[Node] = weakref.WeakSet()
 _WATCH_SECONDS = 1.0
-_ACCEPTED_AT_ONCE = 128
 
 
 class Node:
@@ -83,41 +73,33 @@ class Node:
             raise StartupError(f"a host runs 1 to {at.MAX_WORKERS} workers of a job; got {workers}")
         if on_lost not in ("stop", "continue"):
             raise StartupError(f"on_lost is 'stop' or 'continue'; got {on_lost!r}")
-        self._secret = secret
         self._linger = linger
-        self._posted: queue.SimpleQueue[tuple[str, int, int]] = queue.SimpleQueue()
-        self._orders: queue.SimpleQueue[Message | Callable[[], None]] = queue.SimpleQueue()
-        self._abroad: Abroad | None = None
-        self._questions: Questions | None = None
         self._started, self._closing = threading.Event(), threading.Event()
         self._emptied = threading.Condition()
+        self._mailbox = Mailbox()
+        self._entrance = Entrance(listener, secret)
+        self._deaths = Deaths(self._mailbox, self._closing.is_set)
         self._connections: dict[int, Connection] = {}
-        self._poll: select.epoll | None = None
-        self._processes: dict[int, tuple[int, int]] = {}  # by descriptor: a worker's number and its process
-        self._watchers: list[threading.Thread] = []
-        self._began = time.monotonic()
-        self._failed: Exception | None = None
+        self._abroad: Abroad | None = None
+        self._questions: Questions | None = None
         self._membership: Membership | None = None
-        self._wake: tuple[socket.socket, ...] = ()
-        self._spare: FileIO | None = None
+        self._served: Requests | None = None
+        self._failed: Exception | None = None
+        self._poll: select.epoll | None = None
         self._thread = threading.Thread(target=self._serve, name="multiverso-node", daemon=True)
-        self._listener = listener
         self._over = False
         try:
             # what an exception finds here, wherever it arrives, is ended by `close`
-            if self._listener is None:
-                self._listener = messages.listen(name or f"multiverso-{os.getpid()}-{os.urandom(8).hex()}")
-            self._listener.setblocking(False)
-            self.address = self._listener.getsockname()[1:].decode()
-            self._spare = _spare()
-            self._wake = socket.socketpair()
-            for end in self._wake:
-                end.setblocking(False)
+            self._entrance.open(name)
+            self.address = self._entrance.address
+            self._mailbox.open()
+            self._deaths.open()
             if abroad is not None:
-                self._abroad = Abroad(*abroad, self._post_order)
+                self._abroad = Abroad(*abroad, self._mailbox.post_order)
                 self._questions = Questions(self._abroad.report)
-            self._membership = Membership(
-                workers, on_lost, self._watch, self._watch_process, self._abroad, replaces
+            self._membership = Membership(workers, on_lost, self._deaths, self._abroad, replaces)
+            self._served = Requests(
+                self._entrance, self._membership, time.monotonic(), self._abroad, self._questions
             )
             self._thread.start()
             self._started.wait()
@@ -133,21 +115,16 @@ class Node:
         assert self._membership is not None
         return self._membership
 
+    @property
+    def _requests(self) -> Requests:
+        assert self._served is not None
+        return self._served
+
     # -- for its owner ---------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
         """Returns what ``multiverso top`` shows: workers, what they wait for, tables and their statistics."""
-        members = self._members
-        return status_of(
-            self.address,
-            members.workers_num,
-            members.control,
-            members.catalogue,
-            members.memory_bytes,
-            self._began,
-            None if self._abroad is None else dict(self._abroad.remote_statistics),
-            None if self._abroad is None else self._abroad.links(),
-        )
+        return self._requests.status()
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
         """Waits until at least one worker has come and all have gone; returns whether that is so."""
@@ -206,8 +183,7 @@ class Node:
 
     def absent(self, worker_id: int) -> None:
         """Says that a worker's process has ended, and none comes for it. The others need not wait for it any more."""
-        self._posted.put(("absent", worker_id, 0))
-        self._poke()
+        self._mailbox.post_end("absent", worker_id)
 
     def live_workers(self) -> list[int]:
         """Returns the workers that are attached now."""
@@ -218,7 +194,7 @@ class Node:
         if self._over:
             return
         self._closing.set()
-        self._poke()
+        self._mailbox.poke()
         if threading.current_thread() is self._thread:
             return
         if self._thread.ident is None:  # an exception came before it began
@@ -227,12 +203,8 @@ class Node:
             self._thread.join()
         if self._abroad is not None:  # after the thread that does what it hears from other hosts
             self._abroad.close()
-        for watcher in self._watchers:
-            watcher.join()
-        for end in self._wake:
-            end.close()
-        if self._spare is not None:
-            self._spare.close()
+        self._deaths.join()
+        self._mailbox.close()
         self._over = True
 
     def __enter__(self) -> Node:
@@ -256,35 +228,36 @@ class Node:
             self._started.set()
 
     def _loop(self, poll: select.epoll) -> None:
-        listener = self._listener
-        assert listener is not None
         self._members.hold()
         self._poll = poll
-        poll.register(listener.fileno(), select.EPOLLIN)
-        poll.register(self._wake[0].fileno(), select.EPOLLIN)
+        entrance, mailbox, deaths = (
+            self._entrance.listener.fileno(),
+            self._mailbox.fileno(),
+            self._deaths.fileno(),
+        )
+        for descriptor in (entrance, mailbox, deaths):
+            poll.register(descriptor, select.EPOLLIN)
         self._started.set()
         while not self._closing.is_set():
             for descriptor, _ in poll.poll():
-                if descriptor == listener.fileno():
-                    self._accept(poll, listener)
-                elif descriptor == self._wake[0].fileno():
+                if descriptor == entrance:
+                    for connection in self._entrance.accept(poll):
+                        self._connections[connection.socket.fileno()] = connection
+                elif descriptor == mailbox:
                     self._take_posted()
+                elif descriptor == deaths:
+                    for worker_id, pid in self._deaths.ended_processes():
+                        self._members.process_ended(worker_id, pid)
+                        self._notice_end()
                 elif descriptor in self._connections:  # one batch may hold two events of a closed one
                     self._read(poll, self._connections[descriptor])
-                elif descriptor in self._processes:
-                    worker_id, pid = self._processes[descriptor]
-                    self._forget_process(descriptor)
-                    self._members.process_ended(worker_id, pid)
-                    self._notice_end()
 
     def _end(self) -> None:
         self._closing.set()
-        if self._listener is not None:
-            self._listener.close()
+        self._entrance.close()
         for connection in self._connections.values():
             connection.socket.close()
-        for descriptor in list(self._processes):
-            self._forget_process(descriptor)
+        self._deaths.close()
         if self._membership is not None:
             self._membership.end()
         # whoever waits for the workers to go must not wait for ever after a failure of this thread
@@ -292,50 +265,6 @@ class Node:
             self._emptied.notify_all()
         if self._linger is not None:
             self._linger()
-
-    def _poke(self) -> None:
-        with contextlib.suppress(OSError, IndexError):
-            self._wake[1].send(b"x")
-
-    def _accept(self, poll: select.epoll, listener: socket.socket) -> None:
-        for _ in range(_ACCEPTED_AT_ONCE):
-            try:
-                accepted, _ = listener.accept()
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):
-                    self._turn_away(listener)
-                return
-            try:
-                if not trust.is_same_user(accepted):
-                    accepted.close()
-                    continue
-                accepted.setblocking(False)  # a peer that does not read must not stop the node
-                pid, _ = messages.peer(accepted)
-                poll.register(accepted.fileno(), select.EPOLLIN)
-            except OSError as error:
-                accepted.close()
-                log(f"a new connection was closed: {error}")
-                continue
-            connection = Connection(accepted, pid, proven=not trust.proof_needed())
-            self._connections[accepted.fileno()] = connection
-
-    def _turn_away(self, listener: socket.socket) -> None:
-        """Out of descriptors: tells the next one so, with one that was kept for this, or it would ask for ever."""
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        assert self._spare is not None
-        self._spare.close()
-        try:
-            accepted, _ = listener.accept()
-            with accepted:
-                accepted.setblocking(False)
-                told = f"the job's node has no file descriptor left for this process (ulimit -n is {limit} there)"
-                messages.send(accepted, {"re": None, "error": "StartupError", "message": told})
-                log(told)
-        except OSError:
-            pass
-        finally:
-            with contextlib.suppress(OSError):
-                self._spare = _spare()
 
     def _read(self, poll: select.epoll, connection: Connection) -> None:
         """Serves one message. Whatever goes wrong concerns this connection only."""
@@ -345,7 +274,7 @@ class Node:
                 request, descriptors = received
                 for descriptor in descriptors:
                     os.close(descriptor)
-                self._answer(connection, request)
+                self._requests.answer(connection, request)
                 return
         except BlockingIOError:
             return
@@ -360,43 +289,6 @@ class Node:
             log(f"the connection of process {connection.pid} was closed after the error above")
         self._disconnect(poll, connection)
 
-    def _answer(self, connection: Connection, request: Message) -> None:
-        try:
-            do = asked(request)
-            if not connection.proven and do not in ("challenge", "prove"):
-                raise StartupError(
-                    "this node cannot tell users apart, and this process has not proven that it knows the job's secret"
-                )
-            check(request)
-            handler = {
-                "hello": self._hello,
-                "challenge": self._challenge,
-                "prove": self._prove,
-                "attach": self._members.attach,
-                "ready": self._ready,
-                "withdraw": self._members.withdraw,
-                "create": self._create,
-                "share": self._share,
-                "initialised": self._initialised,
-                "close": self._close_table,
-                "cancel": self._cancel,
-                "arrived": self._arrived,
-                "gather": self._gather,
-                "tell": self._tell,
-                "ask": self._ask,
-                "say": self._say,
-                "combine": self._combine,
-                "status": self._status,
-                "look": self._look,
-            }[do]
-            handler(connection, request)
-        except MultiversoError as error:
-            connection.refuse(request, error)
-        except (KeyError, TypeError, ValueError) as error:
-            # one worker's broken message must not end everybody's job
-            text = str(request)[:500]
-            connection.refuse(request, StartupError(f"the node cannot read this request ({error!r}): {text}"))
-
     def _disconnect(self, poll: select.epoll, connection: Connection) -> None:
         """The socket's end. It says nothing about a worker that holds its life mutex: that has a watcher."""
         poll.unregister(connection.socket.fileno())
@@ -409,140 +301,25 @@ class Node:
             left = self._members.control.participation(connection.worker_id) == at.LEFT
             self._settle(connection.worker_id, at.GONE if left else at.LOST)
 
-    # -- watching workers ------------------------------------------------------------------------------------
-
-    def _ready(self, connection: Connection, request: Message) -> None:
-        self._members.ready(connection, request)
-        self._forget_process_of(connection.attached_id)  # its life mutex tells sooner
-
-    def _watch_process(self, worker_id: int, pid: int) -> bool:
-        """Has `Membership.process_ended` called at a process's end. Its socket may be held open by a child of it."""
-        if (worker_id, pid) in self._processes.values():
-            return True
-        try:
-            descriptor = os.pidfd_open(pid)
-        except OSError:  # it has ended, or there is none left, or this kernel has no such thing
-            return False
-        self._processes[descriptor] = worker_id, pid
-        assert self._poll is not None
-        self._poll.register(descriptor, select.EPOLLIN)
-        return True
-
-    def _forget_process_of(self, worker_id: int) -> None:
-        for descriptor in [d for d, (other, _) in self._processes.items() if other == worker_id]:
-            self._forget_process(descriptor)
-
-    def _forget_process(self, descriptor: int) -> None:
-        del self._processes[descriptor]
-        os.close(descriptor)  # and epoll forgets it
-
-    def _watch(self, control: Control, worker_id: int, life: int) -> None:
-        watcher = threading.Thread(
-            target=self._await_end,
-            args=(control, worker_id, life),
-            name=f"multiverso-watch-{worker_id}",
-            daemon=True,
-        )
-        self._watchers = [t for t in self._watchers if t.is_alive()] + [watcher]
-        watcher.start()
-
-    def _await_end(self, control: Control, worker_id: int, life: int) -> None:
-        how = await_end(control, worker_id, self._closing.is_set, lambda: self._members.has_withdrawn(life))
-        if how is not None:
-            self._posted.put((how, worker_id, life))
-            self._poke()
+    # -- what other threads have found out -------------------------------------------------------------------
 
     def _take_posted(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._wake[0].recv(4096)
-        self._take_orders()
-        while True:
-            try:
-                what, worker_id, life = self._posted.get_nowait()
-            except queue.Empty:
-                return
+        self._mailbox.clear()
+        for order in self._mailbox.orders():
+            if callable(order):
+                order()
+            else:
+                assert self._abroad is not None
+                assert self._questions is not None
+                obey(order, self._members, self._abroad, self._questions, self._closing.set)
+        for how, worker_id, life in self._mailbox.ends():
             worker = self._members.attached.get(worker_id)
-            if what == "absent":
+            if how == "absent":
                 self._members.absent(worker_id)
                 if self._abroad is not None:
                     self._abroad.look()
             elif worker is not None and worker.connection.life == life:
-                self._settle(worker_id, at.GONE if what == "left" else at.LOST)
-
-    # -- the other hosts -------------------------------------------------------------------------------------
-
-    def _post_order(self, order: Message | Callable[[], None]) -> None:
-        self._orders.put(order)
-        self._poke()
-
-    def _take_orders(self) -> None:
-        while not self._orders.empty():
-            order = self._orders.get()
-            if callable(order):
-                order()
-            else:
-                self._obey(order)
-
-    def _obey(self, order: Message) -> None:
-        members, abroad = self._members, self._abroad
-        assert abroad is not None
-        do = order["do"]
-        if do in ("make", "write", "join", "push", "finish", "drop", "used", "part", "free"):
-            assert isinstance(members.creations, HostCreations)
-            members.creations.obey(order)
-        elif do == "refuse":
-            members.refuse(order["options"])
-        elif do == "welcome":
-            members.take_over(order)
-        elif do == "told":
-            members.told(int(order["number"]), order["notes"])
-        elif do == "answer":
-            assert self._questions is not None
-            self._questions.answer(order)
-        elif do in ("alone", "broken"):
-            if not abroad.over.is_set() and (members.control.continues or not abroad.lost_hosts):
-                log(
-                    f"the connection to {abroad.roster.names[0]}, which leads the job, is over: {order['why']}"
-                    if do == "alone"
-                    else f"values could not be exchanged with the other hosts: {order['why']}"
-                )
-                self._closing.set()
-        else:
-            if do == "peers":
-                members.begin_with_others()
-            for worker_id in abroad.obey(order):
-                members.changed(worker_id)
-
-    def _tell(self, connection: Connection, request: Message) -> None:
-        if self._abroad is None:
-            raise StartupError("the workers of one host tell each other in shared memory")
-        self._members.tell(connection, request)
-
-    def _ask(self, connection: Connection, request: Message) -> None:
-        self._asked().ask(connection, request)
-
-    def _say(self, connection: Connection, request: Message) -> None:
-        self._asked().say(connection, request)
-
-    def _combine(self, connection: Connection, request: Message) -> None:
-        if self._abroad is None or self._abroad.reductions is None:
-            raise StartupError("the workers of one host reduce arrays by themselves")
-        self._abroad.reductions.told(connection.attached_id, request)
-
-    def _asked(self) -> Questions:
-        if self._questions is None:
-            raise StartupError(
-                "only the workers of a job on several hosts ask each other through their nodes"
-            )
-        return self._questions
-
-    def _arrived(self, connection: Connection, request: Message) -> None:
-        if self._abroad is not None:
-            self._abroad.arrived(connection.attached_id, int(request["barrier"]))
-
-    def _gather(self, connection: Connection, request: Message) -> None:
-        if self._abroad is not None:
-            self._abroad.report({"do": "gather", "number": int(request["number"])})
+                self._settle(worker_id, at.GONE if how == "left" else at.LOST)
 
     def _hear_out(self, connection: Connection) -> None:
         """Serves what a worker said before its end, which its life mutex may tell of before its messages are read."""
@@ -556,7 +333,6 @@ class Node:
         if self._questions is not None and worker is not None:
             self._hear_out(worker.connection)
         self._members.settle(worker_id, liveness)
-        self._forget_process_of(worker_id)
         if self._abroad is not None:
             self._abroad.tell_now()
             self._abroad.look()
@@ -570,71 +346,14 @@ class Node:
             if self._linger is not None:
                 self._linger()
 
-    # -- other requests --------------------------------------------------------------------------------------
-
-    def _create(self, connection: Connection, request: Message) -> None:
-        spec = TableSpec.from_message(request["spec"])
-        key = ("name", spec.name) if spec.name is not None else ("order", int(request["order"]))
-        self._members.creations.ask(connection, request, key, spec, self._members.mode)
-
-    def _share(self, connection: Connection, request: Message) -> None:
-        spec = MemorySpec.from_message(request["spec"])
-        self._members.creations.ask(connection, request, ("memory", spec.name), spec, "")
-
-    def _initialised(self, connection: Connection, request: Message) -> None:
-        self._members.creations.initialised(connection.attached_id)
-
-    def _close_table(self, connection: Connection, request: Message) -> None:
-        self._members.catalogue.close(int(request["number"]), connection.attached_id)
-
-    def _hello(self, connection: Connection, request: Message) -> None:
-        connection.reply(request, {})
-
-    def _challenge(self, connection: Connection, request: Message) -> None:
-        """A worker that cannot tell users apart asks whether this is its node."""
-        connection.nonces = (str(request["nonce"]), trust.new_secret())
-        connection.reply(request, {"nonce": connection.nonces[1], "proof": self._proof(connection, "node")})
-
-    def _prove(self, connection: Connection, request: Message) -> None:
-        if not trust.is_proof(request.get("proof"), self._proof(connection, "worker")):
-            raise StartupError("this process does not know the job's secret")
-        connection.proven = True
-        connection.reply(request, {"proven": True})
-
-    def _proof(self, connection: Connection, role: str) -> str:
-        if connection.nonces is None:
-            raise StartupError("ask for a challenge before proving")
-        assert self._listener is not None
-        pids = (connection.pid, messages.peer(self._listener)[0])  # of a listener it is who called listen()
-        secret = self._secret or trust.user_secret()
-        return trust.proof(secret, role, self.address, connection.nonces, pids)
-
-    def _cancel(self, connection: Connection, request: Message) -> None:
-        """The session gave up waiting for an answer."""
-        self._members.forget(connection)
-        if connection.worker_id is not None:
-            self._members.creations.cancel(connection, request.get("why"))
-
-    def _status(self, connection: Connection, request: Message) -> None:
-        connection.reply(request, {"status": self.status()})
-
-    def _look(self, connection: Connection, request: Message) -> None:
-        look(connection, request, self._members.catalogue, self._members.memory)
-
-
-def _spare() -> FileIO:
-    """Returns a descriptor that is kept for the moment when there is none left."""
-    return FileIO(os.devnull)
-
 
 def _after_fork_in_child() -> None:
     """A forked child that kept the sockets would let the job look alive after its node's death."""
     for node in list(_nodes):
-        for kept in (node._listener, *(connection.socket for connection in node._connections.values())):
-            if kept is not None:
-                kept.close()
-        for descriptor in node._processes:
-            os.close(descriptor)
+        node._entrance.close()
+        for connection in node._connections.values():
+            connection.socket.close()
+        node._deaths.close()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from multiverso import layout as at
+from multiverso.runtime.abroad import Abroad
+from multiverso.runtime.membership import Membership
 from multiverso.runtime.notes import MEMORY, read
-
-if TYPE_CHECKING:
-    from multiverso.runtime.catalogue import Catalogue
-    from multiverso.runtime.control import Control
 
 _LIVENESS = {at.ALIVE: "alive", at.LOST: "lost", at.GONE: "left"}
 
 
 def status_of(
-    address: str,
-    workers_num: int | None,
-    control: Control,
-    catalogue: Catalogue,
-    memory_bytes: int,
-    began: float,
-    remote: Mapping[int, Mapping[int, dict[str, float]]] | None = None,
-    links: list[dict[str, Any]] | None = None,
+    address: str, began: float, members: Membership, abroad: Abroad | None = None
 ) -> dict[str, Any]:
-    """Returns the job's workers, their waits, the tables with each worker's statistics, and the ways to other hosts."""
+    """Returns the job's workers, their waits, the tables with each worker's statistics, and the ways to other hosts.
+
+    Args:
+        address: of the node.
+        began: when it did (``time.monotonic()``).
+        members: who is in the job.
+        abroad: this host's part in a job on several.
+    """
+    control, catalogue = members.control, members.catalogue
+    remote = {} if abroad is None else dict(abroad.remote_statistics)
     graph = catalogue.wait_graph()
     now = time.monotonic_ns()
     notes = catalogue.memory(MEMORY)
@@ -60,19 +59,19 @@ def status_of(
             "updater": shard.spec.updater,
             "rounds": shard.committed,
             "workers": {i: shard.statistics(i) for i in sorted(graph.workers) if i < shard.workers}
-            | dict((remote or {}).get(table_id, {})),
+            | dict(remote.get(table_id, {})),
         }
         for table_id, shard in catalogue.shards.items()
     ]
     return {
         "address": address,
         "host": control.here or None,
-        "workers_num": workers_num,
+        "workers_num": members.workers_num,
         "up_seconds": time.monotonic() - began,
-        "memory_bytes": memory_bytes,
+        "memory_bytes": members.memory_bytes,
         "workers": workers,
         "tables": tables,
-        "links": links or [],
+        "links": [] if abroad is None else abroad.links(),
     }
 
 
