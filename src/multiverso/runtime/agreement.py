@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from multiverso import layout as at
 from multiverso.errors import MultiversoError
+from multiverso.runtime.replacing import is_behind
 from multiverso.runtime.session import Session
 
 _NOTE_BYTES = 1024
@@ -27,7 +28,7 @@ def tell_all(session: Session, note: str) -> dict[int, str]:
         WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: not everyone came; see ``barrier``.
         MultiversoError: the others have done so before this worker took a dead one's place. Nothing was changed.
     """
-    if session.is_behind:
+    if is_behind(session):
         raise MultiversoError(
             f"worker {session.worker_id} has taken the place of one that died, and the others have saved or loaded "
             "together before that: what it goes on from comes from mv.checkpoint (mv.incarnation() tells that it "

@@ -20,6 +20,7 @@ from multiverso.kernels import reduce
 from multiverso.memory.shared import SharedMemory
 from multiverso.memory.words import load64
 from multiverso.runtime.across_hosts import AcrossHosts
+from multiverso.runtime.refusals import refuse_across_hosts
 from multiverso.runtime.session import Session
 from multiverso.spec import DTYPES
 
@@ -118,7 +119,9 @@ class Reducer:
         self._across: AcrossHosts | None = None
         if session.hosts:
             if size != session.workers_num:
-                session.refuse_across_hosts("all_reduce by some of the workers", "reduce with all of them")
+                refuse_across_hosts(
+                    session.hosts, "all_reduce by some of the workers", "reduce with all of them"
+                )
             self._across = AcrossHosts(session)
             if (
                 session.incarnation or not self._across.is_new

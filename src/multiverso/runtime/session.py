@@ -6,25 +6,21 @@ refuses to be used. Its public methods may be called from any thread.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, Self
 
-import numpy as np
-
 from multiverso import layout as at
 from multiverso.consistency_modes import chosen_mode
 from multiverso.deadline import SLICE_SECONDS, Deadline, checked_seconds
-from multiverso.errors import ClosedError, MultiversoError, NodeLostError, WaitTimeoutError
+from multiverso.errors import ClosedError, NodeLostError
 from multiverso.hosts.exchange import Exchange
 from multiverso.kernels import waits
 from multiverso.memory.shared import SharedMemory
+from multiverso.runtime.attaching import ask_for_place, withdraw
 from multiverso.runtime.barrier import Barrier
 from multiverso.runtime.control import Control
 from multiverso.runtime.holdings import Holdings
@@ -33,6 +29,7 @@ from multiverso.runtime.node_client import NodeClient
 from multiverso.runtime.node_link import NodeLink
 from multiverso.runtime.opened import note_opened, note_over
 from multiverso.runtime.patience import Patience
+from multiverso.runtime.refusals import refuse_across_hosts
 from multiverso.runtime.wait_graph import WaitGraph, read_wait_graph
 from multiverso.shards.shard import Shard
 from multiverso.spec import MemorySpec, TableSpec, checked_count
@@ -41,8 +38,6 @@ from multiverso.wire import messages
 START_SECONDS = 120.0
 WAIT_SECONDS = 1800.0  # a master may validate for long
 _MOST_WAIT = 30.0
-_WITHDRAW_SECONDS = 1.0
-_LATER_SECONDS = 0.02
 
 
 class Handler(Protocol):
@@ -97,7 +92,7 @@ class Session:
     ) -> None:
         self.address = address
         self.consistency, self.staleness = chosen_mode(sync, staleness)
-        self._exchange = exchange or Exchange()
+        self.exchange = exchange or Exchange()
         self.timeout_seconds = WAIT_SECONDS if timeout_seconds is None else checked_seconds(timeout_seconds)
         self.start_timeout_seconds = START_SECONDS if start_timeout_seconds is None else start_timeout_seconds
         # how many processes had this worker's number before, and died: 0 but where those are replaced
@@ -131,42 +126,29 @@ class Session:
             self.closed = "the session has never begun: an exception came while it was starting"
             self._on_close = None  # its owner gets the exception
             try:
-                self._withdraw()
+                if self._attaching and withdraw(self._link):
+                    self._takes_part = False
             finally:
                 self._finish_end()
             raise
 
     def _attach(self, wish: int | None, number: int | None, on_lost: str | None, deadline: Deadline) -> None:
         self._attaching = True
-        request: messages.Message = {
-            "do": "attach",
-            "protocol": messages.PROTOCOL,
+        wishes: messages.Message = {
             "worker_id": wish,
             "workers_num": number,
             "consistency": {"mode": self.consistency.name, "staleness": self.staleness},
             "on_lost": on_lost,
-            "exchange": self._exchange.as_message(),
+            "exchange": self.exchange.as_message(),
         }
-        place = "a place in the job"
-        answer, descriptors = self._link.ask(request, deadline.at, place)
-        while answer.get("later"):  # the death of the one before has not had all its effects yet
-            if deadline.passed:
-                raise WaitTimeoutError(
-                    f"the node had no place for this worker within {deadline}: the process that had it before is dead, "
-                    "and what it has left in the job is not settled yet, or its host is still taking in the tables"
-                )
-            time.sleep(_LATER_SECONDS)
-            answer, descriptors = self._link.ask(request, deadline.at, place)
+        place, descriptors = ask_for_place(self._link, wishes, deadline)
         self._holdings.begin(descriptors)
-        places = tuple(map(str, answer.get("places") or ()))
-        self.control = Control(
-            self._holdings.map(0, int(answer["control"])), places, str(answer.get("here") or "")
-        )
-        self.worker_id: int = answer["worker_id"]
-        self._fixed_num: int | None = answer["workers_num"]
+        self.control = Control(self._holdings.map(0, place.control_bytes), place.places, place.here)
+        self.worker_id = place.worker_id
+        self._fixed_num = place.workers_num
         self._attached = True
-        self.incarnation = int(answer["incarnation"])
-        self.job = str(answer.get("job") or self.address)
+        self.incarnation = place.incarnation
+        self.job = place.job or self.address
         # A worker of a job that workers join at will can simply leave. In one where all start together, leaving before
         # the start would let the others begin without this worker: it is lost instead, or withdraws.
         self._takes_part = self._fixed_num is None
@@ -176,15 +158,6 @@ class Session:
         self._barrier.passed = self.control.worker(self.worker_id).barrier
         self._link.ask({"do": "ready"}, deadline.at, "the other workers to start")
         self._takes_part = True
-
-    def _withdraw(self) -> None:
-        """Says that this worker is not lost: its process lives, and may call `init` again."""
-        if self._attaching:
-            with contextlib.suppress(MultiversoError, OSError, ValueError):  # then it has left, or is lost
-                self._link.ask(
-                    {"do": "withdraw"}, time.monotonic() + _WITHDRAW_SECONDS, "leave to come again"
-                )
-                self._takes_part = False
 
     # -- the job ---------------------------------------------------------------------------------------------
 
@@ -201,38 +174,6 @@ class Session:
     def hosts(self) -> tuple[str, ...]:
         """The names of the hosts of a job on several, in their order; nothing for a job on one."""
         return tuple(dict.fromkeys(self.control.places))
-
-    def refuse_across_hosts(self, what: str, instead: str) -> None:
-        """Before something that works among the workers of one host only.
-
-        Args:
-            what: what it is.
-            instead: what to do, as half a sentence.
-
-        Raises:
-            MultiversoError: the job is on several hosts. Nothing was changed.
-        """
-        if self.control.places:
-            raise MultiversoError(
-                f"{what} works on one host only yet, and this job is on {len(self.hosts)} ({', '.join(self.hosts)}): "
-                f"{instead}"
-            )
-
-    def refuse_under_rule(self, what: str, dtype: np.dtype[Any]) -> None:
-        """Before something that replaces values, of which a rule between hosts would make a part of the change.
-
-        Args:
-            what: what it is.
-            dtype: the table's.
-
-        Raises:
-            MultiversoError: the job is on several hosts, with such a rule. Nothing was changed.
-        """
-        if self.control.places and self._exchange.rule_of(dtype) != "sum":
-            raise MultiversoError(
-                f"{what} cannot replace values that hosts share by between={self._exchange.between!r}: give them as "
-                "init_value=, or use between='sum'"
-            )
 
     def barrier(self, timeout_seconds: float | None = None) -> None:
         """Waits until every live worker has reached this barrier. Flushes this worker's pending operations first.
@@ -251,18 +192,6 @@ class Session:
         """The number of the last barrier that this worker has passed, which is the same in all that have."""
         return self._barrier.passed
 
-    def leaves_values(self, what: str) -> bool:
-        """Returns whether a load is to change nothing, and says so.
-
-        A dead worker's program begins again here: what it loads at its start the others have trained on since.
-        """
-        if self.incarnation:
-            sys.stderr.write(
-                f"multiverso: worker {self.worker_id} has taken the place of one that died: {what} keeps the values of "
-                "now, and is not loaded\n"
-            )
-        return self.incarnation > 0
-
     def count_barriers(self, number: int) -> None:
         """Counts this worker as past so many barriers, where it goes on from a place behind them.
 
@@ -272,12 +201,6 @@ class Session:
             self.node.arrive(number)
             self.control.reach(self.worker_id, number)
             self._barrier.passed = number
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether the others have passed this worker's next barrier: it has taken the place of one that died."""
-        others = (self.control.worker(i) for i in self.live_workers() if i != self.worker_id)
-        return self.incarnation > 0 and any(other.barrier > self.barriers + 1 for other in others)
 
     def flush(self, timeout_seconds: float | None = None) -> None:
         """Waits until this worker's pending asynchronous operations on all tables are done.
@@ -368,7 +291,9 @@ class Session:
         """
         self.check_may_wait()
         if not on_this_host:
-            self.refuse_across_hosts("memory that workers share directly", "start all of them on one host")
+            refuse_across_hosts(
+                self.hosts, "memory that workers share directly", "start all of them on one host"
+            )
         spec = MemorySpec(name, checked_count(nbytes, "nbytes"), bool(sparse))
         deadline = self.start_deadline(timeout_seconds)
         with self._lock:

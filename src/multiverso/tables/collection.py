@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from multiverso import files
 from multiverso.errors import SnapshotError, WaitTimeoutError
+from multiverso.runtime.replacing import leaves_values
 
 if TYPE_CHECKING:
     from multiverso.runtime.session import Session
@@ -128,7 +129,7 @@ def load_all(session: Session, directory: str | os.PathLike[str]) -> None:
                 "changed. Save with manager.save(directory) and load with manager.load(directory), in every worker"
             )
     read = _read_all(place, tables)
-    if session.leaves_values("what is shared"):
+    if leaves_values(session, "what is shared"):
         return
     for table in session.handlers():
         table._check_others(*read[_key_of(table)])  # of all, before the first is changed

@@ -10,6 +10,8 @@ import numpy as np
 from multiverso import layout as at
 from multiverso.errors import MultiversoError
 from multiverso.memory import words
+from multiverso.runtime.refusals import refuse_under_rule
+from multiverso.runtime.replacing import leaves_values
 from multiverso.runtime.watching import await_version
 from multiverso.tables import loading, saving
 from multiverso.tables.convert import Array, Out
@@ -80,7 +82,7 @@ class Contents(HeldTable):
             MultiversoError: a rule between hosts would make something else of them; nothing was changed.
         """
         self._ready(None)
-        self._session.refuse_under_rule("set", self._dtype)
+        refuse_under_rule(self._session.hosts, self._session.exchange, "set", self._dtype)
         new = self._delta(values, "values")
         self._operations.settle(None)
         self._how.put(new)
@@ -137,7 +139,7 @@ class Contents(HeldTable):
         """
         self._ready(None)
         saved = self._read(path)
-        if self._session.leaves_values(self._name):
+        if leaves_values(self._session, self._name):
             return
         self._check_others(*saved)
         self._replace(*saved)
@@ -154,7 +156,7 @@ class Contents(HeldTable):
     def _replace(self, values: Array, states: list[Array]) -> None:
         """Overwrites values and updater state (flat, of the table's dtype and size)."""
         self._ready(None)
-        self._session.refuse_under_rule("load", self._dtype)
+        refuse_under_rule(self._session.hosts, self._session.exchange, "load", self._dtype)
         self._operations.settle(None)
         if self._writes():
             self._how.put(values)

@@ -18,6 +18,8 @@ from multiverso.kernels.compiling import compile_update
 from multiverso.kernels.keyed_passes import GONE, KEY
 from multiverso.keyed_layout import NO_ROW
 from multiverso.runtime.current import current
+from multiverso.runtime.refusals import refuse_across_hosts
+from multiverso.runtime.replacing import leaves_values
 from multiverso.runtime.session import Session
 from multiverso.spec import check_name, checked_count, checked_dtype
 from multiverso.tables import keyed_export, keyed_saving, keyed_snapshots
@@ -106,7 +108,8 @@ class KeyedTable(Steered):
                 f"keyed tables are asynchronous, and this session is {self._session.consistency.name}: "
                 "call init() without sync= and staleness=, or use a MatrixTableHandler"
             )
-        self._session.refuse_across_hosts(
+        refuse_across_hosts(
+            self._session.hosts,
             "a KeyedTable",
             "use a MatrixTableHandler, whose rows have numbers, or start all workers on one host",
         )
@@ -415,7 +418,7 @@ class KeyedTable(Steered):
         """
         self._session.check()
         content = self._read(path)
-        if not self._session.leaves_values(f"the table {self.name!r}"):
+        if not leaves_values(self._session, f"the table {self.name!r}"):
             self._replace(*content)
 
     def _content(self, since: int) -> Content:
