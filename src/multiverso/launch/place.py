@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster
 from multiverso.hosts.transport import Listener
-from multiverso.runtime.abroad import Carrier, means
+from multiverso.runtime.carrier import Carrier, means
 
 FROM_INPUT = "-"  # what the variable of the roster says where that comes by standard input, see `_ssh`
 JOB_VARIABLE = "MULTIVERSO_JOB"  # its value is one job's: how all of its processes are found

@@ -16,7 +16,7 @@ from multiverso.hosts.addresses import ANY
 from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.roster import Roster
 from multiverso.ray.metrics import Publisher
-from multiverso.runtime.abroad import means
+from multiverso.runtime.carrier import means
 from multiverso.runtime.node import Node
 from multiverso.runtime.rendezvous import complete, distinct
 from multiverso.runtime.trust import SECRET_VARIABLE, new_secret

@@ -69,7 +69,7 @@ class Membership:
         self._abroad = abroad
         if abroad is not None and replaces:
             ended = self._ended  # and not this: a cycle would keep the memory until the next collection
-            abroad.comes_again = lambda worker_id: worker_id not in ended
+            abroad.barriers.comes_again = lambda worker_id: worker_id not in ended
         self._lives = 0
         self._waiting_ready: list[tuple[Connection, Message]] = []
         self._waiting_attach: list[tuple[Connection, Message]] = []
@@ -105,7 +105,9 @@ class Membership:
         if self._abroad is None:
             self.creations = Creations(self.catalogue, self.control, self.workers_num is not None)
         else:
-            self.creations = HostCreations(self.catalogue, self.control, self._abroad.roster, self._abroad)
+            self.creations = HostCreations(
+                self.catalogue, self.control, self._abroad.roster, self._abroad.tables
+            )
             self.control.span_hosts()
             catalogue = self.catalogue
             self._abroad.begin(self.control, lambda: catalogue.shards, catalogue.whole_memory)
@@ -221,7 +223,7 @@ class Membership:
             self._options = options
             self.control.continue_without_lost(options["on_lost"] == "continue")
             if self._abroad is not None:
-                self._abroad.exchange = Exchange.from_message(options["exchange"])
+                self._abroad.tables.exchange = Exchange.from_message(options["exchange"])
                 self._abroad.report({"do": "options", "options": options})
         elif options != self._options:
             raise _differ(options, self._options)
@@ -238,7 +240,7 @@ class Membership:
             self._incarnations[worker_id] = self._incarnations.get(worker_id, 0) + 1
             self._ended.discard(worker_id)
             if self._abroad is not None:
-                self._abroad.replaced(worker_id)
+                self._abroad.barriers.replaced(worker_id)
         if worker_id in self.attached:
             self.control.admit_again(worker_id, connection.pid)
         else:
@@ -362,7 +364,7 @@ class Membership:
         self._generation = abroad.roster.generation
 
         def enter() -> None:
-            abroad.show_clocks(order["clocks"])
+            abroad.tables.show_progress(order["clocks"])
             self._is_entering = False
 
         self.creations.take_over(order["tables"], int(order["ordered"]), enter)

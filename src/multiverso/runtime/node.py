@@ -22,7 +22,8 @@ from multiverso.errors import StartupError
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport import Listener
 from multiverso.node_log import log
-from multiverso.runtime.abroad import Abroad, Carrier
+from multiverso.runtime.abroad import Abroad
+from multiverso.runtime.carrier import Carrier
 from multiverso.runtime.connection import Connection
 from multiverso.runtime.deaths import Deaths
 from multiverso.runtime.entrance import Entrance
@@ -317,7 +318,7 @@ class Node:
             if how == "absent":
                 self._members.absent(worker_id)
                 if self._abroad is not None:
-                    self._abroad.look()
+                    self._abroad.barriers.look()
             elif worker is not None and worker.connection.life == life:
                 self._settle(worker_id, at.GONE if how == "left" else at.LOST)
 
@@ -334,8 +335,8 @@ class Node:
             self._hear_out(worker.connection)
         self._members.settle(worker_id, liveness)
         if self._abroad is not None:
-            self._abroad.tell_now()
-            self._abroad.look()
+            self._abroad.teller.tell_now()
+            self._abroad.barriers.look()
         self._notice_end()
 
     def _notice_end(self) -> None:

@@ -14,7 +14,7 @@ from multiverso.deadline import Deadline
 from multiverso.errors import StartupError
 from multiverso.hosts.channel import RefusedError
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster
-from multiverso.runtime.abroad import means
+from multiverso.runtime.carrier import means
 from multiverso.runtime.node import Node
 from multiverso.runtime.trust import SECRET_VARIABLE
 from multiverso.wire import messages

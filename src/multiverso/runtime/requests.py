@@ -125,7 +125,7 @@ class Requests:
 
     def _arrived(self, connection: Connection, request: Message) -> None:
         if self._abroad is not None:
-            self._abroad.arrived(connection.attached_id, int(request["barrier"]))
+            self._abroad.barriers.arrived(connection.attached_id, int(request["barrier"]))
 
     def _gather(self, connection: Connection, request: Message) -> None:
         if self._abroad is not None:

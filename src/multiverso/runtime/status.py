@@ -26,7 +26,7 @@ def status_of(
         abroad: this host's part in a job on several.
     """
     control, catalogue = members.control, members.catalogue
-    remote = {} if abroad is None else dict(abroad.remote_statistics)
+    remote = {} if abroad is None else dict(abroad.tables.remote_statistics)
     graph = catalogue.wait_graph()
     now = time.monotonic_ns()
     notes = catalogue.memory(MEMORY)

@@ -109,7 +109,7 @@ class Hosts:
         )
         if len(names) == 1:
             return _Met(roster, None)
-        from multiverso.runtime.abroad import means
+        from multiverso.runtime.carrier import means
 
         return _Met(roster, means(roster, None if listening is None else listening.detach()))
 
