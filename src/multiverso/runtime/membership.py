@@ -5,24 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from multiverso import layout as at
-from multiverso.consistency_modes import MODES
 from multiverso.errors import MultiversoError, StartupError
 from multiverso.hosts.exchange import Exchange
-from multiverso.memory import mutex
-from multiverso.memory.heap import Heap
-from multiverso.memory.segment import Segment
 from multiverso.runtime.abroad import Abroad
 from multiverso.runtime.catalogue import Catalogue
 from multiverso.runtime.connection import Connection
 from multiverso.runtime.control import Control
 from multiverso.runtime.creation import Creations
 from multiverso.runtime.deaths import Deaths
+from multiverso.runtime.generation import Generation
 from multiverso.runtime.host_creation import HostCreations
 from multiverso.runtime.numbers import Attached, Numbers
+from multiverso.runtime.options import check_exchange, differ
 from multiverso.wire import messages
 from multiverso.wire.messages import Message
-
-_ELASTIC_CAPACITY = at.MAX_WORKERS
 
 
 class Membership:
@@ -39,9 +35,6 @@ class Membership:
         replaces: whether, where the others go on, a new process may take the place of a worker that died.
 
     Attributes:
-        control: the control segment of this generation.
-        catalogue: its tables.
-        creations: those in the making.
         attached: the workers that are there, by number.
         had_workers: whether one has come in this generation.
     """
@@ -58,11 +51,10 @@ class Membership:
         self._replaces = replaces
         # whether this host takes a lost one's place, and has not got what there is yet
         self._is_entering = abroad is not None and abroad.roster.generation > 0
-        self._generation = 0  # how often this host was lost after it had begun
+        self._host_generation = 0  # how often this host was lost after it had begun
         self._incarnations: dict[int, int] = {}  # how often a number has got a new process
         self.attached: dict[int, Attached] = {}
         self.had_workers = False
-        self._held = False
         self._on_lost = on_lost
         self._deaths = deaths
         self._ended: set[int] = set()  # workers that will not come again, in any generation
@@ -78,19 +70,7 @@ class Membership:
 
     def _begin(self) -> None:
         """A new generation: fresh control segment, no tables."""
-        capacity = self.workers_num or _ELASTIC_CAPACITY
-        heap = Heap("job")
-        try:
-            self._control_bytes = at.control_bytes(capacity)
-            offset = heap.reserve(self._control_bytes, "a job's control segment")
-            self.control = Control(Segment(heap.descriptor, offset, self._control_bytes), *self._places())
-        except BaseException:
-            heap.close()
-            raise
-        self._heap = heap
-        self.control.initialise(capacity)
-        self.control.continue_without_lost(self._on_lost == "continue")
-        self.catalogue = Catalogue(self.control, heap)
+        self._generation = Generation(self.workers_num, self._on_lost == "continue", self._abroad)
         self._numbers = Numbers(
             self.control,
             self.catalogue,
@@ -102,21 +82,21 @@ class Membership:
         self._incarnations.clear()
         self._options: Message | None = None
         self._refused: StartupError | None = None  # why this host's workers cannot take part
-        if self._abroad is None:
-            self.creations = Creations(self.catalogue, self.control, self.workers_num is not None)
-        else:
-            self.creations = HostCreations(
-                self.catalogue, self.control, self._abroad.roster, self._abroad.tables
-            )
-            self.control.span_hosts()
-            catalogue = self.catalogue
-            self._abroad.begin(self.control, lambda: catalogue.shards, catalogue.whole_memory)
 
-    def _places(self) -> tuple[tuple[str, ...], str]:
-        if self._abroad is None:
-            return (), ""
-        roster = self._abroad.roster
-        return roster.places(), roster.names[roster.host]
+    @property
+    def control(self) -> Control:
+        """The control segment of this generation."""
+        return self._generation.control
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """Its tables."""
+        return self._generation.catalogue
+
+    @property
+    def creations(self) -> Creations:
+        """Those in the making."""
+        return self._generation.creations
 
     @property
     def local(self) -> Sequence[int]:
@@ -125,27 +105,22 @@ class Membership:
 
     def hold(self) -> None:
         """Takes the mutex that says that the node lives: its thread's end is the node's death."""
-        mutex.lock(self.control.address + at.NODE_LIFE, 1.0)
-        self._held = True
+        self._generation.hold()
 
     def _restart(self) -> None:
         """All workers have gone and come again (`init` after `shutdown`): nothing of the last job is left."""
-        self.catalogue.end_reading()
-        old, heap = self.control, self._heap
+        old = self._generation
+        old.catalogue.end_reading()
         self._begin()
-        heap.close()
         self.had_workers = False
         self.hold()
-        mutex.unlock(old.address + at.NODE_LIFE)
+        old.close()
         for worker_id in self._ended:
             self._mark_absent(worker_id)
 
     def end(self) -> None:
         """Frees the memory and tells everybody who still waits in it that the node is gone."""
-        self._heap.close()
-        if self._held:
-            mutex.unlock(self.control.address + at.NODE_LIFE)
-            self._held = False
+        self._generation.close()
         self.control.notify()
         self.attached.clear()
         self.catalogue.unused = None
@@ -158,12 +133,12 @@ class Membership:
     @property
     def memory(self) -> int:
         """The descriptor of the job's memory."""
-        return self._heap.descriptor
+        return self._generation.heap.descriptor
 
     @property
     def memory_bytes(self) -> int:
         """Shared memory in use."""
-        return self._heap.used
+        return self._generation.heap.used
 
     @property
     def mode(self) -> str:
@@ -191,7 +166,7 @@ class Membership:
             )
         if self._abroad is not None:
             exchange = Exchange.from_message(request.get("exchange"))
-            _check_exchange(options, exchange)
+            check_exchange(options, exchange)
             options["exchange"] = exchange.as_message()
         if self._numbers.is_late(wish) or self._is_entering:
             connection.reply(request, {"later": True})
@@ -226,7 +201,7 @@ class Membership:
                 self._abroad.tables.exchange = Exchange.from_message(options["exchange"])
                 self._abroad.report({"do": "options", "options": options})
         elif options != self._options:
-            raise _differ(options, self._options)
+            raise differ(options, self._options)
         self._admit(connection, request, worker_id)
 
     def _is_new_generation(self, wish: int | None) -> bool:
@@ -253,13 +228,13 @@ class Membership:
         body: Message = {
             "worker_id": worker_id,
             "workers_num": self.workers_num,
-            "control": self._control_bytes,
+            "control": self._generation.control_bytes,
             "incarnation": self._incarnations.get(worker_id, 0),
         }
         if self._abroad is not None:
-            body["incarnation"] += self._generation
+            body["incarnation"] += self._host_generation
             body |= {"places": self.control.places, "here": self.control.here, "job": self._abroad.roster.job}
-        connection.reply(request, body, (self._heap.descriptor,))
+        connection.reply(request, body, (self._generation.heap.descriptor,))
 
     def _replaces_lost(self, worker_id: int) -> bool:
         return self.workers_num is not None and self.control.liveness(worker_id) == at.LOST
@@ -349,7 +324,7 @@ class Membership:
         """The first worker of another host has called init with other arguments."""
         asked, self._options = self._options, options
         assert asked is not None
-        self._refused = _differ(asked, options)
+        self._refused = differ(asked, options)
         for connection, request in self._waiting_ready:
             connection.refuse(request, self._refused)
         self._waiting_ready.clear()
@@ -361,7 +336,7 @@ class Membership:
         abroad = self._abroad
         self.control.continue_without_lost(True)
         abroad.welcome(order)
-        self._generation = abroad.roster.generation
+        self._host_generation = abroad.roster.generation
 
         def enter() -> None:
             abroad.tables.show_progress(order["clocks"])
@@ -427,25 +402,3 @@ class Membership:
                     self.attach(connection, request)
                 except MultiversoError as error:
                     connection.refuse(request, error)
-
-
-def _words(options: Message) -> str:
-    consistency = options["consistency"]
-    bound = f" (staleness={consistency['staleness']})" if MODES[consistency["mode"]].has_clocks else ""
-    between = f", {Exchange.from_message(options['exchange'])}" if "exchange" in options else ""
-    return f"{consistency['mode']}{bound} with on_lost={options['on_lost']!r}{between}"
-
-
-def _differ(options: Message, others: Message) -> StartupError:
-    return StartupError(
-        f"this worker asks for {_words(options)}, the others for {_words(others)}: "
-        "call init with the same arguments everywhere"
-    )
-
-
-def _check_exchange(options: Message, exchange: Exchange) -> None:
-    if MODES[options["consistency"]["mode"]].in_rounds and exchange != Exchange():
-        raise StartupError(
-            f"with sync=True every round exchanges all that was added, as it is, and init has {exchange} beside it: "
-            "leave wire=, every= and between= (or MULTIVERSO_WIRE, _EVERY and _BETWEEN) out"
-        )

@@ -1,0 +1,36 @@
+"""The options of a job that its workers give to ``init``: the same in all of them."""
+
+from __future__ import annotations
+
+from multiverso.consistency_modes import MODES
+from multiverso.errors import StartupError
+from multiverso.hosts.exchange import Exchange
+from multiverso.wire.messages import Message
+
+
+def _words(options: Message) -> str:
+    consistency = options["consistency"]
+    bound = f" (staleness={consistency['staleness']})" if MODES[consistency["mode"]].has_clocks else ""
+    between = f", {Exchange.from_message(options['exchange'])}" if "exchange" in options else ""
+    return f"{consistency['mode']}{bound} with on_lost={options['on_lost']!r}{between}"
+
+
+def differ(options: Message, others: Message) -> StartupError:
+    """Returns the error for a worker that asks for other options than the workers before it."""
+    return StartupError(
+        f"this worker asks for {_words(options)}, the others for {_words(others)}: "
+        "call init with the same arguments everywhere"
+    )
+
+
+def check_exchange(options: Message, exchange: Exchange) -> None:
+    """Refuses ways for tables to travel that the consistency has no use for.
+
+    Raises:
+        StartupError: a synchronous job is to have one.
+    """
+    if MODES[options["consistency"]["mode"]].in_rounds and exchange != Exchange():
+        raise StartupError(
+            f"with sync=True every round exchanges all that was added, as it is, and init has {exchange} beside it: "
+            "leave wire=, every= and between= (or MULTIVERSO_WIRE, _EVERY and _BETWEEN) out"
+        )
