@@ -10,7 +10,8 @@ import pytest
 from multiverso import layout as at
 from multiverso.errors import StartupError
 from multiverso.hosts.conversation import NONSENSE
-from multiverso.hosts.coordinator import Coordinator, Message, lines_of
+from multiverso.hosts.coordinator import Coordinator
+from multiverso.hosts.known_hosts import Message, lines_of
 from multiverso.hosts.roster import Roster, spread
 from multiverso.spec import TableSpec
 
@@ -371,4 +372,4 @@ def test_a_host_gathers_what_the_others_have_not_sent_and_waits_for_no_lost_one(
     coordinator.receive(0, {"do": "gather", "number": 9})
     coordinator.receive(1, {"do": "brought", "host": 0, "number": 9})
     coordinator.receive(0, {"do": "gone"})  # it has nothing to bring any more, and nobody there waits
-    assert coordinator._gatherings == {}
+    assert coordinator._barriers._gatherings == {}

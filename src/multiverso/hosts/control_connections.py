@@ -19,9 +19,10 @@ from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, StartupError
 from multiverso.hosts.channel import Channel
 from multiverso.hosts.conversation import NONSENSE, Timeouts
-from multiverso.hosts.coordinator import Coordinator, Message, lines_of
+from multiverso.hosts.coordinator import Coordinator
 from multiverso.hosts.credentials import Credentials
 from multiverso.hosts.door import Door
+from multiverso.hosts.known_hosts import Message, lines_of
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.talking import Talk
 from multiverso.hosts.transport import (

@@ -16,8 +16,9 @@ from typing import Any
 
 from multiverso import layout as at
 from multiverso.hosts.conversation import Conversation, Message, Timeouts
-from multiverso.hosts.coordinator import STEPS, Coordinator
+from multiverso.hosts.coordinator import Coordinator
 from multiverso.hosts.roster import Roster
+from multiverso.hosts.table_steps import STEPS
 from multiverso.spec import TableSpec
 
 TICK = 0.1

@@ -1,0 +1,75 @@
+"""What the coordinator knows of each host, and the words that it shares with its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from multiverso import layout as at
+
+Message = dict[str, Any]
+Order = tuple[int, Message]
+"""A host's number, and what it is told."""
+
+ID, PID, FATE, STATE, BARRIER, CREATED = range(6)
+"""Where a worker's line has what: the first columns; the others are for the mirror only (`runtime.mirror`)."""
+
+
+@dataclass
+class KnownHost:
+    """What is known of one host.
+
+    Attributes:
+        address: where its copies are reached, once its node has begun.
+        options: the arguments that its first worker gave to init.
+        workers: their lines, by number.
+        settled: the last barrier that all of them have reached.
+        gone: whether all of them have left, and what they added is at the homes.
+        lost: whether nobody waits for it any more.
+    """
+
+    address: list[Any] | None = None
+    options: Message | None = None
+    workers: dict[int, list[int]] = field(default_factory=dict)
+    settled: int = 0
+    gone: bool = False
+    lost: bool = False
+
+    @property
+    def live(self) -> list[int]:
+        """Its workers that live and have not left."""
+        return [w[ID] for w in self.workers.values() if w[FATE] == at.ALIVE and w[STATE] == at.ACTIVE]
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it has one."""
+        return bool(self.live)
+
+
+class KnownHosts(list[KnownHost]):
+    """All hosts of a job, by number."""
+
+    def left(self) -> list[int]:
+        """Returns those that are not lost."""
+        return [host for host, known in enumerate(self) if not known.lost]
+
+    def there(self) -> list[int]:
+        """Returns those whose workers have not all gone, and that are not lost."""
+        return [host for host, known in enumerate(self) if not (known.lost or known.gone)]
+
+    def to_all(self, order: Message, but: int | None = None) -> list[Order]:
+        """Returns an order to each host that is not lost, one left out."""
+        return [(host, order) for host in self.left() if host != but]
+
+
+def lines_of(workers: Iterable[list[int]]) -> list[list[int]]:
+    """Returns workers' lines, checked: of integers, as long as they have to be.
+
+    Raises:
+        ValueError: they are no such lines.
+    """
+    lines = [list(line) for line in workers]
+    if any(len(line) <= CREATED or any(type(word) is not int for word in line) for line in lines):
+        raise ValueError("a worker's line is a list of integers")
+    return lines
