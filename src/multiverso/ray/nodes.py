@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -23,6 +24,7 @@ from multiverso.runtime.trust import SECRET_VARIABLE, new_secret
 
 START_SECONDS = 120.0
 _CLOSE_SECONDS = 10.0
+_LOOK_SECONDS = 0.02
 _ASKED_AT_ONCE = 4
 
 
@@ -31,16 +33,16 @@ class Host:
     """One host of a job.
 
     Attributes:
-        node_id: Ray's name for it.
         name: what errors call it.
         address: where the others reach it.
         workers: the numbers of its workers.
+        place: what tells Ray to run something there, or on a host that comes in its place.
     """
 
-    node_id: str
     name: str
     address: str
     workers: tuple[int, ...]
+    place: Any
 
 
 def hosts_of(node_ids: Sequence[str]) -> list[Host]:
@@ -49,14 +51,24 @@ def hosts_of(node_ids: Sequence[str]) -> list[Host]:
     Args:
         node_ids: for each worker, Ray's name of the host that it is on.
     """
-    known = {node["NodeID"]: node for node in ray.nodes()}
     workers: dict[str, list[int]] = {}
     for worker_id, node_id in enumerate(node_ids):
         workers.setdefault(node_id, []).append(worker_id)
-    names = distinct([str(known[node_id]["NodeManagerHostname"]) for node_id in workers])
+    return hosts_at([(node_id, tuple(numbers)) for node_id, numbers in workers.items()])
+
+
+def hosts_at(places: Sequence[tuple[str, tuple[int, ...]]]) -> list[Host]:
+    """Returns hosts by Ray's names of them and the numbers of their workers."""
+    known = {node["NodeID"]: node for node in ray.nodes()}
+    names = distinct([str(known[node_id]["NodeManagerHostname"]) for node_id, _ in places])
     return [
-        Host(node_id, name, str(known[node_id]["NodeManagerAddress"]), tuple(numbers))
-        for name, (node_id, numbers) in zip(names, workers.items(), strict=True)
+        Host(
+            name,
+            str(known[node_id]["NodeManagerAddress"]),
+            workers,
+            NodeAffinitySchedulingStrategy(node_id, soft=False),
+        )
+        for name, (node_id, workers) in zip(names, places, strict=True)
     ]
 
 
@@ -80,17 +92,37 @@ class HostNode:
     def begin(
         self, workers: int, on_lost: str, secret: str, roster: str | None, replaces: bool = False
     ) -> str:
-        """Begins the node; returns its socket's name."""
+        """Begins the node; returns its socket's name.
+
+        Where it takes a lost one's place: once it has been taken in, and knows the job's workers.
+
+        Raises:
+            StartupError: the job does not take it in.
+        """
         descriptor = None if self._listening is None else self._listening.detach()
-        abroad = None if roster is None else means(Roster.from_text(roster), descriptor)
-        self._node = Node(workers, on_lost=on_lost, secret=secret, abroad=abroad, replaces=replaces)
-        self._publisher = Publisher(self._name, self._node.status)
-        return str(self._node.address)
+        found = None if roster is None else _here(Roster.from_text(roster))
+        abroad = None if found is None else means(found, descriptor)
+        node = Node(workers, on_lost=on_lost, secret=secret, abroad=abroad, replaces=replaces)
+        self._node = node
+        if found is not None and found.generation > 0:
+            while all(worker["state"] == "free" for worker in node.status()["workers"]):
+                if node.has_ended:
+                    raise StartupError("the job does not take it in again; its node has said why")
+                time.sleep(_LOOK_SECONDS)
+        self._publisher = Publisher(self._name, node.status)
+        return str(node.address)
 
     def status(self) -> dict[str, Any]:
-        """What ``multiverso top`` shows, and who is lost."""
+        """What ``multiverso top`` shows, and which workers and hosts are lost."""
         assert self._node is not None
-        return {**self._node.status(), "lost": self._node.lost_workers()}
+        status = self._node.status()
+        lost_hosts = [link["host"] for link in status["links"] if link["state"] == "lost"]
+        return {**status, "lost": self._node.lost_workers(), "lost_hosts": lost_hosts}
+
+    def may_be_replaced(self, worker_id: int) -> bool | None:
+        """Whether a worker whose process has failed has left something to do; None where the node has ended."""
+        assert self._node is not None
+        return None if self._node.has_ended else self._node.may_be_replaced(worker_id)
 
     def absent(self, worker_id: int) -> None:
         """A worker's process has ended."""
@@ -115,7 +147,11 @@ class Nodes:
         on_lost: what `init` is to do when a worker is lost, unless it is told otherwise.
         encrypted: whether hosts encrypt what they send each other.
         replaces: whether, where the others go on, a new process may take the place of a worker that died.
+        grace: seconds without a word of a host until it counts as lost.
         seconds: how long a node may take to begin.
+
+    Attributes:
+        hosts: the job's hosts.
 
     Raises:
         StartupError: one cannot begin.
@@ -128,53 +164,74 @@ class Nodes:
         on_lost: str,
         encrypted: bool = True,
         replaces: bool = False,
+        grace: float = 30.0,
         seconds: float = START_SECONDS,
     ) -> None:
+        self._grace = grace
+        self.hosts = tuple(hosts)
         self._replaces = replaces
-        self._hosts = hosts
         self._on_lost = on_lost
         self._secret = new_secret()
         self._workers_num = sum(len(host.workers) for host in hosts)
+        self._roster: Roster | None = None
+        self._generations = [0] * len(hosts)
+        self._coming: set[int] = set()
         self._actors: list[Any] = []
-        actor = ray.remote(HostNode)
         try:
             for host in hosts:
-                place = NodeAffinitySchedulingStrategy(host.node_id, soft=False)
-                options = {"num_cpus": 0, "max_concurrency": _ASKED_AT_ONCE, "scheduling_strategy": place}
-                self._actors.append(actor.options(**options).remote(host.name))
+                self._actors.append(_actor(host))
             self._addresses = asked("a job's node cannot begin", lambda: self._begin(encrypted, seconds))
         except BaseException:
             self.close()
             raise
 
     def _begin(self, encrypted: bool, seconds: float) -> list[str]:
-        rosters: list[str | None] = [None]
-        if len(self._hosts) > 1:
+        if len(self.hosts) > 1:
             port = ray.get(self._actors[0].open.remote(), timeout=seconds)
             credentials = new_credentials(encrypted).to_text()
-            first = (self._hosts[0].address, int(port))
-            names = tuple(host.name for host in self._hosts)
-            counts = tuple(len(host.workers) for host in self._hosts)
-            order = tuple(worker_id for host in self._hosts for worker_id in host.workers)
-            roster = Roster(0, names, counts, first, order=order)
-            rosters = [
-                complete(roster.on(number), first, credentials, host.address).as_text()
-                for number, host in enumerate(self._hosts)
-            ]
-        begun = [
-            actor.begin.remote(self._workers_num, self._on_lost, self._secret, roster, self._replaces)
-            for actor, roster in zip(self._actors, rosters, strict=True)
-        ]
+            first = (self.hosts[0].address, int(port))
+            names = tuple(host.name for host in self.hosts)
+            counts = tuple(len(host.workers) for host in self.hosts)
+            order = tuple(worker_id for host in self.hosts for worker_id in host.workers)
+            roster = Roster(0, names, counts, first, order=order, grace=self._grace)
+            self._roster = complete(roster, first, credentials, first[0])
+        begun = [self._begin_on(number) for number in range(len(self.hosts))]
         return [str(address) for address in ray.get(begun, timeout=seconds)]
+
+    def _begin_on(self, host: int) -> Any:
+        text = None
+        if self._roster is not None:
+            text = replace(self._roster.on(host), generation=self._generations[host]).as_text()
+        return self._actors[host].begin.remote(
+            self._workers_num, self._on_lost, self._secret, text, self._replaces
+        )
+
+    def begin_again(self, host: int) -> Any:
+        """A lost host's node begins anew, wherever Ray has room for that; returns Ray's reference of the answer."""
+        with contextlib.suppress(Exception):  # it may be there, and only be cut off
+            ray.kill(self._actors[host])
+        self._generations[host] += 1
+        self._coming.add(host)
+        self._actors[host] = _actor(self.hosts[host])
+        return self._begin_on(host)
+
+    def begun(self, host: int, address: str) -> None:
+        """What `begin_again` has asked for is done: from here on its workers find this one."""
+        self._addresses[host] = address
+        self._coming.discard(host)
+
+    def number_of(self, worker_id: int) -> int:
+        """Returns the number of a worker's host."""
+        return next(number for number, host in enumerate(self.hosts) if worker_id in host.workers)
 
     def host_of(self, worker_id: int) -> Host:
         """Returns a worker's host."""
-        return self._hosts[self._number_of(worker_id)]
+        return self.hosts[self.number_of(worker_id)]
 
     def environ(self, worker_id: int) -> dict[str, str]:
         """Returns what tells a worker's `init` who it is and where its node is."""
         return {
-            "MULTIVERSO_NODE": self._addresses[self._number_of(worker_id)],
+            "MULTIVERSO_NODE": self._addresses[self.number_of(worker_id)],
             "MULTIVERSO_WORKER_ID": str(worker_id),
             "MULTIVERSO_WORKERS_NUM": str(self._workers_num),
             "MULTIVERSO_ON_LOST": self._on_lost,
@@ -185,24 +242,36 @@ class Nodes:
         """Asks the first host's node how the job fares; returns Ray's reference of the answer."""
         return self._actors[0].status.remote()
 
+    def ask_replaced(self, worker_id: int) -> Any:
+        """Asks a worker's node whether another may take its place; returns Ray's reference of the answer."""
+        return self._actors[self.number_of(worker_id)].may_be_replaced.remote(worker_id)
+
     def absent(self, worker_id: int) -> None:
         """Tells a worker's node that its process has ended. Waits for no answer."""
-        self._actors[self._number_of(worker_id)].absent.remote(worker_id)
+        self._actors[self.number_of(worker_id)].absent.remote(worker_id)
 
     def close(self) -> None:
         """Ends all nodes."""
+        there = [actor for host, actor in enumerate(self._actors) if host not in self._coming]
         with contextlib.suppress(Exception):  # one that is gone needs no end
-            ray.wait(
-                [actor.close.remote() for actor in self._actors],
-                num_returns=len(self._actors),
-                timeout=_CLOSE_SECONDS,
-            )
+            closed = [actor.close.remote() for actor in there]
+            ray.wait(closed, num_returns=len(closed), timeout=_CLOSE_SECONDS)
         for actor in self._actors:
             with contextlib.suppress(Exception):
                 ray.kill(actor)
 
-    def _number_of(self, worker_id: int) -> int:
-        return next(number for number, host in enumerate(self._hosts) if worker_id in host.workers)
+
+def _actor(host: Host) -> Any:
+    """Has Ray start the actor of a host's node."""
+    options = {"num_cpus": 0, "max_concurrency": _ASKED_AT_ONCE, "scheduling_strategy": host.place}
+    return ray.remote(HostNode).options(**options).remote(host.name)
+
+
+def _here(roster: Roster) -> Roster:
+    """Returns a roster with where the others reach this host."""
+    me = ray.get_runtime_context().get_node_id()
+    mine = next(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == me)
+    return complete(roster, roster.coordinator, roster.credentials, mine)
 
 
 def asked(what: str, ask: Callable[[], Any]) -> Any:
