@@ -37,6 +37,7 @@ import platform
 import random
 import select
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -52,13 +53,11 @@ import numpy as np
 import multiverso as mv
 from chaos import Trouble, fork, left_behind, percentiles, started, until
 from multiverso.errors import NodeLostError, StartupError, WorkerLostError
-from multiverso.hosts.control_connections import credentials_of
 from multiverso.hosts.credentials import new_credentials
-from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
-from multiverso.hosts.transport import Listener
 from multiverso.kernels.compiling import ensure
 from multiverso.runtime import Node, Session
+from multiverso.runtime.carrier import means
 
 KINDS = ("worker", "node", "host", "coordinator")
 MODES: dict[str, dict[str, Any]] = {"async": {}, "sync": {"sync": True}, "bounded": {"staleness": 1}}
@@ -92,11 +91,10 @@ class Shared:
 
 
 def serve(
-    roster: Roster, listener: Listener | None, on_lost: str, replaces: bool, say: int, orders: int
+    roster: Roster, listener: socket.socket | None, on_lost: str, replaces: bool, say: int, orders: int
 ) -> None:
     """A host's node. It reads one byte for each order: a worker's number whose process is dead, or 255 for the end."""
-    fabric = Fabric(roster.host, roster.hosts, credentials_of(roster))
-    abroad = (roster, fabric, listener)
+    abroad = means(roster, None if listener is None else listener.detach())
     with Node(roster.workers_num, on_lost=on_lost, abroad=abroad, replaces=replaces) as node:
         os.write(say, node.address.encode())
         while (order := os.read(orders, 1)) and order[0] != 255:
@@ -154,7 +152,7 @@ def train(shared: Shared, session: Session, mode: str, laps: random.Random) -> N
         counter.fetch_add()
 
     def create() -> None:
-        mv.ArrayTableHandler(10, me, initial="sum", dtype="int64", session=session).close()
+        mv.ArrayTableHandler(10, me, initial="sum", dtype="int64", session=session)
 
     def timed(call: Callable[[], None]) -> None:
         words[SINCE] = time.monotonic_ns()
@@ -185,7 +183,7 @@ def train(shared: Shared, session: Session, mode: str, laps: random.Random) -> N
         timed(get_rows)
     timed(session.barrier)
     values, rows = table.snapshot(), matrix.snapshot()
-    words[SUM] = zlib.crc32(values) << 32 | zlib.crc32(rows)
+    words[SUM] = zlib.crc32(values) << 31 ^ zlib.crc32(rows)
     live = session.live_workers()
     if me == min(live):
         check(shared, values, (BEGUN, RETURNED, SEEN), mode, live)
@@ -239,16 +237,17 @@ class Episode:
 
     def begin(self) -> None:
         """Starts the nodes and the workers."""
-        listener = Listener(("127.0.0.1", 0))
-        self.roster = replace(self.roster, coordinator=listener.address)
-        for host in range(self.roster.hosts):
-            self.nodes[host] = self.node(host, listener if host == 0 else None)
-            if host == 0:
-                listener.close()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.roster = replace(self.roster, coordinator=listener.getsockname())
+            self.nodes[0] = self.node(0, listener)
+        for host in range(1, self.roster.hosts):
+            self.nodes[host] = self.node(host)
         for worker in range(self.roster.workers_num):
             self.worker(worker)
 
-    def node(self, host: int, listener: Listener | None = None, generation: int = 0) -> tuple[int, int, str]:
+    def node(
+        self, host: int, listener: socket.socket | None = None, generation: int = 0
+    ) -> tuple[int, int, str]:
         said, say = os.pipe()
         read, orders = os.pipe()
         roster = replace(self.roster.on(host), generation=generation)

@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from multiverso.errors import WorkerLostError
+from multiverso.errors import StartupError, WorkerLostError
 from multiverso.launch.job import OnFailure
 from multiverso.launch.outcomes import Failed, read_answer
 from multiverso.launch.restarting import Replacements
@@ -23,6 +23,7 @@ from multiverso.ray.rooms import Rooms
 from multiverso.ray.workers import Worker
 
 _LOOK_SECONDS = 0.5
+_AGAIN_SECONDS = 2.0
 _MOST_WORDS = 600  # characters of what Ray says
 # From the first failure on: Ray tells of a killed process after one to four seconds, of a silent host after a minute.
 _GRACE_SECONDS = 10.0
@@ -280,8 +281,12 @@ class Job:
         host = self._coming.pop(reference)
         try:
             address = asked("a lost host's place cannot be taken", lambda: ray.get(reference))
-        except Exception as error:
-            _say(f"{self._nodes.hosts[host].name} does not come again: {error}")
+        except StartupError as error:
+            if _never_ran(error.__cause__):  # Ray had not noticed yet that its place is gone
+                self._nodes.never_began(host)
+                self._hosts_due[host] = time.monotonic() + _AGAIN_SECONDS
+            else:
+                _say(f"{self._nodes.hosts[host].name} does not come again: {error}")
             return
         self._nodes.begun(host, str(address))
         self._lost.discard(host)
@@ -331,6 +336,10 @@ class Job:
         """Whether a worker that its node calls lost stays without a word, for the time that its last one may take."""
         since = self._silent.setdefault(reference, time.monotonic())
         return time.monotonic() - since > _GRACE_SECONDS
+
+
+def _never_ran(error: BaseException | None) -> bool:
+    return isinstance(error, ray.exceptions.RayActorError) and not error.actor_init_failed
 
 
 def _say(text: str) -> None:

@@ -215,6 +215,10 @@ class Nodes:
         self._actors[host] = _actor(self.hosts[host])
         return self._begin_on(host)
 
+    def never_began(self, host: int) -> None:
+        """Ray could not start what `begin_again` has asked for: nobody of the job has heard of it."""
+        self._generations[host] -= 1
+
     def begun(self, host: int, address: str) -> None:
         """What `begin_again` has asked for is done: from here on its workers find this one."""
         self._addresses[host] = address
