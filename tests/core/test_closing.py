@@ -182,6 +182,7 @@ def test_a_name_is_attached_to_again_while_somebody_has_it() -> None:
         assert again.get().tolist() == [1, 2]
         first.close()
         again.close()
+        assert node.status()["tables"] == []  # whichever connection the node reads first from here on
         assert ArrayTableHandler(2, name="w", session=one).get().tolist() == [0, 0]
 
 
@@ -197,17 +198,23 @@ def test_a_table_by_order_that_all_have_closed_is_not_made_anew_for_a_latecomer(
             ArrayTableHandler(2, session=late)
 
 
-def test_an_interrupted_close_is_finished_by_the_next_call(alone: Session, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("heard", [False, True])
+def test_an_interrupted_close_is_finished_by_the_next_call(
+    alone: Session, monkeypatch: Any, heard: bool
+) -> None:
     table = ArrayTableHandler(2, session=alone)
-    tell, calls = alone._link.tell, []
+    ask, calls = alone._link.ask, []
 
-    def interrupted(message: Any) -> None:
+    def interrupted(message: Any, *arguments: Any) -> Any:
         calls.append(message)
+        if len(calls) == 1 and not heard:
+            raise KeyboardInterrupt
+        answer = ask(message, *arguments)
         if len(calls) == 1:
             raise KeyboardInterrupt
-        tell(message)
+        return answer
 
-    monkeypatch.setattr(alone._link, "tell", interrupted)
+    monkeypatch.setattr(alone._link, "ask", interrupted)
     with pytest.raises(KeyboardInterrupt):
         table.close()
     with pytest.raises(ClosedError):

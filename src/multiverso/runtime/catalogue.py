@@ -196,14 +196,10 @@ class Catalogue:
         self._control.notify()
 
     def close(self, number: int, worker_id: int) -> None:
-        """A worker has unmapped a table for good.
-
-        Raises:
-            KeyError: it has no such table.
-        """
-        piece = self._pieces[number]
-        if piece.shard is None or worker_id not in piece.holders:
-            raise KeyError(number)
+        """A worker has unmapped a table for good. It may say so twice, when it was interrupted the first time."""
+        piece = self._pieces.get(number)
+        if piece is None or piece.shard is None or worker_id not in piece.holders:
+            return
         piece.closing = True
         self.withdraw(piece, worker_id)
         self._free_if_unused(piece)

@@ -177,9 +177,11 @@ class Holdings:
     # -- closing ---------------------------------------------------------------------------------------------
 
     def close_table(self, number: int) -> None:
-        """Unmaps a table and lets the node know; nobody may refer to its shard who still wants to use it.
+        """Unmaps a table and has the node note it; nobody may refer to its shard who still wants to use it.
 
-        Arrays in it that are still in use keep what they show now. An interrupted call can be repeated.
+        Arrays in it that are still in use keep what they show now. Once it returns, whoever asks for a table gets
+        another one, if nobody else has this one: the node hears of both on different connections, in any order. An
+        interrupted call can be repeated.
         """
         shard = self.tables.get(number)
         if shard is not None:
@@ -192,7 +194,10 @@ class Holdings:
         if segment is not None:  # a thread in the middle of a call refers to it, or an array
             segment.detach()
             del segment
-        self._link.tell({"do": "close", "number": number})
+        what = f"table {number} to be closed"
+        patience = Patience(self._session, self._session.start_deadline(), what, self._link)
+        request = {"do": "close", "number": number}
+        self._link.ask(request, patience.deadline.at, what, patience.raise_if_over)
         del self._closing[number]
 
     def leave(self) -> None:

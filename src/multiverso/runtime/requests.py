@@ -114,6 +114,7 @@ class Requests:
 
     def _close_table(self, connection: Connection, request: Message) -> None:
         self._members.catalogue.close(int(request["number"]), connection.attached_id)
+        connection.reply(request, {"closed": True})
 
     def _cancel(self, connection: Connection, request: Message) -> None:
         """The session gave up waiting for an answer."""
