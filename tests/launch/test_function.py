@@ -17,8 +17,8 @@ from launch_support import SECONDS, environ, script, wait_until_gone
 
 import multiverso as mv
 from multiverso.errors import StartupError, WaitTimeoutError, WorkerFailedError, WorkerLostError
+from multiverso.launch.commands import worker_commands
 from multiverso.launch.job import Job
-from multiverso.launch.local import worker_commands
 from multiverso.launch.output import Output
 from multiverso.launch.sinks import text_sink
 from multiverso.runtime.current import current

@@ -16,7 +16,7 @@ from multiverso.hosts import transport
 from multiverso.hosts.credentials import Credentials, new_credentials
 from multiverso.hosts.transport import Hello
 from multiverso.launch import hosts
-from multiverso.launch.local import RunOptions
+from multiverso.launch.options import RunOptions
 
 SAID = b"what a table holds" * 20
 

@@ -155,7 +155,8 @@ def run_command(
     started, because an option makes no sense here. With --max-restarts it is the last start's; a signal or the
     timeout, which is for all starts together, ends the job for good.
     """
-    from multiverso.launch.local import RunOptions, launch
+    from multiverso.launch.local import launch
+    from multiverso.launch.options import RunOptions
 
     summary: Callable[[dict[str, Any]], str] | None = None
     if show_summary:

@@ -10,8 +10,8 @@ from typing import IO, Any
 
 from multiverso.errors import StartupError
 from multiverso.hosts.roster import spread
+from multiverso.launch.commands import worker_commands
 from multiverso.launch.job import Job, OnFailure
-from multiverso.launch.local import worker_commands
 from multiverso.launch.outcomes import conclude, read_answer, write_call
 from multiverso.launch.output import Output
 from multiverso.launch.place import JOB_VARIABLE, Place, place_in

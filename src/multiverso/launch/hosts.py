@@ -23,7 +23,7 @@ from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.exchange import VARIABLES, Exchange
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster, spread
 from multiverso.launch.job import Job
-from multiverso.launch.local import RunOptions, check
+from multiverso.launch.options import RunOptions, check
 from multiverso.launch.output import Output
 from multiverso.launch.place import FROM_INPUT, JOB_VARIABLE
 from multiverso.launch.processes import WorkerCommand

@@ -1,0 +1,154 @@
+"""How `multiverso run` tells what happens to a job: to a person, or to a program."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, BinaryIO
+
+from multiverso.launch.options import RunOptions
+from multiverso.launch.output import Output
+from multiverso.launch.restarting import Replacements, Starts
+from multiverso.launch.results import JobResult, WorkerExit
+from multiverso.launch.sinks import Sink, json_sink, prefix_sink, unbuffered, wants_colour, write_event
+
+
+class TextReport:
+    """Tells a person what happens: output to where it belongs, our own words to standard error.
+
+    Args:
+        options: what was asked for.
+
+    Attributes:
+        output: what reads the workers' output, once there is one; our own words come between its lines.
+        sink: where that output goes.
+    """
+
+    def __init__(self, options: RunOptions) -> None:
+        self.output: Output | None = None
+        self._going_on = options.on_failure == "continue"
+        self._timeout_seconds = options.timeout_seconds
+        self.sink = prefix_sink(
+            unbuffered(sys.stdout),
+            unbuffered(sys.stderr),
+            colours=(wants_colour(sys.stdout), wants_colour(sys.stderr)),
+        )
+
+    def warn(self, text: str) -> None:
+        """Says what the user should know and may want to change."""
+
+        def write() -> None:
+            self.sink.say(f"multiverso: {text}\n")
+
+        if self.output:
+            self.output.notice(write)
+        else:
+            write()
+
+    def started(self, worker_id: int, pid: int) -> None:
+        """A worker's process has begun: nothing that a person waits for."""
+
+    def summarise(self, status: dict[str, Any], text_of: Callable[[dict[str, Any]], str]) -> None:
+        """Shows the job's last status."""
+        self.sink.say(text_of(status))
+
+    def ended(self, end: WorkerExit) -> None:
+        """A worker's process has ended, and none comes in its place."""
+        if end.failed and self._going_on:
+            self.warn(f"{end}; the others go on.")
+
+    def restarting(self, starts: Starts) -> None:
+        """The job is about to be started again."""
+        self.warn(starts.words())
+
+    def replacing(self, end: WorkerExit, replacements: Replacements, seconds: float) -> None:
+        """A worker's process has ended, and another one is about to take its place."""
+        self.warn(replacements.words(end, seconds))
+
+    def finished(self, result: JobResult) -> None:
+        """The job, or this host's part of it, is over."""
+        if result.culprit and result.reason in ("failed", "finished"):
+            # Its traceback stands above, perhaps far above: its last line says which one to look for.
+            said = self.output.last_words(result.culprit.worker_id) if self.output else ""
+            ended = "; the others were ended" if result.reason == "failed" and len(result.exits) > 1 else ""
+            first = ""
+            if result.deserter:
+                first = (
+                    f"worker {result.deserter.worker_id} (pid {result.deserter.pid}) ended with exit code 0 and "
+                    "without multiverso.shutdown(), while others needed it; then "
+                )
+            self.warn(f"{first}{result.culprit}{ended}.{f' Its last line: {said}' if said else ''}")
+        elif result.reason == "timeout":
+            self.warn(f"the job took longer than {self._timeout_seconds:g} s and was ended.")
+        elif result.reason == "signal":
+            self.warn(f"ended by a signal after {result.seconds:.1f} s.")
+
+
+class JsonReport:
+    """Tells a program what happens: one JSON object a line on standard output.
+
+    Args:
+        stdout: where to.
+
+    Attributes:
+        output: what reads the workers' output, once there is one; our own words come between its lines.
+        sink: where that output goes.
+    """
+
+    def __init__(self, stdout: BinaryIO) -> None:
+        self.output: Output | None = None
+        self.sink: Sink = json_sink(stdout)
+        self._stdout = stdout
+
+    def warn(self, text: str) -> None:
+        """Says what the user should know and may want to change."""
+        self._write("warning", text=text)
+
+    def started(self, worker_id: int, pid: int) -> None:
+        """A worker's process has begun."""
+        self._write("start", worker=worker_id, pid=pid)
+
+    def summarise(self, status: dict[str, Any], text_of: Callable[[dict[str, Any]], str]) -> None:
+        """Shows the job's last status."""
+        self._write("status", status=status)
+
+    def ended(self, end: WorkerExit) -> None:
+        """A worker's process has ended, and none comes in its place."""
+        self._write("exit", **_exit_fields(end))
+
+    def restarting(self, starts: Starts) -> None:
+        """The job is about to be started again."""
+        self._write("restart", number=starts.restarts, most=starts.most)
+
+    def replacing(self, end: WorkerExit, replacements: Replacements, seconds: float) -> None:
+        """A worker's process has ended, and another one is about to take its place."""
+        self._write("exit", **_exit_fields(end))
+        self._write("replace", worker=end.worker_id, number=replacements.done, most=replacements.most)
+
+    def finished(self, result: JobResult) -> None:
+        """The job, or this host's part of it, is over."""
+        self._write(
+            "summary",
+            reason=result.reason,
+            exit_code=result.exit_code,
+            failed_worker=result.culprit.worker_id if result.culprit else None,
+            left_without_shutdown=result.deserter.worker_id if result.deserter else None,
+            seconds=round(result.seconds, 3),
+            workers=[_exit_fields(end) for end in result.exits],
+        )
+
+    def _write(self, event: str, **fields: object) -> None:
+        def write() -> None:
+            write_event(self._stdout, event, **fields)
+
+        if self.output:
+            self.output.notice(write)
+        else:
+            write()
+
+
+def _exit_fields(end: WorkerExit) -> dict[str, object]:
+    fields = asdict(end)
+    return {"worker": fields.pop("worker_id"), **fields, "seconds": round(end.seconds, 3)}
+
+
+Report = TextReport | JsonReport
