@@ -267,9 +267,8 @@ def _open(path: PathLike, flags: int, mode: int = 0) -> BinaryIO:
 
 @contextlib.contextmanager
 def _open_plain(path: PathLike, flags: int = 0) -> Iterator[BinaryIO]:
-    flags |= (
-        os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-    )  # without blocking: somebody may have put a pipe there
+    # without blocking: somebody may have put a pipe there
+    flags |= os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "this is not a plain file", os.fspath(path))

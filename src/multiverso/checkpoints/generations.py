@@ -397,9 +397,8 @@ def refuse_strangers(store: Store, whole: list[Generation]) -> None:
 
 def discard(store: Store, number: int) -> None:
     """Removes a generation that has failed, unless it counts: what failed may have come after that."""
-    with contextlib.suppress(
-        Exception
-    ):  # whatever a file system of others raises; the next start looks again
+    # whatever somebody else's file system raises; the next start looks again
+    with contextlib.suppress(Exception):
         if number not in {generation.number for generation in read_generations(store, missing_ok=True)}:
             store.remove(f"generation-{number}")
 

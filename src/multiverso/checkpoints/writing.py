@@ -163,9 +163,8 @@ class Writer:
         receipts = Receipts(store, generation.folder)
         for worker in range(self._session.control.capacity):
             if before and worker in before[-1].common and receipts.read(worker) is None:
-                inherit(
-                    store, worker, before[-1], generation
-                )  # it has left, or is lost: its last part counts
+                # this worker has left, or is lost: its last part counts
+                inherit(store, worker, before[-1], generation)
             said = receipts.read(worker)
             if said is not None:
                 common[worker] = said.common

@@ -58,9 +58,8 @@ class Conversation:
 
     def __init__(self, timeouts: Timeouts, now: float) -> None:
         self._timeouts = timeouts
-        self._said: deque[tuple[int, str]] = (
-            deque()
-        )  # and not heard yet; as text: whoever said it may change the object
+        # not heard yet by the other side; as text, since whoever said it may change the object
+        self._said: deque[tuple[int, str]] = deque()
         self._number = self._heard = 0
         self._connected = self._greeted = False
         self._heard_at = self._connected_at = self._sent_at = now

@@ -52,9 +52,8 @@ def launch(options: RunOptions) -> int:
             last_words()
             report.restarting(starts)
             starts.pause()
-    if (
-        result.reason != "signal" and place.abroad is None
-    ):  # else its code is told, whoever ends this host meanwhile
+    # after a signal, and on one of several hosts, this process still has to tell its exit code
+    if result.reason != "signal" and place.abroad is None:
         let_signals_end_us()
     last_words()
     return code

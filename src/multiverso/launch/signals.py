@@ -75,9 +75,8 @@ def ignore_signals() -> None:
 
 def let_signals_end_us() -> None:
     """After `run`, when nothing is left but to write: to somebody who may never read it."""
-    signal.signal(
-        signal.SIGINT, lambda number, _: os._exit(128 + number)
-    )  # no traceback, and the code as ever
+    # by our own handler: no traceback, and the usual exit code
+    signal.signal(signal.SIGINT, lambda number, _: os._exit(128 + number))
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 

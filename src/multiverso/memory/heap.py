@@ -42,9 +42,8 @@ class Heap:
             (self._file,) = map(FileIO, map(os.memfd_create, [f"multiverso-{name}"], [flags]))
         except (AttributeError, OSError) as error:
             raise StartupError(_no_memfd(error)) from error
-        fcntl.fcntl(
-            self.descriptor, _F_ADD_SEALS, _SEAL_SHRINK
-        )  # a shrunk file kills all that have it mapped
+        # a shrunk file kills all that have it mapped
+        fcntl.fcntl(self.descriptor, _F_ADD_SEALS, _SEAL_SHRINK)
         self._end = 0
         self._free_memory = 0
         self._sparse = 0

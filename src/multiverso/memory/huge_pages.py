@@ -53,9 +53,8 @@ class Collapser:
         self._descriptor = descriptor
         self._stop = threading.Event()
         self._rest = rest or self._stop.wait
-        self._lock = (
-            threading.Lock()
-        )  # held for one page's time: a part that is discarded is not touched any more
+        # held for one page's time: a part that is discarded is not touched any more
+        self._lock = threading.Lock()
         self._parts: list[tuple[int, int]] = []  # (offset, end) of what is still to be done
         self._sparse: dict[tuple[int, int], set[int]] = {}  # (offset, end): what has been tried there
         self._blocks = self._walked = (

@@ -183,11 +183,8 @@ class SharedParams:
             if changes:  # and training went on: that one first, and then what was learned since
                 self._exchange()
                 new, taken = self._values.plus(changes), [np.array(value) for value in values]
-                self._values.placing, self._taken, self._at = (
-                    new,
-                    taken,
-                    0,
-                )  # no exception comes between these
+                # no exception comes between these
+                self._values.placing, self._taken, self._at = new, taken, 0
                 self._values.place()
         else:
             self._taken = None

@@ -49,9 +49,8 @@ class HostBarriers:
         self._report = report
         self._memory: Control | None = None
         self._shards: Callable[[], Mapping[int, Shard]] = dict
-        self._arrived: dict[
-            int, int
-        ] = {}  # by worker of this host: the last barrier that it said it has reached
+        # by worker of this host: the last barrier that it said it has reached
+        self._arrived: dict[int, int] = {}
         self._released = self._settling = 0
         self._gone = False
         self._written: dict[int, int] = {}  # how often each synchronous table was overwritten here

@@ -76,9 +76,8 @@ class HostCreations(Creations):
         self._copies = copies
         self._steps: dict[Key, str] = {}
         self._writers: dict[Key, list[int]] = {}  # of all hosts: whose initial value counts
-        self._unused: dict[
-            int, list[_Late]
-        ] = {}  # tables that nobody here has, and who has asked for them again
+        # tables that nobody here has, and who has asked for them again
+        self._unused: dict[int, list[_Late]] = {}
         self._parting: dict[int, Piece] = {}
         catalogue.unused = self._tell_unused
 

@@ -123,9 +123,8 @@ class Reducer:
                     session.hosts, "all_reduce by some of the workers", "reduce with all of them"
                 )
             self._across = AcrossHosts(session)
-            if (
-                session.incarnation or not self._across.is_new
-            ):  # another host's memory tells nothing of before
+            # another host's memory tells nothing of before
+            if session.incarnation or not self._across.is_new:
                 self._broken = f"worker {self.rank} was lost, and this process has taken its place"
             return
         self._lines = self._open("lines", _LINES_BYTES + 2 * size * SMALL_BYTES)

@@ -165,9 +165,8 @@ class MatrixTableHandler(TableHandler):
             return np.arange(self._spec.rows), values
         changed = self._operations.get_changed(self._changes, self._ready(timeout_seconds))
         result = changed.row_ids, changed.values.reshape(-1, self._spec.columns)
-        self._changes.note(
-            changed
-        )  # the last step: if an exception comes before it, the next call returns them again
+        # the last step: if an exception comes before it, the next call returns them again
+        self._changes.note(changed)
         return result
 
     def add(self, data: Any = None, row_ids: Any = None, sync: bool = False) -> None:  # type: ignore[override]

@@ -251,9 +251,8 @@ def attach_read_only(
         addresses = [job] if job else node_addresses()
         for number, address in enumerate(addresses):
             now = time.monotonic()
-            share = now + (deadline - now) / (
-                len(addresses) - number
-            )  # one that is stopped leaves the others time
+            # a node that is stopped must leave time for the others
+            share = now + (deadline - now) / (len(addresses) - number)
             try:
                 found.append(_attach(address, name, share, timeout_seconds))
             except MultiversoError as error:

@@ -40,9 +40,8 @@ class Ruled:
     ) -> CompiledRule:
         """Returns a rule's two loops, compiled for this table; see :class:`multiverso.rules.Rule`."""
         dtype = self._table.spec.dtype
-        rules.apply_rule.compiled(
-            dtype
-        )  # now, and not at the first step, which may be in a thread beside the training
+        # now, and not at the first step, which may be in a thread beside the training
+        rules.apply_rule.compiled(dtype)
         return CompiledRule(
             compile_push(push, dtype),
             compile_pull(pull, dtype) if pull else 0,

@@ -83,9 +83,8 @@ class LookedUp(InPlace):
         if self._elsewhere():
             return  # pointed elsewhere: the next exchange takes it up whole
         flat = np.ascontiguousarray(ids.detach().reshape(-1).numpy(), np.int64)
-        if (
-            flat.size and flat.min() >= 0 and flat.max() < len(self._rows.local)
-        ):  # else PyTorch says what is wrong
+        # where an id is out of range PyTorch says so itself
+        if flat.size and flat.min() >= 0 and flat.max() < len(self._rows.local):
             self._rows.read(flat, changes or torch.is_grad_enabled())
 
 

@@ -83,9 +83,8 @@ class Worker(metaclass=_OnePerProcess):
             self._info = self._requests.say_hello(rank)
             if data_port:
                 self.init_mb_sock(data_port, data_hwm)
-                self._opened_by_arguments = (
-                    "PLATOON_DATA_PORT" in os.environ
-                )  # the launcher's, not the program's
+                # the launcher's, not the program's
+                self._opened_by_arguments = "PLATOON_DATA_PORT" in os.environ
         except BaseException:
             self._requests.close()
             self._context.term()
