@@ -415,7 +415,7 @@ def test_what_is_common_is_written_once_and_kept(tmp_path: Path) -> None:
 
 KILLED = """
 from multiverso.params import SharedParams
-from multiverso.checkpoints import generations
+from multiverso.checkpoints import generations, saving
 with Session(node, worker_id) as s:
     shared = SharedParams([np.ones(4, "f4")], rule=mv.rules.easgd(0.5), session=s)
     shared.save(FOLDER, {"save": 1})
@@ -444,7 +444,7 @@ with Session(node, worker_id) as s:
         ("os, 'fsync', 1", 0, 1),  # the leader, with a part half written
         ("os, 'fsync', 1", 1, 1),  # the other one
         ("generations, 'write_generations', 1", 0, 1),  # all parts are there, the manifest is not
-        ("generations, 'remove_others', 2", 0, 2),  # the manifest is, and so is the old generation
+        ("saving, 'remove_others', 2", 0, 2),  # the manifest is, and so is the old generation
     ],
 )
 def test_a_kill_in_the_middle_leaves_one_whole_save(

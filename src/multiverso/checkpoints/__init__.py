@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from multiverso.checkpoints.beside import Checkpoint, checkpoint
-from multiverso.checkpoints.generations import Parts, is_newcomer, load, save, worker_folder
+from multiverso.checkpoints.loading import is_newcomer, load, worker_folder
+from multiverso.checkpoints.parts import Parts
 from multiverso.checkpoints.randomness import random_state, set_random_state
+from multiverso.checkpoints.saving import save
 from multiverso.checkpoints.trees import read_tree, write_tree
 
 __all__ = [

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from multiverso.checkpoints.generations import Parts, newest_undamaged, read_part
+from multiverso.checkpoints.generations import newest_undamaged
 from multiverso.checkpoints.manifests import read_generations
+from multiverso.checkpoints.parts import Parts, read_part
 from multiverso.checkpoints.stores import Store
 from multiverso.errors import SnapshotError
 from multiverso.runtime import Session

@@ -23,12 +23,8 @@ from multiverso.checkpoints.board import (
     WRITING,
     Board,
 )
-from multiverso.checkpoints.generations import (
-    STEPS_OF_LOAD,
-    Packed,
-    Parts,
-    load,
-)
+from multiverso.checkpoints.loading import STEPS_OF_LOAD, load
+from multiverso.checkpoints.parts import Packed, Parts
 from multiverso.checkpoints.stores import PathLike, open_store
 from multiverso.checkpoints.writing import LOOK_SECONDS, Task, Writer, copied
 from multiverso.errors import ClosedError, SnapshotError, WaitTimeoutError

@@ -11,17 +11,9 @@ from typing import Any
 
 from multiverso import layout as at
 from multiverso.checkpoints.board import CLOSED, DONE, FAILED, FAILED_AND_CLOSED, Board
-from multiverso.checkpoints.generations import (
-    Packed,
-    Table,
-    check_tables,
-    commit_generation,
-    discard,
-    remove_others,
-    write_part,
-    write_tables,
-)
+from multiverso.checkpoints.generations import check_tables, commit_generation, discard, remove_others
 from multiverso.checkpoints.manifests import Generation, Receipts, inherit, read_generations
+from multiverso.checkpoints.parts import Packed, Table, write_part, write_tables
 from multiverso.checkpoints.roles import say
 from multiverso.checkpoints.stores import Store
 from multiverso.errors import SnapshotError

@@ -1,0 +1,127 @@
+"""Loading a run: collective, all of it in all workers, or nothing is changed in any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from multiverso.checkpoints.generations import check_tables, newest_undamaged
+from multiverso.checkpoints.manifests import read_generations
+from multiverso.checkpoints.parts import Parts, Table, read_own, read_part
+from multiverso.checkpoints.roles import count, role_of, tell
+from multiverso.checkpoints.stores import PathLike, open_store
+from multiverso.errors import SnapshotError
+from multiverso.runtime import Session
+from multiverso.runtime.agreement import Together
+
+STEPS_OF_LOAD = 6  # that all workers do together
+
+
+def load(
+    session: Session,
+    directory: PathLike,
+    tables: Mapping[str, Table],
+    check: Callable[[Parts], None],
+    apply: Callable[[Parts], None],
+    missing_ok: bool = False,
+) -> Parts | None:
+    """Reads what `save` wrote: collective. All of it fits in all workers, or nothing is changed in any.
+
+    The newest generation whose files all have their hashes is taken; a line on standard error says where that is not
+    the newest.
+
+    Args:
+        session: this worker's session.
+        directory: where; the same in all workers.
+        tables: by the same names as in `save`.
+        check: raises where this worker's part does not fit; changes nothing.
+        apply: takes over this worker's part, once the tables have their values.
+        missing_ok: return None where nothing has been saved.
+
+    Raises:
+        SnapshotError: nothing is there; it is damaged; or it was saved of another model.
+    """
+    store = open_store(directory)
+    task = Together(session, lambda why: SnapshotError(f"{store} was not loaded: {why}"))
+
+    def choose() -> str:
+        if not task.leads:
+            return ""
+        found = read_generations(store, missing_ok)
+        check_tables(store, found, tables, "nothing was changed")
+        return str(newest_undamaged(store, found).number) if found else ""
+
+    task.step()  # who leads is settled first: nothing chosen means that nothing is there, and not that it died
+    chosen = "".join(task.step(choose).values())
+    if not chosen:
+        return None
+    read: list[Parts] = []
+    live: list[int] = []
+
+    def read_parts() -> str:
+        live.extend(session.live_workers())
+        generation = next((g for g in read_generations(store) if str(g.number) == chosen), None)
+        if generation is None:
+            return "another one"
+        role = role_of(generation, live, session.worker_id)
+        parts = Parts(
+            *read_part(store, generation, role.saved_as),
+            role.newcomer,
+            tuple(read_own(store, generation, other) for other in role.left),
+        )
+        check(parts)
+        read.append(parts)
+        return f"{generation.folder} for {count(live)}"
+
+    seen = set(task.step(read_parts).values())
+    if len(seen) > 1 or not read:
+        raise SnapshotError(
+            f"the workers see different generations in {store}, or one was lost: {sorted(seen)}; nothing was loaded"
+        )
+    generation = next(g for g in read_generations(store) if str(g.number) == chosen)
+    values: dict[str, tuple[Any, ...]] = {}
+
+    def read_tables() -> None:
+        if task.leads_host:
+            for key, table in tables.items():
+                with store.file(f"{generation.folder}/{key}.safetensors") as path:
+                    values[key] = table._read(path)
+
+    task.step(read_tables)
+
+    def put() -> None:
+        for key, value in values.items():
+            tables[key]._replace(*value)
+
+    task.step(put)
+    task.step(lambda: apply(read[0]))
+    tell(store, generation, session, live, task.leads)
+    return read[0]
+
+
+def worker_folder(session: Session, directory: PathLike) -> Path | None:
+    """Returns where this worker's own files of the last whole generation are, or None if nothing was saved.
+
+    A worker that has none, since fewer workers saved, gets those of one that has; see `is_newcomer`.
+
+    Raises:
+        SnapshotError: there are none; or they are behind a URL.
+    """
+    store = open_store(directory)
+    generations = read_generations(store, missing_ok=True)
+    if not generations:
+        return None
+    role = role_of(generations[-1], session.live_workers(), session.worker_id)
+    folder = store.path(f"{generations[-1].folder}/worker-{role.saved_as}")
+    if folder is None:
+        raise SnapshotError(f"{store}: a worker's own files are read from a directory only")
+    if not folder.is_dir():
+        raise SnapshotError(f"{folder} does not exist: it was saved without files of its own for each worker")
+    return folder
+
+
+def is_newcomer(session: Session, directory: PathLike) -> bool:
+    """Returns whether a run is saved in ``directory``, by so few workers that this one has nothing of its own there."""
+    generations = read_generations(open_store(directory), missing_ok=True)
+    return bool(generations) and role_of(generations[-1], session.live_workers(), session.worker_id).newcomer

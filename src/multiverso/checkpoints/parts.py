@@ -1,0 +1,107 @@
+"""What is in a saved run: the tables, and each worker's part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from multiverso.checkpoints.manifests import Generation
+from multiverso.checkpoints.stores import PathLike, Store, sha256_of
+from multiverso.checkpoints.trees import Tree, as_bytes, digest, read_tree
+
+
+class Table(Protocol):
+    """What is saved of a table: `multiverso.tables.TableHandler`, `multiverso.KeyedTable`."""
+
+    def save(self, path: PathLike) -> None:
+        """Writes it to a file."""
+
+    def _read(self, path: PathLike) -> tuple[Any, ...]: ...
+    def _replace(self, *content: Any) -> None: ...
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What one worker puts in.
+
+    Attributes:
+        own: this worker's alone.
+        common: likely the same in several workers (frozen parameters): written once for each different content,
+            and not at all where the generation before has it.
+        newcomer: when loaded: this worker has nothing of its own there, and this is what another one goes on with.
+        left: when loaded: ``own`` of workers that nobody goes on as; between them the workers get each once.
+    """
+
+    own: Tree
+    common: Tree = None
+    newcomer: bool = False
+    left: tuple[Tree, ...] = ()
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A worker's part as bytes, so that it may change meanwhile; what is common is not copied."""
+
+    own: bytes
+    common: Tree
+    common_name: str
+
+    @classmethod
+    def of(cls, parts: Parts) -> Packed:
+        """Packs a part.
+
+        Raises:
+            TypeError: there is something in it that cannot be saved.
+        """
+        name = f"common-{digest(parts.common)}.safetensors" if parts.common else ""
+        return cls(as_bytes(parts.own), parts.common, name)
+
+
+def write_part(
+    store: Store, generation: Generation, me: int, packed: Packed, common: Mapping[int, str]
+) -> dict[str, str]:
+    """Writes a worker's part, and as the lowest of those who have it what is common; returns the files' hashes."""
+    name = f"worker-{me}.safetensors"
+    hashes = {name: store.write(f"{generation.folder}/{name}", packed.own)}
+    shared = packed.common_name
+    if shared and me == min(worker for worker, other in common.items() if other == shared):
+        where, last = f"{generation.folder}/{shared}", f"generation-{generation.number - 1}/{shared}"
+        if not store.link(where, last):
+            hashes[shared] = store.write(where, as_bytes(packed.common))
+    return hashes
+
+
+def write_tables(store: Store, generation: Generation, tables: Mapping[str, Table]) -> dict[str, str]:
+    """Writes the tables as they are now; returns the hashes of the files."""
+    hashes = {}
+    for key, table in tables.items():
+        name = f"{key}.safetensors"
+        place = store.path(generation.folder)
+        if place is not None:
+            table.save(place / name)
+            hashes[name] = sha256_of(place / name)
+        else:
+            with store.folder(generation.folder) as folder:
+                table.save(folder / name)
+                hashes[name] = sha256_of(folder / name)
+    return hashes
+
+
+def read_part(store: Store, generation: Generation, worker: int) -> tuple[Tree, Tree | None]:
+    """Returns a worker's own part, and what it has in common with others."""
+    common = generation.common[worker]
+    return (
+        read_own(store, generation, worker),
+        _tree(store, f"{generation.folder}/{common}") if common else None,
+    )
+
+
+def read_own(store: Store, generation: Generation, worker: int) -> Tree:
+    """Returns what is a worker's alone."""
+    return _tree(store, f"{generation.folder}/worker-{worker}.safetensors")
+
+
+def _tree(store: Store, name: str) -> Tree:
+    with store.file(name) as path:
+        return read_tree(path)
