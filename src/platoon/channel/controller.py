@@ -73,7 +73,6 @@ class Controller:
         self.data_hwm = data_hwm
         self._reporter = Reporter(os.environ.get("PLATOON_STATUS_FD"))
         self._members = Members(self._reporter)
-        self._multi = multi
         self._batches: BatchServer | None = None
         self._secret = Secret.make()
         self._secret_file: SecretFile | None = None
