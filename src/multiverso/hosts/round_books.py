@@ -125,6 +125,38 @@ class RoundTable:
         """Returns which of the workers' rounds a turn is: turns that overwrite are none."""
         return turn - self.passed - sum(other < turn for other in self.overwrites)
 
+    def is_wanted(self, round_number: int) -> bool:
+        """Returns whether somebody here or behind waits for a round of which the host before was not told yet."""
+        return self.told < round_number and (self.wanted >= round_number or self.staged.wanted(round_number))
+
+    def members_if_ready(self, turn: int, overwrites: bool, heads: bool) -> int | None:
+        """Returns who of this host takes part in a turn, or None while it is not ready. Changes nothing.
+
+        Args:
+            turn: its number.
+            overwrites: the host before says that it is one that overwrites.
+            heads: whether this host is the first of the chain, which begins what somebody waits for.
+        """
+        if turn <= self.decided or turn in self.overwrites:
+            return self.members
+        if turn == 0:
+            return self.members if self.began else None
+        if overwrites:
+            return None  # the host before knows of it, this one does not yet
+        round_number = self.round_of(turn)
+        members = self.staged.members(round_number)
+        if members is None or (heads and self.wanted < round_number and not self.staged.wanted(round_number)):
+            return None
+        return members
+
+    def fix_members(self, turn: int, members: int) -> None:
+        """At a turn's first step: who of this host takes part stays as it is for all of it."""
+        if turn <= self.decided:
+            return
+        self.members, self.decided = members, turn
+        if turn > 0 and turn not in self.overwrites:
+            self.staged.decide(self.round_of(turn), members)
+
     def forget(self) -> None:
         """Drops the turns with a host's values that no host lacks."""
         done = [turn for turn in self.overwrites if (turn + 1) * self.chunks + WINDOW <= self.arrived]

@@ -36,16 +36,21 @@ from collections.abc import Callable, Sequence
 from multiverso.errors import MultiversoError
 from multiverso.hosts import frames
 from multiverso.hosts.books import Outgoing
-from multiverso.hosts.buffers import Buffers, owner, view
+from multiverso.hosts.buffers import Buffers, view
 from multiverso.hosts.distance import FAR, megabytes_for
 from multiverso.hosts.frames import ProtocolError, Reached, RoundHeader
 from multiverso.hosts.round_books import NO_BYTES, WINDOW, RoundTable, Staged, Sum, numbers_of
-from multiverso.layout import MAX_WORKERS
-from multiverso.spec import DTYPES
+from multiverso.hosts.round_frames import (
+    at_frame,
+    check_same,
+    check_step,
+    memory_for_word,
+    step_frame,
+    sum_of,
+)
 
 _PATIENCE_SECONDS = 0.01  # before the host before is told that somebody waits: it begins by itself as a rule
 _EPOCHS = 256
-_OVERWRITES = 1  # flag of SUM and TOTAL: the values are overwritten by one host's
 
 
 class Rounds:
@@ -208,11 +213,7 @@ class Rounds:
 
     def _say(self, peer: int, table: RoundTable) -> None:
         if peer in self._outboxes and peer in (self._before, self._next):
-            staged = table.staged
-            dtype = DTYPES.index(staged.dtype.name)
-            body = Reached(table.arrived, table.received, staged.elements, dtype, staged.chunk).pack()
-            header = RoundHeader(frames.AT, self._epoch, 0, table.number, length=len(body))
-            self._outboxes[peer].append(Outgoing(header, memoryview(body)))
+            self._outboxes[peer].append(at_frame(table, self._epoch))
 
     def _wake_neighbours(self) -> None:
         for peer in (self._before, self._next):
@@ -251,19 +252,15 @@ class Rounds:
                 step = max(table.pushed, table.arrived) + 1
                 found = table.sums.get(step)
                 if found is not None:
-                    return self._frame(frames.SUM, table, step, found), _setter(table, "pushed", step)
+                    frame = step_frame(frames.SUM, table, self._epoch, step, found)
+                    return frame, _setter(table, "pushed", step)
             elif peer == before:
                 step = table.returned + 1
                 found = table.totals.get(step)
                 if found is not None:
-                    return self._frame(frames.TOTAL, table, step, found), _setter(table, "returned", step)
+                    frame = step_frame(frames.TOTAL, table, self._epoch, step, found)
+                    return frame, _setter(table, "returned", step)
         return None
-
-    def _frame(self, kind: int, table: RoundTable, step: int, found: Sum) -> Outgoing:
-        body = found.body
-        flags = _OVERWRITES if table.turn_and_chunk(step)[0] in table.overwrites else 0
-        header = RoundHeader(kind, self._epoch, flags, table.number, found.count, len(body), step)
-        return Outgoing(header, body)
 
     # -- receiving -------------------------------------------------------------------------------------------
 
@@ -274,12 +271,7 @@ class Rounds:
             ProtocolError: no node sends this.
         """
         if header.kind in (frames.AT, frames.WANT):
-            expected = frames.REACHED_BYTES if header.kind == frames.AT else 0
-            if header.length != expected:
-                raise ProtocolError(
-                    f"a frame of kind {header.kind} has {expected} bytes, not {header.length}"
-                )
-            return memoryview(bytearray(expected))
+            return memory_for_word(header)
         with self._state_lock:
             table = self._tables.get(header.table)
             if table is None:
@@ -290,16 +282,10 @@ class Rounds:
             if header.epoch != self._epoch or peer != from_whom or peer not in table.theirs:
                 return None
             last = table.received if header.kind == frames.SUM else table.arrived
-            step = header.number
-            if step <= last:
+            if header.number <= last:
                 return None
-            size = table.size(table.turn_and_chunk(step)[1])
-            if step != last + 1 or step > table.arrived + WINDOW:
-                raise ProtocolError(f"step {step} of table {header.table} came after step {last}")
-            if header.length != (size if header.contributions else 0) or header.contributions > MAX_WORKERS:
-                raise ProtocolError(
-                    f"{header.length} bytes cannot be a sum of {header.contributions} contributions to {size} bytes"
-                )
+            check_step(table, header, last)
+            size = table.size(table.turn_and_chunk(header.number)[1])
             return view(self._pool.take(size), header.length)
 
     def arrived(self, peer: int, header: RoundHeader, body: memoryview) -> None:
@@ -316,7 +302,7 @@ class Rounds:
         elif header.kind == frames.WANT:
             self._want(table, header.number)
         elif header.kind == frames.SUM:
-            found = self._sum_of(table, header, body)
+            found = sum_of(table, header, body)
             with self._state_lock:
                 if header.epoch != self._epoch or header.number != table.received + 1:
                     return
@@ -328,20 +314,11 @@ class Rounds:
                     return
                 if self._tables.get(header.table) is not table:
                     return
-                self._take(table, header.number, self._sum_of(table, header, body))
+                self._take(table, header.number, sum_of(table, header, body))
         self._run(table)
 
-    def _sum_of(self, table: RoundTable, header: RoundHeader, body: memoryview) -> Sum:
-        overwrites = bool(header.flags & _OVERWRITES)
-        return Sum(
-            header.contributions, owner(body), table.size(table.turn_and_chunk(header.number)[1]), overwrites
-        )
-
     def _hear(self, peer: int, header: RoundHeader, table: RoundTable, theirs: Reached) -> None:
-        staged = table.staged
-        mine = (staged.elements, DTYPES.index(staged.dtype.name), staged.chunk)
-        if (theirs.elements, theirs.dtype, theirs.chunk) != mine:
-            raise ProtocolError(f"table {header.table} is another one on host {peer}")
+        check_same(table, theirs, peer)
         with self._state_lock:
             if header.epoch != self._epoch or peer in table.theirs or peer not in (self._before, self._next):
                 return
@@ -401,8 +378,7 @@ class Rounds:
             the seconds after which that should be said, or None; the host that it was said to, or None.
         """
         round_number = table.round_of(table.decided + 1)
-        wished = table.wanted >= round_number or table.staged.wanted(round_number)
-        if self._before is None or table.told >= round_number or not wished:
+        if self._before is None or not table.is_wanted(round_number):
             table.waits_since = None
             return None, None
         if table.waits_since is None:
@@ -425,10 +401,11 @@ class Rounds:
             else:
                 found = table.incoming.get(step)
         turn, chunk = table.turn_and_chunk(step)
-        members = None if found is None else self._members_if_ready(table, turn, found.overwrites)
+        heads = self._before is None
+        members = None if found is None else table.members_if_ready(turn, found.overwrites, heads)
         if found is None or members is None:
             return False
-        self._fix_members(table, turn, members)
+        table.fix_members(turn, members)
         size = table.size(chunk)
         if found.buffer.size < size:
             found = Sum(0, self._pool.take(size), size)
@@ -449,35 +426,6 @@ class Rounds:
         else:
             self._wake(self._next)
         return True
-
-    def _members_if_ready(self, table: RoundTable, turn: int, overwrites: bool) -> int | None:
-        """Returns who of this host takes part in a turn, or None while it is not ready. Changes nothing.
-
-        Args:
-            table: whose turn it is.
-            turn: its number.
-            overwrites: the host before says that it is one that overwrites.
-        """
-        if turn <= table.decided or turn in table.overwrites:
-            return table.members
-        if turn == 0:
-            return table.members if table.began else None
-        if overwrites:
-            return None  # the host before knows of it, this one does not yet
-        round_number = table.round_of(turn)
-        members = table.staged.members(round_number)
-        begins = self._before is not None or table.wanted >= round_number
-        if members is None or not (begins or table.staged.wanted(round_number)):
-            return None  # the head begins what somebody waits for
-        return members
-
-    def _fix_members(self, table: RoundTable, turn: int, members: int) -> None:
-        """At a turn's first step: who of this host takes part stays as it is for all of it."""
-        if turn <= table.decided:
-            return
-        table.members, table.decided = members, turn
-        if turn > 0 and turn not in table.overwrites:
-            table.staged.decide(table.round_of(turn), members)
 
     def _take(self, table: RoundTable, step: int, total: Sum) -> None:
         turn, chunk = table.turn_and_chunk(step)
