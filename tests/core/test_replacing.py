@@ -65,6 +65,39 @@ def test_its_clock_begins_at_the_slowest_of_the_others(dead: Callable[[Session],
             session.shutdown()
 
 
+def test_what_it_does_again_does_not_wait_for_those_who_wait_for_it(dead: Callable[[Session], None]) -> None:
+    """They are at their next barrier, and tick no more before it comes there, too."""
+
+    def lap(session: Session, table: Any) -> None:
+        for _ in range(5):
+            table.add(np.ones(4))
+            table.get()
+        session.barrier()
+
+    with Node(3, on_lost="continue", replaces=True) as node:
+        sessions = all_of(node, "bounded")
+        tables = in_threads([lambda s=s: mv.ArrayTableHandler(4, session=s) for s in sessions])
+        in_threads([lambda s=s, t=t: lap(s, t) for s, t in zip(sessions, tables, strict=True)])
+        dead(sessions[2])
+        with Session(node.address, 2, **job("bounded")) as again:
+            table = mv.ArrayTableHandler(4, session=again)
+            others = list(zip(sessions[:2], tables, strict=False))
+
+            def catch_up() -> None:
+                lap(again, table)
+                lap(again, table)
+
+            for it in (catch_up, lambda: lap(again, table)):
+                in_threads([it, *(lambda s=s, t=t: lap(s, t) for s, t in others)])
+            clocks = [s.statistics()["tables"][1]["clock"] for s in (*sessions[:2], again)]
+            assert clocks[:2] == [15, 15]
+            most = 15 + MODES["bounded"]["staleness"] + 1  # a read is counted once it may go ahead
+            assert clocks[2] <= most, "what it did ahead of the others does not count"
+            assert table.get().tolist() == [50.0] * 4
+        for session in sessions:
+            session.shutdown()
+
+
 def test_it_joins_the_next_round(dead: Callable[[Session], None]) -> None:
     def rounds(table: Any, number: int) -> list[float]:
         seen = []

@@ -11,6 +11,7 @@ from multiverso import layout as at
 from multiverso.errors import StartupError
 from multiverso.hosts.conversation import NONSENSE
 from multiverso.hosts.coordinator import Coordinator
+from multiverso.hosts.exchange import Exchange
 from multiverso.hosts.known_hosts import Message, lines_of
 from multiverso.hosts.roster import Roster, spread
 from multiverso.spec import TableSpec
@@ -303,6 +304,47 @@ def test_a_host_that_is_done_is_not_waited_for_and_the_last_ends_the_job() -> No
     assert coordinator.receive(0, {"do": "gone"}) == []
     assert words(coordinator.receive(1, {"do": "gone"})) == [(host, "over") for host in ALL]
     assert coordinator.over
+
+
+OPTIONS: Message = {
+    "consistency": {"mode": "async", "staleness": 0},
+    "on_lost": "continue",
+    "exchange": Exchange().as_message(),
+}
+
+
+def test_a_host_that_was_lost_and_is_there_again_waits_for_those_that_have_never_come() -> None:
+    """It is told where the others are, and one of them nobody knows yet."""
+    coordinator = Coordinator(ROSTER)
+    for host in (0, 1):
+        coordinator.receive(host, {"do": "hello", "address": ["127.0.0.1", host]})
+        coordinator.receive(host, {"do": "options", "options": OPTIONS})
+    coordinator.lose(1, "it went")
+    again = {"do": "hello", "address": ["127.0.0.1", 11], "anew": True}
+    assert coordinator.receive(1, again) == []
+    orders = coordinator.receive(2, {"do": "hello", "address": ["127.0.0.1", 2]})
+    assert words(orders) == [(0, "peers"), (2, "peers"), (0, "joined"), (2, "joined"), (1, "welcome")]
+    assert [port for _, port in orders[-1][1]["addresses"]] == [0, 11, 2]
+
+
+def test_who_comes_in_a_dead_ones_place_between_a_barrier_and_what_is_told_after_it_is_not_waited_for() -> (
+    None
+):
+    coordinator = begun()
+    coordinator.receive(1, workers(1, liveness=at.LOST))
+    settled = {"do": "settled", "barrier": 1}
+    for host in ALL:
+        coordinator.receive(host, settled)
+
+    def tell(worker: int, number: int) -> list[tuple[int, str]]:
+        note = {"do": "tell", "number": number, "worker": worker, "note": "+"}
+        return words(coordinator.receive(ROSTER.host_of(worker), note))
+
+    assert tell(0, 1) == tell(1, 1) == []
+    coordinator.receive(1, workers(1))
+    assert tell(3, 1) == [(host, "told") for host in ALL], "it has passed the barrier, and does not tell"
+    assert tell(0, 2) == tell(1, 2) == tell(3, 2) == []
+    assert tell(2, 2) == [(host, "told") for host in ALL], "the next time it does"
 
 
 def test_a_lost_host_is_told_of_with_its_workers_and_nobody_waits_for_it() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from core_support import wait_for
 from fabric_support import Adder, barrier, changed, fabrics, new_shard
 
 from multiverso.deadline import Deadline
@@ -71,6 +72,28 @@ def test_every_dtype_and_any_numbers_are_the_same_on_all_hosts_after_a_barrier(d
             np.testing.assert_allclose(
                 shards[0].values(), total, rtol=1e-3, atol=1e-6 * float(np.abs(total).max())
             )
+
+
+def test_who_waits_for_a_host_that_is_lost_and_there_again_is_told() -> None:
+    """Both may be over before the one that waits looks."""
+    with Fabric(0, 2, new_credentials(encrypted=False)) as fabric:
+        fabric.attach(1, new_shard(CHUNKS))
+        raised: list[BaseException] = []
+
+        def take() -> None:
+            try:
+                fabric.take(Deadline.after(20))
+            except MultiversoError as error:
+                raised.append(error)
+
+        waiting = threading.Thread(target=take)
+        waiting.start()
+        wait_for(lambda: bool(fabric._settled._waiters))  # type: ignore[attr-defined]
+        with fabric._settled:
+            fabric.regroup([0])
+            fabric.joined(1)
+        waiting.join(30)
+        assert [str(error) for error in raised] == ["host 1 is lost"]
 
 
 def test_what_is_no_finite_number_travels_and_goes_again() -> None:

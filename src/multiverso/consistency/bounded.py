@@ -3,12 +3,16 @@
 Each read, exchange, or step that pulls is a tick of this worker's clock of the table (stale synchronous parallel:
 Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server"). The tick is done
 by the kernel that reads, in one step with it.
+
+A worker that takes a dead one's place may do again what the others have done before: its clock begins at theirs, and
+then runs ahead of those who wait at a barrier until it comes there. They do not tick before that. So its reads do not
+wait for them, and do not count.
 """
 
 from __future__ import annotations
 
 from multiverso import layout as at
-from multiverso.consistency.asynchronous import TICK, Asynchronous
+from multiverso.consistency.asynchronous import NO_TICK, TICK, Asynchronous
 from multiverso.consistency.port import Array, Call, CompiledRule, Port, RowIds, Versions
 from multiverso.deadline import Deadline
 from multiverso.kernels import waits
@@ -60,8 +64,14 @@ class Bounded(Asynchronous):
         port = self.port
         port.check_may_wait()
         target = load64(port.line + at.CLOCK) - port.staleness
-        arguments = (self._control, self._base, self._me, target)
-        code = self._wait_clock(*arguments)
+        self.ticks = TICK
+        code = self._wait_unless_excused(target)
         if code:
             what = f"clock {target} of {port.name}"
-            port.resume(code, lambda: self._wait_clock(*arguments), deadline, what)
+            port.resume(code, lambda: self._wait_unless_excused(target), deadline, what)
+
+    def _wait_unless_excused(self, target: int) -> int:
+        if self.port.is_awaited is not None and self.port.is_awaited(target):
+            self.ticks = NO_TICK
+            return 0
+        return self._wait_clock(self._control, self._base, self._me, target)

@@ -94,6 +94,8 @@ class Port:
         check_may_wait: to be called before anything that may wait for other workers; raises where that makes no sense.
         resume: ``resume(code, again, deadline, what)`` calls ``again`` until it returns 0; raises when the wait
             cannot end well.
+        is_awaited: of a worker that takes a dead one's place: whether all whose clocks are below this one wait for it,
+            and so do not tick before it comes where they are.
     """
 
     control: int
@@ -107,6 +109,7 @@ class Port:
     slot: Callable[[], Array]
     check_may_wait: Callable[[], None]
     resume: Callable[[int, Callable[[], int], Deadline | None, str], None]
+    is_awaited: Callable[[int], bool] | None = None
 
     @property
     def line(self) -> int:

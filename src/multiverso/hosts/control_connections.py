@@ -24,7 +24,7 @@ from multiverso.hosts.credentials import Credentials
 from multiverso.hosts.door import Door
 from multiverso.hosts.known_hosts import Message, lines_of
 from multiverso.hosts.roster import Roster
-from multiverso.hosts.talking import Talk
+from multiverso.hosts.talking import FLUSH_SECONDS, Talk
 from multiverso.hosts.transport import (
     CONTROL,
     Hello,
@@ -105,7 +105,10 @@ class Centre:
             self._closing.set()
         self._door.shut()
         for talk in self._talks.values():
-            talk.close("its node has ended")
+            talk.end("its node has ended")
+        flushed = Deadline.after(FLUSH_SECONDS)  # of all together: one whose host is stopped takes all of it
+        for talk in self._talks.values():
+            talk.close("its node has ended", flushed)
         self._door.join()
         self._watching.join(_JOIN_SECONDS)
 

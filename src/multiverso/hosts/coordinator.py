@@ -44,6 +44,10 @@ class Coordinator:
         self._options: Message | None = None
         self._desk = Desk()
         self._lives: list[list[int]] = []  # who was left after each loss
+        self._dead: set[int] = set()  # workers that are lost
+        self._since: dict[
+            int, int
+        ] = {}  # workers in dead ones' places: which barrier was over when each came
         self.over = False
 
     def receive(self, host: int, report: Message) -> list[Order]:
@@ -94,6 +98,7 @@ class Coordinator:
             line = lost.workers.setdefault(worker_id, [worker_id, 0, at.FREE, at.NEVER, 0, 0])
             if line[FATE] != at.GONE:
                 line[FATE] = at.LOST
+                self._dead.add(worker_id)
         orders = self._hosts.to_all({"do": "lost", "host": host, "why": why}, but=host)
         orders += self._hosts.to_all(
             {"do": "workers", "workers": list(lost.workers.values()), "now": None}, but=host
@@ -118,8 +123,9 @@ class Coordinator:
         return ""
 
     def _welcome(self) -> list[Order]:
-        """Lets those in who come, once each table is made on all hosts or on none."""
-        if not self._coming or self._tables.half_made:
+        """Lets those in who come, once each table is made on all hosts or on none, and all hosts have come once."""
+        missing = any(known.address is None and not known.lost for known in self._hosts)
+        if not self._coming or self._tables.half_made or missing:
             return []
         coming = dict(self._coming)
         self._coming.clear()
@@ -169,6 +175,11 @@ class Coordinator:
         lines = [line for line in report["workers"] if line[ID] in own]
         for line in lines:
             self._hosts[host].workers[line[ID]] = line
+            if line[FATE] == at.LOST:
+                self._dead.add(line[ID])
+            elif line[ID] in self._dead:
+                self._dead.remove(line[ID])
+                self._since[line[ID]] = self._barriers.released
         orders = self._hosts.to_all({"do": "workers", "workers": lines, "now": report["now"]}, but=host)
         if not self._hosts[host].is_live:  # the creation of a table waits for those who count
             orders += self._tables.go_on()
@@ -219,7 +230,12 @@ class Coordinator:
 
     def _hand_round(self) -> list[Order]:
         live = {worker for known in self._hosts if not known.lost for worker in known.live}
-        ready = [number for number, notes in self._notes.items() if live <= notes.keys()]
+        ready = [
+            number
+            for number, notes in self._notes.items()
+            # those in dead ones' places that came when the barrier before this was over do not tell
+            if {worker for worker in live if self._since.get(worker, -1) < number} <= notes.keys()
+        ]
         return [
             order
             for number in ready

@@ -299,7 +299,7 @@ class Fabric:
                 late = take and not all(map(self._rounds.is_whole, in_rounds))
                 if not (left or late):
                     break
-                self._check(left or ends)
+                self._check(left or ends, ends)
                 if deadline.passed:
                     what = "take the values of" if take else "give its changes to"
                     peers = ", ".join(map(str, sorted(left or ends)))
@@ -322,13 +322,20 @@ class Fabric:
         """Returns whether a host is lost and the others go on without it."""
         return peer in self._lost and bool(self._lives) and peer not in self._lives[-1]
 
-    def _check(self, left: Iterable[int]) -> None:
+    def _check(self, left: Iterable[int], asked: Mapping[int, Pair | Loop]) -> None:
+        """Raises where what was asked for cannot come any more.
+
+        Args:
+            left: the hosts that have not answered.
+            asked: what was asked; where a lost host has come again meanwhile, another one is there, and nobody answers.
+        """
         if self._closing.is_set():
             raise MultiversoError(f"the fabric of host {self.host} is closed")
         for peer in left:
-            if peer in self._lost:
+            now = self._ends()[peer]
+            if peer in self._lost or now is not asked[peer]:
                 raise MultiversoError(f"host {peer} is lost")
-            failed = self._ends()[peer].failed
+            failed = now.failed
             if failed is not None:
                 raise MultiversoError(f"host {self.host} has no connection to host {peer}: {failed}")
 

@@ -8,11 +8,12 @@ import threading
 import time
 from collections.abc import Callable
 
+from multiverso.deadline import Deadline
 from multiverso.hosts.conversation import Conversation, Message, Timeouts
 from multiverso.hosts.transport import Messages
 
 _JOIN_SECONDS = 10.0
-_FLUSH_SECONDS = 2.0
+FLUSH_SECONDS = 2.0
 
 
 class Talk:
@@ -112,13 +113,24 @@ class Talk:
         """How often a connection ended."""
         return self._conversation.cuts
 
-    def close(self, why: str) -> None:
-        """Sends what is queued, then that this is the end, and ends the connection."""
+    def end(self, why: str) -> None:
+        """Sends what is queued, and then that this is the end. Waits for nobody; `close` does."""
         with self._lock:
+            if self._closed:
+                return
             self._put([self._conversation.end(why)])
             self._closed = True
         self._queue.put(None)
-        self._thread.join(_FLUSH_SECONDS)
+
+    def close(self, why: str, deadline: Deadline | None = None) -> None:
+        """Sends what is queued, then that this is the end, and ends the connection.
+
+        Args:
+            why: it is the end.
+            deadline: until when the other host may take what is sent; by default two seconds from now.
+        """
+        self.end(why)
+        self._thread.join((deadline or Deadline.after(FLUSH_SECONDS)).left())
         with self._lock:
             channel = self._channel
         if channel is not None:

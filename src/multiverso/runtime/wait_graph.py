@@ -114,6 +114,12 @@ class WaitGraph:
             return [i for i, member in members.items() if member.clock < wait.target]
         return []
 
+    def is_awaited(self, me: int, table: int, clock: int) -> bool:
+        """Returns whether all whose clock of a table is below this one wait for a worker."""
+        behind = self.missing(Wait(at.FOR_CLOCK, 0, table, 0, clock, 0))
+        waits = [self.workers[i].wait for i in behind]
+        return bool(behind) and all(wait is not None and me in self.missing(wait) for wait in waits)
+
     def name_of(self, wait: Wait) -> str:
         """Returns a wait in words."""
         table = self.tables.get(wait.table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -13,6 +14,7 @@ from multiverso.consistency.modes import OF_MODE
 from multiverso.consistency.port import Consistency, Port
 from multiverso.deadline import Deadline
 from multiverso.kernels.compiling import compile_update
+from multiverso.memory.words import load64
 from multiverso.runtime.session import Session
 from multiverso.shards.shard import Shard
 from multiverso.spec import TableSpec
@@ -216,5 +218,19 @@ def _consistency_of(session: Session, shard: Shard, update: int, name: str) -> C
         slot=lambda: shard.slot(session.worker_id),
         check_may_wait=session.check_may_wait,
         resume=session.resume,
+        is_awaited=_awaits(session, shard) if session.incarnation else None,
     )
     return OF_MODE[shard.mode](port)
+
+
+def _awaits(session: Session, shard: Shard) -> Callable[[int], bool]:
+    me, number = session.worker_id, int(shard.header["table_id"])
+    clocks = [shard.line(i) + at.CLOCK for i in range(shard.workers) if i != me]
+
+    def is_awaited(clock: int) -> bool:
+        # at most reads nobody is behind, and what everybody waits for need not be looked up
+        return any(load64(word) < clock for word in clocks) and session.wait_graph().is_awaited(
+            me, number, clock
+        )
+
+    return is_awaited
