@@ -93,7 +93,7 @@ def test_what_it_does_again_does_not_wait_for_those_who_wait_for_it(dead: Callab
             assert clocks[:2] == [15, 15]
             most = 15 + MODES["bounded"]["staleness"] + 1  # a read is counted once it may go ahead
             assert clocks[2] <= most, "what it did ahead of the others does not count"
-            assert table.get().tolist() == [50.0] * 4
+            assert table.snapshot().tolist() == [50.0] * 4
         for session in sessions:
             session.shutdown()
 
