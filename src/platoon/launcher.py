@@ -20,6 +20,7 @@ from typing import Any
 
 from multiverso.errors import StartupError
 from multiverso.launch import Job, JobResult, WorkerExit, let_signals_end_us, put_back, visible_gpus
+from multiverso.launch.standard_files import open_standard_files
 from platoon import configparser
 from platoon.devices import check_devices, device_environment, find_devices
 from platoon.processes import GRACE_SECONDS, Program, program
@@ -46,6 +47,7 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
+    open_standard_files()
     args = _parser().parse_args(arguments)
     try:
         return _launch(args)

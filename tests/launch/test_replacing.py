@@ -1,17 +1,23 @@
 """`multiverso run --replace`: a worker that dies is started again in its place, and finds what the others have."""
 
+import errno
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from launch_support import Running, command, multiverso, script
 
+from multiverso.errors import StartupError
+from multiverso.launch import processes
 from multiverso.launch.job import Job
 from multiverso.launch.processes import WorkerCommand
 from multiverso.launch.restarting import Pauses, Replacements
-from multiverso.launch.results import WorkerExit
+from multiverso.launch.results import JobResult, WorkerExit
+from multiverso.launch.standard_files import open_standard_files
 
 JOB = """
 import mmap, os, signal, sys, time
@@ -184,3 +190,52 @@ def test_who_was_replaced_is_not_said_to_have_left_the_others(tmp_path: Path) ->
     assert result.culprit is not None
     assert result.culprit.worker_id == 0
     assert result.deserter is None
+
+
+def test_a_replacement_that_cannot_be_started_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system had no process left at that moment: that ended the whole job, with a traceback."""
+    starts: list[int] = []
+    said: list[str] = []
+
+    def spawn(worker: WorkerCommand, *, keep_stdin: bool = False) -> subprocess.Popen[bytes]:
+        starts.append(len(starts))
+        if len(starts) == 2:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return processes.spawn(worker, keep_stdin=keep_stdin)
+
+    monkeypatch.setattr("multiverso.launch.job.spawn", spawn)
+    text = f"[ -e {tmp_path}/failed ] && exit 0; touch {tmp_path}/failed; exit 3"
+    environ = {**os.environ, "OF_THIS_TEST": str(tmp_path)}
+    files = (tmp_path / "out", tmp_path / "err")
+
+    def job(most: int) -> JobResult:
+        return Job(
+            [WorkerCommand(("sh", "-c", text), environ, files=files)],
+            marker=f"OF_THIS_TEST={tmp_path}",
+            on_failure="continue",
+            again=Replacements(most).after,
+            on_trouble=said.append,
+        ).run(60)
+
+    assert [end.code for end in job(2).exits] == [0]
+    assert len(said) == 1
+    assert "worker 0 cannot be started: Resource temporarily unavailable; start fewer" in said[0]
+    (tmp_path / "failed").unlink()
+    starts.clear()
+    assert [end.code for end in job(1).exits] == [3], "and given up when there were as many as there may be"
+    starts[:] = [0]
+    with pytest.raises(StartupError, match="cannot be started"):  # the first start of a job
+        job(2)
+
+
+def test_a_launcher_without_standard_files_has_none_in_their_place() -> None:
+    child = os.fork()
+    if not child:
+        os.closerange(0, 3)
+        sys.stdin = sys.stdout = sys.stderr = None  # as an interpreter has it that was started so
+        open_standard_files()
+        files = [sys.stdin, sys.stdout, sys.stderr]
+        os._exit([file.fileno() for file in files if file is not None] != [0, 1, 2] or os.open("/", 0) < 3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

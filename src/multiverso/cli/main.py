@@ -301,17 +301,25 @@ def version() -> None:
 
 
 def _or_complain(action: Callable[[], int]) -> int:
-    from multiverso.errors import StartupError
+    from multiverso.errors import OutOfMemoryError, StartupError
+    from multiverso.launch.processes import HOW_TO_GET_MORE, NONE_LEFT
 
     try:
         return action()
-    except StartupError as error:
+    except (StartupError, OutOfMemoryError) as error:
         typer.echo(f"multiverso: {error}", err=True)
-        return 2
+    except OSError as error:
+        if error.errno not in NONE_LEFT:
+            raise
+        typer.echo(f"multiverso: {error.strerror}; {HOW_TO_GET_MORE}", err=True)
+    return 2
 
 
 def main() -> None:
     """Run the command line (`multiverso_program` has let Ctrl-C end it until here)."""
+    from multiverso.launch.standard_files import open_standard_files
+
+    open_standard_files()
     try:
         app(prog_name="multiverso")
     finally:

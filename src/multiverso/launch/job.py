@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Literal, Self
 
+from multiverso.errors import StartupError
 from multiverso.launch.output import Output
 from multiverso.launch.processes import (
+    HOW_TO_GET_MORE,
     Guard,
     WorkerCommand,
     catches,
@@ -51,6 +53,7 @@ class Job:
         again: Called when a worker has failed in a job that goes on: returns after how many seconds it is started
             again, or None.
         lost_workers: Says which workers the node has lost, the first one first.
+        on_trouble: Called with what is to be said when a worker could not be started again.
         on_look: Called every half second or more often.
         first: The first worker's number.
 
@@ -71,6 +74,7 @@ class Job:
         on_exit: Callable[[WorkerExit], None] = lambda _: None,
         again: Callable[[WorkerExit], float | None] = lambda _: None,
         lost_workers: Callable[[], Sequence[int]] = tuple,
+        on_trouble: Callable[[str], None] = lambda _: None,
         on_look: Callable[[], None] = lambda: None,
         first: int = 0,
     ) -> None:
@@ -85,6 +89,7 @@ class Job:
         self._on_exit = on_exit
         self._again = again
         self._lost_workers = lost_workers
+        self._on_trouble = on_trouble
         self._on_look = on_look
         self._began = 0.0
         self._held = ExitStack()
@@ -214,14 +219,23 @@ class Job:
     def _start_worker(self, worker_id: int) -> None:
         assert self._guard is not None
         command = self._commands[worker_id - self._first]
-        process = spawn(command, keep_stdin=self._keep_stdin and worker_id == 0)
+        process: subprocess.Popen[bytes] | None = None
+        try:
+            process = spawn(command, keep_stdin=self._keep_stdin and worker_id == 0)
+            watched = os.pidfd_open(process.pid)
+        except OSError as error:  # no process or descriptor left, or no memory
+            if process is not None:
+                _undo(process)
+            raise StartupError(
+                f"worker {worker_id} cannot be started: {error.strerror}; {HOW_TO_GET_MORE}"
+            ) from error
         self._processes[worker_id] = process
         self._exits.pop(worker_id, None)
         self._started_at[worker_id] = time.monotonic()
+        self._selector.register(watched, selectors.EVENT_READ, worker_id)
         self._guard.watch(process)
         if self._output is not None and process.stdout is not None and process.stderr is not None:
             self._output.add(worker_id, process.stdout, process.stderr)
-        self._selector.register(os.pidfd_open(process.pid), selectors.EVENT_READ, worker_id)
         self._on_start(worker_id, process.pid)
 
     def _start_due(self, now: float) -> None:
@@ -229,7 +243,22 @@ class Job:
             del self._due[worker_id]
             if self._suspect == worker_id:
                 self._suspect = None
-            self._start_worker(worker_id)
+            end = self._exits[worker_id]
+            try:
+                self._start_worker(worker_id)
+            except StartupError as error:
+                if worker_id in self.running:  # what watches over all of them is gone
+                    raise
+                self._on_trouble(str(error))
+                self._start_later(end)
+
+    def _start_later(self, end: WorkerExit) -> None:
+        """Starts a worker that has failed again, in a while; or gives it up."""
+        seconds = self._again(end)
+        if seconds is None:
+            self._on_exit(end)
+        else:
+            self._due[end.worker_id] = time.monotonic() + seconds
 
     def step(self, most_seconds: float = 0.0) -> None:
         """Does what there is to do; waits for something for at most so long."""
@@ -325,10 +354,8 @@ class Job:
             seconds=time.monotonic() - self._started_at[worker_id],
         )
         self._exits[worker_id] = end
-        goes_on = end.failed and self._on_failure == "continue" and self._reason == "finished"
-        seconds = self._again(end) if goes_on else None
-        if seconds is not None:
-            self._due[worker_id] = time.monotonic() + seconds
+        if end.failed and self._on_failure == "continue" and self._reason == "finished":
+            self._start_later(end)
             return
         self._on_exit(end)
         if end.failed and self._on_failure == "stop" and self._reason == "finished":
@@ -372,3 +399,12 @@ class Job:
         if deserter is not None and (deserter.code != 0 or deserter.worker_id not in self._lost_workers()):
             deserter = None  # one that was lost and started again has not left anybody
         return JobResult(self._reason, code, culprit, deserter, exits, time.monotonic() - self._began)
+
+
+def _undo(process: subprocess.Popen[bytes]) -> None:
+    """Ends a worker that was started in vain."""
+    signal_group(process, signal.SIGKILL)
+    process.wait()
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()

@@ -118,6 +118,7 @@ def _start(
             on_start=report.started,
             on_exit=ended,
             again=again,
+            on_trouble=report.warn,
             lost_workers=node.lost_workers,
             first=place.workers.start,
         )

@@ -1,5 +1,6 @@
 """A worker as an operating system process: start it, signal it, leave nothing of it behind."""
 
+import errno
 import os
 import re
 import signal
@@ -16,6 +17,11 @@ from multiverso.errors import StartupError
 
 _HERE = Path(__file__).parent
 _GUARD_SECONDS = 15.0
+# of processes, of open files (in this process, in the system), of memory
+NONE_LEFT = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+HOW_TO_GET_MORE = (
+    "start fewer workers, or raise what limits processes, open files and memory here (`ulimit -a`)"
+)
 
 
 @dataclass(frozen=True)
