@@ -13,8 +13,10 @@ is a rehearsal but the machine. Every variant trains for the same time on scikit
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -104,17 +106,22 @@ def train(
         *("-hosts", hosts, "-n", 2, sys.executable, folder / "worker.py", seconds, width, seed),
     ]
     before = sent(names)
-    done = subprocess.run(
+    with subprocess.Popen(
         list(map(str, command)),
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
-        timeout=60 + 10 * seconds,
         env={**os.environ, **VARIANTS[variant]},
-    )
-    if done.returncode:
-        raise SystemExit(f"{variant} failed with exit code {done.returncode}:\n{done.stdout}{done.stderr}")
-    workers = [json.loads(line) for line in done.stdout.splitlines()]
+        start_new_session=True,
+    ) as started:
+        try:
+            out, err = started.communicate(timeout=60 + 10 * seconds)
+        finally:  # also after SIGTERM, see `main`: mpiexec's own helpers are in its group, and end its workers
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGTERM)
+    if started.returncode:
+        raise SystemExit(f"{variant} failed with exit code {started.returncode}:\n{out}{err}")
+    workers = [json.loads(line) for line in out.splitlines()]
     steps, floats = sum(worker["steps"] for worker in workers), workers[0]["floats"]
     told = sent(names) - before
     each = 2 * 4 * floats * steps
@@ -148,6 +155,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # and nothing stays behind
     with tempfile.TemporaryDirectory() as folder, two_hosts(options.rate) as names:
         runs: dict[str, list[dict[str, Any]]] = {variant: [] for variant in options.only}
         for seed in range(options.repeats):

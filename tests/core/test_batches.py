@@ -397,3 +397,14 @@ def test_a_counters_lock_outlives_its_holder(monkeypatch: pytest.MonkeyPatch) ->
     before, error, after = together(work, 1)[0]
     assert (before, after) == (0, 1)
     assert isinstance(error, WaitTimeoutError)
+
+
+def test_a_number_that_is_given_out_again_in_the_same_process_is_another_worker() -> None:
+    """It was told by its process's id: whoever had that id again was waited for, to finish what it had never begun."""
+    with Node() as node, Session(node.address, 0) as one:
+        with Session(node.address, 1) as other:
+            left = deal(other, 4, 1)
+            next(left)
+        with Session(node.address, 1):
+            assert samples([list(deal(one, 4, 1, timeout_seconds=20))]) == [0, 1, 2, 3]
+        left.close()

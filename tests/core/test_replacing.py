@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
@@ -235,8 +236,17 @@ def test_a_replacement_may_be_there_before_the_others_begin_a_checkpoint(
             session.shutdown()
 
 
-def test_a_process_whose_exit_code_nobody_has_asked_for_yet_has_ended() -> None:
+@pytest.mark.parametrize("with_pidfd", [True, False])
+def test_a_process_whose_exit_code_nobody_has_asked_for_yet_has_ended(
+    monkeypatch: pytest.MonkeyPatch, with_pidfd: bool
+) -> None:
     """As where an engine reaps its children late, or never: the place is free all the same."""
+    if not with_pidfd:
+
+        def refuse(pid: int) -> int:
+            raise OSError(errno.ENOSYS, "Function not implemented")
+
+        monkeypatch.setattr(os, "pidfd_open", refuse)
     with Node(2, on_lost="continue", replaces=True) as node:
         child = os.fork()
         if not child:

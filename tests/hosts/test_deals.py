@@ -258,3 +258,24 @@ def test_a_question_nobody_can_answer_is_the_workers_own_error() -> None:
     with rehearsal(1, 1) as job:
         assert all("the weather: it makes no sense" in text for text in job.run(work))
         wait_for(lambda: not any(node.live_workers() for node in job.nodes))
+
+
+def test_a_new_worker_with_the_old_ones_process_id_is_a_new_worker() -> None:
+    """In containers all have the same few: what the dead one had is dealt again, though its number is live."""
+    deals, first, second = Deals(), Model(0), Model(1)
+    deals.note([line(0), line(1)])
+    for worker, _, answer in [*deals.ask(0, 1, first.question()), *deals.ask(1, 1, second.question())]:
+        (first, second)[worker].get(answer)
+    held = list(second.hand)
+    deals.note([line(1, at.LOST)])
+    deals.note([line(1)])
+    worked: list[int] = []
+    while not first.over:
+        worked += first.hand
+        first.finished = first.given
+        answers = deals.ask(0, first.turn + 2, first.question())
+        assert answers, f"it waits, and has {worked}"
+        for _, _, answer in answers:
+            first.get(answer)
+    assert sorted(worked) == list(range(12))
+    assert held

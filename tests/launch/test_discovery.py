@@ -1,12 +1,14 @@
 """Discovery on environments recorded from the real launchers (Slurm 22.05 and the others' PyPI packages)."""
 
 import os
+import socket
 import subprocess
 import sys
 
 import pytest
 
 from multiverso.errors import StartupError
+from multiverso.runtime import rendezvous
 from multiverso.runtime.discovery import Ancestor, JobInfo, discover, process_ancestors, socket_name
 from multiverso.runtime.joining import join
 
@@ -291,3 +293,13 @@ def test_more_workers_than_a_host_may_run_are_refused_at_once() -> None:
     environ = {**OPENMPI, "OMPI_COMM_WORLD_SIZE": "65", "OMPI_COMM_WORLD_LOCAL_SIZE": "65"}
     with pytest.raises(StartupError, match=r"1 to 64 workers of a job; .* has started 65"):
         join(environ)
+
+
+def test_an_init_after_shutdown_waits_for_the_port_of_the_job_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = socket.create_server(("0.0.0.0", 0))
+    port = before.getsockname()[1]
+    with pytest.raises(StartupError, match="MULTIVERSO_PORT"):
+        rendezvous.open_port(port)  # the first job: somebody else has it
+    monkeypatch.setattr(rendezvous.time, "sleep", lambda _: before.close())
+    with rendezvous.open_port(port, number=1) as listening:
+        assert listening.getsockname()[1] == port

@@ -114,8 +114,9 @@ class Deals:
         """
         for line in lines:
             worker, process, liveness, participation = line[0], line[1], line[2], line[3]
-            known = self._hands.get(worker)
-            if known is not None and known.process != process and liveness == at.ALIVE:
+            known, was = self._hands.get(worker), self._workers.get(worker, (0, at.FREE, at.NEVER))[1]
+            is_new = known is not None and (known.process != process or was in (at.LOST, at.GONE))
+            if known is not None and is_new and liveness == at.ALIVE:
                 if known.begun == self._number:  # what the last process of this number was given
                     self._returned += known.out
                 del self._hands[worker]

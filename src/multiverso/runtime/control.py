@@ -200,6 +200,7 @@ class Control:
             gave_up_ns=load64(block + at.GAVE_UP),
             wait=_wait_in(block),
             host=self.places[worker_id] if self.places else "",
+            life=load64(block + at.LIFE_NUMBER),
         )
 
     def workers(self) -> list[WorkerState]:

@@ -50,7 +50,7 @@ def meet_over_mpi(job: JobInfo, number: int, timeout_seconds: float) -> Met:
         listening: socket.socket | None = None
         word = ""
         if job.worker_id == lead:
-            listening = undo.enter_context(open_port(job.ports[0] if job.ports else 0))
+            listening = undo.enter_context(open_port(job.ports[0] if job.ports else 0, number))
             credentials = new_credentials(not os.environ.get(INSECURE_VARIABLE))
             places = [cards[roster.workers_of(host)[0]]["addresses"] for host in range(roster.hosts)]
             address = os.environ.get(ADDRESS_VARIABLE) or reachable(places[0], places[1:])

@@ -35,7 +35,7 @@ def meet_in_slurm(job: JobInfo, roster: Roster, number: int, secret: str) -> Met
     port = job.ports[number % len(job.ports)] if job.ports else _port_of(name)
     first = roster.names[0]
     mine = os.environ.get(ADDRESS_VARIABLE) or (first if roster.leads else _towards(first))
-    listening = open_port(port) if roster.leads else None
+    listening = open_port(port, number) if roster.leads else None
     return Met(key, Found(complete(roster, (first, port), credentials.to_text(), mine), listening))
 
 

@@ -39,7 +39,7 @@ def meet_over_store(job: JobInfo, number: int, timeout_seconds: float) -> Met:
     with contextlib.ExitStack() as undo:
         listening: socket.socket | None = None
         if job.host == 0:
-            listening = undo.enter_context(open_port(job.ports[0] if job.ports else 0))
+            listening = undo.enter_context(open_port(job.ports[0] if job.ports else 0, number))
             credentials = new_credentials(not os.environ.get(INSECURE_VARIABLE))
             store.set("coordinator", f"{listening.getsockname()[1]} {credentials.to_text()}")
         store.set(f"name/{job.host}", socket.gethostname())

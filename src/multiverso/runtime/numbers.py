@@ -9,6 +9,7 @@ import os
 import select
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from multiverso import layout as at
 from multiverso.runtime.catalogue import Catalogue
@@ -98,17 +99,34 @@ class Numbers:
     def _has_ended(self, worker_id: int) -> bool:
         """Whether its process is over, with all its threads; nobody may have asked for its exit code yet."""
         pid = self.control.worker(worker_id).pid
-        if not pid:
-            return True  # it has never come
-        try:
-            descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            return True
-        except OSError:  # no descriptor left, or no such call here
-            return False
-        try:
-            poll = select.poll()
-            poll.register(descriptor, select.POLLIN)
-            return bool(poll.poll(0))
-        finally:
-            os.close(descriptor)
+        return not pid or has_ended(pid)  # without one it has never come
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is over, with all its threads; nobody may have asked for its exit code yet."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    except (
+        AttributeError,
+        OSError,
+    ):  # no such call here (Linux before 5.3, some sandboxes), or no descriptor left
+        return _is_no_more(Path("/proc", str(pid)))
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(0))
+    finally:
+        os.close(descriptor)
+
+
+def _is_no_more(process: Path) -> bool:
+    """Whether a process is not in /proc, or is there until its exit code is asked for. Where nothing is there: no."""
+    try:
+        state = (process / "stat").read_text().rpartition(") ")[2][:1]
+        return state in "ZX" and len(list((process / "task").iterdir())) <= 1
+    except (FileNotFoundError, ProcessLookupError):
+        return (process.parent / "self").exists()
+    except OSError:
+        return False

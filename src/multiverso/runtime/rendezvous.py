@@ -6,15 +6,19 @@ under srun from Slurm's variables and what only this user knows, without a word 
 
 from __future__ import annotations
 
+import errno
 import socket
+import time
 from dataclasses import dataclass, replace
 
+from multiverso.deadline import Deadline
 from multiverso.errors import StartupError
 from multiverso.hosts.addresses import ANY
 from multiverso.hosts.roster import Roster
 from multiverso.runtime.discovery import PORT_VARIABLE, JobInfo
 
 INSECURE_VARIABLE = "MULTIVERSO_INSECURE_FABRIC"
+_BEFORE_SECONDS, _LOOK_SECONDS = 15.0, 0.05
 
 
 @dataclass(frozen=True)
@@ -73,19 +77,28 @@ def key_of(job: JobInfo, host: int, number: int) -> str:
     return f"{job.key}|{job.attempt}|host {host}|{number}"
 
 
-def open_port(port: int) -> socket.socket:
+def open_port(port: int, number: int = 0) -> socket.socket:
     """Opens the coordinator's port.
+
+    Args:
+        port: which; 0 for any.
+        number: of this `init` in this process. The job before may not have ended yet, and that is waited for.
 
     Raises:
         StartupError: somebody has it.
     """
-    try:
-        return socket.create_server((ANY, port))
-    except OSError as error:
-        raise StartupError(
-            f"the first host cannot listen for the others at port {port} ({error.strerror}): set {PORT_VARIABLE} "
-            "to a free one, the same in all workers"
-        ) from error
+    deadline = Deadline.after(_BEFORE_SECONDS if number else 0.0)
+    while True:
+        try:
+            return socket.create_server((ANY, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE and not deadline.passed:
+                time.sleep(_LOOK_SECONDS)
+                continue
+            raise StartupError(
+                f"the first host cannot listen for the others at port {port} ({error.strerror}): set {PORT_VARIABLE} "
+                "to a free one, the same in all workers"
+            ) from error
 
 
 def complete(roster: Roster, first: tuple[str, int], credentials: str, mine: str) -> Roster:

@@ -65,6 +65,12 @@ class WorkerState:
     gave_up_ns: int
     wait: Wait | None
     host: str = ""
+    life: int = 0
+
+    @property
+    def owner(self) -> int:
+        """A number that no other session of this worker's number has: its process's may be given out again."""
+        return self.life << 32 | self.pid
 
     @property
     def process(self) -> str:

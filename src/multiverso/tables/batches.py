@@ -39,7 +39,7 @@ HEAD.int64("next")  # the next batch
 HEAD.int64("what", 4)  # samples, size, seed, epoch
 
 LINE = Record(512)  # of a worker, or (the last line) of nobody
-LINE.int64("process")
+LINE.int64("owner")  # which session of that number, see `WorkerState.owner`
 LINE.int64("begun")  # the last deal that it began
 LINE.int64("done")  # the last deal that it is done with
 LINE.int64("taken", 61)  # 1 + number of each batch that it has been given and has not finished, from the left
@@ -81,7 +81,7 @@ class SharedHands:
             kept = [*left[left > 0], *taken[taken > 0]][: left.size]
             left[: len(kept)] = kept
         taken[:] = 0
-        mine["process"] = 0
+        mine["owner"] = 0
 
     def begin(self, dealt: Epoch, deadline: Deadline) -> int:
         """Begins the next deal, or joins those who have; waits for whoever is still in the one before."""
@@ -105,7 +105,7 @@ class SharedHands:
                 )
             line["done"] = number - 1
             line["begun"] = number
-            line["process"] = self._session.control.worker(self._me).pid
+            line["owner"] = self._session.control.worker(self._me).owner
             return []
 
         self._until_nobody(step, deadline, "the others' last epoch to end")
@@ -153,7 +153,7 @@ class SharedHands:
     def _members(self) -> list[int]:
         """Returns the live workers that have ever begun a deal."""
         workers = (worker for worker in self._session.control.workers() if worker.is_live)
-        return [w.worker_id for w in workers if self._lines[w.worker_id]["process"] == w.pid]
+        return [w.worker_id for w in workers if self._lines[w.worker_id]["owner"] == w.owner]
 
     def _works(self, worker_id: int, number: int) -> bool:
         line = self._lines[worker_id]
@@ -168,7 +168,7 @@ class SharedHands:
                 continue
             if worker_id != _NOBODY:
                 worker = control.worker(worker_id)
-                if worker.is_live and worker.pid == line["process"]:
+                if worker.is_live and worker.owner == line["owner"]:
                     continue
                 if line["done"] >= number and worker.liveness != at.LOST:
                     continue  # what it had taken ahead it has worked on before it left
