@@ -59,6 +59,10 @@ class TableSpec:
 
     def __post_init__(self) -> None:
         check_name(self.name)
+        if self.rows * self.columns > _MOST_ELEMENTS:
+            raise ShapeMismatchError(
+                f"a table has at most {_MOST_ELEMENTS:,} elements; got {self.rows} x {self.columns}"
+            )
         states = states_of(self.states)
         object.__setattr__(self, "states", states)
         if any(state.per == "row" for state in states):
@@ -173,8 +177,9 @@ class MemorySpec:
     sparse: bool = False
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.name, str) and self.name):
-            raise ValueError(f"name is a text that is not empty; got {self.name!r}")
+        if self.name is None:
+            raise ValueError("name is a text that is not empty; got None")
+        check_name(self.name)
 
     def as_message(self) -> dict[str, Any]:
         """Returns it as JSON can carry it."""
@@ -198,10 +203,14 @@ def check_name(name: Any) -> None:
     """Refuses what is not a name of a table.
 
     Raises:
-        ValueError: neither None nor a text that is not empty.
+        ValueError: neither None nor a text that is not empty, and not too long.
     """
     if name is not None and not (isinstance(name, str) and name):
         raise ValueError(f"name is a text that is not empty, or None; got {name!r}")
+    if name is not None and len(name) > _LONGEST_TEXT:
+        raise ValueError(
+            f"a name has at most {_LONGEST_TEXT} characters; got {len(name)}, from {name[:50]!r} on"
+        )
 
 
 def checked_count(value: Any, what: str) -> int:

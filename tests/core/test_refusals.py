@@ -244,3 +244,16 @@ def test_statistics_tell_an_unnamed_table_from_one_named_like_its_number(alone: 
     mv.ArrayTableHandler(2, name="1", session=alone)
     tables = alone.statistics()["tables"]
     assert (tables[1]["adds"], tables["1"]["adds"]) == (1, 0)
+
+
+def test_a_table_that_is_too_large_or_named_too_long_is_refused_in_words(tables: Tables) -> None:
+    """The node said that it could not read the request, and showed it."""
+    session = tables.array._session
+    with pytest.raises(
+        ShapeMismatchError, match="at most 281,474,976,710,656 elements; got 1 x 4611686018427387904"
+    ):
+        mv.ArrayTableHandler(2**62, session=session)
+    for make in (mv.ArrayTableHandler, mv.KeyedTable):
+        if make is mv.ArrayTableHandler or not session.consistency.in_rounds:
+            with pytest.raises(ValueError, match="at most 2000 characters; got 3000"):
+                make(3, name="x" * 3000, session=session)

@@ -28,6 +28,7 @@ from multiverso.checkpoints.parts import Packed, Parts
 from multiverso.checkpoints.stores import PathLike, open_store
 from multiverso.checkpoints.writing import LOOK_SECONDS, Task, Writer, copied
 from multiverso.errors import ClosedError, SnapshotError, WaitTimeoutError
+from multiverso.in_process import InProcess
 from multiverso.runtime import Session
 from multiverso.runtime.agreement import count_as_done
 from multiverso.runtime.current import current
@@ -55,7 +56,7 @@ class Manager(Protocol):
         """Returns the tables that it shares, by name."""
 
 
-class Checkpoint:
+class Checkpoint(InProcess):
     """A run that is saved beside the training, and resumed. Collective: all workers make it, in the same place.
 
     Attributes:

@@ -75,8 +75,8 @@ def join(
     job = discover(environ)
     if job.workers_num > MAX_WORKERS:
         raise StartupError(
-            f"a host runs 1 to {MAX_WORKERS} workers of a job; {job.started_by} has started {job.workers_num}: "
-            "start fewer, and give each more threads (OMP_NUM_THREADS)"
+            f"a job has 1 to {MAX_WORKERS} workers, on all its hosts together; {job.started_by} has started "
+            f"{job.workers_num}: start fewer, and give each more threads (OMP_NUM_THREADS)"
         )
     timeout = _seconds(timeout_seconds, environ)
     start = START_SECONDS if start_timeout_seconds is None else _positive(start_timeout_seconds)

@@ -21,6 +21,7 @@ from multiverso import layout as at
 from multiverso.errors import StartupError
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport import Listener
+from multiverso.in_process import InProcess
 from multiverso.node_log import log
 from multiverso.runtime.abroad import Abroad
 from multiverso.runtime.carrier import Carrier
@@ -38,7 +39,7 @@ _nodes: weakref.WeakSet[Node] = weakref.WeakSet()
 _WATCH_SECONDS = 1.0
 
 
-class Node:
+class Node(InProcess):
     """A job's node, run by threads of this process.
 
     Args:
@@ -71,7 +72,9 @@ class Node:
         replaces: bool = False,
     ) -> None:
         if workers is not None and not 1 <= workers <= at.MAX_WORKERS:
-            raise StartupError(f"a host runs 1 to {at.MAX_WORKERS} workers of a job; got {workers}")
+            raise StartupError(
+                f"a job has 1 to {at.MAX_WORKERS} workers, on all its hosts together; got {workers}"
+            )
         if on_lost not in ("stop", "continue"):
             raise StartupError(f"on_lost is 'stop' or 'continue'; got {on_lost!r}")
         self._linger = linger

@@ -18,6 +18,7 @@ from multiverso.consistency_modes import chosen_mode
 from multiverso.deadline import SLICE_SECONDS, Deadline, checked_seconds
 from multiverso.errors import ClosedError, NodeLostError
 from multiverso.hosts.exchange import Exchange
+from multiverso.in_process import InProcess
 from multiverso.kernels import waits
 from multiverso.memory.shared import SharedMemory
 from multiverso.runtime.attaching import ask_for_place, withdraw
@@ -51,7 +52,7 @@ class Handler(Protocol):
     def _leave(self) -> None: ...
 
 
-class Session:
+class Session(InProcess):
     """One worker's part in a job.
 
     Args:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from operator import index
 
 from multiverso.deadline import Deadline
+from multiverso.in_process import InProcess
 from multiverso.runtime.current import current
 from multiverso.runtime.session import Session
 from multiverso.runtime.shared_lock import held, prepare
@@ -12,7 +13,7 @@ from multiverso.runtime.shared_lock import held, prepare
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 
 
-class Counter:
+class Counter(InProcess):
     """A whole number of 64 bits that all workers of the job share, 0 at first.
 
     Made by the first worker that asks for the name; the others attach to it whenever they come. It lasts as long as

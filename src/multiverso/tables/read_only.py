@@ -17,6 +17,7 @@ from multiverso import layout as at
 from multiverso.consistency_modes import BY_CODE
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, NodeLostError, RowIdError, StartupError, WaitTimeoutError
+from multiverso.in_process import InProcess
 from multiverso.kernels import looking as kernels
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import load64
@@ -90,7 +91,7 @@ class _View:
         self._link.close()
 
 
-class _ReadOnly:
+class _ReadOnly(InProcess):
     """What both kinds of tables have."""
 
     def __init__(self, view: _View, name: str, dtype: str, timeout_seconds: float) -> None:

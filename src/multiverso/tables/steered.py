@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from multiverso.errors import MultiversoError
+from multiverso.in_process import InProcess
 from multiverso.runtime.session import Session
 from multiverso.tables.convert import Array
 from multiverso.updaters import BY_NAME, Updater
 from multiverso.updaters.checks import positive
 
 
-class Steered:
+class Steered(InProcess):
     """The part of a table that holds its updater. Whoever inherits says where the learning rate lies.
 
     Args:
