@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from operator import index
 from typing import Any
@@ -15,8 +14,9 @@ from multiverso.errors import StartupError
 from multiverso.runtime.current import current, is_open, latest, set_current
 from multiverso.runtime.joining import join
 from multiverso.runtime.opened import abandoned_by, open_sessions
+from multiverso.turns import new_lock, turn
 
-_starting = threading.Lock()
+_starting = new_lock()
 
 
 def init(
@@ -54,7 +54,7 @@ def init(
         StartupError: already initialised, not on Linux, several hosts, or other options than other workers.
         WaitTimeoutError: not all workers came in time.
     """
-    with _starting:
+    with turn(_starting, "init()"):
         if is_open():
             raise StartupError("multiverso is already initialised in this process; call shutdown() first")
         before = open_sessions()

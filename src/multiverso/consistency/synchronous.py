@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from multiverso.deadline import Deadline
 from multiverso.errors import InterruptedRoundError, MultiversoError, WaitTimeoutError
 from multiverso.kernels import chained, rounds, rules
 from multiverso.memory.words import load32, load64, store64
+from multiverso.turns import new_lock, turn
 
 _SNAPSHOT_TRIES = 1000
 
@@ -41,7 +41,7 @@ class Synchronous:
             self._kernels.read.compiled(self._dtype),
             self._kernels.leave.compiled(),
         )
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._progress = np.zeros(at.ROUND_MEMBERS + load64(port.base + at.CHUNK_COUNT), np.int64)
         self._progress[at.ROUND_NUMBER] = port.first_round
         self._reading: str | None = None  # what the open round's read is
@@ -53,12 +53,12 @@ class Synchronous:
         return self._reading if self._progress[at.ROUND_OPEN] else None
 
     def add(self, delta: Array, call: Call, deadline: Deadline | None = None) -> None:
-        with self._lock:
+        with turn(self._lock, self.port.name):
             self._refuse_in_round()
             rounds.stage.compiled(self._dtype)(self._base, self._me, self._progress, delta, call.address)
 
     def add_rows(self, ids: RowIds, delta: Array, call: Call, deadline: Deadline | None = None) -> None:
-        with self._lock:
+        with turn(self._lock, self.port.name):
             self._refuse_in_round()
             bad = rounds.stage_rows.compiled(self._dtype)(
                 self._base, self._me, self._progress, ids, delta, call.address
@@ -152,7 +152,7 @@ class Synchronous:
         )
 
     def put(self, values: Array) -> None:
-        with self._lock:
+        with turn(self._lock, self.port.name):
             self._refuse_in_round()
             rounds.committed_put.compiled(self._dtype)(self._base, self.version(), values)
             if self._spans_hosts:  # at the next barrier the node gives it to the others
@@ -162,12 +162,12 @@ class Synchronous:
         return load64(self._base + at.COMMITTED)
 
     def staged(self) -> Array | None:
-        with self._lock:
+        with turn(self._lock, self.port.name):
             self._refuse_in_round()
             return self.port.slot().copy() if self._progress[at.ROUND_STAGED] else None
 
     def restage(self, delta: Array | None) -> None:
-        with self._lock:
+        with turn(self._lock, self.port.name):
             self._refuse_in_round()
             self._progress[at.ROUND_STAGED] = 0
         if delta is not None:
@@ -178,7 +178,7 @@ class Synchronous:
         self._kernels.leave.compiled()(self._control, self._base, self._me, self._progress)
 
     def refuse_unfinished(self) -> None:
-        with self._lock:
+        with turn(self._lock, self.port.name):
             self._refuse_in_round()
             if self._progress[at.ROUND_STAGED]:
                 raise InterruptedRoundError(
@@ -210,7 +210,7 @@ class Synchronous:
 
     def _read(self, reading: str, go: Callable[[], int], deadline: Deadline | None) -> None:
         """Goes through a round, or through what is left of it."""
-        with self._lock:
+        with turn(self._lock, self.port.name):
             if self._reading != reading:
                 self._refuse_in_round()
                 self._reading = reading

@@ -24,6 +24,7 @@ from multiverso.tables.keyed_growth import Growth
 from multiverso.tables.keyed_memory import KeyedMemory
 from multiverso.tables.keyed_progress import Adding, Evicting, Removing, done
 from multiverso.tables.keyed_spec import KeyedSpec
+from multiverso.turns import holds, new_lock, turn
 
 Keys = npt.NDArray[np.int64]
 T = TypeVar("T", Adding, Removing, Evicting)
@@ -49,7 +50,7 @@ class KeyedCalls:
 
     def __init__(self, session: Session, memory: KeyedMemory, spec: KeyedSpec) -> None:
         self._session, self._memory, self._spec = session, memory, spec
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._mine = _Mine()
         self._unfinished: Adding | Removing | None = None
         self._rows_done = memory.position(session.worker_id)  # of the add that is under way
@@ -66,7 +67,7 @@ class KeyedCalls:
     def get(self, keys: Keys, out: int, timeout_seconds: float | None = None) -> None:
         """Writes the rows of keys, or their initial rows, to an address."""
         deadline = self._deadline(timeout_seconds)
-        with self._lock:
+        with turn(self._lock, self._spec):
             self._ready(deadline)
             try:
                 rows = self._find(keys, deadline)
@@ -81,7 +82,7 @@ class KeyedCalls:
 
     def overwrite(self, keys: Keys, rows: npt.NDArray[np.uint8]) -> None:
         """Gives each key these bytes as its row, while nobody else uses the table."""
-        with self._lock:
+        with turn(self._lock, self._spec):
             self._ready(None)
             try:
                 new = Adding.of(0, keys, rows, 1)
@@ -95,7 +96,7 @@ class KeyedCalls:
 
     def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """Returns whether each key has a row."""
-        with self._lock:
+        with turn(self._lock, self._spec):
             self._ready(None)
             try:
                 found: npt.NDArray[np.bool_] = self._find(keys, None) >= 0
@@ -105,7 +106,7 @@ class KeyedCalls:
 
     def find(self, keys: Keys) -> Keys:
         """Returns the rows of keys (-1: none), which may be other keys' by the time that it returns."""
-        with self._lock:
+        with turn(self._lock, self._spec):
             self._ready(None)
             try:
                 return self._find(keys, None)
@@ -114,7 +115,7 @@ class KeyedCalls:
 
     def existing(self, keys: Keys, size: int) -> tuple[Keys, npt.NDArray[np.uint8]]:
         """Returns those of the keys that have a row, and the first ``size`` bytes of each row."""
-        with self._lock:
+        with turn(self._lock, self._spec):
             self._ready(None)
             try:
                 rows = self._find(keys, None)
@@ -151,7 +152,7 @@ class KeyedCalls:
 
     def _evict(self, seen: Keys, seconds: float | None) -> int:
         end = 2**62 if seconds is None else time.monotonic_ns() + int(seconds * 1e9)
-        with self._lock:
+        with turn(self._lock, self._spec):
             while seen[0] < removal.WHOLE:
                 self._clear(None)  # a slice at a time: the interpreter may have a signal to handle
                 slice_end = min(end, time.monotonic_ns() + 50_000_000)
@@ -166,7 +167,7 @@ class KeyedCalls:
 
     def note_use(self, keys: Keys, uses: Keys) -> None:
         """Writes when and how often keys were used."""
-        with self._lock:
+        with turn(self._lock, self._spec):
             self._ready(None)
             self._run(passes.note_use, (keys, uses), None)
 
@@ -175,7 +176,7 @@ class KeyedCalls:
     def counts(self) -> tuple[int, int, int]:
         """Returns how many keys have a row, how many are candidates for one, and how many entries are dead."""
         totals = np.zeros(3, np.int64)
-        with self._lock:
+        with turn(self._lock, self._spec):
             self._ready(None)
             self._run(passes.counts, (totals,), None)
         return int(totals[0]), int(totals[1]), int(totals[2])
@@ -186,7 +187,7 @@ class KeyedCalls:
         while found[0] >= 0:
             found[1] = 0
             parts = tuple(np.empty(batch + _SEGMENT_ENTRIES, np.int64) for _ in range(3))
-            with self._lock:
+            with turn(self._lock, self._spec):
                 self._ready(None)
                 self._fill(found, parts)
             yield tuple(part[: found[1]] for part in parts)  # type: ignore[misc]
@@ -197,7 +198,7 @@ class KeyedCalls:
         while found[0] >= 0:
             found[1] = 0
             parts = tuple(np.empty(16 * _SEGMENT_ENTRIES, np.int64) for _ in range(3))
-            with self._lock:
+            with turn(self._lock, self._spec):
                 self._ready(None)
                 try:
                     kernels.hold.compiled()(self._memory.address, self._session.worker_id)
@@ -235,7 +236,7 @@ class KeyedCalls:
 
         What is stamped with that generation or an earlier one has been done.
         """
-        with self._lock:
+        with turn(self._lock, self._spec):
             self._ready(None)
             generation = passes.next_generation.compiled()(self._memory.address)
             removed = self._memory.word("REMOVED")
@@ -246,8 +247,8 @@ class KeyedCalls:
 
     def settle(self, deadline: Deadline | None) -> None:
         """Finishes what an exception has left half."""
-        if self._unfinished is not None:
-            with self._lock:
+        if self._unfinished is not None and not holds(self._lock):  # else this is inside of that call
+            with turn(self._lock, self._spec):
                 self._ready(deadline)
 
     def keep(self) -> None:
@@ -277,9 +278,10 @@ class KeyedCalls:
 
     def _do(self, new: U, deadline: Deadline | None) -> U:
         """Makes an add or a removal, or what is left of one."""
+        lock = turn(self._lock, self._spec)  # first: a handler's call leaves no trace where it is refused
         call = self._same(new)
         self._mine.call = call
-        with self._lock:
+        with lock:
             if self._unfinished is not call:
                 self._clear(deadline)
             if not call.complete:

@@ -74,10 +74,11 @@ def _one_memory(one: Any, other: Any) -> bool:
 
 
 class _Mine(threading.local):
-    """Each thread's own call."""
+    """Each thread's own."""
 
     def __init__(self) -> None:
-        self.call = Call()
+        # taken while in use: a signal's handler gets another, and finds nothing half done in it
+        self.calls = [Call()]
         self.pushed: tuple[Array, Array, Array] | None = (
             None  # ids and both arrays of an exchange of rows that raised
         )
@@ -99,7 +100,8 @@ class Operations:
 
     def add(self, delta: Array, deadline: Deadline | None = None) -> None:
         """Adds to the whole table. ``delta`` is not kept unless an exception comes."""
-        call = self._mine.call
+        calls = self._mine.calls
+        call = calls.pop() if calls else Call()
         try:
             if not self._interrupted:
                 self.how.add(delta, call, deadline)
@@ -112,10 +114,12 @@ class Operations:
             self._keep_add("add", (delta,), call, self.how.add)
             raise
         call.complete.value = 0
+        calls.append(call)
 
     def add_rows(self, ids: RowIds, delta: Array, deadline: Deadline | None = None) -> None:
         """Adds to some rows."""
-        call = self._mine.call
+        calls = self._mine.calls
+        call = calls.pop() if calls else Call()
         try:
             if not self._interrupted:
                 self.how.add_rows(ids, delta, call, deadline)
@@ -128,6 +132,7 @@ class Operations:
             self._keep_add("add_rows", (ids, delta), call, self.how.add_rows)
             raise
         call.complete.value = 0
+        calls.append(call)
 
     def get(self, out: Array, deadline: Deadline | None, give: Callable[[], Any] | None = None) -> Any:
         """Reads the whole table into ``out``; returns what ``give`` makes of it, as part of the call."""
@@ -139,7 +144,8 @@ class Operations:
                 deadline,
                 give,
             )
-        call, result = self._mine.call, None
+        calls, result = self._mine.calls, None
+        call = calls.pop() if calls else Call()
         try:
             self.how.get(out, call, deadline)
             if give is not None:
@@ -148,6 +154,7 @@ class Operations:
             self._keep_read("get", call)
             raise
         call.complete.value = 0
+        calls.append(call)
         return result
 
     def get_rows(
@@ -162,7 +169,8 @@ class Operations:
                 deadline,
                 give,
             )
-        call, result = self._mine.call, None
+        calls, result = self._mine.calls, None
+        call = calls.pop() if calls else Call()
         try:
             self.how.get_rows(ids, out, call, deadline)
             if give is not None:
@@ -171,6 +179,7 @@ class Operations:
             self._keep_read("get_rows", call)
             raise
         call.complete.value = 0
+        calls.append(call)
         return result
 
     def exchange_rows(self, ids: RowIds, local: Array, last: Array, deadline: Deadline | None) -> None:
@@ -184,7 +193,8 @@ class Operations:
             self.get_rows(ids, local, deadline, lambda: np.copyto(last, local))
             mine.pushed = None
             return
-        call = self._mine.call
+        calls = self._mine.calls
+        call = calls.pop() if calls else Call()
         try:
             if self._interrupted:
                 call = self._before("exchange_rows", (ids.tobytes(), local, last), call, deadline)
@@ -195,6 +205,7 @@ class Operations:
             self._keep(Interrupted("exchange_rows", (ids.tobytes(), local, last), call))
             raise
         call.complete.value = 0
+        calls.append(call)
 
     def get_changed(self, changes: Changes, deadline: Deadline | None) -> Changed:
         """Reads what has changed since ``changes`` was last told; the caller notes what comes, in its last step."""
@@ -214,7 +225,8 @@ class Operations:
         deadline: Deadline | None,
         give: Callable[[], Any] | None,
     ) -> Any:
-        call, result = self._mine.call, None
+        calls, result = self._mine.calls, None
+        call = calls.pop() if calls else Call()
         try:
             if self._interrupted:
                 call = self._before(kind, (), call, deadline)
@@ -229,11 +241,13 @@ class Operations:
             self._keep_read(kind, call)
             raise
         call.complete.value = 0
+        calls.append(call)
         return result
 
     def exchange(self, local: Array, last: Array, deadline: Deadline | None) -> None:
         """Pushes ``local - last`` and pulls the result into both."""
-        call = self._mine.call
+        calls = self._mine.calls
+        call = calls.pop() if calls else Call()
         try:
             if not self._interrupted:
                 self.how.exchange(local, last, call, deadline)
@@ -246,12 +260,14 @@ class Operations:
             self._keep(Interrupted("exchange", (local, last), call))
             raise
         call.complete.value = 0
+        calls.append(call)
 
     def apply_rule(
         self, rule: CompiledRule, local: Array, push: bool, pull: bool, deadline: Deadline | None
     ) -> None:
         """Runs a rule's push, pull or both."""
-        call, arguments = self._mine.call, (local, push, pull, rule.push, rule.local_state)
+        calls, arguments = self._mine.calls, (local, push, pull, rule.push, rule.local_state)
+        call = calls.pop() if calls else Call()
         try:
             if not self._interrupted:
                 self.how.apply_rule(rule, local, push, pull, call, deadline)
@@ -264,6 +280,7 @@ class Operations:
             self._keep(Interrupted("step", arguments, call))
             raise
         call.complete.value = 0
+        calls.append(call)
 
     def settle(self, deadline: Deadline | None) -> None:
         """Finishes what must not be left half: before a flush ends, a barrier, and the session."""
@@ -315,4 +332,3 @@ class Operations:
             if known or self.how.open_round != kind.removesuffix("_rows"):
                 return  # it had not changed anything
         self._interrupted = [*self._interrupted, interrupted][-_MOST_KEPT:]
-        self._mine.call = Call()

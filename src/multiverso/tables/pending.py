@@ -17,12 +17,13 @@ from typing import Any
 
 from multiverso.deadline import Deadline
 from multiverso.errors import ClosedError, WaitTimeoutError
+from multiverso.in_process import InProcess
 
 _MOST = 16
 _END_SECONDS = 2.0
 
 
-class Pending:
+class Pending(InProcess):
     """The result, some time, of an operation in the background. Any thread may wait for it."""
 
     def __init__(self, operation: Callable[[], Any], what: str) -> None:
@@ -91,7 +92,7 @@ class Queue:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._lock = threading.Lock()  # of `_waiting` and `_runner`
+        self._lock = threading.RLock()  # of `_waiting` and `_runner`; a signal's handler may come in between
         self._waiting: deque[Pending] = deque()
         self._wakes: SimpleQueue[None] = SimpleQueue()
         self._taken: Pending | None = None  # the last one that its thread has begun
