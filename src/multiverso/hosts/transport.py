@@ -26,17 +26,10 @@ from dataclasses import dataclass
 
 from multiverso.deadline import Deadline
 from multiverso.errors import StartupError
-from multiverso.hosts.channel import (
-    Channel,
-    Encrypted,
-    Plain,
-    RefusedError,
-    context_of,
-    encrypt,
-    receive_some,
-)
+from multiverso.hosts.channel import Channel, Plain, RefusedError, receive_some
 from multiverso.hosts.credentials import Credentials
 from multiverso.hosts.frames import VERSION
+from multiverso.hosts.tls import context_of, encrypt
 
 DATA, CONTROL, MAIL = 1, 2, 3  # roles
 ROLES = {DATA: "data", CONTROL: "control", MAIL: "mail"}
@@ -366,7 +359,6 @@ __all__ = [
     "HANDSHAKE_SECONDS",
     "MAIL",
     "Channel",
-    "Encrypted",
     "Hello",
     "Listener",
     "Messages",
