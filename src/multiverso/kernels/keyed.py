@@ -11,15 +11,9 @@ from __future__ import annotations
 from multiverso.kernels.atomics import hash64, load_acquire64, store_release64
 from multiverso.kernels.declaring import Address, Int, Words, kernel
 from multiverso.kernels.initial_rows import write_initial
-from multiverso.kernels.keyed_index import (
-    ABSENT,
-    fetch,
-    find_row,
-    seek,
-    take_over_segment,
-    word_at,
-)
-from multiverso.kernels.keyed_rows import enter_key, pin, settle_claim, unpin, used
+from multiverso.kernels.keyed_fresh import pin, settle_claim, unpin
+from multiverso.kernels.keyed_index import ABSENT, fetch, find_row, seek, take_over_segment, word_at
+from multiverso.kernels.keyed_rows import enter_key, used
 from multiverso.kernels.row_words import (
     add_to_rows,
     count_up,

@@ -18,26 +18,18 @@ from multiverso.kernels.atomics import (
     words,
 )
 from multiverso.kernels.declaring import Address, Int, Words, inner, kernel
+from multiverso.kernels.keyed_buckets import count, scan
 from multiverso.kernels.keyed_index import (
-    count,
     depth_of,
     fetch,
     next_pattern,
     resolve,
-    scan,
     segment_at,
     take_over_segment,
     word_at,
 )
 from multiverso.kernels.keyed_segments import SEGMENT_ENTRIES, take_segment
-from multiverso.kernels.row_words import (
-    count_up,
-    hand_of,
-    hold_row,
-    is_dead,
-    keyed_line,
-    owner_of,
-)
+from multiverso.kernels.row_words import count_up, hand_of, hold_row, is_dead, keyed_line, owner_of
 from multiverso.keyed_layout import (
     BUCKET_BYTES,
     BUCKETS,

@@ -1,10 +1,7 @@
 """How keys come to rows, and how rows come back.
 
-A new key's row is either a fresh one, claimed in the worker's hand first, or the one that a *dead* entry of its segment
-still has. A row that was found may be in use until the call that found it ends, so each call *pins* the epoch in
-which it begins, and the row of a key that was removed in an epoch goes to another key only when every call that is
-under way began later (epoch-based reclamation: Fraser, Practical lock-freedom, 2004). A call of a worker that died
-counts no longer; one of a worker that was stopped keeps rows from being used again, and nobody from anything else.
+A new key's row is either a fresh one, or the one that a *dead* entry of its segment still has. The row of a key that
+was removed in an epoch goes to another key only when every call that is under way began later (``keyed_fresh``).
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
@@ -13,50 +10,33 @@ from __future__ import annotations
 
 from multiverso.kernels.atomics import (
     compare_swap64,
-    fence_all,
     fence_release,
     hash64,
-    load32,
     load_acquire64,
-    load_double,
-    prefetch_to_write,
-    store32,
     store_release64,
     trailing_zeros,
 )
 from multiverso.kernels.codes import FULL
 from multiverso.kernels.declaring import inner
-from multiverso.kernels.initial_rows import store_number, write_initial
+from multiverso.kernels.keyed_buckets import LOW_56, ONES, count, counts_at, fill, home_of, put, scan, tag_of
+from multiverso.kernels.keyed_fresh import begin_row, claim_row, safe_epoch, stamp
 from multiverso.kernels.keyed_index import (
     ABSENT,
-    LOW_56,
-    ONES,
     await_segment,
-    count,
-    counts_at,
     depth_of,
-    fill,
-    home_of,
-    put,
     resolve,
-    scan,
     segment_at,
     split,
-    tag_of,
     word_at,
 )
-from multiverso.kernels.row_words import count_up, hand_of, hold_row, is_dead
+from multiverso.kernels.row_words import count_up, hand_of, hold_row
 from multiverso.keyed_layout import (
     BUCKET_BYTES,
     BUCKETS,
     CANDIDATE,
-    CLAIMED,
-    CLAIMING,
     DEAD,
     EPOCHS,
     FREQUENCY_SHIFT,
-    LINE_BYTES,
-    LINES,
     NO_ROW,
     OWNER,
     PROBES,
@@ -67,127 +47,8 @@ from multiverso.keyed_layout import (
     USED_SHIFT,
     at,
 )
-from multiverso.layout import CACHE_LINE, MAX_WORKERS
 
-_LATER = 16  # rows: how long before they are written fresh ones are sent for
 _EXACT = 16  # frequencies below this are counted one by one, then each four double
-
-
-# -- epochs ----------------------------------------------------------------------------------------------------
-
-
-@inner
-def pin(base, line):
-    """A call begins: rows that it finds stay as they are until it ends. A call that goes on keeps its epoch."""
-    if load_acquire64(line + at.PIN) == 0:
-        store_release64(line + at.PIN, load_acquire64(base + at.EPOCH) + 1)
-        fence_all()  # whoever does not see it yet has removed what this call cannot find any more
-
-
-@inner
-def unpin(line):
-    """A call has ended: what it has found may go."""
-    store_release64(line + at.PIN, 0)
-
-
-@inner
-def safe_epoch(control, base):
-    """What was removed before this epoch is in no call's hands any more."""
-    fence_all()
-    safe = load_acquire64(base + at.EPOCH)
-    for worker in range(MAX_WORKERS):
-        line = base + LINES + LINE_BYTES * worker
-        pinned = load_acquire64(line + at.PIN)
-        if pinned != 0 and pinned - 1 < safe:
-            owner = (load_acquire64(line + at.INCARNATION) << 12) | (worker + 1)
-            if not is_dead(control, owner):
-                safe = pinned - 1
-    return safe
-
-
-# -- fresh rows ------------------------------------------------------------------------------------------------
-
-
-@inner
-def begin_row(base, row, key):
-    """Writes a row that nobody can see yet: the key's initial values, and the updater's."""
-    columns, itemsize = load_acquire64(base + at.COLUMNS), load_acquire64(base + at.ITEMSIZE)
-    dtype = load_acquire64(base + at.DTYPE)
-    place = base + load_acquire64(base + at.ROWS) + row * load_acquire64(base + at.ROW_BYTES)
-    write_initial(base, key, place)
-    place += columns * itemsize
-    wide = load_acquire64(base + at.STATES)
-    for state in range(wide + load_acquire64(base + at.ROW_STATES)):
-        initial = load_double(base + at.STATE_INITIAL + 8 * state)
-        for column in range(columns if state < wide else 1):
-            store_number(dtype, place + column * itemsize, initial)
-        place += (columns if state < wide else 1) * itemsize
-
-
-@inner
-def stamp(base, row):
-    """Notes that a row changes in this generation; under the word of the row, or of its key's segment."""
-    generation = load_acquire64(base + at.GENERATION)
-    place = base + load_acquire64(base + at.STAMPS) + 4 * row
-    if load32(place) != generation:
-        store32(place, generation)
-
-
-@inner
-def settle_next(base, last):
-    """Whoever got the last row may have died before it could note that: then it is noted for it."""
-    if last & 0xFFFF:
-        row = (last >> 16) - 1
-        claim = hand_of(base, last & 0xFFFF) + at.CLAIM
-        if load_acquire64(claim) == (row << 2) | CLAIMING:
-            compare_swap64(claim, (row << 2) | CLAIMING, (row << 2) | CLAIMED)
-
-
-@inner
-def _send_for_later(base, row):
-    """Sends for a fresh row that will be written soon: until it is there, the next word could not be taken."""
-    size = load_acquire64(base + at.ROW_BYTES)
-    place = base + load_acquire64(base + at.ROWS) + row * size
-    for line in range(0, size, CACHE_LINE):
-        prefetch_to_write(place + line)
-    prefetch_to_write(base + load_acquire64(base + at.STAMPS) + 4 * row)
-
-
-@inner
-def _claim(base, owner, hand, key):
-    """Returns the row that the next key of this worker gets, written already, or -1: there is none."""
-    claim = load_acquire64(hand + at.CLAIM)
-    if claim & 3 != CLAIMED:
-        while True:
-            last = load_acquire64(base + at.NEXT_ROW)
-            if last & 0xFFFF != owner & 4095:
-                settle_next(base, last)
-            row = last >> 16
-            if row >= load_acquire64(base + at.CAPACITY):
-                return -1
-            store_release64(hand + at.CLAIM, (row << 2) | CLAIMING)
-            taken = ((row + 1) << 16) | (owner & 4095)
-            if compare_swap64(base + at.NEXT_ROW, last, taken) == last:
-                break
-        claim = (row << 2) | CLAIMED
-        store_release64(hand + at.CLAIM, claim)
-    store_release64(hand + at.KEY, key)
-    row = claim >> 2
-    _send_for_later(base, row + _LATER)
-    begin_row(base, row, key)
-    return row
-
-
-@inner
-def settle_claim(base, owner):
-    """A new life of a worker's number finds out whether the row that an earlier one tried to get is its own."""
-    claim = load_acquire64(hand_of(base, owner) + at.CLAIM)
-    if claim & 3 == CLAIMING:
-        last = load_acquire64(base + at.NEXT_ROW)
-        mine = last & 0xFFFF == owner & 4095 and (last >> 16) - 1 == claim >> 2
-        # somebody else may find it out at the same time
-        becomes = (claim & ~3) | CLAIMED if mine else UNCLAIMED
-        compare_swap64(hand_of(base, owner) + at.CLAIM, claim, becomes)
 
 
 # -- rows of dead entries --------------------------------------------------------------------------------------
@@ -360,7 +221,7 @@ def enter_key(control, base, owner, key_hash, key, line, call, k, absent_from, a
         claimed = -1
         # a fresh row is written before the word is taken, unless a dead entry's may do
         if must_claim or (at_once and load_acquire64(counts_at(base, place)) >> 32 == 0):
-            claimed = _claim(base, owner, hand, key)
+            claimed = claim_row(base, owner, hand, key)
             if claimed < 0:
                 return -FULL
         store_release64(hand + at.SEGMENT, segment + 1)

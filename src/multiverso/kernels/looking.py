@@ -22,14 +22,8 @@ from multiverso.kernels.atomics import (
 from multiverso.kernels.codes import DONE, TIMED_OUT
 from multiverso.kernels.declaring import Address, Int, Words, inner, kernel
 from multiverso.kernels.initial_rows import write_initial
-from multiverso.kernels.keyed_index import (
-    ABSENT,
-    depth_of,
-    fetch,
-    scan,
-    segment_at,
-    word_at,
-)
+from multiverso.kernels.keyed_buckets import scan
+from multiverso.kernels.keyed_index import ABSENT, depth_of, fetch, segment_at, word_at
 from multiverso.keyed_layout import CANDIDATE, NO_ROW, OWNER, at
 
 _AHEAD = 16
