@@ -224,6 +224,13 @@ def move(to: int, source: int, nbytes: int) -> None:
     ctypes.memmove(to, source, nbytes)
 
 
+def add_line(to: int, source: int, like: Any) -> None:
+    """Adds 64 bytes of numbers of ``like``'s dtype to as many others, at once; either may begin anywhere."""
+    count = 64 // like.itemsize
+    numbers = array_at(to, count, like)
+    numbers += array_at(source, count, like)
+
+
 def trailing_zeros(value: int) -> int:
     """Returns the number of the lowest bit that is set; ``value`` is not 0."""
     return (value & -value).bit_length() - 1

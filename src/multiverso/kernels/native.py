@@ -340,6 +340,21 @@ def move(typingctx, to, source, nbytes):
 
 
 @intrinsic
+def add_line(typingctx, to, source, like):
+    def codegen(context, builder, signature, args):
+        number = context.get_data_type(signature.args[2].dtype)
+        size = context.get_abi_sizeof(number)
+        line = ir.VectorType(number, _LINE // size).as_pointer()
+        to, source = (builder.inttoptr(a, line) for a in args[:2])
+        of_floats = isinstance(number, ir.FloatType | ir.DoubleType)
+        add = builder.fadd if of_floats else builder.add
+        builder.store(add(builder.load(to, align=size), builder.load(source, align=size)), to, align=size)
+        return context.get_dummy_value()
+
+    return types.void(types.uintp, types.uintp, like), codegen
+
+
+@intrinsic
 def trailing_zeros(typingctx, value):
     def codegen(context, builder, signature, args):
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))

@@ -7,6 +7,7 @@ import numpy as np
 
 from multiverso import layout as at
 from multiverso.kernels.atomics import (
+    add_line,
     array_at,
     compare_swap64,
     fence_release,
@@ -43,8 +44,11 @@ from multiverso.kernels.stripe_words import (
     read_rows,
     take_hand,
 )
+from multiverso.layout import CACHE_LINE
 
-_AHEAD = 16  # rows that are on their way from memory meanwhile
+# Rows that are on their way from memory meanwhile: as few as hide its latency. Each that another worker adds to as well
+# may be fetched back before its turn comes, and with 16 a frequent one mostly was.
+_AHEAD = 8
 _PART = 4096
 
 
@@ -76,12 +80,23 @@ def _send_for(rows, row):
     """Sends for a row that is going to be changed, and for what the updater keeps of it."""
     place = row * rows.stride
     prefetch_to_write(rows.words + 8 * (row >> rows.shift))
-    for line in range(0, rows.stride, 64):
+    for line in range(0, rows.stride, CACHE_LINE):
         prefetch_to_write(rows.values + place + line)
     for state in range(rows.states):
         start = rows.state + state * rows.state_stride + place
-        for line in range(0, rows.stride, 64):
+        for line in range(0, rows.stride, CACHE_LINE):
             prefetch_to_write(start + line)
+
+
+@inner
+def _add_row(to, source, nbytes, delta):
+    """Adds ``delta``, at ``source``, to a row, by cache lines: as a loop over arrays it takes a tenth longer."""
+    whole = nbytes & ~(CACHE_LINE - 1)
+    for line in range(0, whole, CACHE_LINE):
+        add_line(to + line, source + line, delta)
+    if whole < nbytes:
+        left = (nbytes - whole) // delta.itemsize
+        add_into(array_at(to + whole, left, delta), delta[delta.size - left :])
 
 
 @inner
@@ -150,7 +165,7 @@ def add_rows(
                 _send_for(rows, int(ids[i + _AHEAD]))
             else:
                 ahead = start + int(ids[i + _AHEAD]) * stride
-                for line in range(0, stride, 64):
+                for line in range(0, stride, CACHE_LINE):
                     prefetch_to_write(ahead + line)
         row = int(ids[i])
         address = words + 8 * (row >> shift)
@@ -171,11 +186,11 @@ def add_rows(
             move(hand + at.HAND_BYTES, start + row * stride, kept)
             store_release64(hand + at.HAND_ROW, row + 1)
             fence_release()
-        lo = row * columns
         part = delta[i * columns : (i + 1) * columns]
         if update == 0:
-            add_into(values[lo : lo + columns], part)
+            _add_row(start + row * stride, np.int64(part.ctypes.data), stride, part)
         else:
+            lo = row * columns
             update_with(base, update, lo, values[lo : lo + columns], part, state)
         store_release64(address, word + VERSION)
     store_release64(hand + at.HAND_POSITION, ids.size)

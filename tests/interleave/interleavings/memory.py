@@ -209,6 +209,12 @@ def atomics(memory: Memory) -> ModuleType:
 
         memory.write(bytes_at(to), bytes_at(source))
 
+    def add_line(to: int, source: int, like: np.ndarray) -> None:
+        count = 64 // like.itemsize
+        added = np.frombuffer((ctypes.c_char * 64).from_address(int(source)), like.dtype)
+        line = memory.array(to, count, like.dtype)
+        memory.write(line, line + added)
+
     known = {
         "load_acquire64": module.load64,
         "store_release64": module.store64,
@@ -218,6 +224,7 @@ def atomics(memory: Memory) -> ModuleType:
         "prefetch_to_write": lambda address: None,
         "pause": lambda: memory.scheduler.give_way(),
         "move": move,
+        "add_line": add_line,
         "call_update": call_update,
         "compare_swap64": compare_swap64,
         "array_at": lambda address, count, like: memory.array(address, count, like.dtype),
