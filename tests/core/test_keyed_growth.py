@@ -52,6 +52,24 @@ def test_rows_and_segments_get_huge_pages_before_they_are_used(
     assert [hint for offset, _, hint in seen if offset == half] == [8], "the place of segments 128 to 255"
 
 
+def test_of_a_large_add_little_is_got_ready_at_once(alone: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead: list[int] = []
+
+    def make_huge(address: int) -> bool:
+        offset = address - memory.address - memory.word("ROWS")
+        if offset >= 0:
+            ahead.append(offset - (memory.word("NEXT_ROW") >> 16) * memory.word("ROW_BYTES"))
+        return True
+
+    table = mv.KeyedTable(16, session=alone)
+    memory = table._memory
+    monkeypatch.setattr(huge_pages, "make_huge", make_huge)
+    monkeypatch.setattr(keyed_growth, "_SLOW_SECONDS", 1000.0)
+    table.add(np.zeros((KEYS, 16), "f4"), np.arange(KEYS))
+    assert len(ahead) >= 2
+    assert max(ahead) < 2 * HUGE_PAGE, "the whole call's memory, while this worker's other threads wait"
+
+
 def test_who_gets_none_asks_less_and_less_often_or_not_at_all(
     alone: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,7 +15,6 @@ from multiverso import keyed_layout as layout
 from multiverso.deadline import Deadline
 from multiverso.errors import OutOfMemoryError
 from multiverso.kernels import keyed as kernels
-from multiverso.kernels import keyed_passes as passes
 from multiverso.kernels import keyed_removal as removal
 from multiverso.kernels.codes import FULL
 from multiverso.memory.heap import free_memory
@@ -71,7 +71,7 @@ class KeyedCalls:
             self._ready(deadline)
             try:
                 rows = self._find(keys, deadline)
-                self._run(kernels.read, (keys, rows, out), deadline)
+                self.run(kernels.read, (keys, rows, out), deadline)
             except BaseException:
                 self._release()
                 raise
@@ -82,47 +82,30 @@ class KeyedCalls:
 
     def overwrite(self, keys: Keys, rows: npt.NDArray[np.uint8]) -> None:
         """Gives each key these bytes as its row, while nobody else uses the table."""
-        with turn(self._lock, self._spec):
-            self._ready(None)
-            try:
-                new = Adding.of(0, keys, rows, 1)
-                self._admit(new, None)
-                places = new.rows
-                self._memory.rows()[places, : rows.shape[1]] = rows
-                stamps = self._memory.stamps()
-                stamps[places] = self._memory.word("GENERATION")
-            finally:
-                self._release()
+        with self.pinned():
+            new = Adding.of(0, keys, rows, 1)
+            self._admit(new, None)
+            places = new.rows
+            self._memory.rows()[places, : rows.shape[1]] = rows
+            stamps = self._memory.stamps()
+            stamps[places] = self._memory.word("GENERATION")
 
     def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """Returns whether each key has a row."""
-        with turn(self._lock, self._spec):
-            self._ready(None)
-            try:
-                found: npt.NDArray[np.bool_] = self._find(keys, None) >= 0
-            finally:
-                self._release()
+        found: npt.NDArray[np.bool_] = self.find(keys) >= 0
         return found
 
     def find(self, keys: Keys) -> Keys:
         """Returns the rows of keys (-1: none), which may be other keys' by the time that it returns."""
-        with turn(self._lock, self._spec):
-            self._ready(None)
-            try:
-                return self._find(keys, None)
-            finally:
-                self._release()
+        with self.pinned():
+            return self._find(keys, None)
 
     def existing(self, keys: Keys, size: int) -> tuple[Keys, npt.NDArray[np.uint8]]:
         """Returns those of the keys that have a row, and the first ``size`` bytes of each row."""
-        with turn(self._lock, self._spec):
-            self._ready(None)
-            try:
-                rows = self._find(keys, None)
-                there = rows >= 0
-                return keys[there], self._bytes(rows[there], size)
-            finally:
-                self._release()
+        with self.pinned():
+            rows = self._find(keys, None)
+            there = rows >= 0
+            return keys[there], self.bytes_of(rows[there], size)
 
     # -- going -----------------------------------------------------------------------------------------------
 
@@ -165,83 +148,59 @@ class KeyedCalls:
         """Returns how many keys there are beyond what the table's eviction allows, roughly."""
         return removal.excess.compiled()(self._memory.address)
 
-    def note_use(self, keys: Keys, uses: Keys) -> None:
-        """Writes when and how often keys were used."""
+    # -- one kernel at a time --------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """None of this worker's other calls meanwhile, and none half done before."""
         with turn(self._lock, self._spec):
             self._ready(None)
-            self._run(passes.note_use, (keys, uses), None)
+            yield
 
-    # -- all of it -------------------------------------------------------------------------------------------
+    @contextlib.contextmanager
+    def pinned(self) -> Iterator[None]:
+        """As `alone`; and rows that are found are no other key's until the end."""
+        with self.alone():
+            try:
+                yield
+            finally:
+                self._release()
 
-    def counts(self) -> tuple[int, int, int]:
-        """Returns how many keys have a row, how many are candidates for one, and how many entries are dead."""
-        totals = np.zeros(3, np.int64)
-        with turn(self._lock, self._spec):
-            self._ready(None)
-            self._run(passes.counts, (totals,), None)
-        return int(totals[0]), int(totals[1]), int(totals[2])
+    def bytes_of(self, rows: Keys, size: int) -> npt.NDArray[np.uint8]:
+        """Returns the first bytes of rows that are pinned."""
+        out = np.empty((rows.size, size), np.uint8)
+        self.run(kernels.read_whole, (np.ascontiguousarray(rows), out.ctypes.data, size), None)
+        return out
 
-    def entries(self, batch: int) -> Iterator[tuple[Keys, Keys, Keys]]:
-        """Yields keys, what stands beside them, and their kinds, each key once while others add and remove."""
-        found = np.zeros(2, np.int64)
-        while found[0] >= 0:
-            found[1] = 0
-            parts = tuple(np.empty(batch + _SEGMENT_ENTRIES, np.int64) for _ in range(3))
-            with turn(self._lock, self._spec):
-                self._ready(None)
-                self._fill(found, parts)
-            yield tuple(part[: found[1]] for part in parts)  # type: ignore[misc]
+    def run(
+        self,
+        kernel: Any,
+        arguments: tuple[Any, ...],
+        deadline: Deadline | None,
+        *updater: int,
+        progress: int = 0,
+    ) -> None:
+        """Runs a kernel to its end, from some progress on; under the lock."""
+        compiled, session = kernel.compiled(), self._session
+        control, base, me = session.control.address, self._memory.address, session.worker_id
+        code = [compiled(control, base, *updater, me, *arguments, progress)]
+        if code[0] & 0xFFFF == FULL:
+            raise self._full()
+        if code[0]:
 
-    def rows_since(self, generation: int, size: int) -> Iterator[tuple[Keys, Keys, npt.NDArray[np.uint8]]]:
-        """Yields keys whose rows were changed after a generation, what stands beside them, and their rows' bytes."""
-        found = np.zeros(2, np.int64)
-        while found[0] >= 0:
-            found[1] = 0
-            parts = tuple(np.empty(16 * _SEGMENT_ENTRIES, np.int64) for _ in range(3))
-            with turn(self._lock, self._spec):
-                self._ready(None)
-                try:
-                    kernels.hold.compiled()(self._memory.address, self._session.worker_id)
-                    self._fill(found, parts)
-                    keys, values, kinds = (part[: found[1]] for part in parts)
-                    places = values & layout.NO_ROW
-                    wanted = kinds == passes.KEY
-                    wanted[wanted] = self._memory.stamps()[places[wanted]] > generation
-                    rows = self._bytes(places[wanted], size)
-                finally:
-                    self._release()
-            yield keys[wanted], values[wanted], rows
+            def again() -> int:
+                code[0] = compiled(control, base, *updater, me, *arguments, code[0] >> 16)
+                if code[0] & 0xFFFF == FULL:
+                    raise self._full()
+                return int(code[0])
 
-    def check(self) -> dict[str, int]:
-        """Looks at every entry; see ``KeyedTable.check``."""
-        keys, values, kinds = (
-            np.concatenate(part) for part in zip(*self.entries(_MOST_AT_ONCE), strict=True)
+            session.resume(code[0], again, deadline, self.what)
+
+    def _one(self, kernel: Any, *arguments: Any) -> int:
+        code: int = kernel.compiled()(
+            self._session.control.address, self._memory.address, self._session.worker_id, *arguments
         )
-        rows, live = values & layout.NO_ROW, kinds == passes.KEY
-        entered = keys[kinds != passes.GONE]
-        with_row = rows[rows != layout.NO_ROW]
-        counted = [int((kinds == kind).sum()) for kind in (passes.KEY, passes.WAITING, passes.GONE)]
-        return {
-            "keys": counted[0],
-            "twins": int(entered.size - np.unique(entered).size),
-            "misplaced": int((self.find(keys[live]) != rows[live]).sum()),
-            "shared": int(with_row.size - np.unique(with_row).size),
-            "lost": int(self._memory.rows_handed_out() - np.unique(with_row).size),
-            "miscounted": sum(abs(a - b) for a, b in zip(self.counts(), counted, strict=True)),
-            "held": self._memory.held(),
-        }
-
-    def begin_snapshot(self) -> tuple[int, int]:
-        """Returns the number of the generation that ends here, and of the next key to be removed.
-
-        What is stamped with that generation or an earlier one has been done.
-        """
-        with turn(self._lock, self._spec):
-            self._ready(None)
-            generation = passes.next_generation.compiled()(self._memory.address)
-            removed = self._memory.word("REMOVED")
-            self._run(passes.pass_through, (), None)
-        return generation, removed
+        return code
 
     # -- calls that raised -----------------------------------------------------------------------------------
 
@@ -299,7 +258,7 @@ class KeyedCalls:
                 self._finish_add(call, deadline)
             else:
                 progress = done(call.removed)
-                self._run(removal.remove, (call.keys, call.removed), deadline, progress=progress)
+                self.run(removal.remove, (call.keys, call.removed), deadline, progress=progress)
             call.complete = True
             self._unfinished = None
         except BaseException as error:
@@ -316,7 +275,7 @@ class KeyedCalls:
         rows, progress = call.rows, self._rows_done.value
         if not rows.size or progress < rows.size:
             arguments = (rows, call.delta.ctypes.data)
-            self._run(kernels.add, arguments, deadline, call.updater, progress=progress)
+            self.run(kernels.add, arguments, deadline, call.updater, progress=progress)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -324,32 +283,20 @@ class KeyedCalls:
         """None: the session's own time from when it first has to wait."""
         return None if timeout_seconds is None else self._session.start_deadline(timeout_seconds)
 
-    def _fill(self, found: Keys, parts: tuple[Array, ...]) -> None:
-        arguments = (self._session.control.address, self._memory.address, self._session.worker_id)
-        call: Callable[..., int] = passes.entries.compiled()
-        code = call(*arguments, found, *parts)
-        if code:
-            self._session.resume(code, lambda: call(*arguments, found, *parts), None, self._what)
-
-    def _bytes(self, rows: Keys, size: int) -> npt.NDArray[np.uint8]:
-        """Returns the first bytes of rows that are pinned."""
-        out = np.empty((rows.size, size), np.uint8)
-        self._run(kernels.read_whole, (np.ascontiguousarray(rows), out.ctypes.data, size), None)
-        return out
-
     def _find(self, keys: Keys, deadline: Deadline | None) -> Keys:
         rows = np.empty(keys.size, np.int64)
-        self._run(kernels.find, (keys, rows), deadline)
+        self.run(kernels.find, (keys, rows), deadline)
         return rows
 
     def _admit(self, call: Adding, deadline: Deadline | None) -> None:
         """Enters the keys of a call that have no entry yet, and writes the rows of all."""
-        for start in range(done(call.rows), call.keys.size, _MOST_AT_ONCE):
-            part = slice(start, start + _MOST_AT_ONCE)
+        most = min(_MOST_AT_ONCE, self._growth.most_at_once)
+        for start in range(done(call.rows), call.keys.size, most):
+            part = slice(start, start + most)
             keys = call.keys[part]
             self._make_room(keys.size)
             self._growth.prepare(keys.size)
-            self._run(kernels.admit, (keys, call.rows[part], call.call), deadline)
+            self.run(kernels.admit, (keys, call.rows[part], call.call), deadline)
 
     def _make_room(self, keys: int) -> None:
         """Looks, now and then, whether the machine has memory for as many more rows as this worker may make."""
@@ -369,38 +316,9 @@ class KeyedCalls:
         kernels.release.compiled()(self._memory.address, self._session.worker_id)
 
     @property
-    def _what(self) -> str:
+    def what(self) -> str:
+        """What a wait is for, in words."""
         return f"a row of the {self._spec}"
-
-    def _one(self, kernel: Any, *arguments: Any) -> int:
-        code: int = kernel.compiled()(
-            self._session.control.address, self._memory.address, self._session.worker_id, *arguments
-        )
-        return code
-
-    def _run(
-        self,
-        kernel: Any,
-        arguments: tuple[Any, ...],
-        deadline: Deadline | None,
-        *updater: int,
-        progress: int = 0,
-    ) -> None:
-        """Runs a kernel to its end, from some progress on; under the lock."""
-        compiled, session = kernel.compiled(), self._session
-        control, base, me = session.control.address, self._memory.address, session.worker_id
-        code = [compiled(control, base, *updater, me, *arguments, progress)]
-        if code[0] & 0xFFFF == FULL:
-            raise self._full()
-        if code[0]:
-
-            def again() -> int:
-                code[0] = compiled(control, base, *updater, me, *arguments, code[0] >> 16)
-                if code[0] & 0xFFFF == FULL:
-                    raise self._full()
-                return int(code[0])
-
-            session.resume(code[0], again, deadline, self._what)
 
     def _full(self) -> OutOfMemoryError:
         return OutOfMemoryError(

@@ -16,7 +16,8 @@ from multiverso.memory.heap import free_memory
 from multiverso.tables.keyed_memory import KeyedMemory
 
 _SMALL = 2 * HUGE_PAGE  # of rows: below it a table may as well have small pages
-_AT_ONCE = 8  # huge pages of the index for each one of rows
+_AT_ONCE = 8  # huge pages of the index for each one of rows, at most,
+_INDEX_SECONDS = 0.001  # and for so long: the worker's other threads wait meanwhile
 _SLOW_SECONDS = 0.005  # a huge page that took so long: the system is busy, or has none
 _MOST_SKIPPED = 64
 
@@ -33,8 +34,13 @@ class Growth:
         self._skipped = self._skip = 0
         self._wanted = huge_pages.wanted()
 
+    @property
+    def most_at_once(self) -> int:
+        """For how many keys at a time memory is got ready: a huge page of rows, so that no call does more at once."""
+        return max(HUGE_PAGE // self._row_bytes, 1)
+
     def prepare(self, keys: int) -> None:
-        """Before so many keys are entered."""
+        """Before so many keys are entered, `most_at_once` at most."""
         self._keys_left -= keys
         if self._keys_left < 0:
             self._look(keys)
@@ -62,9 +68,12 @@ class Growth:
             start = self._memory.word("SEGMENTS") + half
             enough = HUGE_PAGE <= half < free_memory() // 8
             self._index_left = range(start, start + half if enough else start, HUGE_PAGE)
+        end = time.monotonic() + _INDEX_SECONDS
         for offset in self._index_left[:_AT_ONCE]:
             self._make_huge(offset)
-        self._index_left = self._index_left[_AT_ONCE:]
+            self._index_left = self._index_left[1:]
+            if time.monotonic() >= end:
+                break
 
     def _make_huge(self, offset: int) -> bool:
         if self._skipped < self._skip:

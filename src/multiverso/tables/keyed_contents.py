@@ -1,0 +1,152 @@
+"""What a keyed table holds, as files: whole, what has changed since the last time, and for other programs."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from multiverso.kernels.keyed_passes import GONE
+from multiverso.keyed_layout import NO_ROW
+from multiverso.runtime.replacing import leaves_values
+from multiverso.tables import keyed_export, keyed_saving, keyed_snapshots
+from multiverso.tables.convert import Array
+from multiverso.tables.keyed_calls import KeyedCalls
+from multiverso.tables.keyed_memory import KeyedMemory
+from multiverso.tables.keyed_saving import Content
+from multiverso.tables.keyed_snapshots import Snapshot
+from multiverso.tables.keyed_spec import KeyedSpec
+from multiverso.tables.keyed_whole import KeyedPasses
+from multiverso.tables.keys import Keys
+from multiverso.tables.steered import Steered
+
+_MOST_AT_ONCE = 1 << 16
+
+
+class KeyedContents(Steered):
+    """The part of a keyed table that writes and reads files. Whoever inherits has the table itself."""
+
+    _spec: KeyedSpec
+    _dtype: np.dtype[Any]
+    _memory: KeyedMemory
+    _calls: KeyedCalls
+    _passes: KeyedPasses
+
+    @property
+    @abstractmethod
+    def name(self) -> str | None:
+        """The table's name, if it has one."""
+
+    @property
+    @abstractmethod
+    def ticks(self) -> int:
+        """The table's time."""
+
+    @abstractmethod
+    def items(self, batch: int = _MOST_AT_ONCE) -> Iterator[tuple[Keys, Array]]:
+        """Yields all keys and their rows, in batches."""
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes keys, rows and updater state to a safetensors file, whole or not at all.
+
+        Other workers' adds meanwhile may be in it or not: call ``barrier()`` first for an exact moment.
+        """
+        keyed_saving.save(path, self._spec, self._content(0))
+
+    def save_increment(self, directory: str | os.PathLike[str], *, whole: bool = False) -> Snapshot:
+        """Writes what has changed since the last snapshot in a directory; everything the first time.
+
+        Nobody waits for it: other workers, and this one's other threads, go on. What they change meanwhile is in this
+        snapshot or in the next one; after a `barrier()` the snapshots together are the table, bit for bit. It takes
+        memory for what it writes.
+
+        Everything is written again, and what was there before removed, where the last snapshot there is of another run,
+        or more keys were removed since than the table remembers (some millions).
+
+        Args:
+            directory: a folder of its own for this table's snapshots, made if it is not there.
+            whole: write everything.
+
+        Returns:
+            What was written: its number, its parent's, how many keys, how many bytes.
+
+        Raises:
+            SnapshotError: the directory holds something else.
+            TimeoutError: another process writes to it.
+        """
+        self._session.check()
+        place = Path(directory)
+        with keyed_snapshots.alone_in(place):
+            before = keyed_snapshots.chain(place)
+            table = f"{self._memory.word('IDENTITY'):014x}"
+            if whole or not before or before[-1].table != table:
+                before = []
+            generation, removals = self._passes.begin_snapshot()
+            if before and removals - before[-1].removals > self._memory.word("RING") // 2:
+                before = []
+            content = self._content(before[-1].generation if before else 0)
+            if before:
+                gone = np.unique(self._memory.removals(before[-1].removals, removals))
+                content = replace(content, removed=gone[~self._calls.contains(gone)])
+            of = {"table": table, "generation": generation, "removals": removals}
+            return keyed_snapshots.write(place, self._spec, content, before, **of)
+
+    def export(self, path: str | os.PathLike[str], *, name: Callable[[int], str] | None = None) -> int:
+        """Writes keys and values for other programs, sorted by key, whole or not at all.
+
+        Args:
+            path: its suffix says what: ``.npz`` (NumPy: ``keys``, ``values``), ``.parquet`` (columns ``key`` and
+                ``values``; needs pyarrow), ``.txt`` or ``.vec`` (the text format of word2vec, as gensim reads it).
+            name: what a key is called there, instead of its number.
+
+        Returns:
+            How many keys.
+        """
+        return keyed_export.export(path, self.items(), self._spec.dim, name)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Gives each key of a file that :meth:`save` wrote its row and state, and removes all others.
+
+        Or of a directory that :meth:`save_increment` has written to: all its snapshots, each checked.
+
+        Call it in one worker, and ``barrier()`` before anyone goes on. In a worker that has taken a dead one's place
+        (`multiverso.incarnation`) it changes nothing, and says so.
+
+        Raises:
+            SnapshotError: no such file, not a saved keyed table, or another dim, dtype or updater; a snapshot that is
+                missing, damaged or does not follow the one before. Nothing was changed.
+        """
+        self._session.check()
+        content = self._read(path)
+        if not leaves_values(self._session, f"the table {self.name!r}"):
+            self._replace(*content)
+
+    def _content(self, since: int) -> Content:
+        """Returns what was changed after a generation, sorted by key."""
+        size = sum(self._spec.widths()) * self._dtype.itemsize
+        found = list(self._passes.rows_since(since, size))
+        keys, values, rows = (np.concatenate(part) for part in zip(*found, strict=True))
+        order = np.argsort(keys, kind="stable")
+        uses = values[order] & ~NO_ROW if self._spec.keeps_use else None
+        return Content(keys[order], rows[order], uses, ticks=self.ticks)
+
+    def _read(self, path: str | os.PathLike[str]) -> tuple[Content]:
+        """Returns what :meth:`save` wrote, if it fits this table."""
+        if Path(path).is_dir():
+            return (keyed_snapshots.read(Path(path), self._spec),)
+        return (keyed_saving.load(path, self._spec),)
+
+    def _replace(self, content: Content) -> None:
+        """Makes the table hold what was saved, and nothing else."""
+        for keys, _, kinds in self._passes.entries(_MOST_AT_ONCE):
+            self._calls.remove(np.setdiff1d(keys[kinds != GONE], content.keys))
+            self._calls.end()
+        self._calls.overwrite(content.keys, content.rows)
+        self._memory.set_word("TICK", content.ticks)
+        if content.uses is not None and self._spec.keeps_use:
+            self._passes.note_use(content.keys, content.uses)
