@@ -1,6 +1,6 @@
 """Kills workers in the middle of adds to and removals from a keyed table: prints JSON, ends with 1 if a law is broken.
 
-python benchmarks/chaos_keyed.py [--kills 1000] [--seed 1] [--workers 3] [--break all]
+python benchmarks/chaos_keyed.py [--kills 1000] [--seed 1] [--workers 3] [--stepped 0.5] [--break all]
 
 The laws, which hold whoever is killed or stopped, and when:
 
@@ -10,6 +10,9 @@ The laws, which hold whoever is killed or stopped, and when:
 - sums: keys that all add to hold every add that has returned exactly once;
 - prefix: a call that was killed has done a prefix of its keys, each wholly or not at all;
 - sound: no key twice or out of place, no row lost or shared, counts that agree, nothing held.
+
+``--stepped`` of the kills come at a chosen instruction: so many after a worker has named a row, taken a segment, or
+claimed a row for a new key, whichever chance has chosen (``stepping.py``).
 
 ``--break`` does what must not happen, once in a while: each law has to notice it.
 """
@@ -30,7 +33,11 @@ import numpy as np
 
 import multiverso as mv
 from chaos_rows import SECONDS, Life, context
+from multiverso import keyed_layout as layout
+from multiverso.keyed_layout import at
+from multiverso.memory.words import load64
 from multiverso.runtime import Node, Session
+from stepping import kill_at
 
 DIM, OWN, HOT, EACH = 5, 160, 400, 80
 CALLS = 5  # the last of so many removes what an earlier one of them has added
@@ -124,6 +131,14 @@ def work(address: str, life: int, pipe: Any, broken: bool = False) -> None:
                 mine[INITIAL] += int((other_table.get(absent) != same.get(absent)).any())
 
 
+def warm(table: Any) -> None:
+    """Makes each kind of call once, with no effect: kernels that are not on disk yet would take a worker's time."""
+    table.add(np.zeros((1, DIM)), hot_keys()[:1])
+    table.get(hot_keys()[:1])
+    table.remove(own_keys(0, 0))
+    table.check()
+
+
 def work_badly(address: str, life: int, pipe: Any) -> None:
     """A worker that does what must not happen."""
     work(address, life, pipe, broken=True)
@@ -214,15 +229,34 @@ class Ledger:
         self._expected = found.astype(np.int64)
 
 
-def run(kills: int, workers: int, seed: int, broken: bool = False, epoch: int = 16) -> dict[str, Any]:
+def moments(table: Any, worker_id: int) -> list[Callable[[], bool]]:
+    """What a worker can be in the middle of, as its hand and the words tell it."""
+    memory = table._memory
+    hand, words = memory._hand(worker_id), memory.address + memory.word("SEGMENT_WORDS")
+
+    def holds_a_segment() -> bool:
+        segment = load64(hand + at.SEGMENT) - 1
+        return segment >= 0 and load64(words + 8 * segment) & 4095 == worker_id + 1
+
+    return [
+        lambda: load64(hand + at.HAND_ROW) != 0,
+        holds_a_segment,
+        lambda: load64(hand + at.CLAIM) & 3 in (layout.CLAIMING, layout.CLAIMED),
+    ]
+
+
+def run(
+    kills: int, workers: int, seed: int, stepped: float = 0.0, broken: bool = False, epoch: int = 16
+) -> dict[str, Any]:
     """Kills workers at random moments, some of them stopped before, and compares the table now and then."""
     chance = random.Random(seed)
-    result: dict[str, Any] = {"kills": 0, "stops": 0}
+    result: dict[str, Any] = {"kills": 0, "stops": 0, "stepped": 0}
     life = 0
     works: Callable[[str, int, Any], None] = work_badly if broken else work
     with Node(None, on_lost="continue") as node, Session(node.address, 0, timeout_seconds=SECONDS) as session:
         table, same, log = tables(session)
         ledger = Ledger(table, same, log)
+        warm(table)
         while result["kills"] < kills:
             lives: list[Life] = []
             over = []
@@ -233,7 +267,13 @@ def run(kills: int, workers: int, seed: int, broken: bool = False, epoch: int = 
                     lives.append(Life(node.address, life, works))
                 time.sleep(chance.random() * 0.02)
                 victim = lives.pop(chance.randrange(len(lives)))
-                if chance.random() < 0.3:
+                if chance.random() < stepped:
+                    reached = chance.choice(moments(table, victim.worker_id))
+                    further = chance.choice((0, 5, 50, 500, 5000))
+                    result["stepped"] += kill_at(
+                        victim.process.pid or 0, reached, chance.randrange(further + 1)
+                    )
+                elif chance.random() < 0.3:
                     os.kill(victim.process.pid or 0, signal.SIGSTOP)
                     result["stops"] += 1
                     time.sleep(chance.random() * 0.02)
@@ -261,13 +301,17 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--stepped", type=float, default=0.0, help="share of the kills")
     parser.add_argument("--break", dest="broken", choices=("all",))
     parser.add_argument("--json")
     options = parser.parse_args()
     context.set_forkserver_preload(["multiverso", "chaos_keyed"])
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     broken = options.broken is not None
-    result = {"seed": options.seed, **run(options.kills, options.workers, options.seed, broken)}
+    result = {
+        "seed": options.seed,
+        **run(options.kills, options.workers, options.seed, options.stepped, broken),
+    }
     text = json.dumps(result)
     print(text)
     if options.json:

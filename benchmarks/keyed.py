@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import sys
 import tempfile
 import time
@@ -41,11 +40,6 @@ def pace(call: Callable[[Any], object], keys: Any) -> dict[str, float]:
         "millions_a_second": round(keys.size / seconds / 1e6, 3),
         "processor_ns_a_key": round(processor / keys.size, 1),
     }
-
-
-def preempted() -> int:
-    """How often the system took the processor from this thread; not how often it waited."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
 
 def huge_bytes() -> int:
@@ -118,36 +112,44 @@ def growth(smallest: int, largest: int) -> dict[str, Any] | None:
         table.get(lots[0], out=out)
         mv.barrier()
 
+        private = np.ones((smallest, DIM), "f4")
+        places = [random.integers(0, smallest, LOOKUP) for _ in range(256)]
+
         def look(until: Callable[[], bool]) -> dict[str, Any]:
-            times, busy, number, taken = [], time.thread_time_ns(), 0, preempted()
-            disturbed = []  # lookups during which somebody else had the processor
-            while number % 64 or not until():
-                began = time.perf_counter_ns()
-                table.get(lots[number % 256], out=out)
-                times.append(time.perf_counter_ns() - began)
-                before, taken = taken, preempted()
-                if taken != before:
-                    disturbed.append(number)
-                number += 1
-            microseconds = np.array(times) / 1e3
-            calm = np.delete(microseconds, disturbed)
-            return {
-                "lookups": number,
-                "microseconds": {
-                    name: round(float(np.percentile(microseconds, q)), 1)
-                    for name, q in (("median", 50), ("p99", 99), ("p99.99", 99.99), ("longest", 100))
-                },
-                "preempted": len(disturbed),
-                "longest_that_was_not_preempted": round(float(calm.max()), 1),
-                "processor_ns_a_key": round((time.thread_time_ns() - busy) / number / LOOKUP, 1),
+            """Looks keys up, and as many rows of private memory in turns, which no table can hold up."""
+            kinds: dict[str, Callable[[int], object]] = {
+                "lookups": lambda i: table.get(lots[i], out=out),
+                "private": lambda i: np.take(private, places[i], axis=0, out=out, mode="clip"),
             }
+            wall: dict[str, list[int]] = {name: [] for name in kinds}
+            processor: dict[str, list[int]] = {name: [] for name in kinds}
+            number = 0
+            while number % 64 or not until():
+                for name, call in kinds.items():
+                    used, began = time.thread_time_ns(), time.perf_counter_ns()
+                    call(number % 256)
+                    wall[name].append(time.perf_counter_ns() - began)
+                    processor[name].append(time.thread_time_ns() - used)
+                number += 1
+            found: dict[str, Any] = {"number": number}
+            for name in kinds:
+                found[name] = {
+                    clock: {
+                        what: round(float(np.percentile(times[name], q)) / 1e3, 1)
+                        for what, q in (("median", 50), ("p99", 99), ("p99.99", 99.99), ("longest", 100))
+                    }
+                    for clock, times in (("microseconds", wall), ("processor_microseconds", processor))
+                }
+            return found
 
         before = table.stats()
+        growing_began = time.perf_counter()
         growing = look(lambda: shared.get()[0] > 0)
+        growing_seconds = time.perf_counter() - growing_began
         mv.barrier()
         after = table.stats()
         growing |= {name: after[name] - before[name] for name in ("splits", "waits")}
-        end = time.perf_counter() + growing["microseconds"]["median"] * growing["lookups"] / 1e6
+        end = time.perf_counter() + growing_seconds
         found = {"while_it_grows": growing, "at_rest": look(lambda: time.perf_counter() > end)}
     mv.barrier()
     mv.shutdown()

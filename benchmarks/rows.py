@@ -2,6 +2,11 @@
 
 python benchmarks/rows.py [--quick] [--output FILE] [--old PYTHON]
 
+Each call has ids of its own, so that no call finds in the cache what another one has just used; and once more after an
+untimed read of the same rows, as in a step that pulls rows and pushes to them. Two workers stand beside two processes
+with private arrays, which share nothing but the memory's ways, and beside two that add to the same array without any
+words (sums are lost then): what the machine gives at best. Processor time tells a busy machine from a slow table.
+
 `--old` is the interpreter of another version's environment, whose tables are measured in turns with these.
 """
 
@@ -10,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -36,18 +40,30 @@ def ids_of(kind: str, batch: int, seed: int) -> Any:
     return np.random.default_rng(0).permutation(ROWS)[ranks]
 
 
+Call = Callable[[Any], object]
+
+
 def turns(
-    calls: dict[str, Callable[[Any], object]], lots: list[Any], seconds: float
+    calls: dict[str, Call], lots: list[Any], seconds: float, before: dict[str, Call] | None = None
 ) -> dict[str, list[float]]:
-    """Times calls in turns over several lots of ids: nanoseconds a row, 10th percentile and median."""
+    """Times calls in turns, each with ids of its own: nanoseconds a row, 10th percentile and median.
+
+    Args:
+        calls: what is timed, by name.
+        lots: of ids.
+        seconds: for how long.
+        before: what each call's ids are given to first, untimed.
+    """
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    end, turn = time.perf_counter() + seconds, 0
+    end, turn, apart = time.perf_counter() + seconds, 0, len(lots) // len(calls)
     for call in calls.values():
         call(lots[0])
     while time.perf_counter() < end or turn < 20:
-        lot = lots[turn % len(lots)]
         turn += 1
-        for name, call in calls.items():
+        for place, (name, call) in enumerate(calls.items()):
+            lot = lots[(turn + place * apart) % len(lots)]
+            if before is not None:
+                before[name](lot)
             began = time.perf_counter_ns()
             call(lot)
             samples[name].append((time.perf_counter_ns() - began) / lot.size)
@@ -62,46 +78,59 @@ def one_worker(batch: int, kind: str, seconds: float, private: bool = True) -> d
     table = mv.MatrixTableHandler(ROWS, COLUMNS)
     memory = np.random.default_rng(0).standard_normal((ROWS, COLUMNS), dtype="f4")
     table.add(memory)
-    lots = [ids_of(kind, batch, seed) for seed in range(32)]
+    lots = [ids_of(kind, batch, seed) for seed in range(60)]
     delta, out, taken = (np.zeros((batch, COLUMNS), "f4") for _ in range(3))
-    calls: dict[str, Callable[[Any], object]] = {
+    calls: dict[str, Call] = {
         "take": lambda ids: np.take(memory, ids, axis=0, out=taken, mode="clip"),
         "get": lambda ids: table.get(ids, out=out),
         "add": lambda ids: table.add(delta, ids),
     }
+    before = {"take": calls["take"], "get": calls["get"], "add": calls["get"]}
     if private:
         from multiverso.bench import limits
 
         ahead = limits.scatter_add_ahead.compiled("float32")
         plain = limits.scatter_add.compiled("float32")
-        flat, flat_delta = memory.reshape(-1), delta.reshape(-1)
+        # as many calls to each array, or one is more in the cache than another
+        flat, other, flat_delta = memory.reshape(-1), memory.copy(), delta.reshape(-1)
+        flat_other = other.reshape(-1)
         calls["private add, ahead"] = lambda ids: ahead(flat, COLUMNS, ids, flat_delta)
-        calls["private add, plain"] = lambda ids: plain(flat, COLUMNS, ids, flat_delta)
-    found = turns(calls, lots, seconds)
+        calls["private add, plain"] = lambda ids: plain(flat_other, COLUMNS, ids, flat_delta)
+        calls["take again"] = lambda ids: np.take(other, ids, axis=0, out=taken, mode="clip")
+        before |= {"private add, ahead": calls["take"], "private add, plain": calls["take again"]}
+        before["take again"] = calls["take again"]
+    found = {"apart": turns(calls, lots, seconds), "just_read": turns(calls, lots, seconds, before)}
     mv.shutdown()
     return found
 
 
-def together(batch: int, kind: str, seconds: float) -> dict[str, float]:
-    """One of several workers: rows a second that it reads, and that it adds to, while the others do."""
+def together(batch: int, kind: str, seconds: float) -> dict[str, tuple[float, float]]:
+    """One of several workers: rows a second, and a second of its processor, while the others do the same."""
+    from multiverso.bench import limits
+
     mv.init()
     table = mv.MatrixTableHandler(ROWS, COLUMNS)
     lots = [ids_of(kind, batch, 100 * mv.worker_id() + seed) for seed in range(32)]
     delta, out = np.zeros((batch, COLUMNS), "f4"), np.zeros((batch, COLUMNS), "f4")
+    ahead = limits.scatter_add_ahead.compiled("float32")
+    own, shared = np.ones((ROWS, COLUMNS), "f4").reshape(-1), table.memory().reshape(-1)
     rates = {}
-    calls: dict[str, Callable[[Any], object]] = {
+    calls: dict[str, Call] = {
         "get": lambda ids: table.get(ids, out=out),
         "add": lambda ids: table.add(delta, ids),
+        "private add, ahead": lambda ids: ahead(own, COLUMNS, ids, delta.reshape(-1)),
+        "shared add without words": lambda ids: ahead(shared, COLUMNS, ids, delta.reshape(-1)),
     }
     for name, call in calls.items():
         for lot in lots:
             call(lot)
         mv.barrier()
-        number, began = 0, time.perf_counter()
+        number, began, used = 0, time.perf_counter(), time.thread_time()
         while time.perf_counter() - began < seconds:
             call(lots[number % len(lots)])
             number += 1
-        rates[name] = number * batch / (time.perf_counter() - began)
+        rows = number * batch
+        rates[name] = (rows / (time.perf_counter() - began), rows / (time.thread_time() - used))
         mv.barrier()
     mv.shutdown()
     return rates
@@ -117,25 +146,29 @@ def of_another_version(python: str, batch: int, kind: str, seconds: float) -> di
 
 
 def speed_up(batch: int, kind: str, seconds: float, repeats: int) -> dict[str, Any]:
-    """Rows a second of two workers against one, in turns."""
-    rates: dict[int, dict[str, list[float]]] = {n: {"get": [], "add": []} for n in (1, 2)}
+    """Rows a second of two workers against one, in turns: by the clock, and by the processors' time."""
+    rates: dict[int, dict[str, list[Any]]] = {1: {}, 2: {}}
     for _ in range(repeats):
-        for number in (1, 2):
+        for number in rates:
             workers = mv.run(together, number, (batch, kind, seconds))
-            for name in ("get", "add"):
-                rates[number][name].append(sum(worker[name] for worker in workers))
-    return {
-        name: {
-            "one_worker_rows_a_second": statistics.median(rates[1][name]),
-            "two_workers_rows_a_second": statistics.median(rates[2][name]),
-            "speed_up": statistics.median(rates[2][name]) / statistics.median(rates[1][name]),
+            for name in workers[0]:
+                rates[number].setdefault(name, []).append(
+                    np.sum([worker[name] for worker in workers], axis=0)
+                )
+    found = {}
+    for name in rates[1]:
+        one, two = (np.median(rates[number][name], axis=0) for number in (1, 2))
+        found[name] = {
+            "one_worker_rows_a_second": round(one[0]),
+            "two_workers_rows_a_second": round(two[0]),
+            "speed_up": round(two[0] / one[0], 3),
+            "speed_up_by_processor_time": round(two[1] / one[1], 3),
         }
-        for name in ("get", "add")
-    }
+    return found
 
 
 def ratios(found: dict[str, Any]) -> dict[str, float]:
-    """Of the medians, and where they are there of the 10th percentiles."""
+    """Of the medians."""
     pairs = {"get / take": ("get", "take"), "add / private add, ahead": ("add", "private add, ahead")}
     pairs["add / private add, plain"] = ("add", "private add, plain")
     return {
@@ -162,7 +195,9 @@ def main() -> None:
     for kind in KINDS:
         for batch in BATCHES:
             found = one_worker(batch, kind, seconds)
-            case = {"ids": kind, "batch": batch, "nanoseconds_a_row": found, "ratios": ratios(found)}
+            case = {"ids": kind, "batch": batch}
+            for how, times in found.items():
+                case[how] = {"nanoseconds_a_row": times, "ratios": ratios(times)}
             if options.old:
                 old = of_another_version(options.old, batch, kind, seconds)
                 case["old_nanoseconds_a_row"] = old

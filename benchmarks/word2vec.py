@@ -8,7 +8,8 @@ kind`; a sentence names one of them among words of its thing, words of its kind,
 is the share of questions "a:b is as c:?" that are answered right (the nearest of all words but the three). Words a
 second count what is read, before frequent words are thinned out, over the whole of training and not the reading of
 the vocabulary; both sides have the text in memory. Words a processor second, of all workers together, say more on
-a machine that is busy. gensim's one worker has a second thread that prepares its batches.
+a machine that is busy. gensim's one worker has a second thread that prepares its batches. *side by side* are two jobs
+of one worker each, at once, which share nothing but the machine: what two workers could do at most.
 """
 
 from __future__ import annotations
@@ -105,12 +106,28 @@ def theirs(text: str) -> None:
     print(json.dumps(result | {"right": right(model.wv.index_to_key, model.wv.vectors)}))
 
 
+def side_by_side(folder: Path, source: Path) -> dict[str, Any]:
+    """Two jobs of one worker each, in processes of their own: their rates together."""
+    from multiverso.apps import word2vec
+
+    jobs = []
+    for _ in range(2):
+        place = Path(tempfile.mkdtemp(dir=folder))
+        word2vec.encode(word2vec.Settings(str(source), place, min_count=1))
+        command = [sys.executable, __file__, "--alone", str(place), str(source)]
+        jobs.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    found = [json.loads(job.communicate()[0].splitlines()[-1]) for job in jobs]
+    together: dict[str, Any] = {name: found[0][name] + found[1][name] for name in found[0]}
+    return together | {"right": together["right"] / 2}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--gensim", help="a Python that has gensim")
     parser.add_argument("--theirs", help=argparse.SUPPRESS)
+    parser.add_argument("--alone", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--sentences", type=int, default=60_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--hashed", action="store_true", help="also with a growing table")
@@ -120,6 +137,9 @@ def main() -> None:
         return
     import multiverso as mv
 
+    if options.alone:
+        print(json.dumps(mv.run(ours, 1, args=(*options.alone, False))[0]))
+        return
     found: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         text, small = Path(folder) / "text.txt", Path(folder) / "small.txt"
@@ -149,6 +169,7 @@ def main() -> None:
                 ).stdout
                 found.setdefault("gensim, 1 worker", []).append(json.loads(output.splitlines()[-1]))
             run("2 workers", 2)
+            found.setdefault("2 jobs of 1 worker, side by side", []).append(side_by_side(Path(folder), text))
             if options.hashed:
                 run("hashed, 1 worker", 1, hashed=True)
                 run("hashed, 2 workers", 2, hashed=True)
