@@ -18,9 +18,10 @@ from multiverso import checkpoints
 from multiverso.checkpoints import Parts
 from multiverso.errors import InterruptedRoundError
 from multiverso.params.flats import Averaged, Flat, share_flat
+from multiverso.params.packing import pack
 from multiverso.params.resuming import Files, Model, check_own, placed
 from multiverso.params.rows import RowExchange, goes_by_rows
-from multiverso.params.values import Values, shared_dtype
+from multiverso.params.values import Values
 from multiverso.rules import Rule, RuleName, rule_of
 from multiverso.rules.shared import check_mode
 from multiverso.runtime import Session
@@ -116,44 +117,24 @@ class SharedParams:
                 "every= by time lets workers exchange unequally often, and a synchronous round needs all of "
                 "them: give a number of steps"
             )
-        groups: dict[tuple[bool, np.dtype[Any]], list[int]] = {}
-        for index, (array, averaged) in enumerate(given):
-            if index not in in_rows:
-                groups.setdefault((averaged, shared_dtype(array.dtype)), []).append(index)
-        views: list[Array] = [np.empty(0)] * len(given)
-        self._flats: list[Flat | RowExchange] = []
-        self._at = 0  # how many of them an exchange has done
+        self._at = 0  # how many of the tables an exchange has done
         self._begun = False  # whether a call of `as_one_call` has taken the model's values and not returned
         self._taken: list[Array] | None = None  # by a `sync` that raised
-        self._members: list[list[int]] = []
-        for (averaged, dtype), members in sorted(groups.items(), key=str):
-            flat = allocate(sum(given[index][0].size for index in members), dtype)
-            start = 0
-            for index in members:
-                array = given[index][0]
-                views[index] = flat[start : start + array.size].reshape(array.shape)
-                views[index][...] = array
-                start += array.size
-            if flat.size:
-                self._flats.append(share_flat(flat, averaged, name, initial, rule, session))
-                self._members.append(members)
-        for index in in_rows:
-            array = given[index][0]
-            views[index] = allocate(array.size, array.dtype).reshape(array.shape)
-            views[index][...] = array
-            called = None if name is None else f"{name}/matrix/{index - dense}"
-            self._flats.append(
-                RowExchange(
-                    views[index],
-                    rule,
-                    whole_every=whole_every,
-                    name=called,
-                    initial=initial,
-                    session=session,
-                )
-            )
-            self._members.append([index])
-        self._views = views
+        self._packed = pack(
+            given,
+            in_rows,
+            allocate,
+            lambda flat, averaged: share_flat(flat, averaged, name, initial, rule, session),
+            lambda index, matrix: RowExchange(
+                matrix,
+                rule,
+                whole_every=whole_every,
+                name=None if name is None else f"{name}/matrix/{index - dense}",
+                initial=initial,
+                session=session,
+            ),
+        )
+        self._flats, views = self._packed.flats, self._packed.views
         self._values = Values(views, [array.dtype for array, _ in given])
         self.arrays = views[: len(arrays)]
         self.statistics = views[len(arrays) : dense]
@@ -252,13 +233,7 @@ class SharedParams:
 
         Never waits and exchanges nothing. This worker's own may differ, and with EASGD they do.
         """
-        out = [view.copy() for view in self._views]
-        for flat, members in zip(self._flats, self._members, strict=True):
-            values, start = flat.table.snapshot().reshape(-1), 0
-            for index in members:
-                out[index][...] = values[start : start + out[index].size].reshape(out[index].shape)
-                start += out[index].size
-        return out
+        return self._packed.centre()
 
     def save(
         self,
