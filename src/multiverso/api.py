@@ -210,7 +210,7 @@ def batches(
 
 
 def log(*, step: int | None = None, **values: Any) -> None:
-    """Says how training goes: `multiverso top` shows each worker's last values, `mv.log(loss=...)`.
+    """Publishes how training goes: `multiverso top` shows each worker's last values, `mv.log(loss=...)`.
 
     Where TensorBoard is installed they are written for it, too: to ``runs/<script>-<job>/worker-<i>``, or under another
     folder than ``runs`` that MULTIVERSO_TENSORBOARD names (empty: nowhere). Costs some microseconds; waits for nobody.

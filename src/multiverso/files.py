@@ -112,7 +112,7 @@ def remove_leftover(temporary: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: PathLike, timeout_seconds: float) -> Iterator[bool]:
-    """Lets one thread or process at a time in, by a lock file that is gone again when nobody needs it.
+    """Admits one thread or process at a time, by a lock file that is removed when nobody needs it.
 
     Args:
         path: the lock file.

@@ -26,7 +26,7 @@ class Reporter:
             os.set_inheritable(self._descriptor, False)
 
     def event(self, kind: str, **fields: object) -> None:
-        """Tells the launcher."""
+        """Sends an event to the launcher."""
         if self._descriptor is None:
             return
         line = json.dumps({"event": kind, **fields}) + "\n"
@@ -36,7 +36,7 @@ class Reporter:
             self._descriptor = None  # the launcher is gone
 
     def say(self, kind: str, text: str) -> None:
-        """Tells people, and the launcher."""
+        """Prints a line for people, and sends the event to the launcher."""
         print(f"platoon: {text}", file=sys.stderr, flush=True)
         self.event(kind, text=text)
 
@@ -59,7 +59,7 @@ class Reporter:
                 self.event("requests", count=self._requests)
 
     def close(self) -> None:
-        """Tells the final count and lets go of the descriptor."""
+        """Reports the final count and closes the descriptor."""
         self.event("requests", count=self._requests)
         if self._descriptor is not None:
             os.close(self._descriptor)

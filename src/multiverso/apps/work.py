@@ -66,7 +66,7 @@ def _alone_in(directory: Path) -> Iterator[bool]:
 
 
 def once(directory: Path, is_done: Callable[[], bool], do: Callable[[], None]) -> None:
-    """Lets one worker do something, and returns in all of them when it is done: collective.
+    """Has one worker do something, and returns in all of them when it is done: collective.
 
     If that worker is killed meanwhile, and the job goes on without it, another one does it.
     """

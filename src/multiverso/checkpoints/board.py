@@ -18,7 +18,7 @@ class Board:
         self._control, self._me = session.control, session.worker_id
 
     def say(self, number: int, phase: int) -> None:
-        """Says how far this worker is with a checkpoint of this number."""
+        """Publishes how far this worker is with the checkpoint of a number."""
         self._control.note_checkpoint(self._me, number * _PHASES + phase)
 
     def of(self, worker_id: int) -> tuple[int, int]:
@@ -26,7 +26,7 @@ class Board:
         return divmod(self._control.checkpoint(worker_id), _PHASES)
 
     def close(self) -> None:
-        """Says that this worker hands over nothing any more."""
+        """Publishes that this worker hands over nothing any more."""
         number, phase = self.of(self._me)
         self.say(number, FAILED_AND_CLOSED if phase == FAILED else CLOSED)
 

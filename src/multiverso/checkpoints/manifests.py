@@ -149,7 +149,7 @@ class Receipts:
         self._store, self._folder = store, folder
 
     def write(self, worker: int, hashes: dict[str, str], common: str) -> None:
-        """Says which files a worker has written."""
+        """Records which files a worker has written."""
         text = json.dumps(asdict(Receipt(hashes, common)))
         self._store.write(f"{self._folder}/worker-{worker}.json", text.encode())
 

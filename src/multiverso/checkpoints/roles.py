@@ -33,7 +33,7 @@ def role_of(generation: Generation, live: list[int], me: int) -> Role:
 
 
 def tell(store: Store, generation: Generation, session: Session, live: list[int], leads: bool) -> None:
-    """Says which worker goes on as which; nothing where as many go on as have saved."""
+    """Prints which worker goes on as which; nothing where as many go on as have saved."""
     role = role_of(generation, live, session.worker_id)
     by = f"{store} was saved by {count(generation.workers)}"
     if role.newcomer:
@@ -47,7 +47,7 @@ def tell(store: Store, generation: Generation, session: Session, live: list[int]
 
 
 def say(line: str) -> None:
-    """Says something on standard error."""
+    """Prints a line to standard error."""
     sys.stderr.write(f"multiverso: {line}\n")  # in one piece, also where several threads say something
     sys.stderr.flush()
 

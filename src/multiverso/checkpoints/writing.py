@@ -53,7 +53,7 @@ class Writer:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Says that something is about to be handed over."""
+        """Announces that something is about to be handed over."""
         self.giving_up.clear()
         self.idle.clear()
 

@@ -43,7 +43,7 @@ def take_push(
     """Adds a push to the home's values; returns the answer's header and memory.
 
     Raises:
-        ProtocolError: it is no coded difference; nothing has changed.
+        ProtocolError: it is not a coded difference; nothing has changed.
     """
     copy, chunk = table.home, part.chunk
     buffer = _decoded(table, chunk, header, buffer, pool)
@@ -94,7 +94,7 @@ def take_answer(table: LinkTable, part: Away, header: Header, buffer: Array, poo
     """Adds the home's answer to this host's copy.
 
     Raises:
-        ProtocolError: it is no coded difference; nothing has changed.
+        ProtocolError: it is not a coded difference; nothing has changed.
     """
     if header.kind == frames.ANSWER and not header.length:
         pool.give(buffer)

@@ -239,7 +239,7 @@ class Combining:
         return (piece.signature, piece.nbytes) == (signature, nbytes)
 
     def _mismatch(self, number: int) -> ShapeMismatchError:
-        """Tells all other hosts, which may never hear of the difference otherwise."""
+        """Reports it to all other hosts, which may never hear of the difference otherwise."""
         for host in self._hosts:
             if host != self._host:
                 self._send(host, _HEAD.pack(REFUSE, 0, number, 0, 0))

@@ -81,7 +81,7 @@ class Conversation:
         self.cuts += 1
 
     def say(self, message: Message, now: float) -> list[bytes]:
-        """Says something; returns what to send now."""
+        """Queues a message; returns what to send now."""
         self._number += 1
         self._said.append((self._number, json.dumps(message)))
         return self._numbered([self._said[-1]], now) if self._greeted else []

@@ -123,7 +123,7 @@ class Coordinator:
         return ""
 
     def _welcome(self) -> list[Order]:
-        """Lets those in who come, once each table is made on all hosts or on none, and all hosts have come once."""
+        """Admits who takes a lost host's place, once no table is half made and all hosts have come once."""
         missing = any(known.address is None and not known.lost for known in self._hosts)
         if not self._coming or self._tables.half_made or missing:
             return []

@@ -164,7 +164,7 @@ class Versions:
         self._numbers: list[int] = []
 
     def watch(self, copies: dict[int, Copy]) -> None:
-        """Says which tables to look at from now on, by number."""
+        """Sets which tables to look at from now on, by number."""
         self._numbers = list(copies)
         self._bases = np.array([copy.base for copy in copies.values()], np.int64)
         self._out = np.zeros(len(self._numbers), np.int64)

@@ -143,7 +143,7 @@ class Reader:
         return self._body[self._got :]
 
     def filled(self, count: int) -> tuple[Header, memoryview | None] | None:
-        """Says how many bytes came; returns a frame once it is whole (None as its body if it was skipped).
+        """Takes note of how many bytes came; returns a frame once it is whole (None as its body if it was skipped).
 
         Raises:
             ProtocolError: the header is refused.

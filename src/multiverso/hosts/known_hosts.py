@@ -67,7 +67,7 @@ def lines_of(workers: Iterable[list[int]]) -> list[list[int]]:
     """Returns workers' lines, checked: of integers, as long as they have to be.
 
     Raises:
-        ValueError: they are no such lines.
+        ValueError: they are not workers' lines.
     """
     lines = [list(line) for line in workers]
     if any(len(line) <= CREATED or any(type(word) is not int for word in line) for line in lines):

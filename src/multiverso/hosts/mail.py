@@ -45,7 +45,7 @@ class _Peer:
     poked: bool = False
 
     def poke(self) -> None:
-        """Says that there may be something to send."""
+        """Wakes the sender: there may be something to send."""
         with self.wake:
             self.poked = True
             self.wake.notify_all()

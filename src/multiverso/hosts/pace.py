@@ -39,7 +39,7 @@ class Pace:
             return 0.0 if self._credit > 0 else -self._credit / self.share + 1e-4
 
     def spent(self, now: float, seconds: float) -> None:
-        """Says what was just used."""
+        """Counts what was just used."""
         with self._lock:
             self.spent_seconds += seconds
             if self.share:

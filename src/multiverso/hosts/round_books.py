@@ -30,7 +30,7 @@ class Staged(Protocol):
         """Returns whether a live worker of this host waits for a round."""
 
     def decide(self, round_number: int, members: int) -> None:
-        """Says who takes part in a round."""
+        """Fixes who takes part in a round."""
 
     def fold(self, round_number: int, chunk: int, members: int, total: Array, count: int) -> int:
         """Adds the members' part of a chunk to a sum of ``count`` contributions; returns how many there are then."""

@@ -50,7 +50,7 @@ class RoundMemory:
         return number > 0 and bool(self._wanted(self._control, self._shard.base, self._local, number))
 
     def decide(self, number: int, members: int) -> None:
-        """Says who takes part in a round."""
+        """Fixes who takes part in a round."""
         self._decide(self._shard.base, number, members)
 
     def fold(self, number: int, chunk: int, members: int, total: Array, count: int) -> int:

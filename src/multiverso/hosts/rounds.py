@@ -83,7 +83,7 @@ class Rounds:
         self._state_lock = threading.RLock()
 
     def at_distance(self, peer: int, seconds: float) -> None:
-        """Says how long the way to a host and back takes at least."""
+        """Sets the shortest round-trip time to a host, in seconds."""
         self._distances[peer] = seconds
 
     @property
@@ -172,7 +172,7 @@ class Rounds:
         self._run(table)
 
     def detach(self, number: int) -> None:
-        """Lets go of a table: its memory may be freed afterwards."""
+        """Forgets a table: its memory may be freed afterwards."""
         with self._memory_lock, self._state_lock:
             if self._tables.pop(number, None) is not None:
                 self._closed.add(number)
@@ -339,7 +339,7 @@ class Rounds:
             self._wake(told)
 
     def _tell(self, table: RoundTable, round_number: int) -> int | None:
-        """Says to the host before that a round is wanted; returns which host that is."""
+        """Asks the host before for a round; returns which host that is, or None where it need not be asked."""
         before = self._before
         if before is None or before not in table.theirs or round_number <= table.told:
             return None

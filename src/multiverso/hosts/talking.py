@@ -36,7 +36,7 @@ class Talk:
         self._thread.start()
 
     def say(self, message: Message) -> None:
-        """Says something: now, or over the next connection. Waits for nobody."""
+        """Sends a message: now, or over the next connection. Does not wait."""
         with self._lock:
             self._put(self._conversation.say(message, time.monotonic()))
 

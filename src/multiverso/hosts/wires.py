@@ -140,7 +140,7 @@ def decode(wire: int, coded: Array, frame: Array) -> None:
     """Writes what was coded into ``frame``.
 
     Raises:
-        ValueError: it is no coded difference of so many numbers; ``frame`` has anything in it then.
+        ValueError: it is not a coded difference of so many numbers; ``frame`` has anything in it then.
     """
     size = frame.size
     if wire == FLOAT32:

@@ -121,7 +121,7 @@ class ParamManager(Resumable):
         settle(self.model)
         self._assign(values)
         if parts.newcomer:
-            return  # seeds of another worker are no use here
+            return  # another worker's seeds are of no use here
         for weight, value in zip(self._rest(), parts.own, strict=True):
             weight.assign(value)
 

@@ -28,7 +28,7 @@ from multiverso.launch.signals import Handler, Signals, ignore_signals, pass_sig
 
 OnFailure = Literal["stop", "continue"]
 
-# A killed process that does not end is stuck in the kernel (a dead network disk); do not wait for ever.
+# A killed process that does not end is stuck in the kernel (a dead network disk); do not wait forever.
 _STUCK_SECONDS = 10.0
 # A signal that comes just before a wait does not interrupt it; its handler runs after it.
 _LOOK_SECONDS = 0.5

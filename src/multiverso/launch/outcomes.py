@@ -120,7 +120,7 @@ def _modules(values: Sequence[Any]) -> Iterator[ModuleType]:
 
 
 def _importable(module: ModuleType) -> bool:
-    """Tells whether a fresh interpreter finds the same module; a test runner's own it often does not."""
+    """Returns whether a fresh interpreter finds the same module; a test runner's own it often does not."""
     file = getattr(module, "__file__", None)
     if file is None:
         return True

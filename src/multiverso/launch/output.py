@@ -83,7 +83,7 @@ class Output:
             self._interruptions = {worker_id: Interruptions() for worker_id, _ in self._begun}
 
     def notice(self, write: Callable[[], None]) -> None:
-        """Has `write` called between two lines of output, at once; it is lost if nobody takes our output."""
+        """Calls `write` between two lines of output, at once; it is lost if nobody reads our output."""
         self._notices.append(write)
         if self._thread.is_alive():
             self._wake()

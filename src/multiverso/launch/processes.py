@@ -96,7 +96,7 @@ def signal_group(process: subprocess.Popen[bytes], number: int) -> None:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Tells whether a process has a handler for a signal whose default would end it."""
+    """Returns whether a process has a handler for a signal whose default would end it."""
     try:
         text = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -154,7 +154,7 @@ class Guard:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Lets it sweep, and waits until it has."""
+        """Has it sweep, and waits until it has."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:

@@ -78,7 +78,7 @@ class Starts:
             time.sleep(min(rest, _LOOK_SECONDS))
 
     def words(self) -> str:
-        """Says that it is started again."""
+        """Returns the line that tells of a restart."""
         when = f" in {self._pause:g} s" if self._pause else ""
         return f"the job is started again{when} ({self.restarts} of at most {self.most} times)."
 
@@ -113,6 +113,6 @@ class Replacements:
         return self._pauses.setdefault(end.worker_id, Pauses()).after(end.seconds)
 
     def words(self, end: WorkerExit, seconds: float) -> str:
-        """Says that it is."""
+        """Returns the line that tells of a replacement."""
         when = f" in {seconds:g} s" if seconds else ""
         return f"{end}; it is started again{when} ({self.done} of at most {self.most} replacements)."

@@ -35,7 +35,7 @@ class Signals:
         ignore_signals()
 
     def pass_to(self, receiver: Callable[[int], None] | None) -> None:
-        """Has signals handed to a job from here on, or to none; also one that came between two jobs."""
+        """Hands signals to a job from here on, or to none; also one that came between two jobs."""
         self._receiver = receiver
         if receiver is not None and self.number:
             receiver(self.number)
@@ -67,7 +67,7 @@ def pass_signals_to(receive: Callable[[int], None]) -> dict[int, Handler]:
 
 
 def ignore_signals() -> None:
-    """Has them ignored until the process ends."""
+    """Ignores them until the process ends."""
     # Not a handler: the interpreter's own end would put the default back in its place.
     for number in _FORWARDED:
         signal.signal(number, signal.SIG_IGN)

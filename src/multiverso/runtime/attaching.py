@@ -79,7 +79,7 @@ def ask_for_place(link: NodeLink, wishes: Message, deadline: Deadline) -> tuple[
 
 
 def withdraw(link: NodeLink) -> bool:
-    """Says that this worker is not lost: its process lives, and may call `init` again.
+    """Gives a place back before the start: this worker is not lost, and may call `init` again.
 
     Returns:
         Whether the node agrees; otherwise the worker has left, or is lost.

@@ -50,7 +50,7 @@ class Carrier(Protocol):
         """Does what this host's workers are ready for; returns the seconds until it is to be called at the latest."""
 
     def detach(self, table_id: int) -> None:
-        """Lets go of a table."""
+        """Forgets a table: its memory may be freed afterwards."""
 
     def settle(self, deadline: Deadline, tables: Iterable[int] | None = None) -> None:
         """Waits until what is in this host's copies now is at the homes."""
@@ -59,7 +59,7 @@ class Carrier(Protocol):
         """Waits until what is at the homes now is in this host's copies."""
 
     def lost(self, peer: int) -> None:
-        """Says that a host is lost: waits for it end with an error."""
+        """Marks a host as lost: waits for it end with an error."""
 
     def regroup(self, live: Sequence[int]) -> None:
         """Goes on without lost hosts: what had its home there gets a new one. Waits for them end with an error."""
@@ -74,7 +74,7 @@ class Carrier(Protocol):
         """Returns what went to and came from each peer."""
 
     def answer(self, role: int, taker: Callable[[Channel, Hello], None]) -> None:
-        """Says who takes connections of another role; before it listens."""
+        """Registers who takes connections of another role; call it before `listen`."""
 
     def close(self) -> None:
         """Ends all connections."""

@@ -225,7 +225,7 @@ class Catalogue:
         self._readers[piece.number] = [*known, reader]
 
     def end_reading(self, number: int | None = None) -> None:
-        """Tells those who look at a piece, or at any, that it is over: before anything is written in its place."""
+        """Cuts off those who read a piece, or any: before anything is written in its place."""
         for one in list(self._readers) if number is None else [number]:
             for reader in self._readers.pop(one, ()):
                 reader.cut()

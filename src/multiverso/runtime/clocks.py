@@ -116,7 +116,7 @@ class Clocks:
         return True
 
     def _say(self) -> bool:
-        """Tells how far this host's workers are, once what they have added is at the homes."""
+        """Reports how far this host's workers are, once what they have added is at the homes."""
         shards = self._shards()
         with self._lock:
             tables = [number for number in self._tables if number in shards]

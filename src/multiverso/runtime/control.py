@@ -55,7 +55,7 @@ class Control:
         store32(node + at.LIVENESS, at.ALIVE)
 
     def continue_without_lost(self, do: bool) -> None:
-        """Says whether waits go on without lost workers (the node, before the first worker is let go)."""
+        """Sets whether waits go on without lost workers (the node, before the first worker is let go)."""
         store32(self.address + at.CONTINUE_WITHOUT_LOST, int(do))
 
     @property
@@ -69,7 +69,7 @@ class Control:
         return load32(self.address + at.CONTINUE_WITHOUT_LOST) == 1
 
     def span_hosts(self) -> None:
-        """Says that the job is on several hosts: no barrier ends before the node releases it (the node, once)."""
+        """Marks the job as one on several hosts: no barrier ends before the node releases it (the node, once)."""
         store32(self.address + at.SPANS_HOSTS, 1)
 
     def release(self, barrier: int) -> None:
@@ -78,7 +78,7 @@ class Control:
         self.notify()
 
     def note_gathered(self, number: int) -> None:
-        """Says that what other hosts had not sent yet is here (the node)."""
+        """Publishes that what other hosts had not sent yet is here (the node)."""
         store64(self.address + at.GATHERED, number)
 
     @property
@@ -106,18 +106,18 @@ class Control:
         store32(self.block(worker_id) + at.PID, pid)
 
     def node_is_lost(self) -> None:
-        """Says that what the node holds it will never let go (any worker, which has seen it)."""
+        """Publishes that the node will never release what it holds (any worker, which has seen it)."""
         store32(self.block(self.capacity) + at.LIVENESS, at.LOST)
 
     def settle(self, worker_id: int, liveness: int) -> None:
-        """Says that a worker is lost or gone, and wakes whoever waits (the node)."""
+        """Marks a worker as lost or gone, and wakes whoever waits (the node)."""
         if liveness == at.LOST:
             self.lost_in_order.setdefault(worker_id)  # before it is seen, and others end in consequence
         store32(self.block(worker_id) + at.LIVENESS, liveness)
         self.notify()
 
     def settle_without_node(self, worker_id: int) -> None:
-        """Says that a worker is lost if it does not hold its life mutex (any worker, once the node is gone)."""
+        """Marks a worker as lost if it does not hold its life mutex (any worker, once the node is gone)."""
         if not 0 <= worker_id < self.capacity or self.liveness(worker_id) != at.ALIVE:
             return
         life = self.block(worker_id) + at.LIFE
@@ -128,7 +128,7 @@ class Control:
             self.settle(worker_id, at.LOST)
 
     def activate(self, worker_id: int, joins_late: bool) -> None:
-        """Says that this worker takes part (the worker).
+        """Marks this worker as taking part (the worker).
 
         A latecomer counts as having reached the barriers that the others have reached. Once it is seen as
         active no barrier completes without it, so the number is read again until it no longer moves.
@@ -143,13 +143,13 @@ class Control:
         self.notify()
 
     def reach(self, worker_id: int, barrier: int) -> None:
-        """Says that this worker is as far as a barrier, without waiting there (the worker)."""
+        """Marks this worker as having reached a barrier, without waiting there (the worker)."""
         address = self.block(worker_id) + at.BARRIER
         store64(address, max(barrier, load64(address)))
         self.notify()
 
     def leave(self, worker_id: int) -> None:
-        """Says that this worker takes no more part (the worker)."""
+        """Marks this worker as having left (the worker)."""
         store32(self.block(worker_id) + at.PARTICIPATION, at.LEFT)
         self.notify()
 
@@ -158,7 +158,7 @@ class Control:
         bump_and_wake(self.address + at.EVENT)
 
     def look_at(self, worker_id: int, deadline: Deadline) -> None:
-        """Says when this worker's next wait ends a slice early, as its deadline is nearer than that (the worker).
+        """Publishes a deadline that is nearer than a slice, so that this worker's next wait ends in time (the worker).
 
         Of several threads' deadlines the last one counts; the others are looked at when their slices are over.
         """
@@ -166,12 +166,12 @@ class Control:
             store64(self.block(worker_id) + at.LOOK_AT, math.ceil(deadline.at * 1e9))
 
     def give_up(self, worker_id: int, now_ns: int) -> None:
-        """Says that this worker ends a wait because of a deadlock (the worker)."""
+        """Marks this worker as one that ends a wait because of a deadlock (the worker)."""
         store64(self.block(worker_id) + at.GAVE_UP, now_ns)
         self.notify()
 
     def note_checkpoint(self, worker_id: int, word: int) -> None:
-        """Says what this worker has handed over of a checkpoint (the worker)."""
+        """Publishes what this worker has handed over of a checkpoint (the worker)."""
         store64(self.block(worker_id) + at.CHECKPOINT, word)
 
     def checkpoint(self, worker_id: int) -> int:

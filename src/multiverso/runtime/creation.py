@@ -209,7 +209,7 @@ class Creations:
         return waiting
 
     def _hand_over(self, connection: Connection, request: Message, piece: Piece, late: bool = False) -> None:
-        """Says where a piece is.
+        """Tells a worker where a piece is.
 
         The worker takes part from here on, before anyone is let go: a round or a clock must not go ahead without
         one that has created the table with the others, but is slow to read this. A late one enrols itself once

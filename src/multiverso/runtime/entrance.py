@@ -54,7 +54,7 @@ class Entrance:
         return str(self.listener.getsockname()[1:].decode())
 
     def close(self) -> None:
-        """Lets nobody in any more."""
+        """Closes the socket: nobody is let in any more."""
         if self._listener is not None:
             self._listener.close()
         if self._spare is not None:
@@ -87,7 +87,7 @@ class Entrance:
         return connections
 
     def _turn_away(self) -> None:
-        """Out of descriptors: tells the next one so, with one that was kept for this, or it would ask for ever."""
+        """Out of descriptors: answers the next process with a spare one; it would retry forever otherwise."""
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         assert self._spare is not None
         self._spare.close()

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 
 class Every:
-    """Says when it is due: every so many steps, or when so much time has passed since the last time."""
+    """Tells when something is due: every so many steps, or when so much time has passed since the last time."""
 
     def __init__(self, every: int | timedelta) -> None:
         if isinstance(every, timedelta):

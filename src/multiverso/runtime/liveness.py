@@ -48,7 +48,7 @@ class Liveness:
         held.wait()
 
     def release(self) -> None:
-        """Lets the life mutex go and ends the thread. Does nothing the second time, or before `begin`."""
+        """Releases the life mutex and ends the thread. Does nothing the second time, or before `begin`."""
         if self._pair:
             with contextlib.suppress(OSError):
                 # not only closed: a forked child may hold it open

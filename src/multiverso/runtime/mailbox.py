@@ -43,12 +43,12 @@ class Mailbox:
             self._wake[1].send(b"x")
 
     def post_order(self, order: Order) -> None:
-        """Says what is to be done: an order of the coordinator's, or something to call."""
+        """Posts what is to be done: an order of the coordinator's, or something to call."""
         self._orders.put(order)
         self.poke()
 
     def post_end(self, how: End, worker_id: int, life: int = 0) -> None:
-        """Says how a worker's life has ended, or that its process has ended and none comes for it (``"absent"``)."""
+        """Posts how a worker's life has ended, or that its process is gone for good (``"absent"``)."""
         self._ends.put((how, worker_id, life))
         self.poke()
 

@@ -43,16 +43,16 @@ class Mover:
         self._tasks.put(None)
 
     def join(self) -> None:
-        """Waits for its end, but not for ever."""
+        """Waits for its end, for ten seconds at most."""
         if self._thread.ident is not None:
             self._thread.join(_JOIN_SECONDS)
 
     def put(self, task: Callable[[], None]) -> None:
-        """Has something done, after all that was asked for before."""
+        """Queues a task, after all that was asked for before."""
         self._tasks.put(task)
 
     def do(self, action: Callable[[], None], then: Callable[[], None]) -> None:
-        """Has something done, as above, and then calls ``then`` in the node's thread."""
+        """Queues a task, as above, after which ``then`` is called in the node's thread."""
 
         def task() -> None:
             action()
@@ -71,7 +71,7 @@ class Mover:
                     raise
 
     def broken(self, error: Exception) -> None:
-        """Says that values cannot be moved any more."""
+        """Reports that values cannot be moved any more: the node ends."""
         self._post({"do": "broken", "why": f"{type(error).__name__}: {error}"})
 
     @contextmanager

@@ -186,7 +186,7 @@ class Node(InProcess):
         return not self.has_ended and self._members.control.participation(worker_id) != at.LEFT
 
     def absent(self, worker_id: int) -> None:
-        """Says that a worker's process has ended, and none comes for it. The others need not wait for it any more."""
+        """Notes that a worker's process has ended and none replaces it: the others need not wait for it any more."""
         self._mailbox.post_end("absent", worker_id)
 
     def live_workers(self) -> list[int]:
@@ -264,7 +264,7 @@ class Node(InProcess):
         self._deaths.close()
         if self._membership is not None:
             self._membership.end()
-        # whoever waits for the workers to go must not wait for ever after a failure of this thread
+        # whoever waits for the workers to go must not wait forever after a failure of this thread
         with self._emptied:
             self._emptied.notify_all()
         if self._linger is not None:

@@ -165,7 +165,7 @@ class NodeLink:
         return said_if_stopped(messages.peer(self.connection)[0])
 
     def give_up(self, why: str | None = None) -> None:
-        """Tells the node that nobody waits for an answer to the last request any more.
+        """Cancels the last request: tells the node that nobody waits for its answer any more.
 
         Args:
             why: that it cannot be granted here, so that others need not wait for it either.

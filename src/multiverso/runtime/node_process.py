@@ -65,7 +65,7 @@ def main(descriptor: int, workers: int, on_lost: str) -> None:
 
 
 def _say_why(door: socket.socket, error: StartupError) -> None:
-    """Tells the workers that come why there is no node."""
+    """Answers workers that connect with the reason why there is no node."""
     text = str(error)
     if isinstance(error, RefusedError):
         text += (

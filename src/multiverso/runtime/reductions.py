@@ -158,7 +158,7 @@ class Reductions:
         return self._segments[name]
 
     def _show(self) -> None:
-        """Says in the shared memory how far the reductions are, and wakes whoever waits for that."""
+        """Publishes in shared memory how far the reductions are, and wakes whoever waits for that."""
         if not self._told and SMALL_NAME not in self._segments:
             return  # only other hosts have begun
         number = self._done + 1

@@ -369,7 +369,7 @@ class Session(InProcess):
 
     @contextmanager
     def waiting(self, kind: int, memory: int, target: int) -> Iterator[None]:
-        """Says to the others what this worker waits for meanwhile.
+        """Publishes what this worker waits for, for as long as the block lasts.
 
         Args:
             kind: one of the WAIT_KINDs of ``layout.py``.

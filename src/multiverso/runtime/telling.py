@@ -45,7 +45,7 @@ class Teller:
         self._thread.start()
 
     def join(self) -> None:
-        """Waits for its end, once ``closing`` is set, but not for ever."""
+        """Waits for its end, for ten seconds at most, once ``closing`` is set."""
         if self._thread.ident is not None:
             self._thread.join(_JOIN_SECONDS)
 

@@ -46,7 +46,7 @@ class Contents(HeldTable):
         return self._shard.values().reshape(self.shape)
 
     def note_written(self) -> None:
-        """Says that :meth:`memory` was written to, which nobody else notices: then it is sent to other hosts, too.
+        """Marks :meth:`memory` as written to, which nothing else notices, so that it is sent to other hosts, too.
 
         What comes from other hosts while it is being written to may be overwritten.
         """

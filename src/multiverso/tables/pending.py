@@ -1,7 +1,7 @@
 """Operations that go on in the background: first in, first out for each table.
 
 A signal's handler may raise in the middle of any function that is written in Python, those of ``threading`` included:
-a ``Condition`` or an ``Event`` is left locked for ever when it raises between taking the lock and saying so. So what
+a ``Condition`` or an ``Event`` is left locked forever when it raises between taking the lock and saying so. So what
 both sides of a queue touch are only the interpreter's own locks and queues, which act in one step, and plain flags.
 """
 
@@ -72,7 +72,7 @@ class Pending(InProcess):
         return self._error
 
     def end(self, error: BaseException | None = None) -> None:
-        """Lets whoever waits go on (the queue's thread)."""
+        """Wakes whoever waits (the queue's thread)."""
         self._error = self._error or error
         self._operation = _nothing  # the arrays it refers to are free from here on
         self._over = True
@@ -125,7 +125,7 @@ class Queue:
         return pending
 
     def wake(self) -> None:
-        """Has its thread look, and makes it where there is none: as often as an exception comes in between."""
+        """Wakes its thread, which is started where there is none; tried again after an exception in between."""
         self.used = True
         if self._runner is None:
             # not threading.Thread: an exception while that waits for its thread to begin leaves one that never does

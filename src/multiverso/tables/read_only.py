@@ -103,7 +103,7 @@ class _ReadOnly(InProcess):
         return fresh(shape, self.dtype, None) if out is None else into(out, shape, self.dtype, False)
 
     def close(self) -> None:
-        """Lets go of the job; every read after that raises NodeLostError."""
+        """Detaches from the job; every read after that raises NodeLostError."""
         self._view.close()
 
     def __enter__(self) -> Any:

@@ -17,7 +17,7 @@ def die() -> NoReturn:
 
 
 def die_at(owner: Any, operation: str, count: int, *, after: bool = False) -> None:
-    """Lets this process be killed at the n-th call of a method.
+    """Arranges for this process to be killed at the n-th call of a method.
 
     Args:
         owner: an object, such as a table or a session; this one alone is changed.

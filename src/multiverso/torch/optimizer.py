@@ -35,7 +35,7 @@ class SharedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is 
         options: what `ParamManager` takes: ``every=``, ``rule=``, ``overlap=``, ...
 
     Raises:
-        TypeError: the arguments are no optimizer and no module, or swapped.
+        TypeError: the arguments are not an optimizer and a module, or they are swapped.
         ValueError: the optimizer trains no parameter of the module.
 
     Attributes:

@@ -43,7 +43,7 @@ class BatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         self._epoch: int | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Says which epoch the next pass is, as a `DistributedSampler` is told; for a run that is resumed."""
+        """Sets which epoch the next pass is, as of a `DistributedSampler`; for a run that is resumed."""
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -144,7 +144,7 @@ def _parse(body: bytes) -> Message:
 
 
 def _read_long(descriptor: int, size: Any) -> bytes:
-    """Returns what lies in a memfd. Nothing else is read: a pipe or a device could make us wait for ever."""
+    """Returns what lies in a memfd. Nothing else is read: a pipe or a device could make us wait forever."""
     with os.fdopen(descriptor, "rb") as file:
         fcntl.fcntl(file, _F_GET_SEALS)  # OSError for anything but a memfd
         if type(size) is not int or not 0 <= size <= min(_LARGEST, os.fstat(file.fileno()).st_size):

@@ -172,7 +172,7 @@ class Controller:
         self.wake()
 
     def worker_is_done(self, worker_id: int) -> None:
-        """Says that a worker started by hand needs no more answers; `serve` need not wait for its end.
+        """Marks a worker that was started by hand as done: `serve` need not wait for its end.
 
         Nothing has to call it: a worker that ends is noticed.
         """
@@ -239,7 +239,7 @@ class Controller:
         self._data().send(arrays, copy, _SEND_MB_SECONDS)
 
     def end_mb(self) -> None:
-        """Says that there are no more minibatches: every `Worker.recv_mb` now returns an empty list."""
+        """Ends the minibatches: every `Worker.recv_mb` returns an empty list from now on."""
         self._data().end()
         self.wake()
 

@@ -105,14 +105,14 @@ class BatchServer:
                 self._again.popleft()
 
     def end(self) -> None:
-        """Says that there are no more minibatches: to the workers that wait, and to each that asks later."""
+        """Ends the minibatches, for the workers that wait and for each that asks later."""
         with self._lock:
             if not self.ended:
                 self._answer_end()
                 self.ended = True  # from now on the serving thread alone uses the socket
 
     def answer_end(self) -> None:
-        """Tells workers that asked since that there are no more; called when the socket is readable."""
+        """Answers workers that have asked since that there are no more; called when the socket is readable."""
         with self._lock:
             self._answer_end()
 

@@ -169,7 +169,7 @@ class Requests:
                 )
 
     def say_goodbye(self) -> None:
-        """Tells the controller that this worker leaves; a controller that is gone need not know."""
+        """Tells the controller that this worker is leaving; it is no error if the controller is gone."""
         if self._controller >= 0 and not zmq.zmq_poll([(self._controller, zmq.POLLIN)], 0):
             try:
                 self.ask("platoon-bye", None, _GOODBYE_SECONDS)
