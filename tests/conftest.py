@@ -71,6 +71,8 @@ LONGEST_FIRST = (
     "hosts/test_rehearsals.py",
     "platoon/test_launcher.py",
     "platoon/test_frameworks.py",
+    "launch/test_run_output.py",
+    "launch/test_run_ending.py",
     "launch/test_run.py",
     "keras/test_fit.py",
     "test_resuming_examples.py",

@@ -16,6 +16,17 @@ warm: list[Warm] = []  # the one of this session, put here by conftest.py
 MULTIVERSO = (sys.executable, "-m", "multiverso.cli")
 SECONDS = 100.0
 
+# the beginning of a worker's program that waits for something
+WAIT = """
+import os, pathlib, signal, sys, time
+def up():
+    print("up", os.getpid(), flush=True)
+def rest():
+    while True:
+        time.sleep(0.02)  # a signal that comes just before a sleep does not end it, and is handled after it
+worker = int(os.environ["MULTIVERSO_WORKER_ID"])
+"""
+
 
 def command(*arguments: object) -> list[str]:
     return [*MULTIVERSO, *map(str, arguments)]
