@@ -57,7 +57,7 @@ again() {
 # What depends on the version of NumPy: what is asked of arrays, dtypes, files and its parts. Everything else, such as
 # what the compiled kernels compute once they have their pointers, would only run twice.
 on_numpy=(tests/legacy tests/theano)
-for name in checkpoints compiling conversions creating kernels partition refusals saving shared_memory; do
+for name in checkpoints compiling conversions creating kernels partition refusals saving saving_together shared_memory; do
     on_numpy+=("tests/core/test_$name.py")
 done
 

@@ -1,0 +1,195 @@
+"""Workers and hosts that leave or are lost: what the others of a job on several hosts wait for, hear and do."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from core_support import in_threads, outcome, wait_for
+from rehearsing import rehearsal
+
+from multiverso.deadline import Deadline
+from multiverso.errors import MultiversoError, WorkerLostError
+from multiverso.hosts.fabric import Fabric
+from multiverso.runtime import Session
+from multiverso.tables import ArrayTableHandler
+
+
+def test_a_barrier_waits_for_other_hosts_and_names_who_is_missing() -> None:
+    with rehearsal(1, 1) as job:
+        waits = {}
+
+        def wait(session: Session) -> None:
+            if session.worker_id == 0:
+                session.barrier()
+                return
+            wait_for(lambda: _wait_of(session, 0) is not None)
+            waits.update(
+                {0: _wait_of(session, 0), "lines": session.wait_graph().describe(time.monotonic_ns())}
+            )
+            session.barrier()
+
+        job.run(wait)
+    assert "which needs worker 1" in waits["lines"][0]
+    assert waits["lines"][0].startswith("worker 0 (pid ")
+    assert "on host-0)" in waits["lines"][0]
+
+
+def _wait_of(session: Session, worker_id: int) -> Any:
+    worker = session.wait_graph().workers.get(worker_id)
+    return worker.wait if worker is not None else None
+
+
+def test_one_that_leaves_is_not_waited_for_and_its_adds_are_there() -> None:
+    def work(session: Session) -> Any:
+        table = ArrayTableHandler(1000, session=session)
+        table.add(np.ones(1000))
+        if session.worker_id == 2:
+            return None
+        session.barrier()
+        total = table.get()
+        session.barrier()
+        return total.min(), total.max(), session.workers_num
+
+    with rehearsal(2, 1) as job:
+        assert job.run(work)[:2] == [(3.0, 3.0, 3)] * 2
+
+
+def test_a_worker_that_dies_is_named_with_its_host_on_the_others() -> None:
+    with rehearsal(1, 1) as job:
+
+        def stay(_: int) -> Any:
+            with job.session(0) as session:
+                session.barrier()
+                return outcome(session.barrier)
+
+        def die(_: int) -> None:
+            session = job.session(1)
+            session.barrier()
+            session._takes_part = False  # as one that ends without shutdown()
+            session.shutdown()
+
+        error, _ = in_threads([lambda: stay(0), lambda: die(1)])
+    assert isinstance(error, WorkerLostError)
+    assert error.worker_ids == (1,)
+    assert "on host-1)" in str(error)
+
+
+def test_the_others_go_on_without_a_lost_worker_where_they_are_to() -> None:
+    with rehearsal(1, 2, on_lost="continue") as job:
+
+        def work(worker_id: int) -> Any:
+            session = job.session(worker_id)
+            with session:
+                table = ArrayTableHandler(10, session=session)
+                table.add(np.ones(10))
+                session.barrier()
+                if worker_id == 2:
+                    session._takes_part = False
+                    return None
+                session.barrier()
+                return table.get().tolist()
+
+        results = in_threads([lambda i=i: work(i) for i in range(3)])  # type: ignore[misc]
+    assert results[:2] == [[3.0] * 10] * 2
+
+
+def test_a_lost_host_is_an_error_on_the_others() -> None:
+    with rehearsal(1, 1) as job:
+        passed = threading.Event()
+
+        def stay() -> Any:
+            with job.session(0) as session:
+                session.barrier()
+                passed.set()
+                return outcome(session.barrier)
+
+        def go() -> Any:
+            with job.session(1) as session:
+                session.barrier()
+                assert passed.wait(30)
+                job.nodes[1].close()
+
+        error, _ = in_threads([stay, go])
+    assert isinstance(error, WorkerLostError)
+    assert error.worker_ids == (1,)
+
+
+def test_the_others_go_on_without_a_lost_host_where_they_are_to() -> None:
+    size = 300_000  # some chunks at each home
+    with rehearsal(1, 1, 1, on_lost="continue") as job:
+        gone, all_passed = threading.Event(), threading.Barrier(3)
+
+        def work(worker_id: int) -> Any:
+            with job.session(worker_id) as session:
+                table = ArrayTableHandler(size, session=session)
+                table.add(np.ones(size))
+                session.barrier()
+                all_passed.wait(30)  # a host that is lost before has not given the others what it is home of
+                if worker_id == 1:
+                    job.nodes[1].close()
+                    gone.set()
+                    return None
+                assert gone.wait(30)
+                table.add(np.full(size, 10.0))
+                session.barrier()
+                new = ArrayTableHandler(5, np.full(5, 2.0), session=session)
+                seen = session.live_workers(), *(set(values.tolist()) for values in (table.get(), new.get()))
+                session.barrier()
+                return seen
+
+        results = in_threads([lambda i=i: work(i) for i in range(3)])  # type: ignore[misc]
+    assert results == [([0, 2], {23.0}, {2.0}), None, ([0, 2], {23.0}, {2.0})]
+
+
+def test_who_waits_for_a_host_that_is_lost_just_now_goes_on_once_there_are_new_homes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    size = 300_000  # some chunks at each home
+    fabrics: dict[int, Fabric] = {}
+    waits, failed = threading.Event(), threading.Event()
+
+    class Watched(Fabric):
+        def listen(self) -> tuple[str, int]:
+            fabrics[self.host] = self
+            return super().listen()
+
+        def settle(self, deadline: Deadline, tables: Iterable[int] | None = None) -> None:
+            waits.set()
+            try:
+                super().settle(deadline, tables)
+            except MultiversoError:
+                failed.set()
+                raise
+
+        def regroup(self, live: Sequence[int]) -> None:
+            self.lost(1)  # as it begins itself: who waits finds out before there are new homes
+            assert failed.wait(30)
+            super().regroup(live)
+
+    monkeypatch.setattr("multiverso.launch.rehearsing.Fabric", Watched)
+    with rehearsal(1, 1, on_lost="continue") as job:
+        made = threading.Barrier(2)
+
+        def work(worker_id: int) -> Any:
+            with job.session(worker_id) as session:
+                table = ArrayTableHandler(size, session=session)
+                session.barrier()
+                made.wait(30)
+                if worker_id == 1:
+                    fabrics[1].close()
+                    waits.clear()
+                    made.wait(30)
+                    assert waits.wait(30)
+                    job.nodes[1].close()
+                    return None
+                made.wait(30)
+                table.add(np.ones(size))
+                session.barrier()
+                return session.live_workers(), set(table.get().tolist())
+
+        assert in_threads([lambda i=i: work(i) for i in range(2)])[0] == ([0], {1.0})  # type: ignore[misc]
