@@ -30,7 +30,8 @@ from multiverso.errors import (
 from multiverso.runtime import Node, Session
 from multiverso.runtime.control import Control
 from multiverso.runtime.patience import Patience
-from multiverso.runtime.wait_graph import Wait, WaitGraph, WorkerState
+from multiverso.runtime.wait_graph import WaitGraph
+from multiverso.runtime.worker_state import Wait, WorkerState
 from multiverso.shards.progress import TableProgress, WorkerProgress
 from multiverso.testing import faults
 

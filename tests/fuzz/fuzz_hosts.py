@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "hosts"))
 from fabric_support import Adder, barrier, fabrics, new_shard
 
 from multiverso.hosts import frames
-from multiverso.hosts.books import Changes
+from multiverso.hosts.changes import Changes
 from multiverso.hosts.copies import Copy
 from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.frames import HEADER_BYTES, Header, Opened, ProtocolError, Reader

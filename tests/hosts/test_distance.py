@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fabric_support import new_shard
 
-from multiverso.hosts.books import Changes
+from multiverso.hosts.changes import Changes
 from multiverso.hosts.channel import Plain
 from multiverso.hosts.copies import Copy
 from multiverso.hosts.distance import FAR, megabytes_for

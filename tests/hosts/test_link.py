@@ -6,7 +6,7 @@ import numpy as np
 from fabric_support import new_shard
 
 from multiverso.hosts import frames
-from multiverso.hosts.books import Changes
+from multiverso.hosts.changes import Changes
 from multiverso.hosts.copies import Copy
 from multiverso.hosts.link import Link
 from multiverso.hosts.pace import Every, Pace

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from multiverso.hosts.buffers import Array
+from multiverso.hosts.changes import Changes
 from multiverso.hosts.copies import Chunk, Copy
 from multiverso.hosts.frames import Header, Opened, RoundHeader
+from multiverso.hosts.outer import Outer
 from multiverso.hosts.pace import Every
 from multiverso.hosts.wires import Wire
-
-if TYPE_CHECKING:
-    from multiverso.hosts.outer import Outer
 
 NOTHING = memoryview(b"")
 
@@ -141,23 +138,3 @@ class Ticket:
     def done(self) -> bool:
         """Whether all of it was pushed (and taken) since."""
         return not self.left
-
-
-class Changes:
-    """How often a table of this host has changed, and by whom: its workers, or a peer's pushes."""
-
-    def __init__(self) -> None:
-        self.version = 0
-        self._by: dict[int, int] = {}
-        self._all = 0
-        self._lock = threading.Lock()
-
-    def arrived(self, peer: int) -> None:
-        """A peer has pushed something that is not zero."""
-        with self._lock:
-            self._by[peer] = self._by.get(peer, 0) + 1
-            self._all += 1
-
-    def for_peer(self, peer: int) -> int:
-        """Returns how often others than this peer have changed it."""
-        return self.version + self._all - self._by.get(peer, 0)

@@ -16,7 +16,7 @@ from typing import Any
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, WaitTimeoutError
 from multiverso.hosts import transport
-from multiverso.hosts.books import Changes
+from multiverso.hosts.changes import Changes
 from multiverso.hosts.channel import Channel
 from multiverso.hosts.copies import Copy, Versions, homes_of, rehomed
 from multiverso.hosts.credentials import Credentials

@@ -33,7 +33,6 @@ from multiverso.errors import ClosedError, MultiversoError
 from multiverso.hosts import frames, wires
 from multiverso.hosts.books import (
     Away,
-    Changes,
     Here,
     LinkTable,
     Outgoing,
@@ -42,6 +41,7 @@ from multiverso.hosts.books import (
     UnderWay,
 )
 from multiverso.hosts.buffers import Array, Buffers, owner, view
+from multiverso.hosts.changes import Changes
 from multiverso.hosts.checks import check_answer, check_push, check_word
 from multiverso.hosts.coding import make_push, repeat_answer, take_answer, take_back, take_push
 from multiverso.hosts.copies import Chunk, Copy

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from multiverso import layout as at
 from multiverso.errors import DtypeMismatchError, StartupError
-from multiverso.hosts.books import Changes
+from multiverso.hosts.changes import Changes
 from multiverso.hosts.copies import Copy
 from multiverso.memory import heap
 from multiverso.memory.segment import Segment

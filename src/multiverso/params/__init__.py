@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from multiverso.params.broadcasting import broadcast
-from multiverso.params.resuming import Model, Resumable
+from multiverso.params.resumable import Resumable
+from multiverso.params.resuming import Model
 from multiverso.params.shared import Array, SharedParams
 from multiverso.params.values import shared_dtype
 from multiverso.runtime.every import Every

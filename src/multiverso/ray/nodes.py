@@ -18,8 +18,8 @@ from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.roster import Roster
 from multiverso.ray.metrics import Publisher
 from multiverso.runtime.carrier import means
+from multiverso.runtime.meeting import complete, distinct
 from multiverso.runtime.node import Node
-from multiverso.runtime.rendezvous import complete, distinct
 from multiverso.runtime.trust import SECRET_VARIABLE, new_secret
 
 START_SECONDS = 120.0

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
 
 from multiverso.deadline import Deadline
 from multiverso.kernels import waits
-
-if TYPE_CHECKING:
-    from multiverso.runtime.session import Session
+from multiverso.runtime.port import SessionPort
 
 
 class Barrier:
@@ -25,12 +23,19 @@ class Barrier:
         self.passed = 0
         self._raised = 0  # the number of one that raised: the next call is its repetition
 
-    def wait(self, session: Session, lock: AbstractContextManager[object], deadline: Deadline) -> None:
+    def wait(
+        self,
+        session: SessionPort,
+        lock: AbstractContextManager[object],
+        tell: Callable[[int], None],
+        deadline: Deadline,
+    ) -> None:
         """Flushes, arrives at the next barrier (or again at one that raised), and waits for every live worker.
 
         Args:
             session: whose barrier it is.
             lock: lets one thread at a time into a barrier.
+            tell: tells the node which barrier this worker is about to wait at.
             deadline: until when.
 
         Raises:
@@ -39,13 +44,13 @@ class Barrier:
         """
         target = 0
         try:
-            session._flush(deadline)
+            session.flush_until(deadline)
             with lock:
                 target = self._raised or self.passed + 1
                 arrive = functools.partial(
                     waits.barrier.compiled(), session.control.address, session.worker_id, target
                 )
-                session.node.arrive(target)
+                tell(target)
                 code = arrive()
                 if code:
                     session.resume(code, arrive, deadline, f"barrier {target}")

@@ -10,7 +10,7 @@ from multiverso.deadline import SLICE_SECONDS, Deadline
 from multiverso.memory import mutex
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import bump_and_wake, load32, load64, store32, store64
-from multiverso.runtime.wait_graph import Wait, WorkerState
+from multiverso.runtime.worker_state import Wait, WorkerState
 
 _READS = 10
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from io import FileIO
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,12 +16,10 @@ from multiverso.memory.segment import Segment
 from multiverso.memory.shared import SharedMemory
 from multiverso.runtime.node_link import NodeLink
 from multiverso.runtime.patience import Patience
+from multiverso.runtime.port import SessionPort
 from multiverso.shards.shard import Shard
 from multiverso.spec import MemorySpec, TableSpec
 from multiverso.wire.messages import Message
-
-if TYPE_CHECKING:
-    from multiverso.runtime.session import Session
 
 Fill = Callable[[Shard, bool, int], None]
 
@@ -35,10 +32,10 @@ class Holdings:
         link: its connection to the node.
     """
 
-    def __init__(self, session: Session, link: NodeLink) -> None:
+    def __init__(self, session: SessionPort, link: NodeLink) -> None:
         self.tables: dict[int, Shard] = {}
         self._memories: dict[int, SharedMemory] = {}
-        self._session: Session = weakref.proxy(session)  # no cycle: its memory goes when it goes
+        self._session: SessionPort = weakref.proxy(session)  # no cycle: its memory goes when it goes
         self._link = link
         self._memory: FileIO | None = (
             None  # closing it twice is harmless, as it is not with a bare descriptor

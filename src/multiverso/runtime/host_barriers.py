@@ -14,7 +14,7 @@ from multiverso.memory.words import load64
 from multiverso.runtime.carrier import Carrier
 from multiverso.runtime.control import Control
 from multiverso.runtime.moving import Mover, move_deadline
-from multiverso.runtime.wait_graph import WorkerState
+from multiverso.runtime.worker_state import WorkerState
 from multiverso.shards.shard import Shard
 from multiverso.wire.messages import Message
 

@@ -27,7 +27,7 @@ from multiverso.runtime.trust import new_secret, proof_needed, user_secret
 from multiverso.wire import messages
 
 if TYPE_CHECKING:
-    from multiverso.runtime.rendezvous import Found
+    from multiverso.runtime.meeting import Found
 
 _NODE_ATTEMPTS = 12
 _LOOK_SECONDS = 0.02

@@ -23,7 +23,7 @@ from multiverso.hosts.addresses import ADDRESS_VARIABLE, address_towards, own_ad
 from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.roster import Roster
 from multiverso.runtime.discovery import JobInfo
-from multiverso.runtime.rendezvous import (
+from multiverso.runtime.meeting import (
     INSECURE_VARIABLE,
     Found,
     Met,

@@ -14,7 +14,7 @@ from multiverso.hosts.addresses import ADDRESS_VARIABLE, address_towards
 from multiverso.hosts.credentials import derived_credentials
 from multiverso.hosts.roster import Roster
 from multiverso.runtime.discovery import JobInfo
-from multiverso.runtime.rendezvous import INSECURE_VARIABLE, Found, Met, complete, key_of, open_port
+from multiverso.runtime.meeting import INSECURE_VARIABLE, Found, Met, complete, key_of, open_port
 from multiverso.runtime.trust import SECRET_VARIABLE
 
 _FIRST_PORT, _PORTS = 20_000, 10_000  # below those that systems give out by themselves

@@ -5,16 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
 from multiverso.runtime.node_link import NodeLink
 from multiverso.runtime.patience import Patience
+from multiverso.runtime.port import SessionPort
 from multiverso.wire.messages import Message
-
-if TYPE_CHECKING:
-    from multiverso.runtime.session import Session
 
 
 class NodeClient:
@@ -26,8 +23,8 @@ class NodeClient:
         lock: held while the connection is used.
     """
 
-    def __init__(self, session: Session, link: NodeLink, lock: AbstractContextManager[object]) -> None:
-        self._session: Session = weakref.proxy(session)  # no cycle: its memory goes when it goes
+    def __init__(self, session: SessionPort, link: NodeLink, lock: AbstractContextManager[object]) -> None:
+        self._session: SessionPort = weakref.proxy(session)  # no cycle: its memory goes when it goes
         self._link, self._lock = link, lock
         self._gatherings = 0  # what `gather` has asked for, by this worker
 

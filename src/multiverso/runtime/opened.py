@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from multiverso.runtime.session import Session
+
+class Session(Protocol):
+    """What is asked of a session here; see `multiverso.runtime.Session`.
+
+    Attributes:
+        made_by: the thread that has made it.
+    """
+
+    made_by: int
+
+    def shutdown(self) -> None:
+        """Leaves the job."""
+
+    def note_forked(self) -> None:
+        """In a forked child: it cannot be used there."""
+
 
 _open: set[Session] = set()
 
@@ -34,7 +48,7 @@ def abandoned_by(before: set[Session]) -> list[Session]:
 
 def _after_fork_in_child() -> None:
     for session in open_sessions():
-        session._forked()
+        session.note_forked()
     _open.clear()
 
 

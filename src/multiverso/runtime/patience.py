@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING
 
 from multiverso import kernels
 from multiverso import layout as at
 from multiverso.deadline import Deadline
 from multiverso.errors import ClosedError, DeadlockError, MultiversoError, WaitTimeoutError, WorkerLostError
-from multiverso.runtime.wait_graph import COLLECTIVE, WorkerState, names
-
-if TYPE_CHECKING:
-    from multiverso.runtime.node_link import NodeLink
-    from multiverso.runtime.session import Session
+from multiverso.runtime.node_link import NodeLink
+from multiverso.runtime.port import SessionPort
+from multiverso.runtime.wait_graph import COLLECTIVE, names
+from multiverso.runtime.worker_state import WorkerState
 
 _WARN_SECONDS = 10.0
 _STOPPED_SECONDS = 1.0
@@ -34,7 +32,9 @@ class Patience:
         link: the connection to the node, where it is the node's answer.
     """
 
-    def __init__(self, session: Session, deadline: Deadline, what: str, link: NodeLink | None = None) -> None:
+    def __init__(
+        self, session: SessionPort, deadline: Deadline, what: str, link: NodeLink | None = None
+    ) -> None:
         self._session = session
         self._began = time.monotonic()
         self.deadline = deadline

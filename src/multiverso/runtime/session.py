@@ -186,7 +186,7 @@ class Session(InProcess):
             WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: see ``multiverso.errors``.
         """
         self.check_may_wait()
-        self._barrier.wait(self, self._lock, self.start_deadline(timeout_seconds))
+        self._barrier.wait(self, self._lock, self.node.arrive, self.start_deadline(timeout_seconds))
 
     @property
     def barriers(self) -> int:
@@ -209,9 +209,10 @@ class Session(InProcess):
         Raises:
             WaitTimeoutError: they were not, ``timeout_seconds`` after the call.
         """
-        self._flush(self.start_deadline(timeout_seconds))
+        self.flush_until(self.start_deadline(timeout_seconds))
 
-    def _flush(self, deadline: Deadline) -> None:
+    def flush_until(self, deadline: Deadline) -> None:
+        """Like `flush`, for callers that already have a deadline."""
         for handler in [*self._handlers, *self.keyed_tables.values()]:
             handler._flush_until(deadline)
 
@@ -456,7 +457,7 @@ class Session(InProcess):
             self._on_close()
         self._over = True
 
-    def _forked(self) -> None:
+    def note_forked(self) -> None:
         """In a forked child: the memory is there, but locks and liveness belong to the parent."""
         self.closed = (
             f"this session belongs to process {self._pid}, and this is a forked child of it; "

@@ -142,7 +142,7 @@ class HeldTable(Steered):
     # -- the end ---------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Ends this worker's part in the table; waits for nobody but this worker's own pending operations.
+        """Ends this worker's part in the table; waits for this worker's own pending operations and the node's answer.
 
         Once every worker that has the table has closed it or left the job, its memory is free for the next
         table. Until then the others go on without this worker: rounds and clocks no longer wait for it. Every

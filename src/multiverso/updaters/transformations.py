@@ -6,68 +6,13 @@ A transformation is a record; ``chain`` puts some of them before an updater, and
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from multiverso.updaters.around import Clip, Schedule, Transformation, WeightDecay
 from multiverso.updaters.checks import positive
 from multiverso.updaters.decayed import decayed
 from multiverso.updaters.updater import Updater
-
-Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Clip:
-    """Bounds of what is added; see :func:`clip`."""
-
-    value: float | None
-    norm: float | None
-
-    def __call__(self, delta: Array, rows: int = 1) -> Array:
-        """Returns a delta within the bounds: the same array if it is already.
-
-        Args:
-            delta: flat, of whole rows; not modified.
-            rows: how many parts have a norm each.
-        """
-        if self.value is not None and np.abs(delta).max(initial=0) > self.value:
-            delta = np.clip(delta, -self.value, self.value).astype(delta.dtype, copy=False)
-        if self.norm is not None and delta.size:
-            parts = delta.reshape(rows, -1)
-            wide = parts.astype(np.float64, copy=False)
-            norms = np.sqrt(np.einsum("ij,ij->i", wide, wide))
-            if norms.max() > self.norm:
-                scale = np.minimum(1, self.norm / np.maximum(norms, self.norm))
-                delta = (parts * scale[:, np.newaxis]).astype(delta.dtype).reshape(-1)
-        return delta
-
-    def __str__(self) -> str:
-        bounds = (("value", self.value), ("norm", self.norm))
-        return f"clip({', '.join(f'{name}={bound:g}' for name, bound in bounds if bound is not None)})"
-
-
-@dataclass(frozen=True)
-class WeightDecay:
-    """How much of the values goes at each step; see :func:`weight_decay`."""
-
-    decay: float
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """The learning rate by the number of steps; see :func:`schedule`."""
-
-    rate: Callable[[int], float]
-
-    def __call__(self, step: int) -> float:
-        """Returns the rate, checked."""
-        return positive(float(self.rate(step)), "learning rate of a schedule")
-
-
-Transformation = Clip | WeightDecay | Schedule
 
 
 def clip(value: float | None = None, *, norm: float | None = None) -> Clip:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from multiverso.states import State, states_of
-
-if TYPE_CHECKING:
-    from multiverso.updaters.transformations import Clip, Schedule
+from multiverso.updaters.around import Clip, Schedule
 
 
 @dataclass(frozen=True)

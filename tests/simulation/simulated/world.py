@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from multiverso import layout as at
-from multiverso.hosts.books import Changes, Ticket
+from multiverso.hosts.books import Ticket
+from multiverso.hosts.changes import Changes
 from multiverso.hosts.copies import Copy, homes_of, rehomed
 from multiverso.hosts.distance import FAR
 from multiverso.hosts.frames import HEADER_BYTES, ProtocolError, Reader
