@@ -51,7 +51,7 @@ def init(
         start_timeout_seconds: deadline for all workers to come; 120 s by default.
 
     Raises:
-        StartupError: already initialised, not on Linux, several hosts, or other options than other workers.
+        StartupError: already initialised, not on Linux, or other options than those of the other workers.
         WaitTimeoutError: not all workers came in time.
     """
     with turn(_starting, "init()"):
