@@ -193,6 +193,15 @@ def test_as_many_delayed_pushes_as_workers_are_one_step_of_nesterov() -> None:
             np.testing.assert_allclose(four.get(), one.get(), rtol=1e-12)
 
 
+def test_a_nan_keeps_nothing_else_from_being_clipped() -> None:
+    delta = np.array([[np.nan, 5], [3, 4]], np.float32)
+    by_value = mv.updaters.clip(2.0)(delta.reshape(-1), 2)
+    assert np.array_equal(by_value, [np.nan, 2, 2, 2], equal_nan=True)
+    by_norm = mv.updaters.clip(norm=1)(delta.reshape(-1), 2)
+    assert np.isnan(by_norm[0])
+    assert np.allclose(by_norm[2:], [0.6, 0.8])
+
+
 def test_rows_are_clipped_each_by_its_own_norm_and_before_that_summed() -> None:
     g = np.array([[3.0, 4.0], [0.3, 0.4], [3.0, 4.0]])
     with Node(1) as node, Session(node.address) as session:

@@ -90,16 +90,27 @@ class Asynchronous:
             self._resume(code, lambda: kernel(*arguments), deadline)
 
     def add_rows(self, ids: RowIds, delta: Array, call: Call, deadline: Deadline | None = None) -> None:
-        arguments = (self._control, self._base, self._update, self._me, ids, delta, call.address)
-        code = self._add_rows(*arguments)
+        # written out: of small calls a tuple of the arguments, and a function that keeps them, are a tenth
+        code = self._add_rows(self._control, self._base, self._update, self._me, ids, delta, call.address)
         if code:
-            self._resume_rows(code, ids, lambda: self._add_rows(*arguments), deadline)
+            self._go_on_adding(code, ids, delta, call, deadline)
+
+    def _go_on_adding(
+        self, code: int, ids: RowIds, delta: Array, call: Call, deadline: Deadline | None
+    ) -> None:
+        arguments = (self._control, self._base, self._update, self._me, ids, delta, call.address)
+        self._resume_rows(code, ids, lambda: self._add_rows(*arguments), deadline)
 
     def get_rows(self, ids: RowIds, out: Array, call: Call, deadline: Deadline | None) -> None:
-        arguments = (self._control, self._base, self._me, ids, out, self.ticks, call.address)
-        code = self._get_rows(*arguments)
+        code = self._get_rows(self._control, self._base, self._me, ids, out, self.ticks, call.address)
         if code:
-            self._resume_rows(code, ids, lambda: self._get_rows(*arguments), deadline)
+            self._go_on_reading(code, ids, out, call, deadline)
+
+    def _go_on_reading(
+        self, code: int, ids: RowIds, out: Array, call: Call, deadline: Deadline | None
+    ) -> None:
+        arguments = (self._control, self._base, self._me, ids, out, self.ticks, call.address)
+        self._resume_rows(code, ids, lambda: self._get_rows(*arguments), deadline)
 
     def exchange_rows(
         self, ids: RowIds, local: Array, last: Array, call: Call, deadline: Deadline | None

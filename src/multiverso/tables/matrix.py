@@ -73,6 +73,7 @@ class MatrixTableHandler(TableHandler):
             wire=own["wire"],
             every=own["every"],
         )
+        self._columns = spec.columns
         super().__init__(session or current(), spec, rule, init_value, master)
         self._changes = Changes(spec)
 
@@ -188,8 +189,13 @@ class MatrixTableHandler(TableHandler):
             super().add(data, sync)
             return
         self._ready(None)
-        ids, delta = self._rows(data, row_ids)
-        self._operations.add_rows(ids, self._transformed(delta, ids.size))
+        if self._are_plain(row_ids, data):
+            ids, delta = row_ids, data.ravel()
+        else:
+            ids, delta = self._rows(data, row_ids)
+        if self._transforms:
+            delta = self._transformed(delta, ids.size)
+        self._operations.add_rows(ids, delta)
 
     def exchange(
         self, local: Any, last: Any, row_ids: Any = None, *, timeout_seconds: float | None = None
@@ -310,7 +316,7 @@ class MatrixTableHandler(TableHandler):
             and rows.dtype is self._dtype
             and row_ids.dtype is INT64  # another object that is equal to it is converted
             and row_ids.ndim == 1
-            and rows.shape == (row_ids.size, self._spec.columns)
+            and rows.shape == (row_ids.size, self._columns)
             and rows.flags.carray
             and row_ids.flags.carray
         )

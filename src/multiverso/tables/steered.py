@@ -23,6 +23,7 @@ class Steered(InProcess):
         self._session = session
         self._clip = updater.clip
         self._schedule = updater.schedule if leads else None
+        self._transforms = not (self._clip is None and self._schedule is None)
         self._updater_name, self._rate_index = updater.name, updater.rate_index
 
     @property

@@ -28,13 +28,14 @@ class Clip:
             delta: flat, of whole rows; not modified.
             rows: how many parts have a norm each.
         """
-        if self.value is not None and np.abs(delta).max(initial=0) > self.value:
+        # "not less": a NaN, which is not larger either, must not keep what stands beside it from being clipped
+        if self.value is not None and not np.abs(delta).max(initial=0) <= self.value:
             delta = np.clip(delta, -self.value, self.value).astype(delta.dtype, copy=False)
         if self.norm is not None and delta.size:
             parts = delta.reshape(rows, -1)
             wide = parts.astype(np.float64, copy=False)
             norms = np.sqrt(np.einsum("ij,ij->i", wide, wide))
-            if norms.max() > self.norm:
+            if not norms.max() <= self.norm:
                 scale = np.minimum(1, self.norm / np.maximum(norms, self.norm))
                 delta = (parts * scale[:, np.newaxis]).astype(delta.dtype).reshape(-1)
         return delta
