@@ -77,8 +77,9 @@ class _Mine(threading.local):
     """Each thread's own."""
 
     def __init__(self) -> None:
-        # taken while in use: a signal's handler gets another, and finds nothing half done in it
-        self.calls = [Call()]
+        # Taken while in use: a signal's handler gets another, and finds nothing half done in it. An item of a list and
+        # not one that is popped and appended: no handler runs between a call's end and that it is given back.
+        self.calls: list[Call | None] = [None]
         self.pushed: tuple[Array, Array, Array] | None = (
             None  # ids and both arrays of an exchange of rows that raised
         )
@@ -101,7 +102,7 @@ class Operations:
     def add(self, delta: Array, deadline: Deadline | None = None) -> None:
         """Adds to the whole table. ``delta`` is not kept unless an exception comes."""
         calls = self._mine.calls
-        call = calls.pop() if calls else Call()
+        call, calls[0] = calls[0] or Call(), None
         try:
             if not self._interrupted:
                 self.how.add(delta, call, deadline)
@@ -114,12 +115,12 @@ class Operations:
             self._keep_add("add", (delta,), call, self.how.add)
             raise
         call.complete.value = 0
-        calls.append(call)
+        calls[0] = call
 
     def add_rows(self, ids: RowIds, delta: Array, deadline: Deadline | None = None) -> None:
         """Adds to some rows."""
         calls = self._mine.calls
-        call = calls.pop() if calls else Call()
+        call, calls[0] = calls[0] or Call(), None
         try:
             if not self._interrupted:
                 self.how.add_rows(ids, delta, call, deadline)
@@ -132,7 +133,7 @@ class Operations:
             self._keep_add("add_rows", (ids, delta), call, self.how.add_rows)
             raise
         call.complete.value = 0
-        calls.append(call)
+        calls[0] = call
 
     def get(self, out: Array, deadline: Deadline | None, give: Callable[[], Any] | None = None) -> Any:
         """Reads the whole table into ``out``; returns what ``give`` makes of it, as part of the call."""
@@ -145,7 +146,7 @@ class Operations:
                 give,
             )
         calls, result = self._mine.calls, None
-        call = calls.pop() if calls else Call()
+        call, calls[0] = calls[0] or Call(), None
         try:
             self.how.get(out, call, deadline)
             if give is not None:
@@ -154,7 +155,7 @@ class Operations:
             self._keep_read("get", call)
             raise
         call.complete.value = 0
-        calls.append(call)
+        calls[0] = call
         return result
 
     def get_rows(
@@ -170,7 +171,7 @@ class Operations:
                 give,
             )
         calls, result = self._mine.calls, None
-        call = calls.pop() if calls else Call()
+        call, calls[0] = calls[0] or Call(), None
         try:
             self.how.get_rows(ids, out, call, deadline)
             if give is not None:
@@ -179,7 +180,7 @@ class Operations:
             self._keep_read("get_rows", call)
             raise
         call.complete.value = 0
-        calls.append(call)
+        calls[0] = call
         return result
 
     def exchange_rows(self, ids: RowIds, local: Array, last: Array, deadline: Deadline | None) -> None:
@@ -194,7 +195,7 @@ class Operations:
             mine.pushed = None
             return
         calls = self._mine.calls
-        call = calls.pop() if calls else Call()
+        call, calls[0] = calls[0] or Call(), None
         try:
             if self._interrupted:
                 call = self._before("exchange_rows", (ids.tobytes(), local, last), call, deadline)
@@ -205,7 +206,7 @@ class Operations:
             self._keep(Interrupted("exchange_rows", (ids.tobytes(), local, last), call))
             raise
         call.complete.value = 0
-        calls.append(call)
+        calls[0] = call
 
     def get_changed(self, changes: Changes, deadline: Deadline | None) -> Changed:
         """Reads what has changed since ``changes`` was last told; the caller notes what comes, in its last step."""
@@ -226,7 +227,7 @@ class Operations:
         give: Callable[[], Any] | None,
     ) -> Any:
         calls, result = self._mine.calls, None
-        call = calls.pop() if calls else Call()
+        call, calls[0] = calls[0] or Call(), None
         try:
             if self._interrupted:
                 call = self._before(kind, (), call, deadline)
@@ -241,13 +242,13 @@ class Operations:
             self._keep_read(kind, call)
             raise
         call.complete.value = 0
-        calls.append(call)
+        calls[0] = call
         return result
 
     def exchange(self, local: Array, last: Array, deadline: Deadline | None) -> None:
         """Pushes ``local - last`` and pulls the result into both."""
         calls = self._mine.calls
-        call = calls.pop() if calls else Call()
+        call, calls[0] = calls[0] or Call(), None
         try:
             if not self._interrupted:
                 self.how.exchange(local, last, call, deadline)
@@ -260,14 +261,14 @@ class Operations:
             self._keep(Interrupted("exchange", (local, last), call))
             raise
         call.complete.value = 0
-        calls.append(call)
+        calls[0] = call
 
     def apply_rule(
         self, rule: CompiledRule, local: Array, push: bool, pull: bool, deadline: Deadline | None
     ) -> None:
         """Runs a rule's push, pull or both."""
         calls, arguments = self._mine.calls, (local, push, pull, rule.push, rule.local_state)
-        call = calls.pop() if calls else Call()
+        call, calls[0] = calls[0] or Call(), None
         try:
             if not self._interrupted:
                 self.how.apply_rule(rule, local, push, pull, call, deadline)
@@ -280,7 +281,7 @@ class Operations:
             self._keep(Interrupted("step", arguments, call))
             raise
         call.complete.value = 0
-        calls.append(call)
+        calls[0] = call
 
     def settle(self, deadline: Deadline | None) -> None:
         """Finishes what must not be left half: before a flush ends, a barrier, and the session."""
