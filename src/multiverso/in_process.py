@@ -14,8 +14,9 @@ class InProcess:
         Raises:
             TypeError: always.
         """
+        what = repr(self).partition("\n")[0]
         raise TypeError(
-            f"{self!r} belongs to this process, and cannot be pickled or copied. Another worker opens the same table "
+            f"{what} belongs to this process, and cannot be pickled or copied. Another worker opens the same table "
             "by its name=, a process that only looks by multiverso.attach_read_only(name), and table.get() gives "
             "values that can go anywhere"
         )

@@ -43,6 +43,9 @@ def fit(freq: int, sync: bool) -> dict[str, Any]:
     assert len(mv.stats()["tables"]) == tables, "a refused freq made a table"
     model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
     callback = MVCallback(model, freq=freq)
+    callback.set_model(keras.Sequential([keras.Input((64,)), keras.layers.Dense(10)], name="other"))
+    with pytest.raises(ValueError, match="'other' is fitted with it"):
+        callback.on_train_begin()
     begun = [w.copy() for w in model.get_weights()]
     rows = mv.shard(1440)
     early = keras.callbacks.EarlyStopping(monitor="loss", patience=5, restore_best_weights=True)

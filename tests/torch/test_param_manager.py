@@ -403,6 +403,8 @@ def test_the_wrapper_is_an_optimizer_like_any_other(alone: None) -> None:
     assert loss == 3
     with pytest.raises(TypeError, match="every"):
         SharedOptimizer(plain, optimizer.manager, every=3)
+    with pytest.raises(TypeError, match="belongs to this process"):
+        copy.deepcopy(optimizer)
 
 
 def test_swapped_arguments_and_strangers_are_refused_in_words(alone: None) -> None:

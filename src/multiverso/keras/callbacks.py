@@ -64,7 +64,16 @@ class MVCallback(Callback):  # type: ignore[misc]  # Keras is seen as untyped
         self._seen = -1
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Begins to count."""
+        """Begins to count.
+
+        Raises:
+            ValueError: another model is fitted.
+        """
+        if self.model is not self.kpm.model:
+            raise ValueError(
+                f"this MVCallback shares the model {self.kpm.model.name!r}, and {self.model.name!r} is fitted with it: "
+                "make one for the model that is fitted"
+            )
         self._fitting, self._pending = True, 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from multiverso.in_process import InProcess
 from multiverso.torch.param_manager import ParamManager
 
 
@@ -23,7 +24,7 @@ def _refuse_strangers(optimizer: Any, module: Any) -> None:
         )
 
 
-class SharedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is seen as untyped
+class SharedOptimizer(InProcess, torch.optim.Optimizer):  # type: ignore[misc]  # torch is seen as untyped
     """Wraps an optimizer: after each of its steps, the parameters are exchanged when that is due.
 
     It is an optimizer like any other for schedulers, gradient scalers and checkpoints: all but ``step`` is the
@@ -86,7 +87,7 @@ class SharedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is 
         self.optimizer.load_state_dict(state_dict)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "optimizer":  # before __init__, as when it is unpickled
+        if name == "optimizer":  # before __init__
             raise AttributeError(name)
         return getattr(self.optimizer, name)
 
