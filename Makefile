@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test quick check bench figures chaos pauses pythons ray fuzz interrupts interleave simulate mutants golden docs clean distclean
+.PHONY: help demo test quick check bench figures chaos pauses pythons ray buckets fuzz interrupts interleave simulate mutants golden docs clean distclean
 
 # Whatever is active outside must not reach the environments made here.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONWARNINGS CONDA_PREFIX
@@ -99,6 +99,10 @@ fuzz: .venv/.full ## nonsense at every door: sockets, ports, saved files (SECOND
 ray: .venv/.full ## jobs on a Ray cluster of two nodes on this machine; installs Ray and what Ray Train needs (0.5 GB)
 	@$(BIN)/python $(INSTALL) 'ray[train]>=2.50,<3'
 	$(BIN)/python -m pytest tests/ray $(PYTEST_ARGS)
+
+buckets: .venv/.full ## checkpoints in an S3 bucket, on a server of this machine that speaks its interface; installs moto and s3fs
+	@$(BIN)/python $(INSTALL) 'moto[server,s3]>=5,<6' s3fs
+	$(BIN)/python -m pytest tests/s3 $(PYTEST_ARGS)
 
 docs: .venv/.dev ## the documentation, served on http://127.0.0.1:8000
 	$(BIN)/mkdocs serve

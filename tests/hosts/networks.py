@@ -16,10 +16,17 @@ class Network:
     Attributes:
         addresses: of each.
         inside: what stands before a command to run it on each.
+        cable: the first one's end of what joins them: its namespace and device.
     """
 
     addresses: tuple[str, ...]
     inside: tuple[tuple[str, ...], ...]
+    cable: tuple[str, str] | None = None
+
+    def plug(self, there: bool) -> None:
+        """Pulls the cable, so that neither hears of the other, or plugs it in again."""
+        assert self.cable is not None
+        _ip("-n", self.cable[0], "link", "set", self.cable[1], "up" if there else "down")
 
 
 LOOPBACK = Network(("127.0.0.1", "127.0.0.1"), ((), ()))
@@ -61,7 +68,8 @@ def namespaces() -> Iterator[Network]:
             _ip("-n", name, "addr", "add", f"{address}/24", "dev", device)
             _ip("-n", name, "link", "set", device, "up")
             _ip("-n", name, "link", "set", "lo", "up")
-        yield Network(addresses, tuple(("ip", "netns", "exec", name) for name in names))
+        inside = tuple(("ip", "netns", "exec", name) for name in names)
+        yield Network(addresses, inside, (names[0], devices[0]))
     finally:
         for name in names:
             with suppress(OSError, subprocess.CalledProcessError):

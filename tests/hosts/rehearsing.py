@@ -40,7 +40,12 @@ class Rehearsal:
 
 @contextmanager
 def rehearsal(
-    *workers: int, on_lost: str = "stop", encrypted: bool = False, grace: float = 30.0, relayed: bool = False
+    *workers: int,
+    on_lost: str = "stop",
+    encrypted: bool = False,
+    grace: float = 30.0,
+    relayed: bool = False,
+    replaces: bool = False,
 ) -> Iterator[Rehearsal]:
     """Makes the nodes of a job with so many workers on each host."""
     relays: dict[int, Relay] = {}
@@ -52,6 +57,6 @@ def rehearsal(
             relays[host] = stack.enter_context(Relay(address))
             return relays[host].address
 
-        options: Any = {"on_lost": on_lost, "encrypted": encrypted, "grace": grace}
+        options: Any = {"on_lost": on_lost, "encrypted": encrypted, "grace": grace, "replaces": replaces}
         roster, nodes = stack.enter_context(hosts_here(workers, way=way, **options))
         yield Rehearsal(roster, nodes, relays)

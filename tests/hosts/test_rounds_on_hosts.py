@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_support import in_threads, outcome
+from core_support import in_threads, outcome, wait_for
 from rehearsing import rehearsal
 
-from multiverso.errors import SnapshotError, StartupError, WorkerLostError
+from multiverso import layout as at
+from multiverso.errors import MultiversoError, SnapshotError, StartupError, WorkerLostError
 from multiverso.hosts.exchange import Exchange
 from multiverso.hosts.wires import Wire
 from multiverso.runtime import Node, Session
+from multiverso.runtime.numbers import Numbers
 from multiverso.tables import ArrayTableHandler, MatrixTableHandler, loading
 from multiverso.tables.collection import load_all, save_all
 from multiverso.updaters import Updater, adam, chain, momentum, schedule
@@ -100,6 +102,57 @@ def test_rounds_on_several_hosts_have_the_bits_of_one_host() -> None:
             cutter.join()
     for mine, theirs in zip(alone, together, strict=True):
         assert_same(mine, theirs)
+
+
+def test_a_worker_in_a_dead_ones_place_joins_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the dead one had added and not read is gone; an updater's state is as long there as a worker of its host."""
+    monkeypatch.setattr(Numbers, "_has_ended", lambda self, worker_id: True)
+    size = 300_000
+
+    def open_tables(session: Session) -> list[Any]:
+        plain = ArrayTableHandler(size, session=session)
+        return [plain, MatrixTableHandler(7, 3, updater="adagrad", session=session)]
+
+    def rounds(tables: list[Any], number: int) -> list[Any]:
+        seen = []
+        for _ in range(number):
+            for table in tables:
+                table.add(np.ones(table.shape))
+                seen.append(table.get().copy())
+        return seen
+
+    def all_read(tables: list[Any], number: int) -> list[Any]:
+        first, *others = in_threads([lambda t=t: rounds(t, number) for t in tables])  # type: ignore[misc]
+        for other in others:
+            assert_same(first, other)
+        return [float(np.unique(values)[0]) for values in first if values.ndim == 1]
+
+    with rehearsal(2, 1, on_lost="continue", replaces=True) as job:
+        sessions = in_threads([lambda i=i: job.session(i, **SYNC) for i in range(3)])  # type: ignore[misc]
+        tables = in_threads([lambda s=s: open_tables(s) for s in sessions])  # type: ignore[misc]
+        gone: list[Session] = []
+        for dead in (1, 0, 2):
+            before = all_read(tables, 2)[-1]
+            tables[dead][0].add(np.full(size, 100.0))
+            gone.append(sessions[dead])
+            sessions[dead]._takes_part = False  # it does not say that it leaves
+            sessions[dead]._liveness.release()
+            for session in sessions:
+                wait_for(lambda s=session, d=dead: s.control.liveness(d) == at.LOST)  # type: ignore[misc]
+            left = [tables[worker] for worker in {0, 1, 2} - {dead}]
+            assert all_read(left, 3) == [before + 2, before + 4, before + 6]
+            sessions[dead] = again = job.session(dead, **SYNC)
+            assert again.incarnation > 0
+            if dead == 2:  # alone on its host: nobody has kept the state of the updater there
+                tables[2] = [ArrayTableHandler(size, session=again)]
+                with pytest.raises(MultiversoError, match="while no worker of this host had it"):
+                    MatrixTableHandler(7, 3, updater="adagrad", session=again)
+                tables = [of[:1] for of in tables]
+            else:
+                tables[dead] = open_tables(again)
+            assert all_read(tables, 2)[-1] == before + 12
+        in_threads([session.barrier for session in sessions])
+        in_threads([session.shutdown for session in (*sessions, *gone)])
 
 
 def test_the_others_finish_a_round_without_a_lost_host_with_the_same_bits() -> None:

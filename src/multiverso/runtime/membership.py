@@ -189,11 +189,6 @@ class Membership:
                 if wish is None
                 else f"worker {wish} is already there: two processes have the same worker_id"
             )
-        if self._abroad is not None and self.mode == "sync" and self._replaces_lost(worker_id):
-            raise StartupError(
-                "in a synchronous job on several hosts no worker takes the place of one that died: the others go on "
-                "without it, or the job begins again (multiverso run --max-restarts)"
-            )
         if self._options is None:
             self._options = options
             self.control.continue_without_lost(options["on_lost"] == "continue")
