@@ -72,8 +72,9 @@ class Embedding(_Rows):
     """A lookup of rows by id, as `torch.nn.Embedding` is, over a table that all workers share.
 
     A forward pulls each different row of the batch once; a backward gives their summed gradients to the table's
-    updater, at once. The rows are not parameters: no optimizer sees them, a checkpoint of the module does not hold
-    them (`table.save` does), and memory in this process is that of a batch.
+    updater, at once, and each forward's by itself: ids of one step belong into one call. The rows are no parameters: no
+    optimizer sees them, a checkpoint of the module does not hold them (`table.save` does), and memory in this process
+    is that of a batch.
 
     Args:
         table: a `KeyedTable` (any 64-bit ids, rows begin when they are trained) or a `MatrixTableHandler` (ids in
