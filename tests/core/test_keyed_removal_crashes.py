@@ -84,9 +84,9 @@ def test_a_death_at_each_write_of_a_removal_or_of_what_comes_after_it_leaves_a_s
     assert _removing(Bench()) > 100
 
 
-@pytest.mark.parametrize("law", ["_settle_claim", "_recount", "settle_next"])
+@pytest.mark.parametrize("law", ["_settle_claim", "recount", "settle_next"])
 def test_what_is_left_out_is_noticed(law: str) -> None:
-    works = _removing if law == "_recount" else _claiming
+    works = _removing if law == "recount" else _claiming
     works(Bench())
     with pytest.raises(AssertionError):
         works(Bench(broken={law: lambda *_: None}))
