@@ -27,7 +27,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,7 @@ LONGEST_FIRST = (
     "jax/test_param_manager.py",
     "platoon/test_param_sync.py",
 )
+IN_ONE_PROCESS = ("tests/torch", "tests/keras", "tests/jax")
 sys.path.insert(
     0, str(Path(__file__).parent / "support")
 )  # what several folders import; beside them it would find our folder theano
@@ -306,31 +307,45 @@ def warm() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def interpreters() -> Iterator[Callable[..., Any]]:
-    """Gives the interpreter that has imported some modules: each once, for all tests that fork their workers."""
-    from forked_workers import Interpreter
+def warm_torch() -> Iterator[Any]:
+    """The same, which has imported PyTorch and scikit-learn, too."""
+    from frameworks import TORCH
+    from warm import Warm
 
-    made: dict[tuple[str, ...], Any] = {}
+    modules = ["multiverso.cli.main", "multiverso.launch.local", "multiverso.torch", "sklearn.datasets"]
+    with Warm(*TORCH, *modules, "platoon.launcher", "platoon.param_sync", "platoon.ops", forks=True) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def forked_from() -> Iterator[Callable[[str], AbstractContextManager[None]]]:
+    """Makes a block in which workers of `multiverso.run` are forks of one interpreter, see `support/frameworks.py`."""
+    from forked_workers import Interpreter
+    from frameworks import IMPORTED
+
+    made: dict[str, Any] = {}
     with ExitStack() as stack:
 
-        def having(*modules: str) -> Any:
-            if modules not in made:
-                made[modules] = Interpreter(*modules)
-                stack.callback(made[modules].close)
-            return made[modules]
+        def forking(what: str) -> AbstractContextManager[None]:
+            if what not in made:
+                imported = IMPORTED[what]
+                made[what] = Interpreter(*imported.modules, env=imported.env, without=imported.without)
+                stack.callback(made[what].close)
+            return made[what].forking()  # type: ignore[no-any-return]
 
-        yield having
+        yield forking
 
 
 @pytest.fixture(scope="module")
-def forked_runs(interpreters: Callable[..., Any]) -> Iterator[None]:
+def forked_runs(forked_from: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
     """In these tests the workers of `multiverso.run` are forks of an interpreter that has imported it."""
-    with interpreters("multiverso", "llvmlite.binding").forking():
+    with forked_from("multiverso"):
         yield
 
 
 FAILED = pytest.StashKey[bool]()
 SESSIONS: list[pytest.Session] = []
+FROZEN = [0]  # how many modules there were
 
 
 @pytest.hookimpl(wrapper=True)
@@ -354,8 +369,21 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_collection_finish() -> None:
     """Takes the frameworks' million objects out of the garbage collector's sight: a collection took 0.4 s."""
+    _freeze()
+
+
+def _freeze() -> None:
     gc.collect()
     gc.freeze()
+    FROZEN[:] = [len(sys.modules)]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
+    """Does so again after a file that has imported much."""
+    yield
+    if nextitem is not None and nextitem.path != item.path and len(sys.modules) > FROZEN[0] + 200:
+        _freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -368,6 +396,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(
         key=lambda item: (not item.path.is_relative_to(root / "core"), order.get(item.path, len(order)))
     )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests of one file go to one process, those of a framework as well: they share what has imported it."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file, _, test = nodeid.partition("::")
+            folder = file.rpartition("/")[0]
+            if file == "tests/test_framework_examples.py":
+                folder = f"tests/{test.partition('[')[2].rstrip(']')}"
+            return folder if folder in IN_ONE_PROCESS else str(super()._split_scope(nodeid))
+
+    return Together(config, log)
 
 
 @pytest.fixture

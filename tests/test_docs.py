@@ -13,7 +13,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,14 +70,6 @@ def run(command: str, folder: Path, *programs: Path) -> str:
     return output(result)
 
 
-@pytest.fixture(scope="module")
-def warm_torch() -> Iterator[Warm]:
-    with Warm(
-        "multiverso.cli.main", "multiverso.launch.local", "torch", "multiverso.torch", forks=True
-    ) as warm:
-        yield warm
-
-
 def output(result: subprocess.CompletedProcess[str]) -> str:
     assert result.returncode == 0, (
         f"{result.args} ended with {result.returncode}\n{result.stdout}\n{result.stderr}"
@@ -98,7 +89,8 @@ def test_what_the_page_shows_happens(
     page: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, warm: Warm, warm_torch: Warm
 ) -> None:
     """Its programs begin in forks of an interpreter that has imported multiverso, or PyTorch, too."""
-    warm = warm_torch if "import torch" in page.read_text() else warm
+    framework = re.search("(import|from) (torch|sklearn)", page.read_text())
+    warm = warm_torch if framework else warm
     programs = tmp_path_factory.mktemp("programs")
     warm.write_commands(programs)
     script: list[
@@ -182,9 +174,10 @@ print(tried)
 '''
 
 
-def test_the_examples_in_docstrings_run(tmp_path: Path) -> None:
+def test_the_examples_in_docstrings_run(tmp_path: Path, warm_torch: Warm) -> None:
     (tmp_path / "examples.py").write_text(DOCTESTS)
-    assert int(run("python examples.py", tmp_path)) > 0
+    ran = warm_torch.run("examples.py", cwd=tmp_path, env=environment(), timeout=DEADLINE_SECONDS)
+    assert int(output(ran)) > 0
 
 
 def test_every_variable_of_the_environment_is_documented() -> None:

@@ -7,7 +7,6 @@ import os
 import re
 import struct
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +23,8 @@ LAST_LINE = r"workers={} accuracy=(0\.9\d\d) seconds=\d+\.\d\d exchanges_per_sec
 @pytest.fixture(scope="module")
 def warm() -> Iterator[Warm]:
     """Has imported what the example does: for runs that are about what it learns, and not about how it starts."""
-    with Warm("numpy", "sklearn.datasets", "multiverso", "llvmlite.binding") as made:
+    modules = ("sklearn.datasets", "multiverso.cli.main", "multiverso.launch.local", "llvmlite.binding")
+    with Warm(*modules, forks=True) as made:
         yield made
 
 
@@ -96,9 +96,8 @@ def test_it_names_the_file_that_is_missing_or_cut(folder: Path, warm: Warm) -> N
     assert "train-labels-idx1-ubyte is not a complete IDX file" in result.stderr
 
 
-def test_the_demo_shows_one_and_four_workers_side_by_side() -> None:
-    command = [sys.executable, "scripts/demo.py"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
+def test_the_demo_shows_one_and_four_workers_side_by_side(warm: Warm, tmp_path: Path) -> None:
+    result = warm.run_whole(tmp_path, "scripts/demo.py", cwd=ROOT, env=os.environ)
     assert result.returncode == 0, result.stdout + result.stderr
     table = result.stdout.splitlines()[-10:]
     assert re.search(r"1 worker +4 workers$", "\n".join(table), re.M)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
 import io
 import re
 import runpy
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,24 +21,15 @@ ROOT = Path(__file__).resolve().parents[1]
 FRAMEWORKS = ("torch", "keras", "jax")
 # Epochs, and the accuracy that they reach in any case. After 4 some runs of cnn.py are still below 0.7, as its workers
 # happen to meet; after 10, as many as the example does, the lowest of 20 was 0.95.
-# What of each is saved and resumed, beside with_torch.py (test_resuming_examples.py), and what that imports.
-RESUMING = {
-    "torch": {
-        "with_lightning.py": "multiverso.torch.lightning",
-        "with_huggingface.py": "multiverso.torch.huggingface",
-    },
-    "keras": {"with_keras.py": "multiverso.keras"},
-    "jax": {"with_jax.py": "multiverso.jax"},
-}
 SCRIPTS = {"logistic_regression.py": (4, 0.8), "cnn.py": (10, 0.7), "resnet.py": (4, 0.5)}
-
-
-def import_framework(framework: str) -> None:
-    """What the examples of it import, before the process forks."""
-    if framework == "keras":  # what it imports only because it is installed here
-        sys.modules.update(dict.fromkeys(("orbax", "matplotlib")))  # type: ignore[arg-type]
-    for name in (framework, "sklearn.datasets", *RESUMING[framework].values()):
-        importlib.import_module(name)
+# What of each is saved and resumed, beside with_torch.py (test_resuming_examples.py).
+RESUMING = {
+    "torch": ("with_lightning.py", "with_huggingface.py"),
+    "keras": ("with_keras.py",),
+    "jax": ("with_jax.py",),
+}
+# What has imported it.
+INTERPRETERS = {"torch": "trainers", "keras": "keras on torch", "jax": "jax"}
 
 
 def run_programs(folder: str, programs: Sequence[tuple[str, ...]]) -> str:
@@ -96,7 +86,11 @@ class Said:
 
 
 @pytest.fixture(scope="module", params=FRAMEWORKS)
-def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Said:
+def said(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    forked_from: Callable[[str], AbstractContextManager[None]],
+) -> Said:
     """What the programs print.
 
     Two processes are forked from one that has imported the framework. What JAX has compiled for the first programs, the
@@ -117,8 +111,8 @@ def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         Job((0,), (str(folder), [("cnn.py", "--data", str(there))])),
         Job((0, 1), (str(ROOT / "examples" / "resuming"), resumed)),
     ]
-    preload = (functools.partial(import_framework, framework),)
-    done = run_jobs(jobs, run_programs, env={"KERAS_BACKEND": "torch"}, preload=preload)
+    with forked_from(INTERPRETERS[framework]):
+        done = run_jobs(jobs, run_programs, env={"KERAS_BACKEND": "torch"}, preload=("multiverso",))
     printed = [unless_raised(workers) for workers in done]
     return Said(*("".join(workers) for workers in printed), programs=len(RESUMING[framework]))
 

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from warm import Warm
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "examples" / "resuming"
 SCRIPTS = ["with_lightning.py", "with_huggingface.py", "with_keras.py", "with_jax.py"]
 
 
-def run(*command: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "KERAS_BACKEND": "torch"}
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250, check=False
-    )
-
-
-def test_all_processes_are_killed_and_the_run_goes_on() -> None:
-    result = run(sys.executable, str(FOLDER / "kill_and_resume.py"), "with_torch.py")
+def test_all_processes_are_killed_and_the_run_goes_on(tmp_path: Path, warm_torch: Warm) -> None:
+    program = [str(FOLDER / "kill_and_resume.py"), "with_torch.py"]
+    result = warm_torch.run_whole(tmp_path, *program, cwd=ROOT, env=os.environ)
     assert result.returncode == 0, result.stdout + result.stderr
     before, after = result.stdout.split("killed 3 processes\n")
     assert "epoch 1 begins" in before

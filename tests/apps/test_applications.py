@@ -17,6 +17,7 @@ import multiverso as mv
 from multiverso.apps import ftrl, word2vec
 from multiverso.errors import MultiversoError, WorkerLostError
 
+pytestmark = pytest.mark.usefixtures("forked_runs")
 COLOURS, ANIMALS = ("red", "green", "blue", "white"), ("dog", "cat", "cow", "horse")
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.datasets import dump_svmlight_file, load_svmlight_file
 
 from multiverso.apps import pieces, svmlight, text
 
@@ -59,6 +58,8 @@ def test_each_line_is_in_one_piece(lines: list[str], size: int) -> None:
 
 
 def test_samples_are_those_of_scikit_learn() -> None:
+    from sklearn.datasets import dump_svmlight_file, load_svmlight_file
+
     random = np.random.default_rng(0)
     dense = np.where(random.random((50, 30)) < 0.2, random.normal(size=(50, 30)), 0)
     labels = np.where(random.random(50) < 0.5, -1, 1)

@@ -16,6 +16,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from frameworks import TORCH
 from warm import Warm
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.timeout(600)  # several processes, each of which import
 def start() -> Iterator[Callable[..., str]]:
     """Runs a program and returns what it said; all, and their workers, are forked from one that has imported torch."""
     modules = (
-        "torch",
+        *TORCH,
         "sklearn.datasets",
         "matplotlib.pyplot",
         "multiverso.torch",

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
+import pytest
 
 from multiverso.testing import bindings
 
 
-def import_keras() -> None:
-    """Without what it imports only because it is installed here, a third of the time."""
-    for unused in ("sklearn", "orbax", "matplotlib"):
-        sys.modules.setdefault(unused, None)  # type: ignore[arg-type]
-    importlib.import_module("keras")
+@pytest.fixture(scope="class", autouse=True)
+def on_its_backend(
+    request: pytest.FixtureRequest, forked_from: Callable[[str], AbstractContextManager[None]]
+) -> Iterator[None]:
+    """What the class's workers are forked from."""
+    with forked_from("keras on torch" if request.cls is TestKerasOnTorch else "keras on jax"):
+        yield
 
 
 class KerasModel:
@@ -66,6 +68,6 @@ class KerasModel:
 
 DTYPES = ("float32", "float16")
 TestKerasOnTorch, TestKerasOnJax = (
-    bindings.suite(KerasModel, dtypes=DTYPES, env={"KERAS_BACKEND": backend}, preload=(import_keras,))
+    bindings.suite(KerasModel, dtypes=DTYPES, env={"KERAS_BACKEND": backend}, preload=("keras",))
     for backend in ("torch", "jax")
 )

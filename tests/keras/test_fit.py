@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 import multiverso as mv
-from multiverso.testing.laws import Job, call, unless_raised, when_asked
+from multiverso.testing.laws import Job, call, run_jobs, unless_raised
 
 SECONDS = 280
 
@@ -152,16 +153,12 @@ def learn() -> dict[str, Any]:
     return found
 
 
-def import_keras() -> None:
-    """Before the processes fork; without what it imports only because it is installed here."""
-    for unused in ("orbax", "matplotlib"):
-        sys.modules.setdefault(unused, None)  # type: ignore[arg-type]
-    for name in ("keras", "sklearn.datasets", "multiverso.keras"):
-        importlib.import_module(name)
-
-
 @pytest.fixture(scope="module", params=[("torch", 4, True), ("jax", 1, False)], ids=lambda run: run[0])
-def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def ended(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    forked_from: Callable[[str], AbstractContextManager[None]],
+) -> Any:
     """How often its workers exchange, and what a run returns, by its name; two processes do all of a backend."""
     backend, freq, sync = request.param
     folder = str(tmp_path_factory.mktemp(backend))
@@ -170,8 +167,9 @@ def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         jobs[part] = Job((0,) if part == "alone" else (0, 1), (save_and_resume, folder, part))
     # what is small is compiled, not optimised, in half of the time
     env = {"KERAS_BACKEND": backend, "XLA_FLAGS": "--xla_backend_optimization_level=0"}
-    results = when_asked([*jobs.values()], call, env=env, preload=(import_keras,))
-    return freq, lambda name: unless_raised(results([*jobs].index(name)))
+    with forked_from(f"keras on {backend}"):
+        results = run_jobs([*jobs.values()], call, env=env, preload=("keras",))
+    return freq, lambda name: unless_raised(results[[*jobs].index(name)])
 
 
 def test_two_workers_fit_one_model(ended: Any) -> None:

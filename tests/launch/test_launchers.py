@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launch_support import command, environ, script, wait_until_gone
+from launch_support import command, environ, multiverso, script, wait_until_gone
 
 SECONDS = 200.0
 pytestmark = pytest.mark.timeout(240)  # several interpreters each, with torch in some
@@ -65,8 +65,8 @@ rounds(sync=True)
 """
 
 
-# two workers of MPICH are those of test_two_jobs_at_once_do_not_meet
-@pytest.mark.parametrize("name", [name for name in LAUNCHERS if name != "mpich-2"])
+# those of two workers are in test_two_jobs_at_once_do_not_meet and in test_a_torchrun_restart_makes_a_new_job
+@pytest.mark.parametrize("name", [name for name in LAUNCHERS if name not in ("mpich-2", "torchrun-2")])
 def test_exact_sums(tmp_path: Path, name: str) -> None:
     workers, start = LAUNCHERS[name]
     job = script(tmp_path, SUMS)
@@ -161,9 +161,9 @@ def test_workers_on_several_hosts_need_mpi4py_of_their_launchers_mpi(tmp_path: P
 def test_a_torchrun_restart_makes_a_new_job(tmp_path: Path) -> None:
     job = script(
         tmp_path,
-        """
-import os, sys
-import multiverso as mv
+        SUMS
+        + """
+import os
 mv.init()
 table = mv.ArrayTableHandler(3)
 table.add([1.0, 2.0, 3.0])
@@ -185,7 +185,12 @@ print("finished", mv.worker_id())
         env=dict(os.environ),
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("finished") == 2
+    assert done.stdout.count("finished") == 2  # which these come before
+    assert all(
+        f"worker {worker} of 2 agrees, sync={sync}" in done.stdout
+        for worker in range(2)
+        for sync in (False, True)
+    )
 
 
 KILLED = """
@@ -205,26 +210,14 @@ print("sum", table.get()[0])
 
 
 def test_the_killed_worker_is_named_though_the_others_end_first(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [*command("run", "-n", 4), str(script(tmp_path, KILLED))],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    done = multiverso("run", "-n", 4, script(tmp_path, KILLED))
     assert done.returncode == 128 + 9, done.stderr
     assert "multiverso: worker 1 (pid " in done.stderr
     assert "was killed by SIGKILL; the others were ended." in done.stderr
 
 
 def test_the_others_go_on_without_the_killed_worker(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [*command("run", "-n", 4, "--on-failure", "continue"), str(script(tmp_path, KILLED))],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    done = multiverso("run", "-n", 4, "--on-failure", "continue", script(tmp_path, KILLED))
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"[{worker}] sum 7.0" for worker in (0, 2, 3)]
     assert "was killed by SIGKILL; the others go on." in done.stderr
@@ -241,8 +234,6 @@ if os.environ["MULTIVERSO_WORKER_ID"] == "1":
 mv.init()
 """,
     )
-    done = subprocess.run(
-        [*command("run", "-n", 2), str(job)], capture_output=True, text=True, timeout=SECONDS, check=False
-    )
+    done = multiverso("run", "-n", 2, job)
     assert done.returncode == 1
     assert "WorkerLostError" in done.stderr

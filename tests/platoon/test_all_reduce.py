@@ -24,12 +24,11 @@ REDUCE = """
     def contribution(rank, elements, dtype):
         # a block, again and again: its length divides that of no part, and random numbers take longer than all else
         block = np.random.default_rng(1000 * elements + rank).standard_normal(min(elements, 99_991)) * 3
-        values = np.resize(block, elements)
         if dtype.kind in "iu":
-            values = np.round(values * 5)
+            block = np.round(block * 5)
             if dtype.kind == "u":
-                values = np.abs(values)
-        return values.astype(dtype)
+                block = np.abs(block)
+        return np.resize(block.astype(dtype), elements)
 
     def expected(op, arrays, dtype):
         working = working_dtype(dtype)

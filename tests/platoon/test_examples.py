@@ -7,7 +7,6 @@ import pickle
 import re
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,10 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "platoon"
 sys.path.insert(0, str(EXAMPLES))
 
 
-@pytest.fixture(scope="module")
-def warm() -> Iterator[Warm]:
+@pytest.fixture
+def warm(warm_torch: Warm) -> Warm:
     """Has imported what the LSTM's workers need."""
-    with Warm("torch", "platoon.launcher", "platoon.param_sync", "platoon.ops", forks=True) as made:
-        yield made
+    return warm_torch
 
 
 def run(experiment: Any, folder: str, name: str, *arguments: str) -> str:
@@ -44,7 +42,7 @@ def test_lstm_by_param_sync(experiment: Any) -> None:
     assert re.search(r"minibatches=1\d\d seconds=\S+ per_second=\S+ best_valid_error=0\.\d+", said)
 
 
-def test_lstm_by_all_reduce(experiment: Any) -> None:
+def test_lstm_by_all_reduce(experiment: Any, imdb: Path) -> None:
     said = run(
         experiment,
         "synchronous_lstm",
@@ -53,7 +51,7 @@ def test_lstm_by_all_reduce(experiment: Any) -> None:
         "cpu",
         "cpu",
         "-c=--epochs 2",
-        "-w=--epoch 10 --most 300",
+        f"-w=--epoch 10 --imdb {imdb}",
     )
     assert re.search(r"epochs=2 steps=20 seconds=\S+ best_valid_error=0\.\d+", said)
 
@@ -78,16 +76,22 @@ def test_the_docstrings_are_two_real_sources() -> None:
     assert len(data.train[1]) > 500
 
 
-def test_imdb_is_read_and_code_in_it_is_not_run(tmp_path: Path) -> None:
-    import text_task
-
+@pytest.fixture
+def imdb(tmp_path: Path) -> Path:
+    """A file as the examples of the original take it, of random words."""
     rng = np.random.default_rng(0)
     texts = [rng.integers(2, 9000, 70).tolist() for _ in range(100)]
     file = tmp_path / "imdb.pkl"
     with file.open("wb") as out:
         pickle.dump((texts, [0, 1] * 50), out, protocol=2)
         pickle.dump((texts[:20], [0, 1] * 10), out, protocol=2)
-    data = text_task.load(str(file))
+    return file
+
+
+def test_imdb_is_read_and_code_in_it_is_not_run(imdb: Path, tmp_path: Path) -> None:
+    import text_task
+
+    data = text_task.load(str(imdb))
     assert (len(data.train[1]), len(data.valid[1]), len(data.test[1])) == (95, 5, 20)
     assert max(map(len, data.train[0])) == 60
     assert max(word for text in data.train[0] for word in text) < 5000
@@ -96,7 +100,7 @@ def test_imdb_is_read_and_code_in_it_is_not_run(tmp_path: Path) -> None:
         def __reduce__(self) -> Any:
             return os.mkdir, (str(tmp_path / "run"),)
 
-    file.write_bytes(pickle.dumps(Evil()))
+    imdb.write_bytes(pickle.dumps(Evil()))
     with pytest.raises(pickle.UnpicklingError, match="wants to run"):
-        text_task.load(str(file))
+        text_task.load(str(imdb))
     assert not (tmp_path / "run").exists()

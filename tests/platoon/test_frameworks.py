@@ -119,7 +119,7 @@ TORCH = """
 
 def test_operations_in_graphs_of_pytensor(experiment: Any, warm_pytensor: Warm) -> None:
     experiment.warm = warm_pytensor
-    said = experiment.write(graph_worker=PYTENSOR).train("graph", 3)
+    said = experiment.write(graph_worker=PYTENSOR).train("graph", 2)
     assert all("agrees" in text for text in said)
 
 

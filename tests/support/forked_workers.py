@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ MOST_BYTES = 1 << 20  # of a request: mostly the environment
 MOST_DESCRIPTORS = 64
 LAUNCHERS = ("multiverso", "multiverso.cli", "platoon.launcher", "platoon.channel.controller")
 _SHIM = 6  # what `spawn` puts before the worker's command
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
 _libc = ctypes.CDLL(None)
 
 
@@ -60,15 +60,20 @@ class Interpreter:
 
     Args:
         modules: what it imports.
+        env: what its environment has besides ours while it imports.
+        without: modules that are not to be found, which others import only because they are installed.
     """
 
-    def __init__(self, *modules: str) -> None:
+    def __init__(
+        self, *modules: str, env: Mapping[str, str] | None = None, without: tuple[str, ...] = ()
+    ) -> None:
         self._asking, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        what = json.dumps([modules, (), False, -1, os.getpid()])
+        what = json.dumps([modules, without, False, -1, os.getpid()])
         warm = str(Path(__file__).with_name("warm.py"))
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-u", warm, str(theirs.fileno()), what],
+                env={**os.environ, **(env or {})},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )
@@ -76,13 +81,15 @@ class Interpreter:
     @contextmanager
     def forking(self) -> Iterator[None]:
         """In the block, the workers of `multiverso.run` are forks of the interpreter."""
+        before = ctypes.c_int()
+        _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         undo = _fork_in_spawn(self._asking)
         try:
             yield
         finally:
             undo()
-            _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+            _libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
 
     def close(self) -> None:
         self._asking.close()

@@ -39,6 +39,12 @@ COMMANDS: dict[str, list[str]] = {
     "multiverso": ["-m", "multiverso"],
     "platoon-launcher": ["-m", "platoon.launcher"],
 }
+# A script that is told to take a command of ours for its interpreter.
+WHOLE = """
+import runpy, sys
+sys.executable, *sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 COMMAND = """#!{python} -IS
 import json, os, socket, sys
 interpreter = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -277,6 +283,16 @@ class Warm:
             (folder / name).write_text(text)
             (folder / name).chmod(0o755)
 
+    def run_whole(
+        self, folder: Path, script: str, *args: str, cwd: Path, env: Mapping[str, str]
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a script; what it starts by `sys.executable`, or by a command beside that, begins in forks, too.
+
+        The commands are written to the folder. One that is killed takes its program with it.
+        """
+        self.write_commands(folder)
+        return self.run("-c", WHOLE, str(folder / "python"), script, *args, cwd=cwd, env=env)
+
     def close(self) -> None:
         self._control.close()
         self._process.wait()
@@ -301,16 +317,24 @@ def _wait_to_be_a_program(control: socket.socket, listener: socket.socket) -> li
     children: dict[
         int, tuple[int, socket.socket]
     ] = {}  # descriptor of the process: its number, who asked for it
+    commands: dict[
+        socket.socket, int
+    ] = {}  # what `write_commands` wrote, and runs: the number of its process
     while True:
-        for ready in select.select([control, listener, *children], (), ())[0]:
+        for ready in select.select([control, listener, *children, *commands], (), ())[0]:
             if isinstance(ready, int):
                 os.close(ready)
                 pid, asker = children.pop(ready)
                 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                commands.pop(asker, None)
                 with suppress(ConnectionError):
                     asker.send(json.dumps([pid, code] if asker is control else code).encode())
                 if asker is not control:
                     asker.close()
+                continue
+            if ready is not control and ready is not listener:
+                if ready in commands:  # it was killed, and takes its program with it
+                    os.kill(commands.pop(ready), signal.SIGKILL)
                 continue
             asker = control if ready is control else listener.accept()[0]
             request, streams = b"", list[int]()
@@ -335,6 +359,8 @@ def _wait_to_be_a_program(control: socket.socket, listener: socket.socket) -> li
             for stream in streams:
                 os.close(stream)
             children[os.pidfd_open(pid)] = pid, asker
+            if asker is not control:
+                commands[asker] = pid
 
 
 def _end(pids: list[int]) -> None:

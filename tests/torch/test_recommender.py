@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from frameworks import TORCH
 from warm import Warm
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -69,7 +70,7 @@ def test_it_goes_on_from_its_last_save(run: Any, tmp_path: Path) -> None:
 
 
 def test_two_workers_train_together() -> None:
-    with Warm("multiverso.torch", "tqdm", "llvmlite.binding") as warm:
+    with Warm(*TORCH, "multiverso.torch", "tqdm", "llvmlite.binding") as warm:
         first, second = warm.run_job(2, str(PROGRAM), "--steps", "60", cwd=ROOT, env=os.environ)
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     assert " users, " in first.stdout

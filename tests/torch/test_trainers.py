@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,7 @@ import numpy as np
 import pytest
 
 import multiverso as mv
-from multiverso.testing.laws import Job, call, unless_raised, when_asked
-
-SECONDS = 280
+from multiverso.testing.laws import Job, call, run_jobs, unless_raised
 
 
 def with_lightning(folder: str, every: int) -> Any:
@@ -199,19 +198,15 @@ def resume_from_nowhere() -> list[str]:
     return said
 
 
-def import_trainers() -> None:
-    """Both, before the processes fork: that takes ten times as long as all that they train here."""
+def ignore_warnings() -> None:
+    """Those of the trainers."""
     warnings.simplefilter("ignore")
-    for name in (
-        "multiverso.torch.lightning",
-        "multiverso.torch.huggingface",
-        "transformers.models.bert.modeling_bert",
-    ):
-        importlib.import_module(name)
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def ended(
+    tmp_path_factory: pytest.TempPathFactory, forked_from: Callable[[str], AbstractContextManager[None]]
+) -> Any:
     """What each run returns, by its function and its last arguments; two processes do all."""
     folder = str(tmp_path_factory.mktemp("trained"))
     jobs: dict[tuple[Any, ...], Job] = {
@@ -222,8 +217,9 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Any:
     for trainer in TRAINERS:
         for part, members in PARTS.items():
             jobs[trainer, part] = Job(members, (save_and_resume, folder, trainer, part))
-    results = when_asked([*jobs.values()], call, preload=(import_trainers,))
-    return lambda *name: unless_raised(results([*jobs].index(name)))
+    with forked_from("trainers"):
+        results = run_jobs([*jobs.values()], call, preload=(ignore_warnings,))
+    return lambda *name: unless_raised(results[[*jobs].index(name)])
 
 
 def test_lightning(ended: Any) -> None:
@@ -267,19 +263,20 @@ def test_without_a_directory_there_is_nothing_to_resume_from(ended: Any) -> None
     assert all(len(said) == 2 for said in ended(resume_from_nowhere))
 
 
+def import_without_them() -> list[str]:
+    """In a worker of its own: what the imports say."""
+    missing: dict[str, Any] = dict.fromkeys(("lightning", "pytorch_lightning", "transformers"))
+    sys.modules.update(missing)
+    said = []
+    for name in ("lightning", "huggingface"):
+        try:
+            importlib.import_module(f"multiverso.torch.{name}")
+        except ImportError as error:
+            said.append(str(error))
+    return said
+
+
 def test_what_is_missing_is_named() -> None:
-    program = """
-import importlib, sys
-sys.modules.update(lightning=None, pytorch_lightning=None, transformers=None)
-for name in ("lightning", "huggingface"):
-    try:
-        importlib.import_module(f"multiverso.torch.{name}")
-    except ImportError as error:
-        print(error)
-"""
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=SECONDS, check=True
-    )
-    of_lightning, of_transformers = result.stdout.splitlines()
+    of_lightning, of_transformers = mv.run(import_without_them, 1)[0]
     assert 'pip install "multiverso[torch]" pytorch-lightning' in of_lightning
     assert 'pip install "multiverso[torch]" "transformers[torch]"' in of_transformers
