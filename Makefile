@@ -66,6 +66,7 @@ chaos: .venv/.full ## thousands of kills from a seed; what the survivors waited 
 	$(BIN)/python benchmarks/chaos.py --json benchmarks/results/chaos.json
 	$(BIN)/python benchmarks/chaos_rows.py --kills 2000 --json benchmarks/results/chaos_rows.json
 	$(BIN)/python benchmarks/chaos_keyed.py --kills 2000 --json benchmarks/results/chaos_keyed.json
+	$(BIN)/python benchmarks/chaos_between_hosts.py --kills 500 --json benchmarks/results/chaos_between_hosts.json
 	$(BIN)/python benchmarks/chaos_hosts.py --kills 100 --json benchmarks/results/chaos_hosts.json
 
 pauses: .venv/.full ## all tests, four at a time, while their processes are stopped at random (SEED=1)

@@ -1,7 +1,9 @@
-"""A short run of benchmarks/chaos_hosts.py: a host and the coordinator are killed, and the job goes on."""
+"""Short runs of the benchmarks that kill among hosts: who is left goes on, or the job begins again."""
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
+import chaos_between_hosts
 from chaos_hosts import episode
 
 
@@ -21,8 +24,28 @@ def compiled() -> None:
         ensure("module", f"multiverso.kernels.{module}", dtype)
 
 
-@pytest.mark.parametrize(("kind", "seed"), [("host", 3), ("coordinator", 4)])
-def test_a_job_whose_host_is_killed_goes_on_from_its_checkpoint(kind: str, seed: int) -> None:
-    found = episode(seed, kind, workers=2, steps=40)
+def test_who_is_left_of_a_worker_a_node_a_host_or_the_coordinator_goes_on_or_is_told(tmp_path: Path) -> None:
+    """In each phase, and with others in the places of some; the fourth one hung once."""
+    path = tmp_path / "result.json"
+    command = [
+        sys.executable,
+        chaos_between_hosts.__file__,
+        "--seed",
+        "1",
+        "--kills",
+        "9",
+        "--json",
+        path,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(path.read_text())
+    assert result["trouble"] == []
+    assert set(result["left_behind"].values()) == {0}
+    assert set(result["kinds"]) == {"worker", "node", "host", "coordinator"}
+
+
+def test_a_job_whose_first_host_is_killed_goes_on_from_its_checkpoint() -> None:
+    found = episode(4, "coordinator", workers=2, steps=40)
     assert (found["processes_left"], found["files_left"]) == ([], [])
     assert abs(found["adds_lost"]) < 2 * 40

@@ -112,18 +112,22 @@ def test_a_link_that_is_silent_for_less_than_the_grace_is_survived() -> None:
 
 
 def test_another_node_in_the_place_of_a_live_one_is_refused() -> None:
+    """Also in a job that would take one in: this one is not meant to take a lost one's place."""
     from multiverso.hosts.control_connections import Outpost
 
-    with rehearsal(1, 1) as job:
+    with rehearsal(1, 1, on_lost="continue") as job:
+        sessions = in_threads([lambda i=i: job.session(i) for i in range(2)])  # type: ignore[misc]
         heard: list[Any] = []
         other = Outpost(job.roster.on(1), ("127.0.0.1", 1), heard.append)
         try:
             wait_for(lambda: heard)
-            why = "another node has begun as this host, and no worker of the job has begun, or all have ended"
+            why = "another node has begun as this host, and this one is not meant to take its place"
             assert heard == [{"do": "alone", "why": why}]
         finally:
             other.close()
-        assert job.run(lambda session: session.barrier()) == [None, None]
+        in_threads([session.barrier for session in sessions])
+        assert [session.live_workers() for session in sessions] == [[0, 1]] * 2
+        in_threads([session.shutdown for session in sessions])
 
 
 def test_a_connection_that_is_made_while_its_conversation_ends_is_closed_at_once() -> None:

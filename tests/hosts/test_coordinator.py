@@ -320,7 +320,7 @@ def test_a_host_that_was_lost_and_is_there_again_waits_for_those_that_have_never
         coordinator.receive(host, {"do": "hello", "address": ["127.0.0.1", host]})
         coordinator.receive(host, {"do": "options", "options": OPTIONS})
     coordinator.lose(1, "it went")
-    again = {"do": "hello", "address": ["127.0.0.1", 11], "anew": True}
+    again = {"do": "hello", "address": ["127.0.0.1", 11]}
     assert coordinator.receive(1, again) == []
     orders = coordinator.receive(2, {"do": "hello", "address": ["127.0.0.1", 2]})
     assert words(orders) == [(0, "peers"), (2, "peers"), (0, "joined"), (2, "joined"), (1, "welcome")]

@@ -229,7 +229,7 @@ def test_a_host_is_let_in_once_no_table_is_half_made() -> None:
 
     assert "no worker of the job has begun" in coordinator.why_not()
     for host in range(3):
-        coordinator.receive(host, {"do": "hello", "address": ["127.0.0.1", host], "anew": False})
+        coordinator.receive(host, {"do": "hello", "address": ["127.0.0.1", host]})
         coordinator.receive(host, {"do": "options", "options": options})
         line = [host, 1000 + host, at.ALIVE, at.ACTIVE, 0, 0]
         coordinator.receive(host, {"do": "workers", "workers": [line], "now": 5})
@@ -239,7 +239,7 @@ def test_a_host_is_let_in_once_no_table_is_half_made() -> None:
     assert {order["do"] for _, order in orders} == {"make"}
     coordinator.lose(2, "it went")
     assert coordinator.receive(2, {"do": "gone"}) == [], "of a lost host nothing counts"
-    assert coordinator.receive(2, {"do": "hello", "address": ["127.0.0.1", 9], "anew": True}) == []
+    assert coordinator.receive(2, {"do": "hello", "address": ["127.0.0.1", 9]}) == []
     for step in ("make", "write", "join", "push"):
         assert done(0, 1, step) == []
         if step == "make":
@@ -254,7 +254,7 @@ def test_a_host_is_let_in_once_no_table_is_half_made() -> None:
     assert (0, "joined") in told
     assert (1, "joined") in told
     coordinator.lose(2, "it went again")
-    assert coordinator.receive(2, {"do": "hello", "address": ["127.0.0.1", 9], "anew": True}) == []
+    assert coordinator.receive(2, {"do": "hello", "address": ["127.0.0.1", 9]}) == []
     assert ask(0, 3) == ask(1, 3) == []
     went_on = [(host, order["do"]) for host, order in coordinator.lose(2, "it went before it was let in")]
     assert went_on == [(0, "make"), (1, "make")], "what waited for it does not any more"

@@ -152,6 +152,10 @@ class Centre:
 
     def _admit(self, host: int, before: int, incarnation: int) -> tuple[Talk, Talk]:
         """Gives a lost host's place to a new node; returns the conversation with it, and the old one."""
+        if not _takes_a_place(incarnation):
+            raise _TurnedAwayError(
+                "another node has begun as this host, and this one is not meant to take its place"
+            )
         why_not = self._coordinator.why_not()
         if why_not:
             state = (
@@ -185,9 +189,6 @@ class Centre:
     def _take_of(self, host: int, generation: int, report: Message) -> None:
         if generation != self._generations[host]:
             return  # what a fenced node had said is not its successor's
-        if generation and report.get("do") == "hello" and not report.get("anew"):
-            self._talks[host].close("another node has begun as this host, and is not meant to take its place")
-            return
         self._take(host, report, generation)
 
     def _take(self, host: int, report: Message, generation: int = 0) -> None:
@@ -231,10 +232,10 @@ class Outpost:
     def __init__(self, roster: Roster, address: Any, deliver: Deliver) -> None:
         self._roster, self._deliver = roster, deliver
         self._closing = threading.Event()
-        self._incarnation = int.from_bytes(os.urandom(8), "big")
+        self._incarnation = _new_incarnation(roster.generation > 0)
         channel = Messages(_dial(roster, self._incarnation))
         self._talk = Talk(Timeouts.of(roster.grace), deliver, "multiverso-hosts-tell")
-        self._talk.say({"do": "hello", "address": address, "anew": roster.generation > 0})
+        self._talk.say({"do": "hello", "address": address})
         self._threads = [
             threading.Thread(
                 target=self._listen, args=(channel,), name="multiverso-hosts-control", daemon=True
@@ -305,6 +306,18 @@ class Outpost:
 def credentials_of(roster: Roster) -> Credentials:
     """Returns the job's credentials."""
     return Credentials.from_text(roster.credentials)
+
+
+def _new_incarnation(takes_a_place: bool) -> int:
+    """Returns a random number for a node; an odd one where it is meant to take a lost one's place.
+
+    So that is known before anything is made of its connection: an odd number ends the node that has the place now.
+    """
+    return int.from_bytes(os.urandom(8), "big") & ~1 | takes_a_place
+
+
+def _takes_a_place(incarnation: int) -> bool:
+    return bool(incarnation & 1)
 
 
 def _hello(roster: Roster, incarnation: int, generation: int) -> Hello:
