@@ -487,3 +487,34 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, capfd: pytest.
         )  # the other worker may have left before its part was removed
     finally:
         subprocess.run(["umount", tmp_path], check=True)
+
+
+@pytest.mark.parametrize("where", ["begin", "say", "write", "in the queue"])
+def test_ctrl_c_at_the_hand_over_keeps_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: Session, where: str
+) -> None:
+    """What was to be written next never came: `close` waited for it for the session's time."""
+    checkpoint = mv.checkpoint(tmp_path, every=None, session=alone)
+    checkpoint.save({"step": 1})
+    wait_for(lambda: not checkpoint.is_writing)
+    target: Any = checkpoint._board if where == "say" else checkpoint._writer
+    name = "write" if where == "in the queue" else where
+    real = getattr(target, name)
+    calls: list[Any] = []
+
+    def interrupted(*arguments: Any) -> None:
+        calls.append(arguments)
+        if len(calls) > 1 or where in ("begin", "in the queue"):  # it has happened, and nobody knows so
+            real(*arguments)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(target, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save({"step": 2})
+    wait_for(lambda: not checkpoint.is_writing)
+    newest = read_generations(open_store(tmp_path))[-1].number
+    assert newest == (2 if where == "in the queue" else 1), "whole or not at all"
+    checkpoint.save({"step": 3})
+    checkpoint.close()
+    assert read_generations(open_store(tmp_path))[-1].number == 3

@@ -279,10 +279,16 @@ class Checkpoint(InProcess):
         tables = named if self._leads() else None
         if tables and self._in_rounds:
             tables = copied(tables)
-        self._writer.begin()
-        self._last = number
-        self._board.say(number, WRITING)
-        self._writer.write(Task(number, packed, tables, list(named)))
+        task = Task(number, packed, tables, list(named))
+        try:
+            self._writer.begin()
+            self._last = number
+            self._board.say(number, WRITING)
+            self._writer.write(task)
+        except BaseException:
+            self._last = number
+            self._writer.interrupted(number)
+            raise
 
     def _packed(self, own: Own) -> Packed:
         handed = own() if callable(own) else own

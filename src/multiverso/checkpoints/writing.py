@@ -33,6 +33,14 @@ class Task:
     keys: list[str]
 
 
+@dataclass(frozen=True)
+class Interrupted:
+    """An exception came while a worker handed over: its task is in the queue before this, or never will be."""
+
+    number: int
+    begun: int
+
+
 class Writer:
     """Writes one worker's part of each generation, and as the leader's the tables. Its thread starts with the first.
 
@@ -44,25 +52,36 @@ class Writer:
 
     def __init__(self, session: Session, store: Store, board: Board, keep: int) -> None:
         self._session, self._store, self._board, self._keep = session, store, board, keep
-        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Task | Interrupted | None] = queue.SimpleQueue()
         self.idle = threading.Event()
         self.idle.set()
         self.giving_up = threading.Event()
         self.failure: Exception | None = None
         self._ending = False
         self._thread: threading.Thread | None = None
+        self._begun = self._last = (
+            0  # how often something was about to be handed over; the last number that was
+        )
 
     def begin(self) -> None:
         """Announces that something is about to be handed over."""
+        self._begun += 1
         self.giving_up.clear()
         self.idle.clear()
 
     def write(self, task: Task) -> None:
         """Hands it over."""
-        if self._thread is None:
+        self._put(task)
+
+    def interrupted(self, number: int) -> None:
+        """After an exception since `begin`: what has not been handed over of this number counts as failed."""
+        self._put(Interrupted(number, self._begun))
+
+    def _put(self, task: Task | Interrupted) -> None:
+        self._tasks.put(task)
+        if self._thread is None or self._thread.ident is None:  # an exception may have kept it from beginning
             self._thread = threading.Thread(target=self._run, name="multiverso-checkpoint", daemon=True)
             self._thread.start()
-        self._tasks.put(task)
 
     def end(self) -> None:
         """Ends the thread, once what it has begun is written; after a while without."""
@@ -74,6 +93,10 @@ class Writer:
 
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:
+            if isinstance(task, Interrupted):
+                self._settle(task)
+                continue
+            self._last = task.number
             try:
                 self._write(task)
             except Exception as error:  # whatever a file system of others raises
@@ -83,6 +106,13 @@ class Writer:
                     discard(self._store, task.number)
             finally:
                 self.idle.set()
+        self._tasks.put(None)  # for another such thread, where an exception came while the first began
+
+    def _settle(self, left: Interrupted) -> None:
+        if self._last < left.number:
+            self._board.say(left.number, FAILED)
+        if self._begun == left.begun:
+            self.idle.set()
 
     def _write(self, task: Task) -> None:
         store, me = self._store, self._session.worker_id
