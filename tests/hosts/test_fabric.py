@@ -13,7 +13,7 @@ from fabric_support import Adder, barrier, changed, fabrics, new_shard
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, StartupError, WaitTimeoutError
-from multiverso.hosts import transport
+from multiverso.hosts import pair, transport
 from multiverso.hosts.copies import chunks_of, homes_of
 from multiverso.hosts.credentials import Credentials, new_credentials
 from multiverso.hosts.fabric import Fabric
@@ -217,7 +217,7 @@ def test_a_job_goes_on_without_a_lost_host_which_may_come_again() -> None:
 
 
 def test_a_host_that_is_lost_while_it_is_dialled_holds_nobody_up() -> None:
-    """An unplugged host answers nothing for the whole handshake's time: the thread that waits for it is left behind."""
+    """An unplugged host answers nothing for the whole handshake's time: what waits for it is ended."""
     with socket.create_server(("127.0.0.1", 0)) as unplugged, Fabric(1, 2, new_credentials(False)) as fabric:
         fabric.listen()
         fabric.attach(1, new_shard(CHUNKS))
@@ -225,8 +225,24 @@ def test_a_host_that_is_lost_while_it_is_dialled_holds_nobody_up() -> None:
         fabric.connect(0, unplugged.getsockname()[:2])
         with unplugged.accept()[0]:  # it is connected, and nothing is said
             fabric.regroup([1])
-            assert dialling._thread.is_alive(), "it is still at it, and this has gone on"
+            dialling._thread.join(5)  # half of the handshake's time
+            assert not dialling._thread.is_alive()
             fabric.settle(Deadline.after(60))
+
+
+def test_a_host_that_is_dialled_does_not_keep_the_fabric_from_closing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waited for the whole handshake's time."""
+    monkeypatch.setattr(pair, "HANDSHAKE_SECONDS", 300.0)  # more than this test may take
+    with socket.create_server(("127.0.0.1", 0)) as unplugged:
+        fabric = Fabric(1, 2, new_credentials(False))
+        fabric.listen()
+        fabric.connect(0, unplugged.getsockname()[:2])
+        with unplugged.accept()[0] as silent:
+            fabric.close()
+            while silent.recv(1024):
+                pass  # its hello, and then its end
 
 
 @pytest.mark.parametrize("error", [MemoryError, MultiversoError])

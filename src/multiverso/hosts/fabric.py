@@ -133,9 +133,9 @@ class Fabric:
                 f"of each two hosts the higher connects: host {self.host} waits for host {peer}"
             )
 
-        def dial(generation: int, deadline: Deadline) -> tuple[Channel, Hello]:
+        def dial(generation: int, deadline: Deadline, begun: transport.Begun) -> tuple[Channel, Hello]:
             me = Hello(self.host, self.hosts, self._incarnation, generation)
-            channel, theirs = transport.connect(address, self._credentials, me, deadline)
+            channel, theirs = transport.connect(address, self._credentials, me, deadline, begun)
             if (theirs.host, theirs.hosts) != (peer, self.hosts):
                 channel.shutdown()
                 channel.close()

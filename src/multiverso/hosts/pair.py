@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -12,13 +14,13 @@ from multiverso.hosts.channel import Channel, RefusedError
 from multiverso.hosts.frames import ProtocolError, Reader
 from multiverso.hosts.link import Link
 from multiverso.hosts.pace import Pace
-from multiverso.hosts.transport import HANDSHAKE_SECONDS, Hello
+from multiverso.hosts.transport import HANDSHAKE_SECONDS, Begun, Hello
 from multiverso.node_log import log
 
 _SOONEST_SECONDS, _LATEST_SECONDS = 0.02, 1.0
 _MOST_PAUSE_SECONDS = 0.05
 _SMALL_BYTES = 16 * 1024
-Dial = Callable[[int, Deadline], tuple[Channel, Hello]]
+Dial = Callable[[int, Deadline, Begun], tuple[Channel, Hello]]
 
 
 class Pair:
@@ -36,6 +38,7 @@ class Pair:
         self._pace, self._dial = pace, dial
         self._wake = threading.Condition()
         self._poked = self._closing_soon = False
+        self._reaching: socket.socket | None = None  # while it dials
         self._dialling = False  # until a connection is there: it may take long, and touches nothing
         self._closing = threading.Event()
         self._sending = (
@@ -117,11 +120,7 @@ class Pair:
             # what is said last is sent, if the peer takes it
             self._wake.wait_for(lambda: not self.link.has_words, deadline.left(0.2))
         self._closing.set()
-        with self._wake:
-            for channel in (self._channel, self._offered[0] if self._offered else None):
-                if channel is not None:
-                    channel.shutdown()
-            self._wake.notify_all()
+        self._let_go()
         if self._thread.ident is not None:
             self._thread.join()
         if self._offered is not None:
@@ -130,16 +129,13 @@ class Pair:
     def end(self) -> threading.Thread | None:
         """Ends the connection at once, with a peer that is lost; returns the thread if it still waits for one.
 
-        Connecting to a host that is unplugged takes seconds. A thread that does that leaves the link alone from now on,
-        and ends when it is through; any other has ended when this returns.
+        A thread that looks up a host's address may do so for seconds. It leaves the link alone from now on, and ends
+        when it is through; any other has ended when this returns.
         """
         self._closing.set()
         with self._wake:
             dialling = self._dialling
-            for channel in (self._channel, self._offered[0] if self._offered else None):
-                if channel is not None:
-                    channel.shutdown()
-            self._wake.notify_all()
+        self._let_go()
         if self._thread.ident is None:
             return None
         if dialling:
@@ -175,7 +171,7 @@ class Pair:
             self._generation += 1
             with self._wake:
                 self._dialling = True
-            return self._dial(self._generation, Deadline.after(HANDSHAKE_SECONDS))
+            return self._dial(self._generation, Deadline.after(HANDSHAKE_SECONDS), self._note_reaching)
         with self._wake:
             self._wake.wait_for(lambda: self._offered is not None or self._closing.is_set())
             offered, self._offered = self._offered, None
@@ -184,6 +180,23 @@ class Pair:
                 return None
             return offered
 
+    def _note_reaching(self, way: socket.socket) -> None:
+        with self._wake:
+            self._reaching = way
+            if self._closing.is_set():
+                raise OSError("this end is closing")
+
+    def _let_go(self) -> None:
+        """Ends what the receiving thread waits for, once it is told to end."""
+        with self._wake:
+            for channel in (self._channel, self._offered[0] if self._offered else None):
+                if channel is not None:
+                    channel.shutdown()
+            if self._reaching is not None and self._channel is None:
+                with contextlib.suppress(OSError):  # it has not begun, or is over
+                    self._reaching.shutdown(socket.SHUT_RDWR)
+            self._wake.notify_all()
+
     def _converse(self, channel: Channel, hello: Hello) -> None:
         ended = threading.Event()
         sender = threading.Thread(
@@ -191,7 +204,7 @@ class Pair:
         )
         try:
             with self._wake:
-                self._channel, self._dialling = channel, False
+                self._channel, self._dialling, self._reaching = channel, False, None
                 if self._closing.is_set() or self._offered is not None:
                     return
             self.link.connect(hello.incarnation)

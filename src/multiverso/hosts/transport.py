@@ -22,6 +22,7 @@ import os
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from multiverso.deadline import Deadline
@@ -131,8 +132,16 @@ class Listener:
         self._socket.close()
 
 
+Begun = Callable[[socket.socket], object]
+"""Is given a socket before it connects, for another thread to shut it down, which ends the wait."""
+
+
 def connect(
-    address: tuple[str, int], credentials: Credentials, me: Hello, deadline: Deadline
+    address: tuple[str, int],
+    credentials: Credentials,
+    me: Hello,
+    deadline: Deadline,
+    begun: Begun = lambda way: None,
 ) -> tuple[Channel, Hello]:
     """Connects to a peer's listener; returns the channel, and what the peer says of itself.
 
@@ -140,7 +149,7 @@ def connect(
         RefusedError: it is of another version or another job, or does not take this host.
         OSError: it is not there, or does not answer in time.
     """
-    connection = socket.create_connection(address, _socket_seconds(deadline))
+    connection = _connected(address, deadline, begun)
     with contextlib.ExitStack() as undo:
         undo.callback(connection.close)
         _prepare(connection)
@@ -157,6 +166,24 @@ def connect(
         undo.pop_all()
         return pipe.channel, theirs
     raise AssertionError("for mypy: an ExitStack may suppress an exception, and this one suppresses none")
+
+
+def _connected(address: tuple[str, int], deadline: Deadline, begun: Begun) -> socket.socket:
+    """As `socket.create_connection`, with the socket shown before it waits."""
+    failed: OSError | None = None
+    for family, kind, protocol, _, place in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
+        with contextlib.ExitStack() as undo:
+            way = undo.enter_context(socket.socket(family, kind, protocol))
+            way.settimeout(_socket_seconds(deadline))
+            begun(way)
+            try:
+                way.connect(place)
+            except OSError as error:
+                failed = error
+                continue
+            undo.pop_all()
+            return way
+    raise failed or OSError(f"{address[0]} has no address")
 
 
 def accept(
