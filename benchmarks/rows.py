@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,17 @@ def ids_of(kind: str, batch: int, seed: int) -> Any:
 
 
 Call = Callable[[Any], object]
+
+
+def wait_for_huge_pages(seconds: float = 3.0) -> None:
+    """Waits until the node has made the table's pages huge, as NumPy's large arrays have them from the beginning."""
+    end, seen, since = time.monotonic() + seconds, -1, time.monotonic()
+    while time.monotonic() < end and time.monotonic() - since < seconds / 4:
+        rows = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        now = sum(int(row.split()[1]) for row in rows if row.startswith("ShmemPmdMapped"))
+        if now != seen:
+            seen, since = now, time.monotonic()
+        time.sleep(0.05)
 
 
 def turns(
@@ -78,6 +90,7 @@ def one_worker(batch: int, kind: str, seconds: float, private: bool = True) -> d
     table = mv.MatrixTableHandler(ROWS, COLUMNS)
     memory = np.random.default_rng(0).standard_normal((ROWS, COLUMNS), dtype="f4")
     table.add(memory)
+    wait_for_huge_pages()
     lots = [ids_of(kind, batch, seed) for seed in range(60)]
     delta, out, taken = (np.zeros((batch, COLUMNS), "f4") for _ in range(3))
     calls: dict[str, Call] = {
@@ -115,6 +128,7 @@ def together(batch: int, kind: str, seconds: float) -> dict[str, tuple[float, fl
     ahead = limits.scatter_add_ahead.compiled("float32")
     own, shared = np.ones((ROWS, COLUMNS), "f4").reshape(-1), table.memory().reshape(-1)
     rates = {}
+    wait_for_huge_pages()
     calls: dict[str, Call] = {
         "get": lambda ids: table.get(ids, out=out),
         "add": lambda ids: table.add(delta, ids),

@@ -21,7 +21,7 @@ def chaos(*arguments: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_the_laws_of_keys_hold_whoever_is_killed() -> None:
-    code, result = chaos("--seed", "11", "--kills", "12")
+    code, result = chaos("--seed", "11", "--kills", "12", "--stepped", "0.3")
     assert result["kills"] == 12
     assert not any(result["broken"].values()), result
     assert code == 0

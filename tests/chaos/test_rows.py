@@ -13,7 +13,7 @@ CHAOS = Path(__file__).parents[2] / "benchmarks" / "chaos_rows.py"
 def test_killed_calls_are_prefixes_of_whole_rows(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     done = subprocess.run(
-        [sys.executable, CHAOS, "--seed", "7", "--kills", "24", "--json", path],
+        [sys.executable, CHAOS, "--seed", "7", "--kills", "24", "--stepped", "0.3", "--json", path],
         capture_output=True,
         text=True,
         timeout=250,

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 
 from multiverso.layout import HUGE_PAGE, PAGE
 
-LARGE = 32 * HUGE_PAGE  # tables that are worth it
+LARGE = 4 * HUGE_PAGE  # tables that are worth it: the processor remembers as much in small pages
 _SHARE = 0.25  # of one processor's time
 _LOOK_SECONDS = 1.0  # between two looks at sparse parts
 _GROWING = 64  # what has grown by one of so many parts since the last look is left to its users

@@ -17,7 +17,7 @@ from multiverso.tables.keyed_memory import KeyedMemory
 
 _SMALL = 2 * HUGE_PAGE  # of rows: below it a table may as well have small pages
 _AT_ONCE = 8  # huge pages of the index for each one of rows, at most,
-_INDEX_SECONDS = 0.001  # and for so long: the worker's other threads wait meanwhile
+_INDEX_SECONDS = 0.002  # and for so long: the worker's other threads wait meanwhile
 _SLOW_SECONDS = 0.005  # a huge page that took so long: the system is busy, or has none
 _MOST_SKIPPED = 64
 
