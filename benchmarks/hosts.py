@@ -1,14 +1,18 @@
 """Two hosts on this machine: frames beside one plain TCP stream, TLS beside plain, workers beside frames: JSON.
 
-python benchmarks/hosts.py [--quick] [--link RATE] [--output FILE]
+python benchmarks/hosts.py [--quick] [--link RATE] [--control NAME] [--output FILE]
 
 Each host is a process; the same phases follow each other several times, so that a disturbance hits all of them, and
 the figures are medians. With ``--link 10gbit`` (and as root) each is in a network namespace of its own, and the link
 between them is limited.
 
-There are two floors: a plain stream, whose receiver does nothing with what comes, and *adding*, where both hosts send
-and add what they receive to as much memory as the table has. Seconds of the processor for a gigabyte say what the
-rates on a machine with other work do not.
+There are three floors: a plain stream, whose receiver does nothing with what comes; *adding*, where both hosts send
+and add what they receive to as much memory as the table has; and *passes*, what is computed for frames without any
+network. Stream and passes together, on all cores, are the most that frames can reach on this machine (``limit``).
+Seconds of the processor for a gigabyte say what the rates on a machine with other work do not.
+
+BBR, which some machines have, paces by time what goes over a loopback device, and its rates differ by a factor of four
+from one second to the next. ``--control reno`` (as root) measures without it.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ import numpy as np
 from multiverso import layout as at
 from multiverso.consistency.port import Call
 from multiverso.deadline import Deadline
+from multiverso.hosts.copies import Copy
 from multiverso.hosts.credentials import Credentials, new_credentials
 from multiverso.hosts.fabric import Fabric
 from multiverso.kernels import dense
@@ -40,7 +45,7 @@ from multiverso.memory import heap, words
 from multiverso.memory.segment import Segment
 from multiverso.shards.shard import Shard, initialise
 from multiverso.spec import Places, TableSpec
-from namespaces import ADDRESSES, congestion_control, enter, two_hosts
+from namespaces import ADDRESSES, congestion_control, enter, own_loopback, two_hosts
 
 _PIECE = 4 << 20
 _CHUNK = 1 << 18  # floats of a chunk
@@ -117,6 +122,20 @@ class Host:
             connection.shutdown(socket.SHUT_WR)
             receiver.join()
             return got[0] / (time.perf_counter() - began)
+
+    def passes(self, elements: int, seconds: float) -> float:
+        """Bytes of frames a second whose values are read, served and taken here, without any network."""
+        mine, home = Copy(table(elements)), Copy(table(elements))
+        agreed = [np.zeros(chunk.size, np.float32) for chunk in (*mine.chunks, *home.chunks)]
+        frame, done, began = np.zeros(_CHUNK, np.float32), 0, time.perf_counter()
+        while time.perf_counter() < began + seconds:
+            for chunk in mine.chunks:
+                part, theirs = frame[: chunk.size], agreed[len(mine.chunks) + chunk.number]
+                mine.push(chunk, agreed[chunk.number], part)
+                home.serve(chunk, theirs, part)
+                mine.land(chunk, agreed[chunk.number], part)
+                done += 2 * part.nbytes
+        return done / (time.perf_counter() - began)
 
     def there_and_back(self, times: int) -> float:
         """Seconds of 1,000 floats to host 1, which adds them, and as many back, by plain sockets: the median."""
@@ -273,9 +292,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--link", help="limit of the link between two namespaces, such as 10gbit; needs root")
+    parser.add_argument("--control", help="how TCP decides how much it sends, such as reno; needs root")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    with two_hosts(options.link) if options.link else contextlib.nullcontext(["", ""]) as namespaces:
+    if options.control:
+        own_loopback(options.control)
+    with (
+        two_hosts(options.link, options.control)
+        if options.link
+        else contextlib.nullcontext(["", ""]) as namespaces
+    ):
         result = measure(Both(namespaces), options.quick)
     text = json.dumps(
         {"link": options.link or "loopback", "congestion_control": congestion_control(), **result}, indent=1
@@ -293,6 +319,7 @@ def measure(both: Both, quick: bool) -> dict[str, Any]:
     floors: dict[str, tuple[Any, ...]] = {
         "stream": ("stream", seconds),
         "adding": ("adding", elements, seconds),
+        "passes": ("passes", elements, seconds),
         "frames": ("frames", plain, elements, seconds),
         "frames_tls": ("frames", tls, elements, seconds),
     }
@@ -348,12 +375,15 @@ def measure(both: Both, quick: bool) -> dict[str, Any]:
             }
         )
     both.end()
+    cores = len(os.sched_getaffinity(0))
+    limit = 1e9 * cores / (processor["stream"] + processor["passes"])
     return {
-        "machine": {"cores": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0]},
+        "machine": {"cores": cores, "load": os.getloadavg()[0]},
         "megabytes_a_second": {name: rate / 1e6 for name, rate in rates.items()},
         "processor_seconds_a_gigabyte": processor,
         "frames_of_stream": rates["frames"] / rates["stream"],
         "frames_of_adding": rates["frames"] / rates["adding"],
+        "frames_of_limit": rates["frames"] / limit,
         "tls_of_plain": rates["frames_tls"] / rates["frames"],
         "home_and_back_microseconds": {name: 1e6 * statistics.median(kept) for name, kept in back.items()},
         "exchange": workers,

@@ -26,9 +26,18 @@ def inside(name: str, *command: object) -> str:
     return subprocess.run(whole, check=True, capture_output=True, text=True).stdout
 
 
+_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+_NEW_NETWORK = 0x40000000  # CLONE_NEWNET
+
+
 @contextlib.contextmanager
-def two_hosts(rate: str) -> Iterator[list[str]]:
-    """Gives the names of two namespaces; their link has a rate as tc names it, such as ``10mbit``."""
+def two_hosts(rate: str, control: str | None = None) -> Iterator[list[str]]:
+    """Gives the names of two namespaces.
+
+    Args:
+        rate: of the link between them, as tc names it, such as ``10mbit``.
+        control: how TCP there decides how much it sends; as on this machine by default.
+    """
     number, unit = re.fullmatch(r"(\d+)(kbit|mbit|gbit)", rate).groups()  # type: ignore[union-attr]
     burst = max(64 * 1024, int(number) * _UNITS[unit] // 8 // _TICKS)
     names = [f"mvbench{os.getpid()}-{host}" for host in range(2)]
@@ -42,6 +51,8 @@ def two_hosts(rate: str) -> Iterator[list[str]]:
             ip("-n", name, "link", "set", "lo", "up")
             limit = ("tbf", "rate", rate, "burst", burst, "latency", "50ms")
             inside(name, "tc", "qdisc", "add", "dev", f"v{host}", "root", *limit)
+            if control is not None:
+                inside(name, "sh", "-c", f"echo {control} > {_CONTROL}")
         yield names
     finally:
         for name in names:
@@ -61,6 +72,14 @@ def enter(name: str) -> None:
             raise OSError(ctypes.get_errno(), f"cannot enter the namespace {name}")
 
 
+def own_loopback(control: str) -> None:
+    """This process and those that it starts have a loopback device of their own from here on; needs root."""
+    if ctypes.CDLL(None, use_errno=True).unshare(_NEW_NETWORK):
+        raise OSError(ctypes.get_errno(), "cannot make a network namespace")
+    ip("link", "set", "lo", "up")
+    _CONTROL.write_text(control)
+
+
 def congestion_control() -> str:
-    """Returns how this machine's TCP decides how much it sends: BBR and cubic differ much on such links."""
-    return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    """Returns how this machine's TCP decides how much it sends: BBR and the others differ much on such links."""
+    return _CONTROL.read_text().strip()

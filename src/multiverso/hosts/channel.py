@@ -16,6 +16,7 @@ from typing import Protocol
 from multiverso.deadline import Deadline
 from multiverso.errors import StartupError
 from multiverso.hosts.distance import FAR
+from multiverso.hosts.frames import LONGEST_BODY
 
 _MANY = 64
 _MIN_RTT_AT = 148  # of Linux's struct tcp_info: tcpi_min_rtt, in microseconds
@@ -32,8 +33,15 @@ class Channel(Protocol):
     def send(self, *parts: bytes | bytearray | memoryview) -> None:
         """Sends all of the parts, one after another; one thread at a time."""
 
+    @property
+    def at_once(self) -> int:
+        """How many bytes :meth:`send_now` takes."""
+
     def send_now(self, *parts: bytes | bytearray | memoryview) -> bool:
-        """Sends without waiting for the other side; False if some of it is left for :meth:`flush`, or the next send."""
+        """Sends without waiting for the other side; False if some of it is left for :meth:`flush`, or the next send.
+
+        What is left is not copied: it must not change until then.
+        """
 
     def flush(self) -> None:
         """Sends what is left."""
@@ -57,20 +65,27 @@ class Plain:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         sockets.add(connection)
-        self._rest = b""
+        self._rest: list[memoryview] = []
+
+    @property
+    def at_once(self) -> int:
+        return LONGEST_BODY
 
     def send(self, *parts: bytes | bytearray | memoryview) -> None:
         self.flush()
         send_all(self._socket, parts)
 
     def send_now(self, *parts: bytes | bytearray | memoryview) -> bool:
-        self._rest = send_some(self._socket, b"".join((self._rest, *parts)))
-        return not self._rest
+        left = [*self._rest, *(memoryview(part) for part in parts)]
+        with contextlib.suppress(BlockingIOError):
+            drop(left, self._socket.sendmsg(left, (), socket.MSG_DONTWAIT))
+        self._rest = left
+        return not left
 
     def flush(self) -> None:
         if self._rest:
-            rest, self._rest = self._rest, b""
-            self._socket.sendall(rest)
+            rest, self._rest = self._rest, []
+            send_all(self._socket, rest)
 
     def recv_into(self, view: memoryview) -> int:
         # a large frame comes in dozens of pieces: the system puts them together without waking this thread for each
@@ -91,11 +106,15 @@ def send_all(connection: socket.socket, parts: Sequence[bytes | bytearray | memo
     """Sends every byte of all parts with as few calls as it takes."""
     left = [memoryview(part) for part in parts if len(part)]
     while left:
-        sent = connection.sendmsg(left[:_MANY])
-        while left and sent >= len(left[0]):
-            sent -= len(left.pop(0))
-        if sent:
-            left[0] = left[0][sent:]
+        drop(left, connection.sendmsg(left[:_MANY]))
+
+
+def drop(parts: list[memoryview], sent: int) -> None:
+    """Removes bytes from the front of what is to be sent, and parts in which there is nothing."""
+    while parts and sent >= len(parts[0]):
+        sent -= len(parts.pop(0))
+    if sent:
+        parts[0] = parts[0][sent:]
 
 
 def round_trip_of(connection: socket.socket) -> float:

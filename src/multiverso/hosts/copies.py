@@ -139,7 +139,8 @@ class Copy:
         finally:
             with self._left:
                 self._inside -= 1
-                self._left.notify_all()
+                if self._closed.is_set():
+                    self._left.notify_all()
 
     def _call(self, kernel: Callable[..., int], chunk: Chunk, agreed: Array, frame: Array) -> int:
         record = _Record(0, 0, self.convex)

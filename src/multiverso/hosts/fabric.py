@@ -77,12 +77,13 @@ class Fabric:
         self._lock = threading.RLock()
         self._settled = threading.Condition()
         self._closing = threading.Event()
+        self._turn_over, self._passing = threading.Event(), 0
         self._door: Door | None = None  # once it listens
         self._others: dict[
             int, Callable[[Channel, Hello], None]
         ] = {}  # who takes connections of another role
         self._threads: list[threading.Thread] = []
-        self._rounds = Rounds(host, range(hosts), self._wake, self._tell_settled)
+        self._rounds = Rounds(host, range(hosts), self._wake, self._end_turn)
         self._pairs = {peer: self._new_pair(peer) for peer in range(hosts) if peer != host}
 
     def _new_pair(self, peer: int) -> Pair:
@@ -234,7 +235,16 @@ class Fabric:
 
     def follow_rounds(self) -> float | None:
         """Does what this host's workers are ready for; returns the seconds until it is to be called at the latest."""
-        return self._rounds.look(time.monotonic())
+        self._turn_over.clear()
+        left = self._rounds.look(time.monotonic())
+        before, self._passing = self._passing, self._rounds.passing
+        if self._passing > before:  # workers are told of each chunk: that would wake this thread each time
+            self._turn_over.wait(_SOON_SECONDS)
+        return left
+
+    def _end_turn(self) -> None:
+        self._turn_over.set()
+        self._tell_settled()
 
     def _attach_to(self, link: Link, table_id: int, copy: Copy, changes: Changes) -> None:
         link.attach(

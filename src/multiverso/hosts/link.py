@@ -15,7 +15,7 @@ peer and answers what the peer pushes; both go over one connection, and over the
 One frame of a chunk is under way at a time, and a window of chunks. What is under way is kept until it is answered,
 and sent again when a new connection has begun; it is applied exactly once, with nothing to remember but the number of
 the last push of each chunk. A pass over a table begins when this host's workers have changed it, when news came, or
-when the last one still found differences; a table at rest sends nothing.
+when the last one left something; a table at rest sends nothing.
 
 Two threads may call a link at once, one that sends (``next``) and one that receives (``accept``, ``arrived``): a
 chunk's memory belongs to whoever has its frame in hand, and the lock guards the books alone.
@@ -266,7 +266,7 @@ class Link:
             table.told = True
             self.traffic.news += 1
             self._queues.words.append(Outgoing(Header(frames.NEWS, table=table.number)))
-        if table.passing or not table.away or now - table.began < table.every.seconds:
+        if not (table.may_pass and table.away) or now - table.began < table.every.seconds:
             return
         moved = changes.version - table.seen
         if table.every.changes:
@@ -327,12 +327,13 @@ class Link:
         """Whether something is to be sent that is no chunk."""
         return bool(self._queues.words)
 
-    def next(self, now: float, most: int = LONGEST_BODY) -> Outgoing | None:
-        """Returns the next frame to send, made at this moment. Call :meth:`sent` afterwards, whatever came of it.
+    def next(self, now: float, most: int = LONGEST_BODY, most_new: int = LONGEST_BODY) -> Outgoing | None:
+        """Returns the next frame to send. Call :meth:`sent` afterwards, whatever came of it.
 
         Args:
             now: the time.
-            most: bytes of its body; a longer one is left for another call.
+            most: bytes of its body, where it is there already; a longer one is left for another call.
+            most_new: of one that is made at this moment, from a chunk's values.
         """
         while True:
             with self._lock:
@@ -344,7 +345,7 @@ class Link:
                 step = self._rounds.next(self.peer, most)
                 if step is not None:
                     return self._count(step)
-                found = self._queues.choose(now, most)
+                found = self._queues.choose(now, most_new)
                 if found is None:
                     return None
                 table, part = found
@@ -506,6 +507,7 @@ class Link:
     ) -> None:
         self._queues.came_back(part)
         self._pool.give(pushed.buffer)
+        rest = pushed.rest or not header.flags & frames.WHOLE
         some = pushed.some or header.length > 0
         if part.goal > part.done:
             if pushed.ticket >= part.goal:
@@ -520,7 +522,8 @@ class Link:
                                 self._settled()
             if part.goal > part.done:
                 self._queues.ask(table, part)
-        if self._queues.passed(table, part, some):
+        # where nothing was left, what has changed since is told by the versions
+        if self._queues.passed(table, part, again=some and rest) and table.may_pass:
             self._look_at(table, now)  # the next pass does not wait until somebody looks
 
 

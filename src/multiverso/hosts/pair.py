@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
+from multiverso.hosts.books import Outgoing
 from multiverso.hosts.channel import Channel, RefusedError
 from multiverso.hosts.frames import ProtocolError, Reader
 from multiverso.hosts.link import Link
@@ -45,6 +46,7 @@ class Pair:
             threading.Lock()
         )  # who has it sends: frames go out in the order in which they were made
         self._live: Channel | None = None
+        self._unsent: Outgoing | None = None  # of which a part is left in the channel
         self._channel: Channel | None = None
         self._offered: tuple[Channel, Hello] | None = None
         self._last = (0, 0)
@@ -67,26 +69,45 @@ class Pair:
             self._wake.notify_all()
 
     def pump(self) -> None:
-        """Sends what is small from this thread, which saves a change of threads; the rest is the sender's."""
-        if self._sending.acquire(blocking=False):
+        """Sends from this thread what the system takes at once: it is still in this processor's cache.
+
+        A change of threads costs more than that. What waits for the other side is the sender's, and so are large
+        pushes, which are computed first: meanwhile this thread may receive.
+        """
+        left = self.link.wait(time.monotonic())
+        if left == 0.0 and self._sending.acquire(blocking=False):
             try:
-                channel, sent = self._live, True
-                while channel is not None and sent:
-                    outgoing = self.link.next(time.monotonic(), _SMALL_BYTES)
-                    if outgoing is None:
-                        break
-                    try:
-                        sent = channel.send_now(outgoing.header.pack(), outgoing.body)
-                    except OSError:
-                        channel.shutdown()
-                        return
-                    finally:
-                        self.link.sent(outgoing)
+                left = self._pump(self._live)
+            except OSError:
+                if self._live is not None:
+                    self._live.shutdown()
+                return
             finally:
                 self._sending.release()
-            if sent and self.link.wait(time.monotonic()) is None:
-                return
-        self.poke()
+        if left is not None:
+            self.poke()
+
+    def _pump(self, channel: Channel | None) -> float | None:
+        """Returns the seconds until there is something for the sender, 0 for at once, None for nothing."""
+        if channel is None or self._unsent is not None:
+            return 0.0
+        left: float | None = 0.0
+        while left == 0.0:
+            outgoing = self.link.next(time.monotonic(), channel.at_once, _SMALL_BYTES)
+            if outgoing is None:
+                break
+            self._unsent = outgoing
+            if not channel.send_now(outgoing.header.pack(), outgoing.body):
+                break
+            self._sent()
+            left = self.link.wait(time.monotonic())
+        return left
+
+    def _sent(self) -> None:
+        """What :meth:`pump` has begun to send is sent, or its connection has ended."""
+        unsent, self._unsent = self._unsent, None
+        if unsent is not None:
+            self.link.sent(unsent)
 
     def offer(self, channel: Channel, hello: Hello) -> None:
         """The peer has connected. It takes the place of an older connection, whose threads end first."""
@@ -221,6 +242,7 @@ class Pair:
                 sender.join()
             with self._sending:
                 self._live = None
+                self._sent()
             with self._wake:
                 self._channel = None
             self.link.cut()
@@ -267,6 +289,7 @@ class Pair:
                 return
             with self._sending:
                 channel.flush()
+                self._sent()
                 outgoing = self.link.next(time.monotonic())
                 if outgoing is None:
                     continue

@@ -46,20 +46,21 @@ class Queues:
     def begin_pass(self, table: LinkTable, parts: Iterable[Away], rest: bool) -> None:
         """Chunks of a table that go when the budget allows; ``rest``: what earlier pushes have left."""
         for part in parts:
+            table.passing += not part.passing  # the last of the pass before may still be under way
+            table.queued += 1
             part.passing = part.queued = True
             part.rest = rest
-            table.passing += 1
             self._todo.append((table, part))
 
-    def passed(self, table: LinkTable, part: Away, some: bool) -> bool:
-        """A chunk has come back; ``some``: with a difference, so that it goes again. Returns whether a pass is over."""
-        if some:
+    def passed(self, table: LinkTable, part: Away, again: bool) -> bool:
+        """A chunk has come back, and goes ``again`` with the next pass. Returns whether it was of a pass."""
+        if again:
             table.again.add(part.chunk.number)
-        if part.passing and not part.queued:
-            part.passing = False
-            table.passing -= 1
-            return table.passing == 0
-        return False
+        if not part.passing or part.queued:
+            return False
+        part.passing = False
+        table.passing -= 1
+        return True
 
     def send_again(self, table: LinkTable) -> None:
         """A connection, or new homes, have begun: what is under way may never have arrived."""
@@ -85,7 +86,7 @@ class Queues:
                 part.frame, part.busy = None, False
                 self.under_way -= 1
             part.urgent = part.queued = part.passing = False
-        table.passing = 0
+        table.passing = table.queued = 0
 
     def wait(self, now: float) -> float | None:
         """Returns the seconds until there is something to send: 0 for at once, None when only an event can tell."""
@@ -137,9 +138,10 @@ class Queues:
         while self._todo and self._todo[0][0].chunk_bytes <= most and self._pace.wait(now) == 0.0:
             table, part = self._todo.popleft()
             part.queued = False
+            table.queued -= 1
             if table.ready and not part.busy:
                 return table, part
-            self.passed(table, part, some=True)  # under way for a settle: the next pass has the rest
+            self.passed(table, part, again=True)  # under way for a settle: the next pass has the rest
         return None
 
     def came_back(self, part: Away) -> None:

@@ -60,7 +60,7 @@ class Rounds:
         host: its number.
         live: the hosts of the job.
         wake: called with a peer's number when there may be something to send to it.
-        moved: called when totals have come.
+        moved: called when all totals of a turn have come.
     """
 
     def __init__(
@@ -187,6 +187,15 @@ class Rounds:
 
     def __bool__(self) -> bool:
         return bool(self._tables)
+
+    @property
+    def passing(self) -> int:
+        """Steps that have arrived of tables in the middle of a turn: what comes moves them, not workers."""
+        with self._state_lock:
+            tables = self._tables.values()
+            return sum(
+                table.arrived for table in tables if table.arrived < (table.decided + 1) * table.chunks
+            )
 
     # -- connections -----------------------------------------------------------------------------------------
 
@@ -445,7 +454,8 @@ class Rounds:
                     self._pool.give(found.buffer)
         if self._before is not None:
             self._wake(self._before)
-        self._moved()
+        if step % table.chunks == 0:
+            self._moved()
 
 
 def _setter(table: RoundTable, name: str, step: int) -> Callable[[], object]:

@@ -28,6 +28,7 @@ from multiverso.hosts.channel import (
 
 _PIECE = 256 * 1024  # measured: of a plain stream 28 % with 64 KiB, 32 % with 256
 _SMALL = 256  # bytes
+_AT_ONCE = 16 * 1024
 _TLS_RECORDS = (0x15, 0x16)  # alert, handshake
 _WANT_READ, _ENDED = 2, 6  # SSL_ERROR_WANT_READ, SSL_ERROR_ZERO_RETURN
 
@@ -47,6 +48,10 @@ class Encrypted:
         self._received = memoryview(bytearray(_PIECE))
         self._records = memoryview(bytearray(2 * _PIECE))
         self._rest = b""
+
+    @property
+    def at_once(self) -> int:
+        return _AT_ONCE
 
     def send_now(self, *parts: bytes | bytearray | memoryview) -> bool:
         end = self._encrypt(memoryview(b"".join(parts)), 0)
