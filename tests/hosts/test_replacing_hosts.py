@@ -26,6 +26,7 @@ from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport import Listener
 from multiverso.runtime import Node, Session
+from multiverso.runtime.numbers import Numbers
 from multiverso.runtime.reducer import Reducer
 
 SIZE = 300_000  # two chunks: homes on different hosts
@@ -110,6 +111,43 @@ def test_hosts_that_are_lost_one_after_another_come_again(mode: str) -> None:
                 "and tables are made with them"
             )
             all_do(sessions, lambda session: session.shutdown())
+
+
+def test_what_all_load_together_waits_for_who_is_there_again_unless_the_others_have_passed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Numbers, "_has_ended", lambda self, worker_id: True)
+
+    def open_table(session: Session) -> Any:
+        return mv.MatrixTableHandler(4, 2, updater="momentum", session=session)
+
+    with rehearsal(2, 1, on_lost="continue", replaces=True) as job:
+        sessions = dict(enumerate(in_threads([lambda i=i: job.session(i) for i in range(3)])))
+        tables = dict(enumerate(all_do(sessions, open_table)))
+        tables[0].add(np.ones((4, 2)))
+        all_do(sessions, lambda session: session.barrier())
+        saved = tables[0].get().tolist()
+        tables[0].save(tmp_path / "saved")
+        dead = sessions.pop(1)
+        dead._takes_part = False  # it does not say that it leaves
+        dead._liveness.release()
+        wait_for(lambda: sessions[2].control.liveness(1) == at.LOST)
+        all_do(sessions, lambda session: tables[session.worker_id].load(tmp_path / "saved"))
+        tables[0].add(np.ones((4, 2)))
+        all_do(sessions, lambda session: session.barrier())
+        now = tables[2].get().tolist()
+        assert now != saved
+        sessions[1] = again = job.session(1)
+        tables[1] = open_table(again)
+        again.barrier()
+        tables[1].load(tmp_path / "saved")
+        assert (again.barriers, tables[1].get().tolist()) == (2, now), "the others have gone on since"
+        again.barrier()
+        assert again.barriers == sessions[0].barriers
+        all_do(sessions, lambda session: tables[session.worker_id].load(tmp_path / "saved"))
+        all_do(sessions, lambda session: session.barrier())
+        assert [table.get().tolist() for table in tables.values()] == [saved] * 3
+        all_do({**sessions, -1: dead}, lambda session: session.shutdown())
 
 
 def test_what_is_left_of_the_lost_host_is_refused() -> None:

@@ -77,6 +77,11 @@ class Control:
         store64(self.address + at.RELEASED, barrier)
         self.notify()
 
+    @property
+    def released(self) -> int:
+        """The last barrier that the node has let workers pass, in a job on several hosts."""
+        return load64(self.address + at.RELEASED)
+
     def note_gathered(self, number: int) -> None:
         """Publishes that what other hosts had not sent yet is here (the node)."""
         store64(self.address + at.GATHERED, number)

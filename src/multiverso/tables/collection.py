@@ -129,7 +129,8 @@ def load_all(session: Session, directory: str | os.PathLike[str]) -> None:
                 "changed. Save with manager.save(directory) and load with manager.load(directory), in every worker"
             )
     read = _read_all(place, tables)
-    if leaves_values(session, "what is shared"):
+    steps = sum(table._steps_of_load for table in session.handlers())
+    if leaves_values(session, "what is shared", steps):
         return
     for table in session.handlers():
         table._check_others(*read[_key_of(table)])  # of all, before the first is changed

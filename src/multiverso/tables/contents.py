@@ -131,7 +131,8 @@ class Contents(HeldTable):
 
         Call it in one worker (or in all), and ``barrier()`` before anyone goes on. In a job on several hosts also
         ``barrier()`` before; where the updater has a state, all workers have to call it there. In a worker that has
-        taken a dead one's place (`multiverso.incarnation`) it changes nothing, and says so.
+        taken a dead one's place (`multiverso.incarnation`) it changes nothing, and says so, unless all have to call
+        it and come to it only now.
 
         Raises:
             SnapshotError: no such file, not a saved table, or another shape, dtype or updater; or, where all workers
@@ -139,14 +140,19 @@ class Contents(HeldTable):
         """
         self._ready(None)
         saved = self._read(path)
-        if leaves_values(self._session, self._name):
+        if leaves_values(self._session, self._name, self._steps_of_load):
             return
         self._check_others(*saved)
         self._replace(*saved)
 
+    @property
+    def _steps_of_load(self) -> int:
+        """How many barriers all workers pass where they load together: each host has states to be overwritten."""
+        return int(bool(self._session.hosts and self._states()))
+
     def _check_others(self, values: Array, states: list[Array]) -> None:
         """Before a load: where each host has something of its own to be overwritten, all workers load the same."""
-        if self._session.hosts and states:
+        if self._steps_of_load:
             loading.check_all(self._session, self._name, [values, *states])
 
     def _read(self, path: str | os.PathLike[str]) -> tuple[Array, list[Array]]:
