@@ -249,8 +249,8 @@ class Tables(RuleBasedStateMachine):
     def everybody_sees_the_same(self) -> None:
         for table in getattr(self, "tables", []):
             for handler in table.handlers.values():
-                np.testing.assert_array_equal(handler.snapshot(), table.values)
-                np.testing.assert_array_equal(handler.view(), table.values)
+                assert np.array_equal(handler.snapshot(), table.values)
+                assert np.array_equal(handler.view(), table.values)
                 assert handler.version == table.version
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -24,10 +25,15 @@ CHUNK = at.CHUNK_BYTES // 4
 SIZES = [1, 17, 5000, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5]
 
 
-def delta(worker: int, number: int, size: int) -> Any:
-    """Numbers of very different size, so that another order of the sums gives other bits."""
+@functools.lru_cache(64)
+def _delta(worker: int, number: int, size: int) -> Any:
     random = np.random.default_rng([worker, number])
     return (random.standard_normal(size) * 10.0 ** random.integers(-6, 7, size)).astype("f4")
+
+
+def delta(worker: int, number: int, size: int) -> Any:
+    """Numbers of very different size, so that another order of the sums gives other bits; made once, and copied."""
+    return _delta(worker, number, size).copy()
 
 
 def pause(random: random.Random) -> None:
