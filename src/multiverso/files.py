@@ -116,7 +116,7 @@ def locked(path: PathLike, timeout_seconds: float) -> Iterator[bool]:
 
     Args:
         path: the lock file.
-        timeout_seconds: how long to wait for who is in.
+        timeout_seconds: how long to wait while somebody else is in.
 
     Yields:
         False where nothing can be locked: the directory may not be written to, the file system has no locks, or

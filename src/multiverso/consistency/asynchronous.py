@@ -186,7 +186,7 @@ class Asynchronous:
         pass
 
     def leave(self) -> None:
-        """Waits until no other thread of this worker is in a call: to the others who has left is dead.
+        """Waits until no other thread of this worker is in a call: to the others a worker that has left is dead.
 
         They would take a word over from a thread that goes on writing.
         """

@@ -132,7 +132,7 @@ class Centre:
         """Returns the conversation that a connection belongs to.
 
         Raises:
-            _TurnedAwayError: it belongs to none; the message is told to who connected.
+            _TurnedAwayError: it belongs to none; whoever connected is told the message.
         """
         roster, host = self._roster, theirs.host
         if not (0 < host < roster.hosts == theirs.hosts and theirs.role == CONTROL):

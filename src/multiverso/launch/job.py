@@ -57,7 +57,7 @@ class Job:
         on_look: Called every half second or more often.
         first: The first worker's number.
 
-    Most callers need `run` alone. Who has a loop of its own uses the job as a context manager, which starts the
+    Most callers need `run` alone. A caller with a loop of its own uses the job as a context manager, which starts the
     workers and leaves none behind, polls `fileno`, and calls `step` whenever that is readable.
     """
 

@@ -1,9 +1,9 @@
 """Bounded staleness between hosts: a tick counts on another host once what was added before it is there.
 
 Each node looks at the clocks of its own workers, brings what they have added to the homes, and then tells the other
-nodes how far they are. Who is told takes what the homes have, and only then shows the clocks to its own workers, whose
-reads wait for them. So a read that goes ahead sees all adds of all workers up to its own clock less the bound, whatever
-the network does; where that is slow, reads wait.
+nodes how far they are. A node that is told takes what the homes have, and only then shows the clocks to its own
+workers, whose reads wait for them. So a read that goes ahead sees all adds of all workers up to its own clock less
+the bound, whatever the network does; where that is slow, reads wait.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Lines = dict[int, dict[int, Line]]
 
 
 class Clocks:
-    """A thread that tells this host's clocks and shows the others'. Owner: who made it; ``close`` ends it.
+    """A thread that tells this host's clocks and shows the others'. Owner: whoever made it; ``close`` ends it.
 
     Args:
         control: address of the control segment, whose event word tells that a clock has moved.

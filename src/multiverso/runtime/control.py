@@ -106,7 +106,7 @@ class Control:
     def admit_again(self, worker_id: int, pid: int) -> None:
         """Gives a block back to a worker that has withdrawn (the node).
 
-        It has done nothing, and has been live all the while for who waits for it.
+        It has done nothing, and has been live all the while for whoever waits for it.
         """
         store32(self.block(worker_id) + at.PID, pid)
 

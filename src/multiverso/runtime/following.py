@@ -13,7 +13,7 @@ _LONGEST_SECONDS = 0.5
 
 
 class RoundFollower:
-    """Owner: who made it; ``close`` ends it.
+    """Owner: whoever made it; ``close`` ends it.
 
     Args:
         control: address of the control segment, whose event word tells.

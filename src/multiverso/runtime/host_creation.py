@@ -76,7 +76,7 @@ class HostCreations(Creations):
         self._copies = copies
         self._steps: dict[Key, str] = {}
         self._writers: dict[Key, list[int]] = {}  # of all hosts: whose initial value counts
-        # tables that nobody here has, and who has asked for them again
+        # tables that nobody here has any more, and requests for them that have come since
         self._unused: dict[int, list[_Late]] = {}
         self._parting: dict[int, Piece] = {}
         catalogue.unused = self._tell_unused

@@ -343,7 +343,7 @@ class Node(InProcess):
         self._notice_end()
 
     def _notice_end(self) -> None:
-        """A worker has gone: tells who waits for the last one."""
+        """A worker has gone: wakes whoever waits for the last one to go."""
         if not self._members.attached:
             with self._emptied:
                 self._emptied.notify_all()

@@ -274,7 +274,7 @@ class Session(InProcess):
             initialise: called with it in the worker that creates it, before any other worker gets it. If that
                 worker dies meanwhile, the next one begins anew with zeros.
             sparse: a page takes memory once it is written, and none is set aside: it may be larger than the machine's
-                memory, but who writes to it has to see to it that there is some left.
+                memory, but whoever writes to it has to make sure that some is left.
             on_this_host: the workers of one host are enough, in a job on several; otherwise that is refused.
             timeout_seconds: deadline, instead of the session's.
 

@@ -190,7 +190,7 @@ class Operations:
             if mine.pushed is None or not _same_rows(mine.pushed, arguments):
                 self.add_rows(ids, local - last, deadline)
                 mine.pushed = arguments  # no exception comes between the two
-                last[:] = local  # who never calls this again pushes nothing twice
+                last[:] = local  # a worker that never calls this again pushes nothing twice
             self.get_rows(ids, local, deadline, lambda: np.copyto(last, local))
             mine.pushed = None
             return

@@ -167,7 +167,7 @@ class Queue:
     def _run(self) -> None:
         with self._lock:
             if self._runner is not None:
-                return  # there is one: who made this had not heard so
+                return  # there is one already, of which whoever made this had not heard
             self._runner = threading.get_ident()
         with self._gone:
             self._serve()
