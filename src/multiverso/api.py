@@ -149,6 +149,10 @@ def shard(n: int, epoch: int = 0, seed: int = 0, equal: bool = True) -> npt.NDAr
 
     Returns:
         Indices in 0 .. n - 1, int64, of shape (samples of this worker,). No index is in two workers' parts.
+
+    Raises:
+        TypeError: ``n``, ``epoch`` or ``seed`` is not an integer.
+        ValueError: ``n`` is below 0.
     """
     count = index(n)
     if count < 0:

@@ -105,6 +105,10 @@ def worker_folder(session: Session, directory: PathLike) -> Path | None:
 
     A worker that has none, since fewer workers saved, gets those of one that has; see `is_newcomer`.
 
+    Args:
+        session: this worker's session.
+        directory: as for `save`; its own files were written by ``files=`` there.
+
     Raises:
         SnapshotError: there are none; or they are behind a URL.
     """

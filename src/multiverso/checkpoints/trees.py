@@ -73,7 +73,16 @@ def _parts(tree: Tree) -> tuple[str, dict[str, Array]]:
 
 
 def write_tree(path: Path, tree: Tree) -> None:
-    """Writes a tree to a file, whole or not at all."""
+    """Writes a tree to a file, whole or not at all.
+
+    Args:
+        path: of a safetensors file; replaced if it is there.
+        tree: nested dictionaries, lists and tuples of numbers, texts, bytes, None, arrays and tensors.
+
+    Raises:
+        TypeError: it holds something else; the message says where. Nothing was written.
+        OSError: it cannot be written; what was there before stays.
+    """
     write_whole(path, as_bytes(tree))
 
 

@@ -311,7 +311,12 @@ class SharedParams:
         return own
 
     def collect_parts(self, own: dict[str, Any] | None = None, *, model: Model = Model()) -> Parts:  # noqa: B008
-        """Returns what is this worker's own, for a `multiverso.Checkpoint` too: the arrays themselves, not copies."""
+        """Returns what is this worker's own, for a `multiverso.Checkpoint` too: the arrays themselves, not copies.
+
+        Raises:
+            TypeError: ``own`` is not a dictionary.
+            InterruptedRoundError: an exchange was interrupted: finish it first, by calling it again.
+        """
         handed = check_own(own)
         narrow = self._values.take_wide(model.values()) if model.values else {}
         parts = model.read()

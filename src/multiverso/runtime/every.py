@@ -8,7 +8,14 @@ from datetime import timedelta
 
 
 class Every:
-    """Tells when something is due: every so many steps, or when so much time has passed since the last time."""
+    """Tells when something is due: every so many steps, or when so much time has passed since the last time.
+
+    Args:
+        every: a number of steps, 1 or more, or a time above zero.
+
+    Raises:
+        ValueError, TypeError: it is neither.
+    """
 
     def __init__(self, every: int | timedelta) -> None:
         if isinstance(every, timedelta):

@@ -59,6 +59,10 @@ def join(
     A job of `multiverso run` has its node in the launcher. In one of mpirun, torchrun or srun the worker that
     comes first starts the node as a child process; a plain process holds its node itself.
 
+    Args:
+        environ: the environment; this process's by default.
+        sync, staleness, on_lost, wire, every, between, timeout_seconds, start_timeout_seconds: see `multiverso.init`.
+
     Raises:
         StartupError: see ``multiverso.runtime.discovery``; or this is not Linux.
     """

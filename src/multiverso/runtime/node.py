@@ -54,6 +54,10 @@ class Node(InProcess):
         replaces: whether, where the others go on, a new process may take the place of a worker that died: it has the
             same number, and finds the tables as they are.
 
+    Raises:
+        StartupError: a number of workers or an ``on_lost`` that is none; the name is taken, another host cannot be
+            reached, or there is no memory or descriptor for it.
+
     Owner: the thread that made it calls ``close``; everything else belongs to the serving thread.
     """
 

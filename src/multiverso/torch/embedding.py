@@ -117,6 +117,9 @@ class EmbeddingBag(_Rows):
         table, learning_rate, padding_idx: as for `Embedding`; rows of ``padding_idx`` do not count in a mean.
         mode: ``"mean"`` (default), ``"sum"`` or ``"max"``.
         include_last_offset: the last of ``offsets`` is the number of ids.
+
+    Raises:
+        TypeError, ValueError: as for `Embedding`, or a mode that is none of these.
     """
 
     def __init__(

@@ -91,7 +91,15 @@ class ArrayTableHandler(_TensorHandler):
         return self._give(self.table.get(sync=sync))
 
     def add(self, data: Any, sync: bool = False) -> None:
-        """Adds ``size`` numbers, in any shape, from any device. They are not modified."""
+        """Adds to the whole array.
+
+        Args:
+            data: ``size`` numbers, in any shape, on any device. Not modified.
+            sync: True returns when the add is applied; as applying at once is fastest, it always is.
+
+        Raises:
+            ShapeMismatchError, DtypeMismatchError: they do not fit; nothing was changed.
+        """
         self.table.add(data, sync)
 
 
@@ -131,9 +139,30 @@ class MatrixTableHandler(_TensorHandler):
         )
 
     def get(self, row_ids: Any = None, sync: bool = True) -> Any:
-        """Returns the matrix, or the rows of these numbers (a tensor or a sequence): a new tensor."""
+        """Returns the matrix, or some of its rows: a new tensor on this handler's device.
+
+        Args:
+            row_ids: integers in 0 .. num_row - 1, a tensor or a sequence; None for all rows.
+            sync: accepted for older programs; a read always comes after this worker's own adds.
+
+        Returns:
+            A tensor of shape (num_row, num_col), or (number of ids, num_col).
+
+        Raises:
+            RowIdError: an id is not a row.
+            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: the wait could not end well.
+        """
         return self._give(self.table.get(row_ids, sync=sync))
 
     def add(self, data: Any = None, row_ids: Any = None, sync: bool = False) -> None:
-        """Adds to the matrix, or to some of its rows; a row that is named twice gets both."""
+        """Adds to the matrix, or to some of its rows.
+
+        Args:
+            data: (num_row, num_col) numbers, or (number of ids, num_col); any device. Not modified.
+            row_ids: as for `get`; a row that is named twice gets both.
+            sync: True returns when the add is applied; as applying at once is fastest, it always is.
+
+        Raises:
+            RowIdError, ShapeMismatchError, DtypeMismatchError: they do not fit; nothing was changed.
+        """
         self.table.add(data, row_ids, sync)

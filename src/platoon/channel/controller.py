@@ -131,6 +131,9 @@ class Controller:
         """Sets the port for requests, as programs written for older versions do; 0 for a free one.
 
         A controller that has started its workers keeps the port that they know.
+
+        Raises:
+            PlatoonError: requests are served on another port already, the port is taken, or it is closed.
         """
         if self._experiment:
             return
@@ -217,6 +220,9 @@ class Controller:
         Args:
             port: where to listen; 0 for a free one, which workers ask for by `Worker.init_mb_sock()`.
             data_hwm: how many minibatches may be on their way to one worker.
+
+        Raises:
+            PlatoonError: there is one already, or the port is taken.
         """
         if self._batches is not None and self._process == os.getpid():
             raise PlatoonError(f"minibatches are already sent from port {self._batches.port}")
