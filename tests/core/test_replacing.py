@@ -18,7 +18,7 @@ import multiverso as mv
 from multiverso import layout as at
 from multiverso.checkpoints.manifests import read_generations
 from multiverso.checkpoints.stores import open_store
-from multiverso.errors import MultiversoError
+from multiverso.errors import MultiversoError, StartupError
 from multiverso.memory.words import store32
 from multiverso.params import SharedParams
 from multiverso.runtime import Node, Session
@@ -96,6 +96,27 @@ def test_what_it_does_again_does_not_wait_for_those_who_wait_for_it(dead: Callab
             assert clocks[2] <= most, "what it did ahead of the others does not count"
             assert table.snapshot().tolist() == [50.0] * 4
         for session in sessions:
+            session.shutdown()
+
+
+def test_who_comes_when_the_others_have_begun_another_job_is_refused(dead: Callable[[Session], None]) -> None:
+    """It would begin at the first line, and they are further: they begin without it."""
+    with Node(2, on_lost="continue", replaces=True) as node:
+        sessions = all_of(node, "async", 2)
+        dead(sessions[1])
+        sessions[0].shutdown()
+
+        def come() -> str:
+            wait_for(lambda: not node.may_be_replaced(1))
+            with pytest.raises(StartupError, match="the others have left it and called init again since"):
+                Session(node.address, 1, **job("async"))
+            node.absent(1)  # as a launcher says of one that is not started again
+            return "refused"
+
+        again, refused = in_threads([lambda: Session(node.address, 0, **job("async")), come])
+        assert refused == "refused"
+        again.barrier()
+        for session in (again, sessions[1]):
             session.shutdown()
 
 

@@ -16,7 +16,7 @@ from multiverso.runtime.deaths import Deaths
 from multiverso.runtime.generation import Generation
 from multiverso.runtime.host_creation import HostCreations
 from multiverso.runtime.numbers import Attached, Numbers
-from multiverso.runtime.options import check_exchange, differ
+from multiverso.runtime.options import check_exchange, differ, too_late
 from multiverso.wire import messages
 from multiverso.wire.messages import Message
 
@@ -58,6 +58,9 @@ class Membership:
         self._on_lost = on_lost
         self._deaths = deaths
         self._ended: set[int] = set()  # workers that will not come again, in any generation
+        self._missed: set[int] = (
+            set()
+        )  # workers that died in a generation that was over before others came for them
         self._abroad = abroad
         if abroad is not None and replaces:
             ended = self._ended  # and not this: a cycle would keep the memory until the next collection
@@ -110,6 +113,8 @@ class Membership:
     def _restart(self) -> None:
         """All workers have gone and come again (`init` after `shutdown`): nothing of the last job is left."""
         old = self._generation
+        if self._replaces:
+            self._missed |= set(self.lost()) - self._ended
         old.catalogue.end_reading()
         self._begin()
         self.had_workers = False
@@ -171,6 +176,8 @@ class Membership:
         if self._numbers.is_late(wish) or self._is_entering:
             connection.reply(request, {"later": True})
             return
+        if wish in self._missed:
+            raise too_late(wish)
         if self._is_new_generation(wish):
             if self._abroad is not None:
                 raise StartupError(
@@ -289,6 +296,10 @@ class Membership:
         connection.worker_id = connection.life = None
         self.attached[worker_id] = Attached(connection, pid=connection.pid, withdrawn=True)
         connection.reply(request, {"withdrawn": True})
+
+    def has_missed(self, worker_id: int) -> bool:
+        """Returns whether a worker died in a job that was over before another process came for it. From any thread."""
+        return worker_id in self._missed
 
     def process_ended(self, worker_id: int, pid: int) -> None:
         """A worker's process has ended: if it had its number and no life mutex, that is the only sign of it."""

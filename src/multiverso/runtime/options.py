@@ -34,3 +34,11 @@ def check_exchange(options: Message, exchange: Exchange) -> None:
             f"with sync=True every round exchanges all that was added, as it is, and init has {exchange} beside it: "
             "leave wire=, every= and between= (or MULTIVERSO_WIRE, _EVERY and _BETWEEN) out"
         )
+
+
+def too_late(worker_id: int) -> StartupError:
+    """Returns the error for a process that takes a dead worker's place in a job that is over."""
+    return StartupError(
+        f"this process takes the place of worker {worker_id}, which died in a job that is over: the others have left "
+        "it and called init again since, and this one would begin at the first line among them"
+    )
