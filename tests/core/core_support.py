@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from forked_workers import Interpreter
 from multiverso.runtime import Node, Session
 
+interpreters: list[Interpreter] = []  # the one of this session, put here by conftest.py
 SECONDS = 60.0
 MODES: dict[str, dict[str, Any]] = {"async": {}, "sync": {"sync": True}, "bounded": {"staleness": 2}}
 
@@ -82,7 +83,7 @@ def bits(array: Any) -> bytes:
 
 
 class Worker:
-    """A worker in a process of its own that runs a piece of Python and prints JSON lines.
+    """A worker in a process of its own, forked, that runs a piece of Python and prints JSON lines.
 
     The text finds ``node`` (an address), ``worker_id`` and ``say(...)``.
     """
@@ -94,8 +95,8 @@ class Worker:
     )
 
     def __init__(self, node: Node, worker_id: int, text: str, **environ: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", self.PREAMBLE + text, node.address, str(worker_id)],
+        self.process = interpreters[-1].start(
+            *("-c", self.PREAMBLE + text, node.address, str(worker_id)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -81,19 +81,33 @@ class Interpreter:
     @contextmanager
     def forking(self) -> Iterator[None]:
         """In the block, the workers of `multiverso.run` are forks of the interpreter."""
-        before = ctypes.c_int()
-        _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
-        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        undo = _fork_in_spawn(self._asking)
-        try:
-            yield
-        finally:
-            undo()
-            _libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
+        with _adopting():
+            undo = _fork_in_spawn(self._asking)
+            try:
+                yield
+            finally:
+                undo()
+
+    def start(self, *command: str, **options: Any) -> subprocess.Popen[Any]:
+        """Starts ``python COMMAND`` in a fork; the rest is as for `subprocess.Popen`."""
+        with _adopting():
+            return _forked(self._asking, lambda args, _: args)(command, **options)
 
     def close(self) -> None:
         self._asking.close()
         self._process.wait()
+
+
+@contextmanager
+def _adopting() -> Iterator[None]:
+    """In the block, this process is the parent of what its children leave behind."""
+    before = ctypes.c_int()
+    _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
 
 
 def become(descriptors: dict[int, int], cwd: str, env: dict[str, str]) -> None:
@@ -121,17 +135,34 @@ def _fork_in_spawn(zygote: socket.socket) -> Callable[[], None]:
     """Returns what undoes it."""
     from multiverso.launch import processes
 
-    asking = threading.Lock()
     pythons = {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
 
-    class Forked(subprocess.Popen[bytes]):
+    def command_of(args: Any, env: Any) -> list[str]:
+        command = [] if isinstance(args, str) else _forkable([*map(str, args)][_SHIM:])
+        if not command or not args[3].endswith("_shim.py") or args[5] != "-" or not _same(pythons, env):
+            return []
+        return command
+
+    forking = types.ModuleType("subprocess")
+    forking.__dict__.update(vars(subprocess), Popen=_forked(zygote, command_of))
+    before, processes.subprocess = processes.subprocess, forking  # type: ignore[attr-defined]
+    return lambda: setattr(processes, "subprocess", before)
+
+
+def _forked(
+    zygote: socket.socket, command_of: Callable[[Any, Any], Sequence[str]]
+) -> type[subprocess.Popen[Any]]:
+    """What starts processes, and forks those for which there is a command."""
+    asking = threading.Lock()
+
+    class Forked(subprocess.Popen[Any]):
         """A worker; anything else is started as ever."""
 
         def _execute_child(self, args: Any, *others: Any) -> None:
             pass_fds, env, streams = others[3], others[5], others[9:15]
             reading, _, _, writing, _, error = streams
-            command = [] if isinstance(args, str) else _forkable([*map(str, args)][_SHIM:])
-            if not command or not args[3].endswith("_shim.py") or args[5] != "-" or not _same(pythons, env):
+            command = command_of(args, env)
+            if not command:
                 super()._execute_child(args, *others)  # type: ignore[misc]
                 return
             sent = [given if given >= 0 else number for number, given in enumerate((reading, writing, error))]
@@ -144,10 +175,7 @@ def _fork_in_spawn(zygote: socket.socket) -> Callable[[], None]:
             self._child_created = True
             self._close_pipe_fds(*streams)  # type: ignore[attr-defined]
 
-    forking = types.ModuleType("subprocess")
-    forking.__dict__.update(vars(subprocess), Popen=Forked)
-    before, processes.subprocess = processes.subprocess, forking  # type: ignore[attr-defined]
-    return lambda: setattr(processes, "subprocess", before)
+    return Forked
 
 
 def _forkable(command: list[str]) -> list[str]:
