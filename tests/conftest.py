@@ -318,22 +318,28 @@ def warm_torch() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def forked_from() -> Iterator[Callable[[str], AbstractContextManager[None]]]:
-    """Makes a block in which workers of `multiverso.run` are forks of one interpreter, see `support/frameworks.py`."""
+def interpreters() -> Iterator[Callable[[str], Any]]:
+    """Gives an interpreter that has imported something, see `support/frameworks.py`: one for all tests."""
     from forked_workers import Interpreter
     from frameworks import IMPORTED
 
     made: dict[str, Any] = {}
     with ExitStack() as stack:
 
-        def forking(what: str) -> AbstractContextManager[None]:
+        def having(what: str) -> Any:
             if what not in made:
                 imported = IMPORTED[what]
                 made[what] = Interpreter(*imported.modules, env=imported.env, without=imported.without)
                 stack.callback(made[what].close)
-            return made[what].forking()  # type: ignore[no-any-return]
+            return made[what]
 
-        yield forking
+        yield having
+
+
+@pytest.fixture(scope="session")
+def forked_from(interpreters: Callable[[str], Any]) -> Callable[[str], AbstractContextManager[None]]:
+    """Makes a block in which workers of `multiverso.run` are forks of one of them."""
+    return lambda what: interpreters(what).forking()
 
 
 @pytest.fixture(scope="module")

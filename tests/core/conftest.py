@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,17 +14,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import core_support
 
-from forked_workers import Interpreter
 from multiverso.runtime import Node, Session
 
 
 @pytest.fixture(scope="session", autouse=True)
-def interpreter() -> Iterator[None]:
+def interpreter(interpreters: Callable[[str], Any]) -> None:
     """What `core_support.Worker` is forked from."""
-    with closing(Interpreter("multiverso", "llvmlite.binding")) as made:
-        core_support.interpreters.append(made)
-        yield
-        core_support.interpreters.remove(made)
+    core_support.interpreters.append(interpreters("multiverso"))
 
 
 @pytest.fixture

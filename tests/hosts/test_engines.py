@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from networks import Network
 
+from forked_workers import Interpreter
 from multiverso.hosts.addresses import reachable
 from multiverso.hosts.roster import Roster
 
@@ -127,8 +128,8 @@ def test_mpirun_over_two_hosts(
 
 
 @contextmanager
-def step(*command: object, **changes: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """Starts three tasks on two nodes, as srun does."""
+def step(interpreter: Interpreter, *command: object, **changes: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """Starts three tasks on two nodes, as srun does, in forks."""
     tasks = []
     for task, (node, local) in enumerate([(0, 0), (1, 0), (0, 1)]):
         variables = {
@@ -150,8 +151,8 @@ def step(*command: object, **changes: str) -> Iterator[list[subprocess.Popen[str
             if node == 1 or not name.startswith("second_")
         }
         tasks.append(
-            subprocess.Popen(
-                list(map(str, command)),
+            interpreter.start(
+                *map(str, command),
                 env=environ,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -166,17 +167,24 @@ def step(*command: object, **changes: str) -> Iterator[list[subprocess.Popen[str
             process.communicate()
 
 
-def test_srun_over_two_hosts(tmp_path: Path) -> None:
-    with step(sys.executable, program(tmp_path, ADDING), "twice") as tasks:
+@pytest.fixture(scope="module")
+def interpreter(interpreters: Callable[[str], Interpreter]) -> Interpreter:
+    return interpreters("multiverso")
+
+
+def test_srun_over_two_hosts(tmp_path: Path, interpreter: Interpreter) -> None:
+    with step(interpreter, program(tmp_path, ADDING), "twice") as tasks:
         said = [task.communicate(timeout=SECONDS) for task in tasks]
         assert [task.returncode for task in tasks] == [0, 0, 0], said
     assert [out.splitlines() for out, _ in said] == [[f"sum {i} 3 65 65 on 010"] * 2 for i in range(3)]
 
 
-def test_hosts_of_srun_without_a_secret_in_common_say_so(tmp_path: Path, port: int) -> None:
+def test_hosts_of_srun_without_a_secret_in_common_say_so(
+    tmp_path: Path, port: int, interpreter: Interpreter
+) -> None:
     another = str(tmp_path / "another")
     with step(
-        sys.executable, program(tmp_path, ADDING), MULTIVERSO_PORT=str(port), second_XDG_STATE_HOME=another
+        interpreter, program(tmp_path, ADDING), MULTIVERSO_PORT=str(port), second_XDG_STATE_HOME=another
     ) as tasks:
         _, err = tasks[1].communicate(timeout=SECONDS)
         assert tasks[1].returncode == 1
@@ -184,9 +192,9 @@ def test_hosts_of_srun_without_a_secret_in_common_say_so(tmp_path: Path, port: i
     assert "a home directory that they share" in err
 
 
-def test_who_dies_is_named_on_the_other_host(tmp_path: Path, port: int) -> None:
+def test_who_dies_is_named_on_the_other_host(tmp_path: Path, port: int, interpreter: Interpreter) -> None:
     with step(
-        sys.executable,
+        interpreter,
         program(tmp_path, DYING),
         MULTIVERSO_PORT=str(port),
         MULTIVERSO_INSECURE_FABRIC="1",
