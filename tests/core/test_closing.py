@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -223,3 +224,18 @@ def test_an_interrupted_close_is_finished_by_the_next_call(
     assert [call["do"] for call in calls] == ["close", "close"]
     assert ArrayTableHandler(3, session=alone).number == 2
     gc.collect()
+
+
+def test_a_table_that_is_kept_keeps_no_other_memory_of_a_job_that_is_over() -> None:
+    """As in a loop that trains again and again in one process, and keeps a table of before."""
+    node = Node(1)
+    session = Session(node.address, on_close=node.close)
+    kept = ArrayTableHandler(3, session=session)
+    others, node_was_there = ArrayTableHandler(3, session=session), weakref.ref(node)
+    memory_was_there = weakref.ref(others._shard.segment)
+    session.shutdown()
+    del node, session, others
+    wait_for(lambda: gc.collect() >= 0 and node_was_there() is None)
+    assert memory_was_there() is None
+    with pytest.raises(ClosedError):
+        kept.get()

@@ -36,7 +36,7 @@ class ParamManager:
         session: the session to use instead of the current one.
 
     Attributes:
-        params: the parameters that all begin with.
+        params: the parameters that all begin with; gone once a step has had them donated.
         statistics: the statistics that all begin with.
 
     Raises:

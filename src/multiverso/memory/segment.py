@@ -167,7 +167,10 @@ def _mapped(address: int | None, size: int) -> int:
     if code == errno.ENOMEM:
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
         if limit != resource.RLIM_INFINITY:
-            raise OutOfMemoryError(f"{what}: it is limited to {limit / 1e6:,.0f} MB (ulimit -v)")
+            raise OutOfMemoryError(
+                f"{what}: it is limited to {limit / 1e6:,.0f} MB (ulimit -v), which counts what is set aside and never "
+                "used, as for the keys of a KeyedTable: raise it, and limit memory itself (a cgroup)"
+            )
         with contextlib.suppress(OSError, ValueError), open("/proc/sys/vm/max_map_count") as file:
             what += f" (it may have {int(file.read())} mappings: vm.max_map_count)"
     raise OutOfMemoryError(f"{what}: {os.strerror(code)}")

@@ -455,6 +455,9 @@ class Session(InProcess):
         note_over(self)
         if self._on_close is not None:
             self._on_close()
+            self._on_close = (
+                None  # a table that somebody keeps would keep a node here, and all of the job's memory
+            )
         self._over = True
 
     def note_forked(self) -> None:
