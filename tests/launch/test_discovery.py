@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from multiverso.errors import StartupError
-from multiverso.runtime import rendezvous
+from multiverso.runtime import meeting
 from multiverso.runtime.discovery import Ancestor, JobInfo, discover, process_ancestors, socket_name
 from multiverso.runtime.joining import join
 
@@ -291,7 +291,7 @@ def test_ancestors_of_a_real_process() -> None:
 
 def test_more_workers_than_a_host_may_run_are_refused_at_once() -> None:
     environ = {**OPENMPI, "OMPI_COMM_WORLD_SIZE": "65", "OMPI_COMM_WORLD_LOCAL_SIZE": "65"}
-    with pytest.raises(StartupError, match=r"1 to 64 workers of a job; .* has started 65"):
+    with pytest.raises(StartupError, match=r"1 to 64 workers, .*; openmpi has started 65: start fewer"):
         join(environ)
 
 
@@ -299,7 +299,7 @@ def test_an_init_after_shutdown_waits_for_the_port_of_the_job_before(monkeypatch
     before = socket.create_server(("0.0.0.0", 0))
     port = before.getsockname()[1]
     with pytest.raises(StartupError, match="MULTIVERSO_PORT"):
-        rendezvous.open_port(port)  # the first job: somebody else has it
-    monkeypatch.setattr(rendezvous.time, "sleep", lambda _: before.close())
-    with rendezvous.open_port(port, number=1) as listening:
+        meeting.open_port(port)  # the first job: somebody else has it
+    monkeypatch.setattr(meeting.time, "sleep", lambda _: before.close())
+    with meeting.open_port(port, number=1) as listening:
         assert listening.getsockname()[1] == port
