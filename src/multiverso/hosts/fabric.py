@@ -16,20 +16,17 @@ from typing import Any
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, WaitTimeoutError
 from multiverso.hosts import transport
-from multiverso.hosts.changes import Changes
 from multiverso.hosts.channel import Channel
-from multiverso.hosts.copies import Copy, Versions, homes_of, rehomed
 from multiverso.hosts.credentials import Credentials
 from multiverso.hosts.door import Door
+from multiverso.hosts.held_tables import Held, HeldTables
 from multiverso.hosts.link import Link
 from multiverso.hosts.loop import Loop
-from multiverso.hosts.outer import Outer, OuterRule
 from multiverso.hosts.pace import SHARE, Every, Pace
 from multiverso.hosts.pair import Pair
 from multiverso.hosts.round_memory import RoundMemory
 from multiverso.hosts.rounds import Rounds
 from multiverso.hosts.transport import Hello
-from multiverso.hosts.wires import Wire
 from multiverso.shards.shard import Shard
 
 _SOON_SECONDS, _LATER_SECONDS = 0.002, 0.05
@@ -64,13 +61,7 @@ class Fabric:
         self._bind = bind
         self._incarnation = int.from_bytes(os.urandom(8), "big")
         self._pace = Pace(share)
-        self._copies: dict[int, Copy] = {}
-        self._changes: dict[int, Changes] = {}
-        self._versions = Versions()
-        self._lives = [list(live) for live in lives]
-        self._homes: dict[int, list[int]] = {}
-        self._kinds: dict[int, tuple[Wire, Every]] = {}
-        self._outers: dict[int, Outer] = {}
+        self._tables = HeldTables(host, hosts, lives)
         self._loop: Loop | None = None
         self._lost: set[int] = set()
         self._fenced: set[int | None] = set()  # incarnations of hosts that were lost
@@ -187,26 +178,16 @@ class Fabric:
             control: address of the job's control segment, which tells whose locks are a dead worker's; 0: nobody's.
             rule: what a home makes of what hosts push, see ``hosts/outer.py``; from the first ``take`` on.
         """
-        copy, changes = Copy(shard, control=control), Changes()
-        # rounded, a difference goes too far, and a variance may be small beside what has the same scale
-        coded = Wire.of("native" if copy.convex else wire, copy.dtype)
-        ruled = OuterRule.of(rule, copy.dtype)
-        homes = homes_of(table_id, len(copy.chunks), list(range(self.hosts)))
         with self._lock:
-            for live in self._lives:
-                homes = rehomed(homes, live)
-            self._homes[table_id], self._kinds[table_id] = homes, (coded, every or Every())
-            if ruled.name != "sum":
-                alive = len(self._lives[-1]) if self._lives else self.hosts
-                self._outers[table_id] = Outer.of(ruled, alive, shard.spec, table_id)
-                if self._loop is None:
-                    self._loop = Loop(Link(self.host, self.host, self._pace, settled=self._tell_settled))
-                self._attach_to(self._loop.link, table_id, copy, changes)
-            for pair in self._pairs.values():
-                self._attach_to(pair.link, table_id, copy, changes)
-            self._copies[table_id], self._changes[table_id] = copy, changes
-            self._versions.watch(self._copies)
+            held = self._tables.add(table_id, shard, wire, every, rule, control)
+            if held.outer is not None and self._loop is None:
+                self._loop = Loop(Link(self.host, self.host, self._pace, settled=self._tell_settled))
+            for end in self._ends_of(held):
+                self._tables.attach_to(end.link, table_id)
         self._poke()
+
+    def _ends_of(self, held: Held) -> Iterable[Pair | Loop]:
+        return self._pairs.values() if held.outer is None else self._ends().values()
 
     def attach_rounds(self, table_id: int, shard: Shard, control: int, local: Iterable[int]) -> None:
         """Begins to take part in the rounds of a synchronous table; the next `settle` of it gives its initial values.
@@ -246,17 +227,6 @@ class Fabric:
         self._turn_over.set()
         self._tell_settled()
 
-    def _attach_to(self, link: Link, table_id: int, copy: Copy, changes: Changes) -> None:
-        link.attach(
-            table_id,
-            copy,
-            changes,
-            self._homes[table_id],
-            *self._kinds[table_id],
-            len(self._lives),
-            self._outers.get(table_id),
-        )
-
     def detach(self, table_id: int) -> None:
         """Lets go of a table: nothing more is sent, and what still comes for it is dropped."""
         if table_id in self._rounds:
@@ -264,15 +234,10 @@ class Fabric:
             self._tell_settled()
             return
         with self._lock:
-            outer = self._outers.pop(table_id, None)
-            for end in self._ends().values() if outer is not None else self._pairs.values():
+            held = self._tables.remove(table_id)
+            for end in self._ends_of(held):
                 end.link.detach(table_id)
-            copy = self._copies.pop(table_id)
-            del self._changes[table_id], self._homes[table_id], self._kinds[table_id]
-            self._versions.watch(self._copies)
-        copy.close()
-        if outer is not None:
-            outer.copy.close()
+        held.close()
         self._tell_settled()
         self._poke()
 
@@ -320,7 +285,7 @@ class Fabric:
 
         if take:  # the values that all begin with are there
             with self._lock:
-                for table_id in self._outers:
+                for table_id in self._tables.ruled:
                     for end in self._ends().values() if wanted is None or table_id in wanted else ():
                         end.link.begin_ruling(table_id)
 
@@ -330,7 +295,8 @@ class Fabric:
 
     def _went(self, peer: int) -> bool:
         """Returns whether a host is lost and the others go on without it."""
-        return peer in self._lost and bool(self._lives) and peer not in self._lives[-1]
+        lives = self._tables.lives
+        return peer in self._lost and bool(lives) and peer not in lives[-1]
 
     def _check(self, left: Iterable[int], asked: Mapping[int, Pair | Loop]) -> None:
         """Raises where what was asked for cannot come any more.
@@ -381,19 +347,8 @@ class Fabric:
             if (dialling := pair.end()) is not None:
                 self._threads.append(dialling)
         with self._lock:
-            self._lives.append(hosts)
-            for table_id, old in self._homes.items():
-                new = self._homes[table_id] = rehomed(old, hosts)
-                moved = [chunk for chunk, home in enumerate(old) if new[chunk] != home]
-                agreed = {chunk: s for pair in gone for chunk, s in pair.link.hand_over(table_id).items()}
-                here = [chunk for chunk in moved if new[chunk] == self.host]
-                outer = self._outers.get(table_id)
-                if outer is not None:
-                    outer.regroup(len(hosts), {chunk: agreed[chunk] for chunk in here})
-                for peer, end in self._ends().items():
-                    if peer in hosts and (peer != self.host or outer is not None):
-                        away = {chunk: agreed[chunk] for chunk in moved if new[chunk] == peer}
-                        end.link.regroup(table_id, len(self._lives), away, here)
+            links = {peer: end.link for peer, end in self._ends().items()}
+            self._tables.rehome(hosts, [pair.link for pair in gone], links)
             for pair in gone:
                 self._replace(pair.link.peer)
         self._rounds.regroup(hosts)
@@ -403,8 +358,7 @@ class Fabric:
     def _replace(self, peer: int) -> None:
         """A fresh pair for a host that may come again: nothing is known of it."""
         pair = self._pairs[peer] = self._new_pair(peer)
-        for table_id, copy in self._copies.items():
-            self._attach_to(pair.link, table_id, copy, self._changes[table_id])
+        self._tables.attach_all_to(pair.link)
         if peer > self.host and self._door is not None:
             pair.start()
 
@@ -415,7 +369,7 @@ class Fabric:
             lives: the hosts that were left after each loss.
             lost: those that are lost now.
         """
-        self._lives = [list(live) for live in lives]
+        self._tables.lives = [list(live) for live in lives]
         self._lost = set(lost)
 
     def joined(self, peer: int) -> None:
@@ -428,12 +382,9 @@ class Fabric:
         """Looks whether workers have changed a table; often while they do, seldom while they do not."""
         pause, used = _SOON_SECONDS, time.thread_time()
         while not self._closing.wait(pause):
-            now, moved = time.monotonic(), False
+            now = time.monotonic()
             with self._lock:
-                for number, version in self._versions.read().items():
-                    changes = self._changes[number]
-                    moved |= changes.version != version
-                    changes.version = version
+                moved = self._tables.look()
             for end in self._ends().values():
                 if end.link.look(now):
                     moved = True
@@ -467,8 +418,7 @@ class Fabric:
         if self._door is not None:
             self._door.shut()
         deadline = Deadline.after(1.0)  # after the door: strangers there take none of the time for goodbyes
-        for copy in list(self._copies.values()):
-            copy.close()
+        self._tables.close()
         for pair in self._pairs.values():
             pair.close(deadline)
         if self._door is not None:

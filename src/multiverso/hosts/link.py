@@ -95,7 +95,7 @@ class Link:
         self._ticket = 0
         self._tickets: list[Ticket] = []
         self._pool = Buffers(2 * window)
-        self._queues = Queues(window, pace, self._pool)
+        self._queues = Queues(window, pace)
         self._lock = threading.RLock()
 
     # -- tables ----------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Iterable
 
 from multiverso.hosts.books import Away, LinkTable, Outgoing, UnderWay
-from multiverso.hosts.buffers import Buffers
 from multiverso.hosts.pace import Pace
 
 
@@ -19,15 +18,14 @@ class Queues:
     Args:
         window: chunks that are under way at a time; may be set anew.
         pace: the node's budget, for what nobody waits for.
-        pool: where frames that are forgotten leave their memory.
     """
 
-    def __init__(self, window: int, pace: Pace, pool: Buffers) -> None:
+    def __init__(self, window: int, pace: Pace) -> None:
         self.words: deque[Outgoing] = deque()
         self.answers: deque[Outgoing] = deque()
         self.under_way = 0
         self.window = window
-        self._pace, self._pool = pace, pool
+        self._pace = pace
         self._again: deque[UnderWay] = deque()
         self._urgent: deque[tuple[LinkTable, Away]] = deque()
         self._todo: deque[tuple[LinkTable, Away]] = deque()
@@ -82,7 +80,7 @@ class Queues:
         self._again.extend(kept_again)
         for part in table.away.values():
             if part.frame is not None:
-                self._pool.give(part.frame.buffer)
+                # a part of it may still be to send: its memory is not used again
                 part.frame, part.busy = None, False
                 self.under_way -= 1
             part.urgent = part.queued = part.passing = False

@@ -1,0 +1,151 @@
+"""The tables of a fabric: what a host holds of each, which host is the home of which chunk, and who lost that part.
+
+Where a rule between hosts decides, the shared values are no host's own (``outer.py``), and this host's copy pushes to
+them over a link to itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from multiverso.errors import MultiversoError
+from multiverso.hosts.buffers import Array
+from multiverso.hosts.changes import Changes
+from multiverso.hosts.copies import Copy, Versions, homes_of, rehomed
+from multiverso.hosts.link import Link
+from multiverso.hosts.outer import Outer, OuterRule
+from multiverso.hosts.pace import Every
+from multiverso.hosts.wires import Wire
+from multiverso.shards.shard import Shard
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A table on this host.
+
+    Attributes:
+        copy: the host's own.
+        changes: of it, counted by all links together.
+        homes: of each chunk, the host where it lives.
+        wire: the format of what this host sends.
+        every: how often a pass begins.
+        outer: the rule between hosts, with the shared values of what lives here; None where they are summed.
+    """
+
+    copy: Copy
+    changes: Changes
+    homes: list[int]
+    wire: Wire
+    every: Every
+    outer: Outer | None
+
+    def close(self) -> None:
+        """Lets go of the memory: nothing is in it afterwards."""
+        self.copy.close()
+        if self.outer is not None:
+            self.outer.copy.close()
+
+
+class HeldTables:
+    """All of them. Owner: the fabric, whose lock guards it.
+
+    Args:
+        host: this host's number.
+        hosts: how many there are.
+        lives: the hosts that were left after each loss so far.
+    """
+
+    def __init__(self, host: int, hosts: int, lives: Sequence[Sequence[int]]) -> None:
+        self._host, self._hosts = host, hosts
+        self.lives = [list(live) for live in lives]
+        self._held: dict[int, Held] = {}
+        self._versions = Versions()
+
+    def add(self, number: int, shard: Shard, wire: str, every: Every | None, rule: str, control: int) -> Held:
+        """Makes what a table needs, and gives its chunks homes; the arguments are those of ``Fabric.attach``.
+
+        Raises:
+            MultiversoError: there is one of this number.
+        """
+        if number in self._held:
+            raise MultiversoError(f"table {number} is attached already")
+        copy = Copy(shard, control=control)
+        # rounded, a difference goes too far, and a variance may be small beside what has the same scale
+        coded = Wire.of("native" if copy.convex else wire, copy.dtype)
+        ruled = OuterRule.of(rule, copy.dtype)
+        homes = homes_of(number, len(copy.chunks), list(range(self._hosts)))
+        for live in self.lives:
+            homes = rehomed(homes, live)
+        outer = None
+        if ruled.name != "sum":
+            alive = len(self.lives[-1]) if self.lives else self._hosts
+            outer = Outer.of(ruled, alive, shard.spec, number)
+        held = self._held[number] = Held(copy, Changes(), homes, coded, every or Every(), outer)
+        self._watch()
+        return held
+
+    def remove(self, number: int) -> Held:
+        """Forgets a table; returns it, to be closed once no link has it."""
+        held = self._held.pop(number)
+        self._watch()
+        return held
+
+    def _watch(self) -> None:
+        self._versions.watch({number: held.copy for number, held in self._held.items()})
+
+    def attach_to(self, link: Link, number: int) -> None:
+        """Gives a table to a link."""
+        held = self._held[number]
+        link.attach(
+            number, held.copy, held.changes, held.homes, held.wire, held.every, len(self.lives), held.outer
+        )
+
+    def attach_all_to(self, link: Link) -> None:
+        """Gives all tables to a link."""
+        for number in self._held:
+            self.attach_to(link, number)
+
+    @property
+    def ruled(self) -> list[int]:
+        """The tables with a rule between hosts."""
+        return [number for number, held in self._held.items() if held.outer is not None]
+
+    def rehome(self, hosts: list[int], gone: Iterable[Link], left: Mapping[int, Link]) -> None:
+        """Gives what lived at lost hosts new homes.
+
+        Args:
+            hosts: those that are left.
+            gone: the links to the lost ones, whose threads have ended.
+            left: all other links by host, this host's to itself included where there is one.
+        """
+        self.lives.append(hosts)
+        lost = list(gone)
+        for number, held in self._held.items():
+            homes = rehomed(held.homes, hosts)
+            moved = [chunk for chunk, home in enumerate(held.homes) if homes[chunk] != home]
+            agreed: dict[int, Array] = {}
+            for link in lost:
+                agreed.update(link.hand_over(number))
+            here = [chunk for chunk in moved if homes[chunk] == self._host]
+            self._held[number] = replace(held, homes=homes)
+            if held.outer is not None:
+                held.outer.regroup(len(hosts), {chunk: agreed[chunk] for chunk in here})
+            for peer, link in left.items():
+                if peer in hosts and (peer != self._host or held.outer is not None):
+                    away = {chunk: agreed[chunk] for chunk in moved if homes[chunk] == peer}
+                    link.regroup(number, len(self.lives), away, here)
+
+    def look(self) -> bool:
+        """Asks the versions of all tables; returns whether this host's workers have changed one."""
+        moved = False
+        for number, version in self._versions.read().items():
+            changes = self._held[number].changes
+            moved |= changes.version != version
+            changes.version = version
+        return moved
+
+    def close(self) -> None:
+        """Refuses whatever would still go into a table's memory."""
+        for held in list(self._held.values()):
+            held.copy.close()
