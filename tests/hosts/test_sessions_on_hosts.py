@@ -16,7 +16,8 @@ from rich.console import Console
 import multiverso as mv
 from multiverso.cli.top import render
 from multiverso.deadline import Deadline
-from multiverso.errors import MultiversoError, StartupError
+from multiverso.errors import MultiversoError, StartupError, WaitTimeoutError
+from multiverso.hosts.coordinator import Coordinator
 from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.exchange import Exchange
 from multiverso.hosts.fabric import Fabric
@@ -38,6 +39,19 @@ def test_another_wire_on_another_host_is_refused() -> None:
 
         results = in_threads([lambda: begin(0), lambda: begin(1)])
     assert any(isinstance(r, StartupError) and "wire='int8'" in str(r) for r in results)
+
+
+def test_no_worker_begins_before_its_arguments_are_agreed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        Coordinator, "_check_options", lambda self, host, report: []
+    )  # it has not said so yet
+    with rehearsal(1, 1) as job:
+
+        def begin(worker_id: int) -> Any:
+            return outcome(lambda: job.session(worker_id, start_timeout_seconds=0.5).shutdown())
+
+        results = in_threads([lambda: begin(0), lambda: begin(1)])
+    assert [type(result) for result in results] == [WaitTimeoutError] * 2
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ class Coordinator:
         self._hosts[host].options = options = report["options"]
         self._options = self._options or options
         if options == self._options:
-            return []
+            return [(host, {"do": "agreed"})]
         return [(host, {"do": "refuse", "options": self._options})]
 
     def _note_workers(self, host: int, report: Message) -> list[Order]:

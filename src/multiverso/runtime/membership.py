@@ -85,6 +85,8 @@ class Membership:
         self._incarnations.clear()
         self._options: Message | None = None
         self._refused: StartupError | None = None  # why this host's workers cannot take part
+        # whether the options are those of the other hosts; known only when the coordinator has said so
+        self._agreed = self._abroad is None
 
     @property
     def control(self) -> Control:
@@ -262,7 +264,7 @@ class Membership:
             for connection, request in self._waiting_ready:
                 connection.refuse(request, self.creations.lost_error(lost, "while the job was starting"))
             self._waiting_ready.clear()
-        if not self._missing_at_start():
+        if self._agreed and not self._missing_at_start():
             for connection, request in self._waiting_ready:
                 connection.reply(request, {"ready": True})
             self._waiting_ready.clear()
@@ -325,6 +327,11 @@ class Membership:
             self.control.settle(worker_id, at.LOST)
             self._drop(worker_id)
             self._answer_ready()
+
+    def agree(self) -> None:
+        """The first workers of this host and of the others have called init with the same arguments."""
+        self._agreed = True
+        self._answer_ready()
 
     def refuse(self, options: Message) -> None:
         """The first worker of another host has called init with other arguments."""

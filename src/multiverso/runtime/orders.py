@@ -30,6 +30,8 @@ def obey(
     if do in _OF_TABLES:
         assert isinstance(members.creations, HostCreations)
         members.creations.obey(order)
+    elif do == "agreed":
+        members.agree()
     elif do == "refuse":
         members.refuse(order["options"])
     elif do == "welcome":
