@@ -28,8 +28,9 @@ class Interruption(BaseException):
 
 
 @functools.cache
-def _names(code: CodeType) -> dict[int, str]:
-    return {instruction.offset: instruction.opname for instruction in dis.get_instructions(code)}
+def _calls(code: CodeType) -> frozenset[int]:
+    """Where its instructions that call stand."""
+    return frozenset(each.offset for each in dis.get_instructions(code) if each.opname.startswith("CALL"))
 
 
 class At:
@@ -41,6 +42,8 @@ class At:
         self._last: dict[FrameType, int] = {}
 
     def __call__(self, call: Callable[[], Any]) -> Any:
+        if self.happened:  # and happens once
+            return call()
         before = sys.gettrace()
         sys.settrace(self._enter)
         try:
@@ -57,15 +60,14 @@ class At:
             )  # after this call, which is one of Python's own, nothing is looked at
         if not frame.f_code.co_filename.startswith(PACKAGE):
             return None
-        frame.f_trace_opcodes = True
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
         self._point()
         return self._look
 
     def _look(self, frame: FrameType, event: str, argument: Any) -> Any:
         if event == "opcode":
-            names, now = _names(frame.f_code), frame.f_lasti
-            last = self._last.get(frame)
-            if last is not None and (now < last or names.get(last, "").startswith("CALL")):
+            now, last = frame.f_lasti, self._last.get(frame)
+            if last is not None and (now < last or last in _calls(frame.f_code)):
                 self._point()
             self._last[frame] = now
         return self._look
