@@ -62,38 +62,40 @@ OTHERS = (
 )
 # The files that take most processor time, longest first.
 LONGEST_FIRST = (
-    "test_docs.py",
     "test_framework_examples.py",
-    "launch/test_launchers.py",
-    "launch/test_function.py",
-    "platoon/test_examples.py",
-    "experiments/test_experiments.py",
+    "test_docs.py",
     "hosts/test_rehearsals.py",
-    "platoon/test_launcher.py",
-    "platoon/test_frameworks.py",
-    "launch/test_run_output.py",
-    "launch/test_run_ending.py",
-    "launch/test_run.py",
-    "keras/test_fit.py",
-    "test_resuming_examples.py",
-    "torch/test_resuming.py",
-    "interleave/test_interleavings.py",
-    "interrupts/test_interrupts.py",
-    "test_examples.py",
+    "launch/test_launchers.py",
     "platoon/test_all_reduce.py",
     "interleave/test_mutants.py",
-    "torch/test_trainers.py",
-    "keras/test_conformance.py",
-    "torch/test_recommender.py",
-    "testing/test_suites.py",
-    "launch/test_cli.py",
-    "apps/test_applications.py",
-    "chaos/test_rows.py",
+    "interleave/test_interleavings.py",
     "theano/test_sharedvar.py",
-    "jax/test_param_manager.py",
+    "launch/test_run_ending.py",
+    "launch/test_run_output.py",
+    "platoon/test_launcher.py",
+    "testing/test_suites.py",
+    "platoon/test_frameworks.py",
+    "interrupts/test_interrupts.py",
+    "apps/test_applications.py",
+    "chaos/test_keyed.py",
+    "chaos/test_hosts.py",
+    "chaos/test_rows.py",
+    "experiments/test_experiments.py",
+    "launch/test_function.py",
+    "hosts/test_engines.py",
+    "test_examples.py",
+    "launch/test_run.py",
+    "launch/test_cli.py",
+    "platoon/test_hosts.py",
     "platoon/test_param_sync.py",
 )
+# Folders, and files, whose tests share what has imported a framework.
 IN_ONE_PROCESS = ("tests/torch", "tests/keras", "tests/jax")
+PROGRAMS_WITH_PYTORCH = (
+    "tests/test_docs.py",
+    "tests/test_resuming_examples.py",
+    "tests/platoon/test_examples.py",
+)
 sys.path.insert(
     0, str(Path(__file__).parent / "support")
 )  # what several folders import; beside them it would find our folder theano
@@ -415,6 +417,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             folder = file.rpartition("/")[0]
             if file == "tests/test_framework_examples.py":
                 folder = f"tests/{test.partition('[')[2].rstrip(']')}"
+            if file in PROGRAMS_WITH_PYTORCH:  # fixture `warm_torch`
+                return PROGRAMS_WITH_PYTORCH[0]
             return folder if folder in IN_ONE_PROCESS else str(super()._split_scope(nodeid))
 
     return Together(config, log)
