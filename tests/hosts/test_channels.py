@@ -1,0 +1,85 @@
+"""Connections by themselves: what goes in comes out; what was changed on an encrypted way ends it with the reason."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from multiverso.deadline import Deadline
+from multiverso.hosts.channel import Channel, Plain
+from multiverso.hosts.credentials import new_credentials
+from multiverso.hosts.tls import Encrypted, context_of, encrypt
+
+
+@contextmanager
+def connected() -> Iterator[tuple[Encrypted, Encrypted, socket.socket]]:
+    """Both ends after their handshake, and the first one's socket."""
+    pytest.importorskip("OpenSSL", reason="pyOpenSSL is not installed")
+    job = new_credentials()
+    ours, theirs = socket.socketpair()
+    found: list[Encrypted] = []
+
+    def listen() -> None:
+        context = context_of(job.certificate, job.key, True)
+        found.append(encrypt(theirs, context, True, Deadline.after(20)))
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    first = encrypt(ours, context_of(job.certificate, job.key, False), False, Deadline.after(20))
+    thread.join()
+    for end in (ours, theirs):
+        end.settimeout(20)
+    try:
+        yield first, found[0], ours
+    finally:
+        first.close()
+        found[0].close()
+
+
+def received(channel: Channel, count: int) -> bytes:
+    data = bytearray(count)
+    view = memoryview(data)
+    while view:
+        got = channel.recv_into(view)
+        assert got
+        view = view[got:]
+    return bytes(data)
+
+
+def test_what_the_system_does_not_take_at_once_is_sent_by_flush_without_a_copy() -> None:
+    ours, theirs = socket.socketpair()
+    first, second = Plain(ours), Plain(theirs)
+    body = bytearray(8 << 20)
+    assert not first.send_now(b"head", body)
+    body[-4:] = b"late"  # of what is left nothing was copied
+    sender = threading.Thread(target=lambda: first.send(b"tail"))  # what is left goes first
+    sender.start()
+    assert received(second, 4 + len(body) + 4) == b"head" + bytes(body) + b"tail"
+    sender.join()
+    assert first.send_now(b"whole")
+    assert received(second, 5) == b"whole"
+    first.close()
+    second.close()
+
+
+def test_large_and_small_parts_come_in_order_from_both_sides() -> None:
+    with connected() as (first, second, _):
+        large = os.urandom((1 << 20) + 17)
+        sender = threading.Thread(target=lambda: first.send(b"head", large, b"", b"tail"))
+        sender.start()
+        assert second.send_now(b"answer", b"!")
+        assert received(second, 4 + len(large) + 4) == b"head" + large + b"tail"
+        assert received(first, 7) == b"answer!"
+        sender.join()
+
+
+def test_what_was_changed_on_the_way_ends_the_connection_with_the_reason() -> None:
+    with connected() as (_, second, socket_of_first):
+        socket_of_first.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))  # a record that nobody has encrypted
+        with pytest.raises(ConnectionError, match=r"TLS: .*(mac|decrypt)"):
+            second.recv_into(memoryview(bytearray(1)))
