@@ -27,6 +27,9 @@ class Entrance:
         listener: a listening socket; None until `open` makes one.
         secret: what a worker has to know where users cannot be told apart; this user's own by default.
 
+    Attributes:
+        address: the abstract socket's name, once it is open; also after it is closed.
+
     Owner: whoever made the node opens it; from then on the node's thread.
     """
 
@@ -34,12 +37,14 @@ class Entrance:
         self._listener = listener
         self._secret = secret
         self._spare: FileIO | None = None
+        self.address = ""
 
     def open(self, name: str | None) -> None:
         """Begins to listen, on an abstract socket of that name (by default a fresh one), where it does not yet."""
         if self._listener is None:
             self._listener = messages.listen(name or f"multiverso-{os.getpid()}-{os.urandom(8).hex()}")
         self._listener.setblocking(False)
+        self.address = str(self._listener.getsockname()[1:].decode())
         self._spare = _spare()
 
     @property
@@ -47,11 +52,6 @@ class Entrance:
         """The listening socket."""
         assert self._listener is not None
         return self._listener
-
-    @property
-    def address(self) -> str:
-        """The abstract socket's name."""
-        return str(self.listener.getsockname()[1:].decode())
 
     def close(self) -> None:
         """Closes the socket: nobody is let in any more."""
