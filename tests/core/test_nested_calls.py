@@ -63,6 +63,9 @@ def test_what_can_do_one_thing_at_a_time_refuses_its_own_thread(mode: str) -> No
             with lock:  # as in the middle of a call
                 with pytest.raises(LockStateError, match="signal's handler"):
                     add()
+                if keyed is not None:
+                    with pytest.raises(LockStateError):
+                        keyed.tick()
                 session.flush()  # which a handler's shutdown() does
             add()
         values = keyed.get([1])[0, 0] if keyed is not None else table.get()[0]

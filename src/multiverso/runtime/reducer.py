@@ -129,6 +129,7 @@ class Reducer:
             return
         self._lines = self._open("lines", _LINES_BYTES + 2 * size * SMALL_BYTES)
         self._lines_at = self._lines.address
+        # What a dead one had written and not published nobody has read, so that its place is as good as new.
         if load64(self._lines_at + at.REDUCTION_STRIDE * self.rank + at.PHASE):
             self._broken = f"worker {self.rank} of this group was lost, and this process has taken its place"
 

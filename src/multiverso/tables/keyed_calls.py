@@ -117,6 +117,7 @@ class KeyedCalls:
 
     def tick(self, seconds: float | None) -> int:
         """Lets the table's time go on by one; evicts, for so long, where the table does: how many keys. Then `end`."""
+        turn(self._lock, self._spec)  # refuses before the time has gone on
         call = self._same(Evicting(self._memory.word("TICK") + 1))
         self._mine.call = call
         if call.tick is not None:
