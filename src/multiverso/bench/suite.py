@@ -15,6 +15,7 @@ import numpy as np
 from multiverso.bench import workers
 from multiverso.launch import run
 
+_PASSES = {"add": 3, "get": 2, "add, get": 5, "exchange": 6}  # arrays read and written
 RESNET32_ELEMENTS = 464_154  # the parameters of the originals' experiments
 
 
@@ -61,7 +62,8 @@ def measure(plan: Plan, progress: Callable[[str], None] = lambda what: None) -> 
             rounds += _repeated(plan, number, workers.rounds)
     for row in together:
         if row["elements"]:
-            moved = {"add": 3, "get": 2, "exchange": 6}[row["operation"]] * 4 * row["elements"]
+            passes = _PASSES[row["operation"].removeprefix("private ")]
+            moved = passes * 4 * row["elements"]
             row["gigabytes_a_second"] = moved * row["workers"] / row["microseconds"] / 1e3
     progress("training loops with slept compute")
     return {

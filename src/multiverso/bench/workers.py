@@ -86,18 +86,27 @@ def rows_against_the_limit(batches: list[int], seconds: float) -> list[dict[str,
 
 
 def together(sizes: list[int], elements_a_size: int) -> list[dict[str, Any]]:
-    """Several workers at once: microseconds a call in this worker, for add, get and exchange, and a barrier."""
+    """Several workers at once: microseconds a call in this worker, beside the same in memory of its own, and a barrier.
+
+    They share the machine's memory and caches in both cases, so the ratio says what the sharing of a table costs.
+    """
+    fused = limits.exchange.compiled("float32")
     mv.init()
     mv.barrier()
     rows = [{"operation": "barrier", "elements": 0, "microseconds": per_call(mv.barrier, 300)}]
     for size in sizes:
         table = mv.ArrayTableHandler(size)
         random = np.random.default_rng(mv.worker_id())
-        delta, out, local, last = (random.standard_normal(size, dtype="f4") for _ in range(4))
+        delta, out, local, last, private = (random.standard_normal(size, dtype="f4") for _ in range(5))
         calls: dict[str, Callable[[], object]] = {
+            "private add": partial(np.add, private, delta, out=private),
             "add": partial(table.add, delta),
+            "private get": partial(np.copyto, out, private),
             "get": partial(table.get, out=out),
+            "private exchange": partial(fused, private, local, last),
             "exchange": partial(table.exchange, local, last),
+            "private add, get": partial(_add_and_get_privately, private, delta, out),
+            "add, get": partial(_add_and_get, table, delta, out),
         }
         times = max(6, min(5000, elements_a_size // size))
         for name, call in calls.items():
@@ -110,7 +119,10 @@ def together(sizes: list[int], elements_a_size: int) -> list[dict[str, Any]]:
 
 
 def rounds(sizes: list[int], elements_a_size: int) -> list[dict[str, Any]]:
-    """Several workers in synchronous mode: microseconds a round, by exchange and by add and get."""
+    """Several workers in synchronous mode: microseconds a round, by exchange and by add and get.
+
+    The last does what an exchange does, by add and get and with NumPy around them.
+    """
     mv.init(sync=True)
     rows = []
     for size in sizes:
@@ -120,6 +132,7 @@ def rounds(sizes: list[int], elements_a_size: int) -> list[dict[str, Any]]:
         calls: dict[str, Callable[[], object]] = {
             "round (exchange)": partial(table.exchange, local, last),
             "round (add, get)": partial(_add_and_get, table, delta, out),
+            "round (an exchange by add, get)": partial(_exchange_by_hand, table, local, last, delta),
         }
         times = max(6, min(2000, elements_a_size // size))
         for name, call in calls.items():
@@ -133,6 +146,18 @@ def rounds(sizes: list[int], elements_a_size: int) -> list[dict[str, Any]]:
 def _add_and_get(table: Any, delta: Any, out: Any) -> None:
     table.add(delta)
     table.get(out=out)
+
+
+def _add_and_get_privately(private: Any, delta: Any, out: Any) -> None:
+    np.add(private, delta, out=private)
+    np.copyto(out, private)
+
+
+def _exchange_by_hand(table: Any, local: Any, last: Any, delta: Any) -> None:
+    np.subtract(local, last, out=delta)
+    table.add(delta)
+    table.get(out=local)
+    np.copyto(last, local)
 
 
 def steps(seconds: float, compute_seconds: float, elements: int, sharing: bool) -> float:
