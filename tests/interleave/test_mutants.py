@@ -7,10 +7,15 @@ when it does not; ``make mutants`` looks for longer, and writes the table anew.
 from __future__ import annotations
 
 import functools
+import time
 
+import interleavings.mutants
 import pytest
-from interleavings.mutants import LAWS_OF, Mutant, kept, mutants, search
+from interleavings.laws import LAWS
+from interleavings.mutants import LAWS_OF, Mutant, catches, kept, mutants, search
+from interleavings.source import Source, tree_of
 from interleavings.tolerated import TOLERATED
+from interleavings.world import MEMORY
 
 MORE = 100  # schedules of each law that are tried beside the one in the table
 
@@ -44,3 +49,24 @@ def test_what_the_tables_name_is_still_there() -> None:
 def spoilt(module: str) -> list[Mutant]:
     """The mutants of one module."""
     return [mutant for mutant in everything().values() if mutant.module.endswith(f".{module}")]
+
+
+@pytest.mark.parametrize("takes_steps", [True, False])
+def test_only_a_schedule_that_takes_no_step_any_more_has_no_end(
+    takes_steps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that only takes long, on a busy machine say, catches nothing."""
+
+    def law(source: Source, seed: int) -> None:
+        looks = 0
+        while looks < 10 or not takes_steps:
+            began = time.process_time()
+            while time.process_time() < began + 0.01:
+                pass
+            MEMORY.scheduler.steps += takes_steps
+            looks += 1
+
+    monkeypatch.setattr(interleavings.mutants, "LOOK_SECONDS", 0.02)
+    monkeypatch.setitem(LAWS, "long", law)
+    mutant = Mutant("long", "multiverso.kernels.waits", tree_of("multiverso.kernels.waits"))
+    assert catches(mutant, Source(MEMORY), "long", 0) is not takes_steps

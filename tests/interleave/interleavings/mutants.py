@@ -57,7 +57,7 @@ LEFT_OUT = {
     "begin_wait", "finish_wait", "describe_wait", "publish_wait", "end_wait", "end_table_wait", "monotonic_ns",
     "wake", "_multiply_into", "_maximum_into", "_minimum_into", "_add_both", "_combine", "_part", "_reduce_part",
 }  # fmt: skip
-CPU_SECONDS = 2  # a schedule takes less than a tenth of it
+LOOK_SECONDS = 1  # of processor time: from one step to the next a schedule takes less than a hundredth of it
 
 
 @dataclass(frozen=True)
@@ -265,14 +265,17 @@ def written() -> Iterator[Mutant]:
 def catches(mutant: Mutant, source: Source, law: str, seed: int) -> bool:
     """Returns whether a schedule breaks the law with this mutant."""
 
-    check, ended = LAWS[law], False
+    check, ended, seen = LAWS[law], False, (MEMORY.scheduler, -1)
 
-    def over(signum: int, frame: Any) -> None:
-        if not ended:
-            raise NoEnd("no end without steps")
+    def look(signum: int, frame: Any) -> None:
+        """A schedule that only takes long ends with its steps; here is one that takes none any more."""
+        nonlocal seen
+        if not ended and seen == (MEMORY.scheduler, MEMORY.scheduler.steps):
+            raise NoEnd(f"no end, and no step after step {MEMORY.scheduler.steps}")
+        seen = (MEMORY.scheduler, MEMORY.scheduler.steps)
 
-    signal.signal(signal.SIGVTALRM, over)  # and stays, as one that comes late would end the process
-    signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS)
+    signal.signal(signal.SIGVTALRM, look)  # and stays, as one that comes late would end the process
+    signal.setitimer(signal.ITIMER_VIRTUAL, LOOK_SECONDS, LOOK_SECONDS)
     try:
         check(source, seed)
         ended = True
