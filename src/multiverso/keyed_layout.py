@@ -142,10 +142,9 @@ CONSTANT, UNIFORM, NORMAL = range(3)
 FLOAT32, FLOAT64, INT32, INT64 = range(4)
 UNCLAIMED, CLAIMED, CLAIMING = range(3)
 
-OWNER_BITS = 20
-OWNER = (1 << OWNER_BITS) - 1
-ROW_VERSION = 1 << OWNER_BITS
-DEPTH_BIT = 1 << OWNER_BITS
+OWNER = layout.OWNER  # words of rows and of segments name their owner as those of stripes do
+ROW_VERSION = layout.VERSION
+DEPTH_BIT = 1 << layout.OWNER_BITS
 SEGMENT_VERSION = 1 << 26
 TAGS = 0x80808080808080  # set in the tag of an entry that is not free
 DEAD = 0x80

@@ -180,6 +180,13 @@ HAND_ROW = HAND.int64("hand_row")  # 1 + number of the row whose copy follows; 0
 HAND_POSITION = HAND.int64("hand_position")  # how far the call has come: rows before this are done
 HAND_USER = HAND.int64("hand_user")  # the life whose thread is using it; 0: nobody
 
+# a word that guards a stripe, a block of rows or a segment of an index: its version, and below that its holder, as the
+# life of a worker's number and 1 + the number of one of its hands; 0: nobody. See kernels/stripe_words.py
+HAND_BITS, LIFE_BITS = 12, 8
+OWNER_BITS = LIFE_BITS + HAND_BITS
+OWNER = (1 << OWNER_BITS) - 1
+VERSION = 1 << OWNER_BITS
+
 # a worker's line in the memory of a reduction
 REDUCTION_STRIDE = 128
 REDUCTION = Record(REDUCTION_STRIDE)

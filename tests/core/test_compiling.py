@@ -20,7 +20,7 @@ import small_kernels
 
 from multiverso import kernels, updaters
 from multiverso.cli import warmup
-from multiverso.kernels import compiling, dense, storing, telling
+from multiverso.kernels import compiling, dense, object_cache, telling
 from multiverso.kernels.declaring import Kernel, kernels_of, rebound
 from multiverso.kernels.object_code import Code
 
@@ -31,16 +31,16 @@ NAME = "small_kernels"
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache of the test's own."""
     monkeypatch.setenv("MULTIVERSO_CACHE_DIR", str(tmp_path))
-    storing.cache_directory.cache_clear()
+    object_cache.cache_directory.cache_clear()
     yield tmp_path / "multiverso"
-    storing.cache_directory.cache_clear()
+    object_cache.cache_directory.cache_clear()
 
 
 @pytest.fixture(scope="module")
 def code() -> Code:
     """The object code of the small kernels, for float32."""
     compiling.ensure("module", NAME, "float32")
-    found = storing.read(compiling._file_name(NAME, "float32"))
+    found = object_cache.read(compiling._file_name(NAME, "float32"))
     assert found is not None
     return found
 
@@ -123,10 +123,10 @@ def test_code_that_cannot_be_linked_is_compiled_again(
     cache: Path, code: Code, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = compiling._file_name(NAME, "float32")
-    storing.write(file, Code(("other",), code.needed, code.content))
+    object_cache.write(file, Code(("other",), code.needed, code.content))
     monkeypatch.setattr(compiling, "_built_by_a_child", lambda *_: code)
     assert set(compiling._load("module", NAME, "float32")) == set(code.names)
-    assert storing.read(file) == code
+    assert object_cache.read(file) == code
 
 
 def test_one_process_compiles_what_several_threads_ask_for(
@@ -197,7 +197,7 @@ def test_a_cache_that_others_can_write_to_is_not_used(cache: Path) -> None:
     cache.mkdir(mode=0o700)
     cache.chmod(0o777)
     with pytest.warns(RuntimeWarning, match="keeps them in .*multiverso-") as warned:
-        other = storing.cache_directory()
+        other = object_cache.cache_directory()
     assert other is not None
     assert other != cache
     assert "others may write to it" in str(warned[0].message)
@@ -206,7 +206,7 @@ def test_a_cache_that_others_can_write_to_is_not_used(cache: Path) -> None:
 def test_without_any_cache_kernels_are_compiled_all_the_same(
     cache: Path, code: Code, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storing.files, "own_directory", nowhere)
+    monkeypatch.setattr(object_cache.files, "own_directory", nowhere)
     monkeypatch.setattr(compiling, "_built_by_a_child", lambda *_: code)
     with pytest.warns(RuntimeWarning, match="each process compiles them anew"):
         assert set(compiling._load("module", NAME, "float32")) == set(code.names)
@@ -215,7 +215,7 @@ def test_without_any_cache_kernels_are_compiled_all_the_same(
 def test_a_full_disk_keeps_nobody_from_working(
     cache: Path, code: Code, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storing.files, "write_whole", nowhere)
+    monkeypatch.setattr(object_cache.files, "write_whole", nowhere)
     monkeypatch.setattr(compiling, "_built_by_a_child", lambda *_: code)
     assert set(compiling._load("module", NAME, "float32")) == set(code.names)
 
@@ -228,10 +228,10 @@ def test_a_planted_link_is_not_followed(cache: Path, code: Code, tmp_path: Path)
     target = tmp_path / "target"
     target.write_bytes(code.to_bytes())
     target.chmod(0o600)
-    directory = storing.cache_directory()
+    directory = object_cache.cache_directory()
     assert directory is not None
     (directory / "planted").symlink_to(target)
-    assert storing.read("planted") is None
+    assert object_cache.read("planted") is None
 
 
 def test_where_no_child_can_be_started_it_compiles_here(
@@ -254,7 +254,7 @@ def test_a_child_that_hangs_is_ended(cache: Path, code: Code, monkeypatch: pytes
 
 def test_a_forked_child_does_not_keep_a_lock_that_its_parent_has_let_go(cache: Path) -> None:
     ours, theirs = os.pipe()
-    with storing.one_at_a_time("test"):
+    with object_cache.one_at_a_time("test"):
         assert not free(cache / "test.lock")
         child = os.fork()
         if child == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,78 @@ def test_a_change_in_any_source_changes_the_digest(tmp_path: Path) -> None:
     assert sources.digest_of([first]) != sources.digest_of([second])
     assert sources.digest_of([first], "numba 1") != sources.digest_of([first], "numba 2")
     assert sources.digest_of([first], "numba 1") == sources.digest_of([first], "numba 1")
+
+
+KERNEL = """\"\"\"A module.\"\"\"
+from multiverso import layout as at
+
+STRIPE = 128 * 1024  # bytes
+
+
+@inner
+def add_into(table, delta):
+    \"\"\"``table += delta``.\"\"\"
+    for i in range(table.size):
+        table[i] += delta[i]
+"""
+
+
+@pytest.mark.parametrize(
+    "now, then",
+    [
+        ("``table += delta``.", "Adds."),
+        ('    """``table += delta``."""\n', ""),
+        ("# bytes", "# of an array"),
+        ("  # bytes", ""),
+        ("    for i", "    # one after another\n\n    for i"),
+        ("128 * 1024", "(128 * 1024)"),
+        ("A module.", "A module, and what it is for."),
+    ],
+)
+def test_comments_docstrings_and_the_places_of_lines_change_no_digest(now: str, then: str) -> None:
+    assert KERNEL.count(now) == 1
+    assert sources.meaning_of(KERNEL.replace(now, then).encode()) == sources.meaning_of(KERNEL.encode())
+
+
+@pytest.mark.parametrize(
+    "now, then",
+    [
+        ("128 * 1024", "128 * 1025"),
+        ("+= delta", "-= delta"),
+        ("@inner\n", ""),
+        ("table, delta", "table, delta, extra"),
+        ("layout as at", "keyed_layout as at"),
+        ("        table[i] +=", "        if i:\n            table[i] +="),
+    ],
+)
+def test_what_is_compiled_changes_the_digest(now: str, then: str) -> None:
+    assert KERNEL.count(now) == 1
+    assert sources.meaning_of(KERNEL.replace(now, then).encode()) != sources.meaning_of(KERNEL.encode())
+
+
+def test_each_offset_of_a_shared_word_counts() -> None:
+    text = (PACKAGE / "layout.py").read_text()
+    whole = sources.meaning_of(text.encode())
+    words = [line for line in text.splitlines() if re.match(r"[A-Z_0-9]+ = [A-Z]+\.int(32|64)\(", line)]
+    assert len(words) > 60
+    for line in words[::10]:
+        without = text.replace(f"\n{line}\n", "\n", 1)
+        assert without != text
+        assert sources.meaning_of(without.encode()) != whole, line
+
+
+def test_what_a_text_means_is_found_out_once_in_a_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "kernel.py"
+    file.write_text(KERNEL)
+    monkeypatch.setattr(sources, "cache_directory", lambda: tmp_path)
+    monkeypatch.setattr(sources, "_known", sources._kept_in)
+    digest = sources.digest_of([file])
+    monkeypatch.setattr(sources, "meaning_of", None)
+    assert sources.digest_of([file]) == digest
+    monkeypatch.undo()
+    for damaged in ("", "[1]", '{"a": 1}'):
+        (tmp_path / sources._KEPT).write_text(damaged)
+        (tmp_path / sources._KEPT).chmod(0o600)
+        assert sources._kept_in(tmp_path) == {}

@@ -42,5 +42,5 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         for group in ("agreeing", "dense", "rows"):
             ensure("module", f"multiverso.kernels.{group}", dtype)
     for dtype in (None, "float32"):
-        for group in ("rounds", "chained"):
+        for group in ("rounds", "chained", "chained_node"):
             ensure("module", f"multiverso.kernels.{group}", dtype)

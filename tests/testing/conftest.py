@@ -13,7 +13,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     from multiverso.kernels.compiling import ensure
 
     for dtype in (None, *DTYPES):
-        for group in ("agreeing", "chained", "dense", "rounds", "rows"):
+        for group in ("agreeing", "chained", "chained_node", "dense", "rounds", "rows"):
             ensure("module", f"multiverso.kernels.{group}", dtype)
 
 

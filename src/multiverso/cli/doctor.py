@@ -150,7 +150,7 @@ def _kernel_cache() -> str:
     import numpy as np
 
     from multiverso.kernels import waits
-    from multiverso.kernels.storing import cache_directory
+    from multiverso.kernels.object_cache import cache_directory
 
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")

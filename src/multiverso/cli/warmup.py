@@ -11,15 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 from multiverso import rules, updaters
 from multiverso.kernels import compiling
 from multiverso.kernels.compiler_process import CompilerProcess
+from multiverso.kernels.object_cache import cache_directory
 from multiverso.kernels.object_code import is_loop
-from multiverso.kernels.storing import cache_directory
 from multiverso.spec import DTYPES
 
-OF_A_DTYPE = ("dense", "rows", "rounds", "chained", "rules", "reduce", "agreeing")
+OF_A_DTYPE = ("dense", "rows", "rounds", "chained", "chained_node", "rules", "reduce", "agreeing")
 OF_A_FLOAT = ("row_cache",)
 OF_NONE = (
-    *("locking", "rows", "waits", "dense", "rounds", "chained", "agreeing"),
-    *("keyed", "keyed_removal", "keyed_passes", "looking", "row_cache"),
+    *("locking", "rows", "waits", "dense", "rounds", "chained", "chained_node"),
+    *("agreeing", "keyed", "keyed_removal", "keyed_passes", "looking", "row_cache"),
 )
 _RULES_DTYPES = ("float32", "float64")
 

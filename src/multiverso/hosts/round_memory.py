@@ -8,7 +8,7 @@ import numpy as np
 
 from multiverso import layout as at
 from multiverso.hosts.buffers import Array
-from multiverso.kernels import chained
+from multiverso.kernels import chained_node
 from multiverso.memory.words import store64
 from multiverso.shards.shard import Shard
 
@@ -35,10 +35,13 @@ class RoundMemory:
         other = next(worker for worker in range(shard.workers) if worker not in local)
         store64(shard.base + at.TOTALS, places.slots + places.slot_stride * other)
         name = shard.spec.dtype
-        self._members, self._wanted = chained.members_of.compiled(), chained.waits_for.compiled()
-        self._decide = chained.decide.compiled()
-        self._fold, self._fold_values = chained.fold.compiled(name), chained.fold_values.compiled(name)
-        self._take = chained.take.compiled(name)
+        self._members, self._wanted = chained_node.members_of.compiled(), chained_node.waits_for.compiled()
+        self._decide = chained_node.decide.compiled()
+        self._fold, self._fold_values = (
+            chained_node.fold.compiled(name),
+            chained_node.fold_values.compiled(name),
+        )
+        self._take = chained_node.take.compiled(name)
 
     def members(self, number: int) -> int | None:
         """Returns who of this host takes part in a round, a bit each, or None while one is not ready."""

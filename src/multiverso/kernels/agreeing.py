@@ -38,6 +38,7 @@ from multiverso.kernels.codes import DONE, HELD
 from multiverso.kernels.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.dense import version_of
 from multiverso.kernels.locking import leave_stripe, lock_stripe, unlock_stripe
+from multiverso.kernels.waits import header_of
 
 # a caller's record, in int64 words: elements done, what was found on the way (bits of SOME and REST), and whether the
 # table is convex
@@ -52,16 +53,16 @@ _PART = 1024  # numbers
 @inner
 def hold_block(control, base, block):
     """Takes a stripe for the node, which is a table's last worker: HELD, or why not after a slice of waiting."""
-    return lock_stripe(control, base, load64(base + at.TABLE_WORKERS), block)
+    return lock_stripe(control, base, header_of(base).table_workers, block)
 
 
 @inner
 def release_block(base, block, touched):
     """Lets go of a stripe that ``hold_block`` has taken; unchanged, it keeps its version: nobody reads it again."""
     if touched:
-        unlock_stripe(base, load64(base + at.TABLE_WORKERS), block)
+        unlock_stripe(base, header_of(base).table_workers, block)
     else:
-        leave_stripe(base, load64(base + at.TABLE_WORKERS), block)
+        leave_stripe(base, header_of(base).table_workers, block)
 
 
 # -- one number ------------------------------------------------------------------------------------------------
@@ -314,8 +315,8 @@ def _differ(values, agreed, frame, one):
 @inner
 def _each_block(control, base, low, agreed, frame, record, do):
     one = frame.dtype.type(1)
-    length, size = load64(base + at.STRIPE_SIZE), frame.size
-    values = array_at(base + load64(base + at.BUFFER_0), low + size, frame)
+    length, size = header_of(base).stripe_size, frame.size
+    values = array_at(base + header_of(base).buffer_0, low + size, frame)
     a = load64(record + AGREEING_DONE)
     while a < size:
         block = (low + a) // length

@@ -74,6 +74,12 @@ def array_at(address: int, count: int, like: Array) -> Array:
     return array
 
 
+def record_at(address: int, dtype: np.dtype[Any]) -> Any:
+    """Returns the record at an address, whose fields are its attributes: of words that nobody changes any more."""
+    memory: Any = (ctypes.c_char * dtype.itemsize).from_address(address)
+    return np.frombuffer(memory, dtype, 1).view(np.recarray)[0]
+
+
 def scratch(count: int, like: Array) -> Array:
     """Returns a flat array of the dtype of ``like`` on the stack; ``count`` must be a constant, of at most 8,192."""
     return np.empty(count, like.dtype)
@@ -118,27 +124,6 @@ def _futex(address: int, operation: int, value: int, time: Any) -> int:
         ctypes.c_long(0),
     )
     return ctypes.get_errno() if code < 0 else 0
-
-
-def mutex_trylock(address: int) -> int:
-    """``pthread_mutex_trylock``."""
-    return int(_libc.pthread_mutex_trylock(ctypes.c_void_p(address)))
-
-
-def mutex_timedlock(address: int, until_ns: int) -> int:
-    """``pthread_mutex_clocklock`` until a time of CLOCK_MONOTONIC."""
-    time = (ctypes.c_int64 * 2)(until_ns // 1_000_000_000, until_ns % 1_000_000_000)
-    return int(_libc.pthread_mutex_clocklock(ctypes.c_void_p(address), CLOCK_MONOTONIC, time))
-
-
-def mutex_unlock(address: int) -> int:
-    """``pthread_mutex_unlock``."""
-    return int(_libc.pthread_mutex_unlock(ctypes.c_void_p(address)))
-
-
-def mutex_consistent(address: int) -> int:
-    """``pthread_mutex_consistent``: after EOWNERDEAD, or nobody can ever lock it again."""
-    return int(_libc.pthread_mutex_consistent(ctypes.c_void_p(address)))
 
 
 def call_update(

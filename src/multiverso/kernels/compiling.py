@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from multiverso.kernels import storing
+from multiverso.kernels import object_cache
 from multiverso.kernels.compiler_process import CompilerProcess, serve
 from multiverso.kernels.object_code import HEAD, Code
 from multiverso.kernels.sources import digest_of, sources_of
@@ -76,7 +76,7 @@ def ensure(kind: str, name: str, dtype: str | None, process: CompilerProcess | N
         process: what compiles it; without, a process of its own.
     """
     file = _file_name(name, dtype)
-    if storing.read(file) is None:
+    if object_cache.read(file) is None:
         _build(kind, name, dtype, file, process)
 
 
@@ -94,12 +94,12 @@ def _load(kind: str, name: str, dtype: str | None) -> dict[str, int]:
 
     file = _file_name(name, dtype)
     with _lock:
-        code = storing.read(file)
+        code = object_cache.read(file)
         if code is not None:
             try:
                 return link(code.content, code.needed, code.names)
             except (RuntimeError, OSError, AttributeError):
-                storing.forget(file)  # another version of LLVM, or one of us was wrong: compile again
+                object_cache.forget(file)  # another version of LLVM, or one of us was wrong: compile again
         code = _build(kind, name, dtype, file)
         return link(code.content, code.needed, code.names)
 
@@ -144,8 +144,8 @@ def _build(
     kind: str, name: str, dtype: str | None, file: str, process: CompilerProcess | None = None
 ) -> Code:
     what = file.rpartition("-")[0]
-    with storing.one_at_a_time(what):
-        code = storing.read(file)
+    with object_cache.one_at_a_time(what):
+        code = object_cache.read(file)
         if code is not None:
             return code
         words = f"compiling kernels ({what})"
@@ -156,7 +156,7 @@ def _build(
                 else _built_by_a_child(kind, name, dtype)
             )
             code = code or _built_here(kind, name, dtype)
-            storing.write(file, code)
+            object_cache.write(file, code)
         say(f"compiled in {seconds():.1f} s")
         return code
 

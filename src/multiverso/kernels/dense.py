@@ -23,7 +23,7 @@ from multiverso.kernels.atomics import (
 from multiverso.kernels.declaring import Address, Data, Int, inner, kernel
 from multiverso.kernels.locking import rows_of
 from multiverso.kernels.stripe_words import OWNER, drop_hand, give_back, hold, let_go, owner_of, take_hand
-from multiverso.kernels.waits import line_of, tell_watchers, tick
+from multiverso.kernels.waits import header_of, line_of, tell_watchers, tick
 
 _CHUNK = 4096
 _TRIES = 4  # of a read of a stripe without its word
@@ -74,7 +74,7 @@ def store_both(values, local, last):
 def version_of(base):
     """Adds and exchanges done by all workers."""
     total = 0
-    for worker in range(load64(base + at.TABLE_WORKERS)):
+    for worker in range(header_of(base).table_workers):
         line = line_of(base, worker)
         total += load64(line + at.ADDS) + load64(line + at.EXCHANGES)
     return total
@@ -87,9 +87,9 @@ def update_in_step(base, update, offset, values, delta, state, step):
     If the updater counts the table's steps, it finds the count behind its hyperparameters: in a copy of them, as
     other workers may be in another step.
     """
-    itemsize = load64(base + at.ITEMSIZE)
+    itemsize = header_of(base).itemsize
     hyper = base + at.HYPER
-    place = load64(base + at.STEP_PLACE)
+    place = header_of(base).step_place
     if place > 0:
         mine = scratch(_BEHIND_HYPER, values)
         copy_into(mine[: place - 1], array_at(hyper, place - 1, values))
@@ -100,7 +100,7 @@ def update_in_step(base, update, offset, values, delta, state, step):
         values.ctypes.data,
         delta.ctypes.data,
         base + state + offset * itemsize,
-        load64(base + at.ELEMENTS),
+        header_of(base).elements,
         hyper,
         values.size,
     )
@@ -109,7 +109,7 @@ def update_in_step(base, update, offset, values, delta, state, step):
 @inner
 def update_with(base, update, offset, values, delta, state):
     """Runs a compiled updater at once, as ``update_in_step`` does: the step is the next one to be done."""
-    step = version_of(base) + 1 if load64(base + at.STEP_PLACE) > 0 else 0
+    step = version_of(base) + 1 if header_of(base).step_place > 0 else 0
     update_in_step(base, update, offset, values, delta, state, step)
 
 
@@ -131,7 +131,7 @@ def record_operation(base, me, what, size):
     """Counts an operation (ADDS, GETS or EXCHANGES) and its bytes in this worker's line; returns the line."""
     line = line_of(base, me)
     add64(line + what, 1)
-    add64(line + at.BYTES, size * load64(base + at.ITEMSIZE))
+    add64(line + at.BYTES, size * header_of(base).itemsize)
     tell_watchers(base)
     return line
 
@@ -154,8 +154,8 @@ def end_call(call):
 @inner
 def next_stripe(base, me, done):
     """Returns the stripe that comes after ``done`` others: each worker begins at one of its own."""
-    stripes = load64(base + at.STRIPE_COUNT)
-    return (me * stripes // max(load64(base + at.TABLE_WORKERS), me + 1) + done) % stripes
+    stripes = header_of(base).stripe_count
+    return (me * stripes // max(header_of(base).table_workers, me + 1) + done) % stripes
 
 
 @kernel
@@ -168,8 +168,9 @@ def add(
     call: Address,
 ) -> Int:
     """Adds ``delta`` to the whole table, through its updater: 0, or why it stopped; the call's record says where."""
-    values = array_at(base + load64(base + at.BUFFER_0), delta.size, delta)
-    stripes, length = load64(base + at.STRIPE_COUNT), load64(base + at.STRIPE_SIZE)
+    head = header_of(base)
+    values = array_at(base + head.buffer_0, delta.size, delta)
+    stripes, length = head.stripe_count, head.stripe_size
     rows = rows_of(base, me)
     hand = take_hand(rows, control, me)
     if hand < 0:
@@ -186,7 +187,7 @@ def add(
         if update == 0:
             add_into(values[lo:hi], delta[lo:hi])
         else:
-            update_with(base, update, lo, values[lo:hi], delta[lo:hi], load64(base + at.STATE_0))
+            update_with(base, update, lo, values[lo:hi], delta[lo:hi], header_of(base).state_0)
         let_go(rows, stripe, word)
         store64(call + at.CALL_DONE, done + 1)
     drop_hand(hand)
@@ -228,8 +229,9 @@ def get(
     call: Address,
 ) -> Int:
     """Copies the whole table to ``out``, each stripe as it is at one moment: 0, or why it stopped."""
-    values = array_at(base + load64(base + at.BUFFER_0), out.size, out)
-    stripes, length = load64(base + at.STRIPE_COUNT), load64(base + at.STRIPE_SIZE)
+    head = header_of(base)
+    values = array_at(base + head.buffer_0, out.size, out)
+    stripes, length = head.stripe_count, head.stripe_size
     rows = rows_of(base, me)
     for done in range(load64(call + at.CALL_DONE), stripes):
         stripe = next_stripe(base, me, done)
@@ -253,8 +255,9 @@ def put(
     call: Address,
 ) -> Int:
     """Overwrites the table: initial values and loading."""
-    values = array_at(base + load64(base + at.BUFFER_0), source.size, source)
-    stripes, length = load64(base + at.STRIPE_COUNT), load64(base + at.STRIPE_SIZE)
+    head = header_of(base)
+    values = array_at(base + head.buffer_0, source.size, source)
+    stripes, length = head.stripe_count, head.stripe_size
     rows = rows_of(base, me)
     hand = take_hand(rows, control, me)
     if hand < 0:
@@ -288,8 +291,9 @@ def exchange(
     call: Address,
 ) -> Int:
     """Adds ``local - last`` and reads the result into both, in one pass: 0, or why it stopped."""
-    values = array_at(base + load64(base + at.BUFFER_0), local.size, local)
-    stripes, length = load64(base + at.STRIPE_COUNT), load64(base + at.STRIPE_SIZE)
+    head = header_of(base)
+    values = array_at(base + head.buffer_0, local.size, local)
+    stripes, length = head.stripe_count, head.stripe_size
     delta = scratch(_CHUNK, local)
     rows = rows_of(base, me)
     hand = take_hand(rows, control, me)
@@ -307,7 +311,7 @@ def exchange(
         if update == 0:
             push_pull(values[lo:hi], local[lo:hi], last[lo:hi])
         else:
-            state = load64(base + at.STATE_0)
+            state = header_of(base).state_0
             for a in range(lo, hi, _CHUNK):
                 b = min(hi, a + _CHUNK)
                 subtract_into(delta[: b - a], local[a:b], last[a:b])

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from multiverso import layout as at
-from multiverso.kernels.atomics import array_at, load32, load64, prefetch_to_write, scratch, words
+from multiverso.kernels.atomics import array_at, load32, prefetch_to_write, scratch, words
 from multiverso.kernels.declaring import inner
 from multiverso.kernels.dense import add_into, copy_into, update_in_step
-from multiverso.kernels.waits import line_of
+from multiverso.kernels.waits import header_of, line_of
 
-_PART = 4096
+PART = 4096
 _SENT_FOR = 8192  # bytes: with three more arrays of it, what the nearest cache holds
 _MOST_MEMBERS = at.MAX_WORKERS  # a constant of this module is one for the compiler, too
 # what a worker's slot holds in a round
@@ -19,47 +19,51 @@ NOTHING, WHOLE, CHUNKED = 0, 1, 2
 @inner
 def step_of(base, number, chunk):
     """Returns the number of a step, which counts chunks through all rounds, from 1."""
-    return (number - 1) * load64(base + at.CHUNK_COUNT) + chunk + 1
+    return (number - 1) * header_of(base).chunk_count + chunk + 1
 
 
 @inner
 def bounds(base, chunk):
     """Returns where a chunk begins and ends, in elements."""
-    length = load64(base + at.CHUNK_SIZE)
-    return chunk * length, min(load64(base + at.ELEMENTS), (chunk + 1) * length)
+    head = header_of(base)
+    length = head.chunk_size
+    return chunk * length, min(head.elements, (chunk + 1) * length)
 
 
 @inner
 def slot_address(base, worker):
     """Returns where a worker's slot begins."""
-    return base + load64(base + at.SLOTS) + worker * load64(base + at.SLOT_STRIDE)
+    head = header_of(base)
+    return base + head.slots + worker * head.slot_stride
 
 
 @inner
 def slot_at(base, worker, like):
     """Returns a worker's slot, of the table's size."""
-    return array_at(slot_address(base, worker), load64(base + at.ELEMENTS), like)
+    return array_at(slot_address(base, worker), header_of(base).elements, like)
 
 
 @inner
 def small_slot_at(base, worker, chunk, like):
     """One of a worker's two small slots: a chunk's is written again two steps later, when all have folded it."""
-    length = load64(base + at.CHUNK_SIZE)
-    size = (length * load64(base + at.ITEMSIZE) + at.CACHE_LINE - 1) // at.CACHE_LINE * at.CACHE_LINE
-    address = slot_address(base, worker) + load64(base + at.SMALL_SLOTS) + (chunk & 1) * size
+    length = header_of(base).chunk_size
+    size = (length * header_of(base).itemsize + at.CACHE_LINE - 1) // at.CACHE_LINE * at.CACHE_LINE
+    address = slot_address(base, worker) + header_of(base).small_slots + (chunk & 1) * size
     return array_at(address, length, like)
 
 
 @inner
 def buffer_of(base, number):
     """Returns where the values after a round lie."""
-    return load64(base + (at.BUFFER_1 if number & 1 else at.BUFFER_0))
+    head = header_of(base)
+    return head.buffer_1 if number & 1 else head.buffer_0
 
 
 @inner
 def state_of(base, number):
     """Returns where the updater's arrays after a round lie."""
-    return load64(base + (at.STATE_1 if number & 1 else at.STATE_0))
+    head = header_of(base)
+    return head.state_1 if number & 1 else head.state_0
 
 
 @inner
@@ -133,7 +137,7 @@ def contribution(base, worker, number, chunk, lo, hi, like):
 @inner
 def fold(base, update, number, chunk, members, lo, hi, like):
     """new[lo:hi] = old[lo:hi] with the members' slots, in worker order."""
-    elements = load64(base + at.ELEMENTS)
+    elements = header_of(base).elements
     new = array_at(base + buffer_of(base, number), elements, like)[lo:hi]
     old = array_at(base + buffer_of(base, number - 1), elements, like)[lo:hi]
     ids = words(_MOST_MEMBERS)
@@ -145,7 +149,7 @@ def fold(base, update, number, chunk, members, lo, hi, like):
             ids[n] = worker
             n += 1
     if update != 0:
-        _fold_update(base, update, number, chunk, ids[:n], lo, new, old, like)
+        _fold_update(base, update, number, chunk, ids[:n], lo, hi, like)
     elif n == 0:
         copy_into(new, old)
     elif n == 2:
@@ -159,8 +163,8 @@ def fold(base, update, number, chunk, members, lo, hi, like):
         d = contribution(base, ids[3], number, chunk, lo, hi, like)
         add_four(new, old, a, b, c, d)
     else:
-        for a in range(0, hi - lo, _PART):
-            b = min(hi - lo, a + _PART)
+        for a in range(0, hi - lo, PART):
+            b = min(hi - lo, a + PART)
             add_one(new[a:b], old[a:b], contribution(base, ids[0], number, chunk, lo + a, lo + b, like))
             for k in range(1, n):
                 add_into(new[a:b], contribution(base, ids[k], number, chunk, lo + a, lo + b, like))
@@ -175,22 +179,31 @@ def divide_by(values, number):
 
 
 @inner
-def _fold_update(base, update, number, chunk, ids, lo, new, old, like):
+def _fold_update(base, update, number, chunk, ids, lo, hi, like):
     """An updater sees the sum of the round's slots once: one step of synchronous training."""
-    elements, itemsize = load64(base + at.ELEMENTS), load64(base + at.ITEMSIZE)
-    total = scratch(_PART, like)
-    for a in range(0, new.size, _PART):
-        b = min(new.size, a + _PART)
-        copy_into(new[a:b], old[a:b])
-        for s in range(load64(base + at.STATE_COUNT)):
-            skip = (s * elements + lo + a) * itemsize
-            target = array_at(base + state_of(base, number) + skip, b - a, like)
-            copy_into(target, array_at(base + state_of(base, number - 1) + skip, b - a, like))
+    total = scratch(PART, like)
+    for a in range(lo, hi, PART):
+        b = min(hi, a + PART)
+        part = total[: b - a]
         if ids.size > 0:
-            part = total[: b - a]
-            copy_into(part, contribution(base, ids[0], number, chunk, lo + a, lo + b, like))
-            for k in range(1, ids.size):
-                add_into(part, contribution(base, ids[k], number, chunk, lo + a, lo + b, like))
-            if load64(base + at.MEAN):
-                divide_by(part, ids.size)
-            update_in_step(base, update, lo + a, new[a:b], part, state_of(base, number), number)
+            copy_into(part, contribution(base, ids[0], number, chunk, a, b, like))
+        for k in range(1, ids.size):
+            add_into(part, contribution(base, ids[k], number, chunk, a, b, like))
+        update_part(base, update, number, a, b, part, ids.size, like)
+
+
+@inner
+def update_part(base, update, number, lo, hi, total, count, like):
+    """One step of the updater over [lo, hi), out of place: ``total`` is the sum of ``count`` contributions."""
+    head = header_of(base)
+    elements, itemsize = head.elements, head.itemsize
+    new = array_at(base + buffer_of(base, number), elements, like)[lo:hi]
+    copy_into(new, array_at(base + buffer_of(base, number - 1), elements, like)[lo:hi])
+    for s in range(head.state_count):
+        skip = (s * elements + lo) * itemsize
+        target = array_at(base + state_of(base, number) + skip, hi - lo, like)
+        copy_into(target, array_at(base + state_of(base, number - 1) + skip, hi - lo, like))
+    if count > 0:
+        if head.mean:
+            divide_by(total, count)
+        update_in_step(base, update, lo, new, total, state_of(base, number), number)

@@ -23,6 +23,7 @@ from multiverso.kernels.row_words import (
     read_rows,
     settle_row,
 )
+from multiverso.kernels.stripe_words import hand_in
 from multiverso.keyed_layout import CANDIDATE, LINE_BYTES, LINES, NO_ROW, OWNER, at
 
 _AHEAD = 16
@@ -144,7 +145,7 @@ def enter(control: Address, base: Address, me: Int) -> Int:
     segment = load_acquire64(hand + at.SEGMENT) - 1
     if segment >= 0:
         value = load_acquire64(word_at(base, segment))
-        if value & 4095 == owner & 4095 and value & OWNER != owner:
+        if hand_in(value) == hand_in(owner) and value & OWNER != owner:
             take_over_segment(base, owner, segment, value)
         store_release64(hand + at.SEGMENT, 0)
     settle_claim(base, owner)

@@ -24,6 +24,7 @@ from multiverso.kernels.atomics import (
 from multiverso.kernels.declaring import inner
 from multiverso.kernels.initial_rows import store_number, write_initial
 from multiverso.kernels.row_words import hand_of, is_dead
+from multiverso.kernels.stripe_words import hand_in, owner_word
 from multiverso.keyed_layout import CLAIMED, CLAIMING, LINE_BYTES, LINES, UNCLAIMED, at
 from multiverso.layout import CACHE_LINE, MAX_WORKERS
 
@@ -56,7 +57,7 @@ def safe_epoch(control, base):
         line = base + LINES + LINE_BYTES * worker
         pinned = load_acquire64(line + at.PIN)
         if pinned != 0 and pinned - 1 < safe:
-            owner = (load_acquire64(line + at.INCARNATION) << 12) | (worker + 1)
+            owner = owner_word(load_acquire64(line + at.INCARNATION), worker)
             if not is_dead(control, owner):
                 safe = pinned - 1
     return safe
@@ -117,13 +118,13 @@ def claim_row(base, owner, hand, key):
     if claim & 3 != CLAIMED:
         while True:
             last = load_acquire64(base + at.NEXT_ROW)
-            if last & 0xFFFF != owner & 4095:
+            if (last & 0xFFFF) - 1 != hand_in(owner):
                 settle_next(base, last)
             row = last >> 16
             if row >= load_acquire64(base + at.CAPACITY):
                 return -1
             store_release64(hand + at.CLAIM, (row << 2) | CLAIMING)
-            taken = ((row + 1) << 16) | (owner & 4095)
+            taken = ((row + 1) << 16) | (hand_in(owner) + 1)
             if compare_swap64(base + at.NEXT_ROW, last, taken) == last:
                 break
         claim = (row << 2) | CLAIMED
@@ -141,7 +142,7 @@ def settle_claim(base, owner):
     claim = load_acquire64(hand_of(base, owner) + at.CLAIM)
     if claim & 3 == CLAIMING:
         last = load_acquire64(base + at.NEXT_ROW)
-        mine = last & 0xFFFF == owner & 4095 and (last >> 16) - 1 == claim >> 2
+        mine = (last & 0xFFFF) - 1 == hand_in(owner) and (last >> 16) - 1 == claim >> 2
         # somebody else may find it out at the same time
         becomes = (claim & ~3) | CLAIMED if mine else UNCLAIMED
         compare_swap64(hand_of(base, owner) + at.CLAIM, claim, becomes)

@@ -41,7 +41,7 @@ from multiverso.kernels.keyed_buckets import (
     survey,
 )
 from multiverso.kernels.row_words import count_up, hand_of, is_dead, keyed_line, rows_at
-from multiverso.kernels.stripe_words import nap
+from multiverso.kernels.stripe_words import hand_in, nap
 from multiverso.kernels.waits import end_wait
 from multiverso.keyed_layout import (
     BUCKET_BYTES,
@@ -206,7 +206,7 @@ def take_over_segment(base, owner, segment, value):
 def await_segment(control, base, owner, segment):
     """Waits until nobody holds a segment, taking it over from the dead: 0 or TIMED_OUT."""
     address = word_at(base, segment)
-    me = (owner & 4095) - 1
+    me = hand_in(owner)
     count_up(keyed_line(base, owner), at.WAITS, 1)
     began = monotonic_ns()
     tries = 0

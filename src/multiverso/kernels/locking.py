@@ -22,43 +22,44 @@ or, once in a while, ``lock_stripe`` and ``unlock_stripe``.
 from __future__ import annotations
 
 from multiverso import layout as at
-from multiverso.kernels.atomics import load64, load_acquire64
+from multiverso.kernels.atomics import load_acquire64
 from multiverso.kernels.codes import HELD
 from multiverso.kernels.declaring import Address, Int, inner, kernel
 from multiverso.kernels.stripe_words import (
-    HAND_NUMBER,
     OWNER,
     Rows,
     drop_hand,
     give_back,
+    hand_in,
     hold,
     let_go,
     owner_of,
     settle_hands,
     take_hand,
 )
-from multiverso.kernels.waits import line_of
+from multiverso.kernels.waits import header_of, line_of
 
 
 @inner
 def rows_of(base, me):
     """The words of a table that has no rounds, as worker ``me`` uses them."""
-    stride = load64(base + at.COLUMNS) * load64(base + at.ITEMSIZE)
+    head = header_of(base)
+    stride = head.columns * head.itemsize
     return Rows(
-        load64(base + at.TABLE_ID),
+        head.table_id,
         line_of(base, me) + at.COUNTS,
-        base + load64(base + at.WORDS),
-        load64(base + at.SHIFT),
-        base + load64(base + at.HANDS),
-        load64(base + at.HAND_STRIDE),
+        base + head.words,
+        head.shift,
+        base + head.hands,
+        head.hand_stride,
         at.HANDS_EACH,
         at.HAND_BYTES,
-        base + load64(base + at.BUFFER_0),
+        base + head.buffer_0,
         stride,
-        load64(base + at.KEPT),
-        base + load64(base + at.STATE_0),
-        load64(base + at.ELEMENTS) * load64(base + at.ITEMSIZE),
-        load64(base + at.STATE_COUNT),
+        head.kept,
+        base + head.state_0,
+        head.elements * head.itemsize,
+        head.state_count,
     )
 
 
@@ -82,7 +83,7 @@ def unlock_stripe(base, me, stripe):
     rows = rows_of(base, me)
     held = load_acquire64(rows.words + 8 * stripe)
     let_go(rows, stripe, held & ~OWNER)
-    drop_hand(rows.hands + rows.hand_bytes * ((held & HAND_NUMBER) - 1))
+    drop_hand(rows.hands + rows.hand_bytes * hand_in(held))
 
 
 @inner
@@ -91,7 +92,7 @@ def leave_stripe(base, me, stripe):
     rows = rows_of(base, me)
     held = load_acquire64(rows.words + 8 * stripe)
     give_back(rows, stripe, held & ~OWNER)
-    drop_hand(rows.hands + rows.hand_bytes * ((held & HAND_NUMBER) - 1))
+    drop_hand(rows.hands + rows.hand_bytes * hand_in(held))
 
 
 @kernel

@@ -99,6 +99,11 @@ def array_at(address, count, like):
     return carray(pointer_at(address), (count,), like.dtype)
 
 
+@_inline
+def record_at(address, dtype):
+    return carray(pointer_at(address), (1,), dtype)[0]
+
+
 def _stack(builder: Any, size: int) -> Any:
     """A place in the caller's frame, whose memory is taken once, wherever in a loop it is asked for."""
     with builder.goto_entry_block():  # not Numba's alloca_once, which writes zeros
@@ -166,11 +171,7 @@ def _libc(name: str, *signature: Any) -> Any:
 _syscall = _libc("syscall", _long, _long, _address, _long, _long, _address, _long, _long)
 _errno_location = _libc("__errno_location", _address)
 _clock_gettime = _libc("clock_gettime", _int, _int, _address)
-_clocklock = _libc("pthread_mutex_clocklock", _int, _address, _int, _address)
 sched_yield = _libc("sched_yield", _int)
-mutex_trylock = _libc("pthread_mutex_trylock", _int, _address)
-mutex_unlock = _libc("pthread_mutex_unlock", _int, _address)
-mutex_consistent = _libc("pthread_mutex_consistent", _int, _address)
 
 
 @_inline
@@ -178,13 +179,6 @@ def monotonic_ns():
     time = words(2)
     _clock_gettime(CLOCK_MONOTONIC, time.ctypes.data)
     return time[0] * _SECOND + time[1]
-
-
-@_inline
-def mutex_timedlock(mutex, until_ns):
-    time = words(2)
-    time[0], time[1] = until_ns // _SECOND, until_ns % _SECOND
-    return _clocklock(mutex, CLOCK_MONOTONIC, time.ctypes.data)
 
 
 @_inline

@@ -21,7 +21,6 @@ PYTHON = {
     *("PyErr_Occurred", "PyErr_SetString", "PyEval_SaveThread", "PyEval_RestoreThread", NDARRAY),
 }
 LIBC = {
-    *("pthread_mutex_trylock", "pthread_mutex_clocklock", "pthread_mutex_unlock", "pthread_mutex_consistent"),
     *("syscall", "__errno_location", "clock_gettime", "sched_yield", "memcpy", "memset", "memmove"),
     *("sqrt", "sqrtf"),  # declared beside the instruction, which is what runs
 }

@@ -24,6 +24,7 @@ from multiverso.kernels.declaring import inner
 from multiverso.kernels.dense import copy_into, end_call, store_both, subtract_into
 from multiverso.kernels.folding import (
     CHUNKED,
+    PART,
     bounds,
     buffer_of,
     fold,
@@ -37,6 +38,7 @@ from multiverso.kernels.waits import (
     READY,
     WAIT_WORDS,
     end_table_wait,
+    header_of,
     is_live,
     is_lost,
     line_of,
@@ -77,7 +79,7 @@ def _collect(control, base, step, among):
     continues = load32(control + at.CONTINUE_WITHOUT_LOST)
     members = np.int64(0)
     state = READY
-    for worker in range(load64(base + at.TABLE_WORKERS)):
+    for worker in range(header_of(base).table_workers):
         line = line_of(base, worker)
         if load32(line + at.ENROLLED) != 1:
             continue
@@ -119,7 +121,7 @@ def begin_alone(control, base, me, number):
 @inner
 def end_alone(base, me, number):
     """Says that a round that was begun alone is over."""
-    line, last = line_of(base, me), step_of(base, number, load64(base + at.CHUNK_COUNT) - 1)
+    line, last = line_of(base, me), step_of(base, number, header_of(base).chunk_count - 1)
     store64(line + at.FOLDED, last)
     store64(line + at.STAGED, last)
 
@@ -139,9 +141,10 @@ def members_in(base, decision, step):
 
 
 @inner
-def _publish_folded(control, base, worker, step, members):
+def publish_folded(control, base, worker, step, members):
+    """Says that a worker's part of a step is folded; whoever makes it the last one wakes the others."""
     store64(line_of(base, worker) + at.FOLDED, step)
-    for other in range(load64(base + at.TABLE_WORKERS)):
+    for other in range(header_of(base).table_workers):
         if (members >> other) & 1 and load64(line_of(base, other) + at.FOLDED) < step:
             return
     notify(control)
@@ -155,7 +158,7 @@ def move_to_next_round(base, me, progress):
     source = load32(line + at.SOURCES + 4 * ((number - 1) & 1))
     store32(line + at.SOURCES + 4 * (number & 1), source)
     first = step_of(base, number, 0)
-    staged = load64(line + at.STAGED) + load64(base + at.CHUNK_COUNT)
+    staged = load64(line + at.STAGED) + header_of(base).chunk_count
     store64(line + at.FIRST_STEP, first)
     store64(line + at.FOLDED, first - 1)
     store64(line + at.STAGED, staged)
@@ -173,7 +176,7 @@ def _last_round_is_over(control, base, me, number, like):
         return True
     first = step_of(base, number, 0)
     lowest = -1
-    for worker in range(load64(base + at.TABLE_WORKERS)):
+    for worker in range(header_of(base).table_workers):
         if takes_part(control, base, worker, first):
             if load64(line_of(base, worker) + at.FIRST_STEP) < first:
                 return False
@@ -183,12 +186,12 @@ def _last_round_is_over(control, base, me, number, like):
         return False
     if load64(base + at.COMMITTED) >= number - 1:
         return True  # looked at again once all others are gone: one may have finished it, and left after that
-    size = load64(base + at.ELEMENTS)
+    size = header_of(base).elements
     copy_into(
         array_at(base + buffer_of(base, number - 1), size, like),
         array_at(base + buffer_of(base, number - 2), size, like),
     )
-    size *= load64(base + at.STATE_COUNT)
+    size *= header_of(base).state_count
     copy_into(
         array_at(base + state_of(base, number - 1), size, like),
         array_at(base + state_of(base, number - 2), size, like),
@@ -225,14 +228,14 @@ def _decide(control, base, me, progress, wait, like):
             compare_swap64(decision, seen, (step << 16) | (me + 1))
             notify(control)
             continue
-        code = pause(control, me, wait, event, at.FOR_ROUND, load64(base + at.TABLE_ID), 0, step)
+        code = pause(control, me, wait, event, at.FOR_ROUND, header_of(base).table_id, 0, step)
         if code != DONE:
             return code
 
 
 @inner
-def _gather(control, base, update, me, number, chunk, members, wait, like):
-    """Waits until every part of a chunk is folded; folds the parts of members that are gone."""
+def gather(control, base, update, me, number, chunk, members, wait, like, fold_part):
+    """Waits until every part of a chunk is folded; folds the parts of members that are gone, as ``fold_part`` does."""
     step = step_of(base, number, chunk)
     lo, hi = bounds(base, chunk)
     continues = load32(control + at.CONTINUE_WITHOUT_LOST)
@@ -240,7 +243,7 @@ def _gather(control, base, update, me, number, chunk, members, wait, like):
         event = load32(control + at.EVENT)
         ready, gone = True, False
         lowest = -1
-        for worker in range(load64(base + at.TABLE_WORKERS)):
+        for worker in range(header_of(base).table_workers):
             if not (members >> worker) & 1:
                 continue
             here = is_live(control, worker)
@@ -255,18 +258,25 @@ def _gather(control, base, update, me, number, chunk, members, wait, like):
         if ready:
             return DONE
         if gone and lowest == me:
-            for worker in range(load64(base + at.TABLE_WORKERS)):
+            for worker in range(header_of(base).table_workers):
                 # gone first, then not folded: the other way round it may fold, go on and leave between the two, and
                 # its slot would be read when it holds the next round's
                 gone = (members >> worker) & 1 and not is_live(control, worker)
                 if gone and load64(line_of(base, worker) + at.FOLDED) < step:
                     a, b = part_of(members, worker, lo, hi)
-                    fold(base, update, number, chunk, members, a, b, like)
-                    _publish_folded(control, base, worker, step, members)
+                    fold_part(base, update, number, chunk, members, a, b, like)
+                    publish_folded(control, base, worker, step, members)
             continue
-        code = pause(control, me, wait, event, at.FOR_ROUND, load64(base + at.TABLE_ID), 1, step)
+        code = pause(control, me, wait, event, at.FOR_ROUND, header_of(base).table_id, 1, step)
         if code != DONE:
             return code
+
+
+@inner
+def read_both(base, number, lo, hi, local, last):
+    """Copies [lo, hi) of the values after a round to both arrays of an exchange."""
+    values = array_at(base + buffer_of(base, number), local.size, local)
+    store_both(values[lo:hi], local[lo:hi], last[lo:hi])
 
 
 @inner
@@ -276,7 +286,7 @@ def go_through(control, base, update, me, source, progress, local, last, like):
     The stages of a chunk: 0 stage it, 1 gather the chunk before, 2 decide, 3 fold.
     """
     wait = words(WAIT_WORDS)
-    chunks = load64(base + at.CHUNK_COUNT)
+    chunks = header_of(base).chunk_count
     while True:
         chunk, number = progress[CHUNK], progress[ROUND]
         if progress[STAGE] == 0:
@@ -294,13 +304,14 @@ def go_through(control, base, update, me, source, progress, local, last, like):
         if progress[STAGE] == 1:
             if chunk > 0:
                 members = progress[MEMBERS + chunk - 1]
-                code = _gather(control, base, update, me, number, chunk - 1, members, wait, like)
+                code = gather(control, base, update, me, number, chunk - 1, members, wait, like, fold)
                 if code != DONE:
                     return code
                 if source == CHUNKED:
                     a, b = bounds(base, chunk - 1)
-                    values = array_at(base + buffer_of(base, number), local.size, like)
-                    store_both(values[a:b], local[a:b], last[a:b])
+                    lo, hi = part_of(members, me, a, b)  # its own part was read when it was folded
+                    read_both(base, number, a, lo, local, last)
+                    read_both(base, number, hi, b, local, last)
             if chunk == chunks:
                 end_table_wait(control, base, me)
                 return DONE
@@ -314,8 +325,14 @@ def go_through(control, base, update, me, source, progress, local, last, like):
             a, b = bounds(base, chunk)
             members = progress[MEMBERS + chunk]
             lo, hi = part_of(members, me, a, b)
-            fold(base, update, number, chunk, members, lo, hi, like)
-            _publish_folded(control, base, me, step_of(base, number, chunk), members)
+            if source == CHUNKED:
+                for a in range(lo, hi, PART):
+                    b = min(hi, a + PART)
+                    fold(base, update, number, chunk, members, a, b, like)
+                    read_both(base, number, a, b, local, last)
+            else:
+                fold(base, update, number, chunk, members, lo, hi, like)
+            publish_folded(control, base, me, step_of(base, number, chunk), members)
             progress[CHUNK] = chunk + 1
             progress[STAGE] = 0
             restart(wait)
@@ -327,7 +344,7 @@ def finish(base, me, progress, what, size, call):
     store64(base + at.COMMITTED, progress[ROUND])
     line = line_of(base, me)
     store64(line + what, load64(line + what) + 1)
-    store64(line + at.BYTES, load64(line + at.BYTES) + size * load64(base + at.ITEMSIZE))
+    store64(line + at.BYTES, load64(line + at.BYTES) + size * header_of(base).itemsize)
     progress[OPEN] = 0
     progress[CHUNK] = 0
     progress[STAGE] = 0

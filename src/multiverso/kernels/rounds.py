@@ -10,7 +10,7 @@ from multiverso import layout as at
 from multiverso.kernels.atomics import array_at, compare_swap64, load64, store32, store64
 from multiverso.kernels.codes import DONE
 from multiverso.kernels.declaring import Address, Data, Int, Words, inner, kernel
-from multiverso.kernels.dense import add_into, copy_into, end_call, record_operation, store_both
+from multiverso.kernels.dense import add_into, copy_into, end_call, record_operation
 from multiverso.kernels.folding import CHUNKED, NOTHING, WHOLE, buffer_of, push_pull_to, slot_at, step_of
 from multiverso.kernels.round_steps import (
     OPEN,
@@ -22,9 +22,10 @@ from multiverso.kernels.round_steps import (
     go_through,
     members_in,
     move_to_next_round,
+    read_both,
     step_in,
 )
-from multiverso.kernels.waits import line_of
+from multiverso.kernels.waits import header_of, line_of
 
 
 @kernel
@@ -58,7 +59,8 @@ def stage_rows(
     call: Address,
 ) -> Int:
     """Returns the position of a bad row id, or -1 once the rows are in the slot."""
-    columns, elements = load64(base + at.COLUMNS), load64(base + at.ELEMENTS)
+    head = header_of(base)
+    columns, elements = head.columns, head.elements
     for i in range(ids.size):
         if ids[i] < 0 or ids[i] >= elements // columns:
             return i
@@ -123,8 +125,8 @@ def read_rows(
     code = _commit(control, base, update, me, progress, out)
     if code != DONE:
         return code
-    values = array_at(base + buffer_of(base, progress[ROUND]), load64(base + at.ELEMENTS), out)
-    copy_rows(values, load64(base + at.COLUMNS), ids, out)
+    values = array_at(base + buffer_of(base, progress[ROUND]), header_of(base).elements, out)
+    copy_rows(values, header_of(base).columns, ids, out)
     finish(base, me, progress, at.GETS, out.size, call)
     return DONE
 
@@ -160,7 +162,7 @@ def exchange(
     if code != DONE:
         return code
     if staged:
-        store_both(array_at(base + buffer_of(base, progress[ROUND]), local.size, local), local, last)
+        read_both(base, progress[ROUND], 0, local.size, local, last)
     finish(base, me, progress, at.EXCHANGES, 2 * local.size, call)
     return DONE
 
@@ -176,7 +178,7 @@ def leave(control: Address, base: Address, me: Int, progress: Words) -> None:
     progress[STAGED] = 0
     number = progress[ROUND]
     store32(line_of(base, me) + at.SOURCES + 4 * (number & 1), WHOLE)
-    store64(line_of(base, me) + at.STAGED, step_of(base, number, load64(base + at.CHUNK_COUNT) - 1))
+    store64(line_of(base, me) + at.STAGED, step_of(base, number, header_of(base).chunk_count - 1))
     while True:
         first = step_of(base, progress[ROUND], 0)
         decision = base + at.DECISIONS + 8 * (first & 1)
@@ -210,5 +212,5 @@ def committed_put(base: Address, number: Int, source: Data) -> None:
 @kernel
 def committed_rows(base: Address, number: Int, ids: Words, out: Data) -> None:
     """Copies rows as they are after a round."""
-    values = array_at(base + buffer_of(base, number), load64(base + at.ELEMENTS), out)
-    copy_rows(values, load64(base + at.COLUMNS), ids, out)
+    values = array_at(base + buffer_of(base, number), header_of(base).elements, out)
+    copy_rows(values, header_of(base).columns, ids, out)

@@ -26,9 +26,12 @@ from multiverso.kernels.stripe_words import (
     Rows,
     await_word,
     give_back,
+    hand_in,
     has_died,
     hold,
+    life_in,
     name_word,
+    owner_word,
     settle_hands,
 )
 from multiverso.keyed_layout import KEYED, LINE_BYTES, LINES, OWNER, ROW_VERSION, at
@@ -40,27 +43,25 @@ _TRIES = 64  # of a read without the word
 @inner
 def keyed_line(base, owner):
     """Returns the address of an owner's line in a keyed table."""
-    return base + LINES + LINE_BYTES * ((owner & 4095) - 1)
+    return base + LINES + LINE_BYTES * hand_in(owner)
 
 
 @inner
 def hand_of(base, owner):
     """Returns the address of an owner's hand."""
-    return (
-        base + load_acquire64(base + at.HANDS) + load_acquire64(base + at.HAND_BYTES) * ((owner & 4095) - 1)
-    )
+    return base + load_acquire64(base + at.HANDS) + load_acquire64(base + at.HAND_BYTES) * hand_in(owner)
 
 
 @inner
 def owner_of(base, me):
     """What stands in a word that worker ``me`` holds, in its current life."""
-    return (load_acquire64(base + LINES + LINE_BYTES * me + at.INCARNATION) << 12) | (me + 1)
+    return owner_word(load_acquire64(base + LINES + LINE_BYTES * me + at.INCARNATION), me)
 
 
 @inner
 def is_dead(control, owner):
     """Returns whether the owner of a word will never let it go."""
-    return has_died(control, (owner & 4095) - 1, (owner >> 12) & 255)
+    return has_died(control, hand_in(owner), life_in(owner))
 
 
 @inner
@@ -94,14 +95,14 @@ def rows_at(base, me):
 @inner
 def await_row(control, base, owner, word):
     """Waits until nobody holds a row word, taking it over from the dead: its value, or -TIMED_OUT."""
-    me = (owner & 4095) - 1
+    me = hand_in(owner)
     return await_word(rows_at(base, me), control, me, hand_of(base, owner), word)
 
 
 @inner
 def hold_row(control, base, owner, word):
     """Takes a row word: its value before, or -TIMED_OUT."""
-    me = (owner & 4095) - 1
+    me = hand_in(owner)
     return hold(rows_at(base, me), control, me, owner, hand_of(base, owner), word)
 
 

@@ -44,6 +44,7 @@ from multiverso.kernels.stripe_words import (
     read_rows,
     take_hand,
 )
+from multiverso.kernels.waits import header_of
 from multiverso.layout import CACHE_LINE
 
 # Rows that are on their way from memory meanwhile: as few as hide its latency. Each that another worker adds to as well
@@ -71,7 +72,8 @@ def _bad_row(base, ids, call):
     """What a call answers, before it changes anything, where an id is out of range; else 0."""
     if load64(call + at.CALL_DONE) != 0:
         return 0
-    bad = first_bad_row(ids, load64(base + at.ELEMENTS) // load64(base + at.COLUMNS))
+    head = header_of(base)
+    bad = first_bad_row(ids, head.elements // head.columns)
     return (bad << 16) | BAD_ROW if bad >= 0 else 0
 
 
@@ -145,8 +147,9 @@ def add_rows(
     code = _bad_row(base, ids, call)
     if code != 0:
         return code
-    columns, shift, state = load64(base + at.COLUMNS), load64(base + at.SHIFT), load64(base + at.STATE_0)
-    values = array_at(base + load64(base + at.BUFFER_0), load64(base + at.ELEMENTS), delta)
+    head = header_of(base)
+    columns, shift, state = head.columns, head.shift, head.state_0
+    values = array_at(base + head.buffer_0, head.elements, delta)
     rows = rows_of(base, me)
     hand = take_hand(rows, control, me)
     if hand < 0:
@@ -205,7 +208,7 @@ def _exchange_row(base, update, lo, values, local, last, delta):
     if update == 0:
         push_pull(values, local, last)
         return
-    state = load64(base + at.STATE_0)
+    state = header_of(base).state_0
     for a in range(0, values.size, _PART):
         b = min(values.size, a + _PART)
         subtract_into(delta[: b - a], local[a:b], last[a:b])
@@ -252,8 +255,9 @@ def exchange_rows(
     code = _bad_row(base, ids, call)
     if code != 0:
         return code
-    columns, shift = load64(base + at.COLUMNS), load64(base + at.SHIFT)
-    values = array_at(base + load64(base + at.BUFFER_0), load64(base + at.ELEMENTS), local)
+    head = header_of(base)
+    columns, shift = head.columns, head.shift
+    values = array_at(base + head.buffer_0, head.elements, local)
     delta = scratch(_PART, local)
     rows = rows_of(base, me)
     if load64(call + at.CALL_DONE) < ids.size:
@@ -312,8 +316,9 @@ def get_stripes(
     call: Address,
 ) -> Int:
     """Copies stripes one after another, and the version that each then had."""
-    elements, length = load64(base + at.ELEMENTS), load64(base + at.STRIPE_SIZE)
-    values = array_at(base + load64(base + at.BUFFER_0), elements, out)
+    head = header_of(base)
+    elements, length = head.elements, head.stripe_size
+    values = array_at(base + head.buffer_0, elements, out)
     rows = rows_of(base, me)
     for i in range(load64(call + at.CALL_DONE), stripes.size):
         lo = int(stripes[i]) * length

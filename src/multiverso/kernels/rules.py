@@ -22,6 +22,7 @@ from multiverso.kernels.folding import NOTHING, WHOLE, buffer_of, slot_at
 from multiverso.kernels.locking import rows_of
 from multiverso.kernels.round_steps import OPEN, ROUND, STAGED, finish, go_through
 from multiverso.kernels.stripe_words import drop_hand, give_back, hold, let_go, owner_of, take_hand
+from multiverso.kernels.waits import header_of
 
 _PART = 4096
 
@@ -29,7 +30,8 @@ _PART = 4096
 @inner
 def _apply_to_part(base, update, push, pull, local_state, hyper, lo, values, local, delta):
     """One part of the table, which begins ``lo`` elements in, and which nobody else touches meanwhile."""
-    itemsize, stride = load64(base + at.ITEMSIZE), load64(base + at.ELEMENTS)
+    head = header_of(base)
+    itemsize, stride = head.itemsize, head.elements
     for a in range(0, values.size, _PART):
         b = min(values.size, a + _PART)
         centre, mine = values[a:b].ctypes.data, local[a:b].ctypes.data
@@ -39,7 +41,7 @@ def _apply_to_part(base, update, push, pull, local_state, hyper, lo, values, loc
             if update == 0:
                 add_into(values[a:b], delta[: b - a])
             else:
-                update_with(base, update, lo + a, values[a:b], delta[: b - a], load64(base + at.STATE_0))
+                update_with(base, update, lo + a, values[a:b], delta[: b - a], header_of(base).state_0)
         if pull != 0:
             call_pull(pull, centre, mine, arrays, stride, hyper, b - a)
 
@@ -60,8 +62,9 @@ def apply_rule(
     call: Address,
 ) -> Int:
     """At once: stripe after stripe, each under its word. ``push`` or ``pull`` may be 0."""
-    values = array_at(base + load64(base + at.BUFFER_0), local.size, local)
-    stripes, length = load64(base + at.STRIPE_COUNT), load64(base + at.STRIPE_SIZE)
+    head = header_of(base)
+    values = array_at(base + head.buffer_0, local.size, local)
+    stripes, length = head.stripe_count, head.stripe_size
     delta = scratch(_PART, local)
     rows = rows_of(base, me)
     hand = take_hand(rows, control, me)
@@ -96,7 +99,8 @@ def apply_rule(
 @inner
 def stage_push(base, push, me, local_state, hyper, progress, local):
     """A push in a round: its contribution goes into this worker's slot, as the first or added to the rest."""
-    itemsize, stride = load64(base + at.ITEMSIZE), load64(base + at.ELEMENTS)
+    head = header_of(base)
+    itemsize, stride = head.itemsize, head.elements
     centre = base + buffer_of(base, progress[ROUND] - 1)
     slot = slot_at(base, me, local)
     delta = scratch(_PART, local)
@@ -115,7 +119,8 @@ def stage_push(base, push, me, local_state, hyper, progress, local):
 @inner
 def pull_round(base, pull, local_state, hyper, progress, local):
     """The end of a round: the pull from the new buffer."""
-    itemsize, stride = load64(base + at.ITEMSIZE), load64(base + at.ELEMENTS)
+    head = header_of(base)
+    itemsize, stride = head.itemsize, head.elements
     centre = base + buffer_of(base, progress[ROUND])
     for a in range(0, local.size, _PART):
         b = min(local.size, a + _PART)

@@ -43,10 +43,9 @@ from multiverso.kernels.codes import DONE, TIMED_OUT
 from multiverso.kernels.declaring import inner
 from multiverso.kernels.waits import block_of, end_wait, nap_nanoseconds, publish_wait, slice_end
 
-OWNER_BITS = 20
-OWNER = (1 << OWNER_BITS) - 1
-VERSION = 1 << OWNER_BITS
-HAND_NUMBER = 4095
+OWNER, VERSION = at.OWNER, at.VERSION
+_HAND = (1 << at.HAND_BITS) - 1
+_LIFE = (1 << at.LIFE_BITS) - 1
 
 _PAUSES, YIELDS = 20, 50
 _AHEAD = 16  # rows that are on their way from memory meanwhile
@@ -70,6 +69,27 @@ class Rows(NamedTuple):
     state: int  # the same row's part in the updater's first array
     state_stride: int  # from one of the updater's arrays to the next
     states: int
+
+
+# -- owners ----------------------------------------------------------------------------------------------------
+
+
+@inner
+def owner_word(life, hand):
+    """What stands in a word that a hand holds, by its number, in a life of its worker's number."""
+    return (life << at.HAND_BITS) | (hand + 1)
+
+
+@inner
+def hand_in(word):
+    """Returns the number of the hand that holds a word; -1: none does."""
+    return (word & _HAND) - 1
+
+
+@inner
+def life_in(word):
+    """Returns the life that the holder of a word is in."""
+    return (word >> at.HAND_BITS) & _LIFE
 
 
 # -- hands ---------------------------------------------------------------------------------------------------------
@@ -115,13 +135,13 @@ def drop_hand(hand):
 def owner_of(rows, control, me, hand):
     """What stands in a word that is held by a hand of worker ``me``, in its current life."""
     life = life_of(control, me)
-    return (life << 12) | ((hand - rows.hands) // rows.hand_bytes + 1)
+    return owner_word(life, (hand - rows.hands) // rows.hand_bytes)
 
 
 @inner
 def worker_of(rows, owner):
     """Returns the number of the worker whose hand an owner names."""
-    return ((owner & HAND_NUMBER) - 1) // rows.each
+    return hand_in(owner) // rows.each
 
 
 @inner
@@ -137,7 +157,7 @@ def has_died(control, worker, life):
 @inner
 def is_dead(rows, control, owner):
     """Whether the owner of a word will never let it go."""
-    return control != 0 and has_died(control, worker_of(rows, owner), (owner >> 12) & 255)
+    return control != 0 and has_died(control, worker_of(rows, owner), life_in(owner))
 
 
 @inner
@@ -165,7 +185,7 @@ def _put_back(rows, hand, row):
 def _take_over(rows, owner, hand, word, value):
     """The word's owner is dead: its copy goes into my hand first, then the word to me, then the row back."""
     address = rows.words + 8 * word
-    dead = rows.hands + rows.hand_bytes * ((value & HAND_NUMBER) - 1)
+    dead = rows.hands + rows.hand_bytes * hand_in(value)
     row = load_acquire64(dead + at.HAND_ROW) - 1  # of this word, if the swap below succeeds
     same = dead == hand  # an earlier life's of this very hand: the copy is there already
     if not same:
@@ -199,7 +219,7 @@ def settle_hands(rows, control, me):
         if word >= 0:
             value = load_acquire64(rows.words + 8 * word)
             # of any earlier life: the last one may have been killed before it came here
-            if value & HAND_NUMBER == owner & HAND_NUMBER and value & OWNER != owner:
+            if hand_in(value) == hand_in(owner) and value & OWNER != owner:
                 _take_over(rows, owner, hand, word, value)
         store_release64(hand + at.HAND_ROW, 0)
         store_release64(hand + at.HAND_WORD, 0)

@@ -31,6 +31,7 @@ from multiverso.kernels.atomics import (
     load32,
     load64,
     monotonic_ns,
+    record_at,
     sched_yield,
     store32,
     store64,
@@ -49,6 +50,7 @@ _SHORTEST_NAP, _LONGEST_NAP = 100_000, 5_000_000
 # the words of a wait: when its first sleep began, how often it has looked; WAIT_WORDS is their number
 _BEGAN, _LOOKS = 0, 1
 WAIT_WORDS = 2
+_HEADER = at.TABLE.dtype
 
 
 @inner
@@ -220,9 +222,15 @@ def barrier(control: Address, me: Int, target: Int) -> Int:
 
 
 @inner
+def header_of(base):
+    """Returns a table's header as a record: for the words that are written once."""
+    return record_at(base, _HEADER)
+
+
+@inner
 def line_of(base, worker):
     """Returns the address of a worker's line in a table."""
-    return base + load64(base + at.LINES) + worker * at.LINE_STRIDE
+    return base + header_of(base).lines + worker * at.LINE_STRIDE
 
 
 @inner
@@ -258,7 +266,7 @@ def wait_clock(control: Address, base: Address, me: Int, target: Int) -> Int:
         if state != NOT_READY:
             end_table_wait(control, base, me)
             return state
-        code = pause(control, me, wait, event, at.FOR_CLOCK, load64(base + at.TABLE_ID), 0, target)
+        code = pause(control, me, wait, event, at.FOR_CLOCK, header_of(base).table_id, 0, target)
         if code != DONE:
             return code
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 
 from multiverso import layout as at
-from multiverso.kernels import chained, waits
+from multiverso.kernels import chained_node, waits
 from multiverso.memory.words import load32
 from multiverso.runtime.mirror import Line, read_progress, write_progress
 from multiverso.shards.shard import Shard
@@ -52,7 +52,7 @@ class Clocks:
         self._told: Lines = {}
         self._heard: Lines = {}
         self._lock = threading.Lock()
-        self._sleep, self._wake = chained.sleep.compiled(), waits.wake.compiled()
+        self._sleep, self._wake = chained_node.sleep.compiled(), waits.wake.compiled()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="multiverso-hosts-clocks", daemon=True)
         self._thread.start()

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from multiverso import layout as at
-from multiverso.kernels import chained, waits
+from multiverso.kernels import chained_node, waits
 from multiverso.memory.words import load32
 
 _LONGEST_SECONDS = 0.5
@@ -25,7 +25,7 @@ class RoundFollower:
         self, control: int, look: Callable[[], float | None], gone_wrong: Callable[[Exception], None]
     ) -> None:
         self._control, self._look, self._gone_wrong = control, look, gone_wrong
-        self._sleep, self._wake = chained.sleep.compiled(), waits.wake.compiled()
+        self._sleep, self._wake = chained_node.sleep.compiled(), waits.wake.compiled()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="multiverso-hosts-rounds", daemon=True)
         self._thread.start()

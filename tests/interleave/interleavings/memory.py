@@ -1,4 +1,4 @@
-"""The memory that actors share, with atomics, futexes and robust mutexes in plain Python.
+"""The memory that actors share, with atomics and futexes in plain Python.
 
 Every operation on a word that may change is a *step*: the scheduler decides before it who goes on. Words that
 never change after a world is set up (a table's sizes, say) are marked quiet, which leaves more steps for the rest.
@@ -18,7 +18,7 @@ from interleavings.standins import Standin
 
 SIZE = 1 << 18
 NAP = 100_000  # nanoseconds of a sleep that ends by itself
-EAGAIN, EBUSY, ETIMEDOUT, EOWNERDEAD, ENOTRECOVERABLE, EINTR = 11, 16, 110, 130, 131, 4
+EAGAIN, ETIMEDOUT = 11, 110
 
 
 class Memory:
@@ -33,20 +33,17 @@ class Memory:
         self.quiet = bytearray(SIZE // 8)
         self.scheduler = Scheduler(0)
         self._used = 0
-        self._mutexes: dict[int, Mutex] = {}
-        self.takeovers = 0  # of mutexes whose owner died
+        self.headers: dict[int, Header] = {}  # that were read in this schedule
         self.torn = False  # whether data are written in two parts, between which others may go on
         self._kept = self._used
 
     def reset(self, scheduler: Scheduler) -> None:
         """Zeroes everything for the next schedule."""
         self.scheduler = scheduler
-        scheduler.on_kill = self._let_go
         self._view[self._kept : self._used] = bytes(self._used - self._kept)
         self.quiet[:] = bytes(len(self.quiet))
         self._used = self._kept
-        self._mutexes.clear()
-        self.takeovers = 0
+        self.headers.clear()
         self.torn = False
 
     def take(self, size: int) -> int:
@@ -75,65 +72,17 @@ class Memory:
         self.scheduler.step("data", 0)
         out[1:] = values[1:]
 
-    # -- robust mutexes ----------------------------------------------------------------------------------------
 
-    def mutex(self, address: int) -> Mutex:
-        """Returns the mutex at an address."""
-        return self._mutexes.setdefault(int(address), Mutex())
+class Header:
+    """A record of int64 words that do not change any more once they are read."""
 
-    def try_lock(self, address: int) -> int:
-        """As ``pthread_mutex_trylock`` of a robust mutex."""
-        self.scheduler.step("trylock", address)
-        mutex, me = self.mutex(address), self.scheduler.current
-        if mutex.broken:
-            return ENOTRECOVERABLE
-        if mutex.owner is not None:
-            return EBUSY
-        mutex.owner = me
-        self.takeovers += mutex.inconsistent
-        return EOWNERDEAD if mutex.inconsistent else 0
+    def __init__(self, words: memoryview, place: int, dtype: np.dtype[Any]) -> None:
+        self._words, self._place, self._fields = words, place, dtype.fields or {}
 
-    def clock_lock(self, address: int) -> int:
-        """As ``pthread_mutex_clocklock``; its time is over only when the scheduler says so."""
-        while True:
-            code = self.try_lock(address)
-            if code != EBUSY:
-                return code
-            if self.scheduler.sleep(int(address)):
-                return ETIMEDOUT
-
-    def make_consistent(self, address: int) -> int:
-        """As ``pthread_mutex_consistent``."""
-        self.scheduler.step("consistent", address)
-        self.mutex(address).inconsistent = False
-        return 0
-
-    def unlock(self, address: int) -> int:
-        """As ``pthread_mutex_unlock`` of a robust mutex."""
-        self.scheduler.step("unlock", address)
-        mutex = self.mutex(address)
-        if mutex.owner is not self.scheduler.current:
-            raise AssertionError("unlocked a mutex that it does not hold")
-        mutex.owner, mutex.broken = None, mutex.inconsistent
-        self.scheduler.wake(int(address))
-        return 0
-
-    def _let_go(self, actor: Any) -> None:
-        for address, mutex in self._mutexes.items():
-            if mutex.owner is actor:
-                mutex.owner, mutex.inconsistent = None, True
-                self.scheduler.wake(address)
-
-
-class Mutex:
-    """A robust mutex: unlocked while inconsistent, it is broken for good."""
-
-    __slots__ = ("broken", "inconsistent", "owner")
-
-    def __init__(self) -> None:
-        self.owner: Any = None
-        self.inconsistent = False
-        self.broken = False
+    def __getattr__(self, name: str) -> int:
+        value = int(self._words[(self._place + self._fields[name][1]) >> 3])
+        setattr(self, name, value)
+        return value
 
 
 def atomics(memory: Memory) -> ModuleType:
@@ -215,6 +164,13 @@ def atomics(memory: Memory) -> ModuleType:
         line = memory.array(to, count, like.dtype)
         memory.write(line, line + added)
 
+    headers = memory.headers
+
+    def record_at(address: int, dtype: np.dtype[Any]) -> Header:
+        if address not in headers:
+            headers[address] = Header(memory.words64, int(address) - origin, dtype)
+        return headers[address]
+
     known = {
         "load_acquire64": module.load64,
         "store_release64": module.store64,
@@ -228,6 +184,7 @@ def atomics(memory: Memory) -> ModuleType:
         "call_update": call_update,
         "compare_swap64": compare_swap64,
         "array_at": lambda address, count, like: memory.array(address, count, like.dtype),
+        "record_at": record_at,
         "scratch": lambda count, like: np.empty(count, like.dtype),
         "words": lambda count: np.zeros(count, np.int64),
         "futex_wait": futex_wait,
@@ -235,10 +192,6 @@ def atomics(memory: Memory) -> ModuleType:
         # a microsecond a step: no slice of half a second is ever over, so that only a wake ends a sleep
         "monotonic_ns": lambda: 1_000_000_000 + 1000 * memory.scheduler.steps,
         "sched_yield": lambda: memory.scheduler.give_way(),
-        "mutex_trylock": memory.try_lock,
-        "mutex_timedlock": lambda address, until: memory.clock_lock(address),
-        "mutex_unlock": memory.unlock,
-        "mutex_consistent": memory.make_consistent,
     }
     vars(module).update(known)
     return module

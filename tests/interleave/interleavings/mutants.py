@@ -237,7 +237,7 @@ WRITTEN = (
     (
         "a new life puts in order what any earlier one had in hand",
         "stripe_words",
-        "if value & HAND_NUMBER == owner & HAND_NUMBER and value & OWNER != owner:",
+        "if hand_in(value) == hand_in(owner) and value & OWNER != owner:",
         "if value == -1:",
     ),
     (

@@ -104,7 +104,6 @@ class Scheduler:
         self.actors: list[Actor] = []
         self.current: Actor | None = None
         self.steps = 0
-        self.on_kill: Callable[[Actor], None] = lambda actor: None
         self.scripted_kill: Callable[[str], None] = lambda name: None
 
     # -- before and between steps --------------------------------------------------------------------------------
@@ -127,7 +126,6 @@ class Scheduler:
         """The actor takes no further step."""
         if not actor.ended and not actor.dead:
             actor.dead, actor.asleep = True, None
-            self.on_kill(actor)
 
     def interrupt(self, actor: Actor) -> None:
         """A signal: an actor that sleeps is woken with EINTR, or its next sleep ends so."""

@@ -30,16 +30,18 @@ _TAKES_PART = (
 TOLERATED: dict[str, str] = {
     f"round_steps.takes_part: without 'load64(line + at.FIRST_STEP) <= step' in {_TAKES_PART}": _MOVED,
     "round_steps.members_in: never step_in(decision) != step": _LATER,
-    "round_steps._publish_folded: never "
+    "round_steps.publish_folded: never "
     "members >> other & 1 and load64(line_of(base, other) + at.FOLDED) < step": _WAKES,
     "round_steps._last_round_is_over: always lowest < 0": _HIGHEST,
-    "round_steps._gather: never is_lost(control, worker) and continues == 0": _ENDS_LATER,
+    "round_steps.gather: never is_lost(control, worker) and continues == 0": _ENDS_LATER,
     "round_steps.go_through: always progress[STAGE] == 0": _AGAIN,
     "round_steps.go_through: always progress[STAGE] == 1": _AGAIN,
     "round_steps.go_through: always progress[STAGE] == 2": _AGAIN,
     "round_steps.go_through: always chunk == 0": _AGAIN,
     "round_steps.go_through: always chunk == 0 (2)": _AGAIN,
     "round_steps.go_through: always source == CHUNKED": "who does not exchange hands in an array of no elements",
+    "round_steps.go_through: always source == CHUNKED (2)": "who does not exchange has early what it "
+    "reads in the end, too",
     "round_steps.go_through: without restart(wait)": _SLICE,
     "round_steps.finish: without store64(line + what, load64(line + what) + 1)": _TOLD,
     "round_steps.finish: without end_call(call)": _CALLED,

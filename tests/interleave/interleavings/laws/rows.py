@@ -131,9 +131,7 @@ class _Job:
             self.table.places.words, int(self.table.header["stripe_count"]), np.int64
         )
         each = self.world.at.HANDS_EACH
-        holders = {
-            ((int(word) & words.HAND_NUMBER) - 1) // each for word in guards if int(word) & words.OWNER
-        }
+        holders = {words.hand_in(int(word)) // each for word in guards if int(word) & words.OWNER}
         at_work = [w for w in alive if w in holders] if random.random() < 0.8 else []
         if alive:
             self.world.kill(random.choice(at_work or alive))
