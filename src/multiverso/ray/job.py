@@ -265,7 +265,7 @@ class Job:
         self._questions = {
             reference: end for reference, end in self._questions.items() if end.worker_id not in workers
         }
-        if host == 0:
+        if 0 in self._lost:
             return  # the job is over
         end = WorkerExit(host, 0, 1, "SIGKILL", False, time.monotonic() - self._hosts_began[host])
         seconds = self._hosts_again.after(end) if any(map(self._is_unfinished, workers)) else None
