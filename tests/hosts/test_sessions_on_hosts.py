@@ -181,3 +181,17 @@ def test_workers_tell_each_other_across_hosts() -> None:
     with rehearsal(2, 1) as job:
         results = job.run(work)
     assert results == [[{w: f"{w} says {i}" for w in range(3)} for i in range(3)]] * 3
+
+
+def test_a_table_that_comes_to_be_while_its_node_ends_does_not_keep_that() -> None:
+    """What follows the clocks of a job's first table began after what ends it had looked."""
+    with rehearsal(1, 1) as job:
+        abroad: Any = job.nodes[1]._abroad
+        end = abroad._carrier.close
+
+        def end_late() -> None:
+            end()
+            abroad.tables._clocks = abroad.tables._new_clocks()
+
+        abroad._carrier.close = end_late
+        in_threads([job.nodes[1].close])

@@ -129,8 +129,8 @@ class Abroad:
         self.tables.close()
         self._carrier.close()
         self._centre.close()
-        self.tables.join()
         self._mover.join()
+        self.tables.join()
         self.teller.join()
 
     @property

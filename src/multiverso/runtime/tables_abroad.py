@@ -68,7 +68,8 @@ class TablesAbroad:
             self._clocks.close()
 
     def join(self) -> None:
-        """Waits for its end, once the carrier is closed."""
+        """Waits for its end, once the carrier is closed and nothing is moved any more."""
+        self.close()  # a table that came to be meanwhile may have begun it
         if self._clocks is not None:
             self._clocks.join()
 
