@@ -65,35 +65,6 @@ def opened(elements: int, chunk_bytes: int) -> tuple[Link, Link, Copy, Changes]:
     return pusher, home, copies[0], changes[0]
 
 
-def test_a_chunk_goes_again_only_where_something_was_left() -> None:
-    pusher, home, copy, changes = opened(4, 1 << 20)
-    for value, is_left in ((1.0, False), (1e-9, True)):  # 1e-9 - 1 is rounded
-        copy.shard.values()[:] = value
-        changes.version += 1
-        assert pusher.look(0.0)
-        assert carry(pusher, home) == [frames.PUSH]
-        assert carry(home, pusher) == [frames.ANSWER]
-        assert pusher.look(0.0) == is_left
-    assert carry(pusher, home) == [frames.PUSH]
-    assert carry(home, pusher) == [frames.ANSWER]
-    assert not pusher.look(0.0)
-
-
-def test_a_pass_begins_when_half_of_the_last_is_answered() -> None:
-    pusher, home, copy, changes = opened(4096, 4096)
-    assert len(copy.chunks) == 4
-    copy.shard.values()[:] = 1.0
-    changes.version += 1
-    began = pusher.traffic.passes
-    pusher.look(0.0)
-    for first_pass in (True, False):  # two chunks are under way at a time
-        assert carry(pusher, home) == [frames.PUSH, frames.PUSH]
-        changes.version += 1
-        pusher.look(0.0)
-        assert pusher.traffic.passes == began + (1 if first_pass else 2)
-        assert carry(home, pusher) == [frames.ANSWER, frames.ANSWER]
-
-
 def test_memory_of_a_push_that_is_forgotten_while_it_is_sent_is_not_used_again() -> None:
     pusher, _, copy, changes = opened(4, 1 << 20)
     copy.shard.values()[:] = 1.0

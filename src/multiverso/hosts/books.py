@@ -94,7 +94,6 @@ class LinkTable:
     away: dict[int, Away] = field(default_factory=dict)
     here: dict[int, Here] = field(default_factory=dict)
     passing: int = 0  # chunks of the pass under way that are not answered yet
-    queued: int = 0  # of these, such as are not sent yet
     began: float = float("-inf")
     first: bool = False
     seen: int = 0
@@ -115,11 +114,6 @@ class LinkTable:
     def home_changes(self) -> Changes:
         """Of these."""
         return self.changes if self.outer is None else self.outer.changes
-
-    @property
-    def may_pass(self) -> bool:
-        """Whether another pass may begin: all of the last is sent, and half of it answered, so that no way is idle."""
-        return not self.queued and 2 * self.passing <= len(self.away)
 
     @property
     def chunk_bytes(self) -> int:

@@ -15,7 +15,7 @@ peer and answers what the peer pushes; both go over one connection, and over the
 One frame of a chunk is under way at a time, and a window of chunks. What is under way is kept until it is answered,
 and sent again when a new connection has begun; it is applied exactly once, with nothing to remember but the number of
 the last push of each chunk. A pass over a table begins when this host's workers have changed it, when news came, or
-when the last one left something; a table at rest sends nothing.
+when the last one still found differences; a table at rest sends nothing.
 
 Two threads may call a link at once, one that sends (``next``) and one that receives (``accept``, ``arrived``): a
 chunk's memory belongs to whoever has its frame in hand, and the lock guards the books alone.
@@ -266,7 +266,7 @@ class Link:
             table.told = True
             self.traffic.news += 1
             self._queues.words.append(Outgoing(Header(frames.NEWS, table=table.number)))
-        if not (table.may_pass and table.away) or now - table.began < table.every.seconds:
+        if table.passing or not table.away or now - table.began < table.every.seconds:
             return
         moved = changes.version - table.seen
         if table.every.changes:
@@ -507,7 +507,6 @@ class Link:
     ) -> None:
         self._queues.came_back(part)
         self._pool.give(pushed.buffer)
-        rest = pushed.rest or not header.flags & frames.WHOLE
         some = pushed.some or header.length > 0
         if part.goal > part.done:
             if pushed.ticket >= part.goal:
@@ -522,8 +521,7 @@ class Link:
                                 self._settled()
             if part.goal > part.done:
                 self._queues.ask(table, part)
-        # where nothing was left, what has changed since is told by the versions
-        if self._queues.passed(table, part, again=some and rest) and table.may_pass:
+        if self._queues.passed(table, part, again=some):
             self._look_at(table, now)  # the next pass does not wait until somebody looks
 
 

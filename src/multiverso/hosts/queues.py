@@ -44,21 +44,20 @@ class Queues:
     def begin_pass(self, table: LinkTable, parts: Iterable[Away], rest: bool) -> None:
         """Chunks of a table that go when the budget allows; ``rest``: what earlier pushes have left."""
         for part in parts:
-            table.passing += not part.passing  # the last of the pass before may still be under way
-            table.queued += 1
             part.passing = part.queued = True
             part.rest = rest
+            table.passing += 1
             self._todo.append((table, part))
 
     def passed(self, table: LinkTable, part: Away, again: bool) -> bool:
-        """A chunk has come back, and goes ``again`` with the next pass. Returns whether it was of a pass."""
+        """A chunk has come back, and goes ``again`` with the next pass. Returns whether a pass is over."""
         if again:
             table.again.add(part.chunk.number)
         if not part.passing or part.queued:
             return False
         part.passing = False
         table.passing -= 1
-        return True
+        return table.passing == 0
 
     def send_again(self, table: LinkTable) -> None:
         """A connection, or new homes, have begun: what is under way may never have arrived."""
@@ -84,7 +83,7 @@ class Queues:
                 part.frame, part.busy = None, False
                 self.under_way -= 1
             part.urgent = part.queued = part.passing = False
-        table.passing = table.queued = 0
+        table.passing = 0
 
     def wait(self, now: float) -> float | None:
         """Returns the seconds until there is something to send: 0 for at once, None when only an event can tell."""
@@ -136,7 +135,6 @@ class Queues:
         while self._todo and self._todo[0][0].chunk_bytes <= most and self._pace.wait(now) == 0.0:
             table, part = self._todo.popleft()
             part.queued = False
-            table.queued -= 1
             if table.ready and not part.busy:
                 return table, part
             self.passed(table, part, again=True)  # under way for a settle: the next pass has the rest
