@@ -20,10 +20,13 @@ def compiled() -> None:
     """The jobs' deadline is for what they do, not for a cold cache."""
     from multiverso.kernels.compiling import ensure
 
-    for module, dtype in (("waits", None), ("agreeing", None), ("agreeing", "int64"), ("dense", "int64")):
-        ensure("module", f"multiverso.kernels.{module}", dtype)
+    for module in ("waits", "agreeing"):
+        ensure("module", f"multiverso.kernels.{module}", None)
+    for module in ("agreeing", "dense", "rows", "rounds", "chained"):
+        ensure("module", f"multiverso.kernels.{module}", "int64")
 
 
+@pytest.mark.timeout(600)  # with all of that to compile
 def test_who_is_left_of_a_worker_a_node_a_host_or_the_coordinator_goes_on_or_is_told(tmp_path: Path) -> None:
     """In each phase, and with others in the places of some; the fourth one hung once."""
     path = tmp_path / "result.json"
