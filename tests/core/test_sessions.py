@@ -68,7 +68,7 @@ def in_a_fresh_process(text: str) -> str:
 def test_before_init_every_call_says_what_to_do() -> None:
     text = f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]!r}
 import test_sessions as tests
 from multiverso.errors import NotInitializedError
 for name, call in tests.MODULE_CALLS.items():
