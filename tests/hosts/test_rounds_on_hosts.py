@@ -327,10 +327,10 @@ def test_a_table_travels_its_own_way() -> None:
         return [table.get().reshape(-1).tolist() for table in tables]
 
     with rehearsal(1, 1) as job:
-        kinds = job.nodes[0]._abroad._carrier._kinds  # type: ignore[union-attr]
+        held = job.nodes[0]._abroad._carrier._tables._held  # type: ignore[union-attr]
         results = job.run(work, exchange=Exchange.of(wire="bfloat16", every=0.5))
     assert results == [[[3.0] * 9] * 3] * 2
-    assert [(wire.number, every.seconds, every.changes) for wire, every in kinds.values()] == [
+    assert [(one.wire.number, one.every.seconds, one.every.changes) for one in held.values()] == [
         (Wire.of("bfloat16", "float32").number, 0.5, 0),
         (Wire.of("int8", "float32").number, 0.25, 0),
         (Wire.of("bfloat16", "float32").number, 0.0, 7),

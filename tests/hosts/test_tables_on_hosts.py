@@ -148,9 +148,9 @@ def test_sums_of_whole_numbers_are_exact_after_a_barrier_however_they_travel(exc
         return own, table.get(), counts.get().tolist()
 
     with rehearsal(2, 1) as job:
-        kinds = _kinds(job)
+        held = _held(job)
         results = job.run(work, exchange=exchange)
-    assert {(wire.number, every) for wire, every in kinds[0].values()} == {
+    assert {(one.wire.number, one.every) for one in held[0].values()} == {
         (Wire.of(exchange.wire, "float32").number, exchange.every),
         (Wire.of(exchange.wire, "int64").number, exchange.every),
     }
@@ -160,9 +160,9 @@ def test_sums_of_whole_numbers_are_exact_after_a_barrier_however_they_travel(exc
         assert counts == [3 * rounds] * 5
 
 
-def _kinds(job: Rehearsal) -> list[dict[int, Any]]:
-    """How the tables of each host travel, by number: filled when they are made."""
-    return [node._abroad._carrier._kinds for node in job.nodes]  # type: ignore[union-attr]
+def _held(job: Rehearsal) -> list[dict[int, Any]]:
+    """What each host holds of its tables, by number: filled when they are made."""
+    return [node._abroad._carrier._tables._held for node in job.nodes]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("between", ["mean", "local_sgd", "diloco", "diloco:1,0.5"])
