@@ -12,16 +12,23 @@ import functools
 import hashlib
 import json
 import re
+import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from multiverso import files
 from multiverso.kernels.object_cache import cache_directory
+
+if TYPE_CHECKING:
+    import ast
 
 _PACKAGE = Path(__file__).parent.parent
 _IMPORT = re.compile(r"^from (multiverso[\w.]*) import (\([^)]*\)|[^\n]+)", re.MULTILINE)
 _KEPT = "meanings.json"
 _MOST_KEPT = 2000
+_parsing = threading.Lock()
 
 
 @functools.cache
@@ -70,12 +77,28 @@ def meaning_of(text: bytes) -> str:
     """Returns a hash of a module without its comments, its docstrings and the places of its lines."""
     import ast  # not in a process that finds its kernels compiled
 
-    tree = ast.parse(text)
+    tree = _parsed(text)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):  # a constant by itself does nothing, wherever it stands
             body[:] = [s for s in body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
     return _hash(ast.dump(tree).encode())
+
+
+def _parsed(text: bytes) -> ast.Module:
+    """Returns a module's syntax tree, whatever other threads parse meanwhile.
+
+    CPython 3.11 and 3.12 count how deep a tree is for all threads together, and raise SystemError where two make
+    trees at once. We wait for our own; somebody else's are over in a few milliseconds.
+    """
+    import ast
+
+    for _ in range(100):
+        with _parsing, contextlib.suppress(SystemError):
+            return ast.parse(text)
+        time.sleep(0.005)
+    with _parsing:
+        return ast.parse(text)
 
 
 def _meanings(texts: list[bytes]) -> list[str]:
