@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ import small_kernels
 
 from multiverso import kernels, updaters
 from multiverso.cli import warmup
-from multiverso.kernels import compiling, dense, object_cache, telling
+from multiverso.kernels import compiling, dense, object_cache, sources, telling
 from multiverso.kernels.declaring import Kernel, kernels_of, rebound
 from multiverso.kernels.object_code import Code
 
@@ -242,6 +243,30 @@ def test_where_no_child_can_be_started_it_compiles_here(
     monkeypatch.setattr(compiling, "_built_here", lambda *what: here.append(what) or code)
     compiling.ensure("module", NAME, "float32")
     assert here == [("module", NAME, "float32")]
+
+
+@pytest.mark.parametrize("when", ["never", "while it compiles", "once the compiler has begun"])
+def test_what_was_compiled_of_a_source_that_has_changed_is_not_kept(
+    cache: Path,
+    code: Code,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    when: str,
+) -> None:
+    """Its name tells of the text that was there before, and the next process would have taken it for that."""
+    source = tmp_path / "changing.py"
+    source.write_text("a = 1\n")
+    compiler: Any = SimpleNamespace(stamps=sources.stamps_of([source]), build=lambda *_: code)
+    monkeypatch.setitem(sys.modules, "changing", SimpleNamespace(__file__=str(source)))
+    if when == "once the compiler has begun":  # it may have imported the text before
+        source.write_text("a = 20\n")
+    if when == "while it compiles":
+        compiler.build = lambda *_: source.write_text("a = 20\n") and code
+    compiling.ensure("module", "changing", "float32", compiler)
+    kept = object_cache.read(compiling._file_name("changing", "float32"))
+    assert kept == (code if when == "never" else None)
+    assert ("not kept" in capfd.readouterr().err) == (when != "never")
 
 
 def test_a_child_that_hangs_is_ended(cache: Path, code: Code, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import IO
 
 from multiverso.kernels.object_code import Code
+from multiverso.kernels.sources import Stamps, stamps_of_all
 
 _LENGTH_BYTES = 8
 _DEATH_SIGNAL = 1  # of prctl
@@ -27,9 +28,13 @@ class CompilerProcess:
     """Compiles in a child process, which is started when there is something to do; use it as a context manager.
 
     Owner: one thread.
+
+    Attributes:
+        stamps: of all sources, before the process began to import them; empty as long as there is none.
     """
 
     def __init__(self) -> None:
+        self.stamps: Stamps = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._answers = -1
 
@@ -64,6 +69,7 @@ class CompilerProcess:
             for key, value in os.environ.items()
             if not key.startswith("NUMBA_") and key != "PYTHONWARNINGS"
         }
+        self.stamps = stamps_of_all()
         nothing = subprocess.DEVNULL  # what is wrong with it is said by trying it here
         try:
             self._process = subprocess.Popen(

@@ -23,7 +23,7 @@ from typing import Any
 from multiverso.kernels import object_cache
 from multiverso.kernels.compiler_process import CompilerProcess, serve
 from multiverso.kernels.object_code import HEAD, Code
-from multiverso.kernels.sources import digest_of, sources_of
+from multiverso.kernels.sources import are_unchanged, digest_of, sources_of, stamps_of
 from multiverso.kernels.telling import say, telling
 
 _HERE = Path(__file__).parent
@@ -105,10 +105,14 @@ def _load(kind: str, name: str, dtype: str | None) -> dict[str, int]:
 
 
 def _file_name(name: str, dtype: str | None) -> str:
-    module = Path(str(sys.modules[name].__file__)) if name in sys.modules else _source(name)
-    sources = {*sources_of(module), *sources_of(_HERE / "building.py")}
     group = f"{name.removeprefix(_KERNELS)}-{dtype}" if dtype else name.removeprefix(_KERNELS)
-    return f"{group}-{digest_of(sorted(sources), *_machine())}"
+    return f"{group}-{digest_of(_sources(name), *_machine())}"
+
+
+def _sources(name: str) -> list[Path]:
+    """Returns all files that the kernels of a module are made of, and the compiler of ours."""
+    module = Path(str(sys.modules[name].__file__)) if name in sys.modules else _source(name)
+    return sorted({*sources_of(module), *sources_of(_HERE / "building.py")})
 
 
 def _source(name: str) -> Path:
@@ -148,6 +152,8 @@ def _build(
         code = object_cache.read(file)
         if code is not None:
             return code
+        paths = _sources(name)
+        stamps = {**stamps_of(paths), **(process.stamps if process else {})}
         words = f"compiling kernels ({what})"
         with telling(words, f"{words}, once on this machine ...") as seconds:
             code = (
@@ -156,8 +162,11 @@ def _build(
                 else _built_by_a_child(kind, name, dtype)
             )
             code = code or _built_here(kind, name, dtype)
+        if are_unchanged(paths, stamps):
             object_cache.write(file, code)
-        say(f"compiled in {seconds():.1f} s")
+            say(f"compiled in {seconds():.1f} s")
+        else:  # what was compiled may be of another text than the file's name says
+            say(f"compiled in {seconds():.1f} s; not kept, as the sources have changed meanwhile")
         return code
 
 

@@ -30,6 +30,9 @@ _KEPT = "meanings.json"
 _MOST_KEPT = 2000
 _parsing = threading.Lock()
 
+Stamps = dict[Path, tuple[int, int] | None]
+"""Of each file when it was last written to, in nanoseconds, and its size; None where it is gone."""
+
 
 @functools.cache
 def _read(path: Path) -> bytes:
@@ -68,6 +71,35 @@ def digest_of(paths: Iterable[Path], *facts: object) -> str:
     for path, meaning in zip(paths, meanings, strict=True):
         digest.update(path.name.encode() + b"\0" + meaning.encode())
     return digest.hexdigest()[:16]
+
+
+# -- whether they have stayed as they were ----------------------------------------------------------------------
+
+
+def stamps_of(paths: Iterable[Path]) -> Stamps:
+    """Returns of each file what is different once it has been written to or replaced."""
+    return {path: _stamp(path) for path in paths}
+
+
+def stamps_of_all() -> Stamps:
+    """Returns them of all of ours."""
+    return stamps_of(_PACKAGE.rglob("*.py"))
+
+
+def are_unchanged(paths: Iterable[Path], stamps: Stamps) -> bool:
+    """Returns whether files are as they were when their stamps were taken, and as this process has read them."""
+    try:
+        return all(stamps[path] == _stamp(path) and path.read_bytes() == _read(path) for path in paths)
+    except OSError:  # one is gone
+        return False
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
 
 
 # -- what a text means -----------------------------------------------------------------------------------------
