@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,8 +15,10 @@ from core_support import MODES
 
 import multiverso as mv
 from multiverso.errors import LockStateError
+from multiverso.kernels import keyed as kernels
 from multiverso.runtime import Node, Session
 from multiverso.spec import Partition, TableSpec
+from multiverso.tables.keyed_progress import Removing
 from multiverso.testing import faults
 
 STRIPE = Partition.of(TableSpec("array", 1, 10**6)).stripe_size
@@ -54,7 +56,9 @@ def _interrupt_an_add(table: Any) -> None:
 def test_what_can_do_one_thing_at_a_time_refuses_its_own_thread(mode: str) -> None:
     """It waited for the lock that its own thread has, with no deadline."""
     with alone(mode) as session:
-        keyed = mv.KeyedTable(2, session=session) if not session.consistency.in_rounds else None
+        keyed = None
+        if not session.consistency.in_rounds:
+            keyed = mv.KeyedTable(2, eviction=mv.Eviction(idle_ticks=9), session=session)
         table = mv.ArrayTableHandler(3, session=session)
         locks = [(keyed._calls._lock, lambda: keyed.add(np.ones((1, 2)), [1]))] if keyed is not None else []
         if session.consistency.in_rounds:
@@ -64,12 +68,55 @@ def test_what_can_do_one_thing_at_a_time_refuses_its_own_thread(mode: str) -> No
                 with pytest.raises(LockStateError, match="signal's handler"):
                     add()
                 if keyed is not None:
-                    with pytest.raises(LockStateError):
-                        keyed.tick()
+                    keyed._calls._mine.call = under_way = Removing(np.array([1]))
+                    for refused in (keyed.tick, keyed.evict):
+                        with pytest.raises(LockStateError):
+                            refused()
+                    assert keyed._calls._mine.call is under_way, "it is still known if it is made again"
+                    keyed._calls.end()
                 session.flush()  # which a handler's shutdown() does
             add()
         values = keyed.get([1])[0, 0] if keyed is not None else table.get()[0]
         assert values == 1.0, "what was refused was not done, neither then nor later"
+
+
+class _Interrupted:
+    """A lock, and a signal's handler that comes while a call waits for it."""
+
+    def __init__(self, lock: Any, handler: Callable[[], None]) -> None:
+        self._lock, self._handlers, self._is_owned = lock, [handler], lock._is_owned
+
+    def __enter__(self) -> None:
+        while self._handlers:
+            self._handlers.pop()()
+        self._lock.__enter__()
+
+    def __exit__(self, *about: Any) -> None:
+        self._lock.__exit__(*about)
+
+
+def test_a_handlers_add_while_another_one_waits_for_its_turn_leaves_that_to_be_made_again() -> None:
+    """Its end was taken for that of the call that it had interrupted, whose repetition then was one more add."""
+    with alone() as session:
+        table = mv.KeyedTable(2, session=session)
+        calls = table._calls
+        run = calls.run
+
+        def run_and_raise(kernel: Any, *arguments: Any, **more: Any) -> None:
+            run(kernel, *arguments, **more)
+            if kernel is kernels.add:
+                calls.run = run
+                raise KeyboardInterrupt
+
+        def handle() -> None:
+            table.add(np.full((1, 2), 10.0), [2])
+            calls.run = run_and_raise
+
+        calls._lock = _Interrupted(calls._lock, handle)
+        with pytest.raises(KeyboardInterrupt):
+            table.add(np.ones((1, 2)), [1])
+        table.add(np.ones((1, 2)), [1])
+        assert table.get([1, 2])[:, 0].tolist() == [1.0, 10.0]
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])

@@ -126,6 +126,7 @@ class KeyedCalls:
 
     def evict(self, seconds: float | None) -> int:
         """Evicts keys until all of the table was looked at, or a time is over: how many. Then `end`."""
+        turn(self._lock, self._spec)  # refuses before this thread's own call is forgotten
         call = self._same(Evicting(None))
         self._mine.call = call
         return self._evict(call.seen, seconds)
@@ -238,10 +239,11 @@ class KeyedCalls:
 
     def _do(self, new: U, deadline: Deadline | None) -> U:
         """Makes an add or a removal, or what is left of one."""
-        lock = turn(self._lock, self._spec)  # first: a handler's call leaves no trace where it is refused
-        call = self._same(new)
-        self._mine.call = call
-        with lock:
+        with turn(
+            self._lock, self._spec
+        ):  # first: a handler's call leaves no trace, refused or made while this waits
+            call = self._same(new)
+            self._mine.call = call
             if self._unfinished is not call:
                 self._clear(deadline)
             if not call.complete:
