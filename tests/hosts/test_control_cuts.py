@@ -13,6 +13,7 @@ from core_support import in_threads, outcome, wait_for
 from rehearsing import rehearsal
 
 import multiverso as mv
+from multiverso.deadline import Deadline
 from multiverso.errors import NodeLostError, WorkerLostError
 from multiverso.hosts.channel import Plain
 from multiverso.hosts.conversation import Timeouts
@@ -141,3 +142,28 @@ def test_a_connection_that_is_made_while_its_conversation_ends_is_closed_at_once
         assert there.recv(1) == b""
         serving.join(30)
         assert not serving.is_alive()
+
+
+def test_what_was_said_last_reaches_a_host_that_is_slow_to_read_it() -> None:
+    """It had half a second, the slice of any other wait, and not the two that a slow link may take."""
+    here, there = socket.socketpair()
+    for end in (here, there):
+        end.settimeout(30)
+    met = threading.Event()
+    talk, other = Talk(Timeouts(), lambda message: met.set(), "test-talk"), Messages(Plain(there))
+    serving = threading.Thread(target=talk.serve, args=(Messages(Plain(here)),), daemon=True)
+    serving.start()
+    assert other.receive() == b'{"heard": 0}'
+    other.send(b'{"heard": 0, "number": 1, "say": {}}')
+    assert met.wait(30)
+    talk.say({"do": "x" * (4 << 20)})  # more than the system keeps
+    closing = threading.Thread(target=talk.close, args=("its node has ended", Deadline.after(30)))
+    closing.start()
+    time.sleep(0.8)  # the other host is slow
+    found = [other.receive(), other.receive()]
+    for thread in (closing, serving):
+        thread.join(30)
+        assert not thread.is_alive()
+    other.close()
+    assert len(found[0] or b"") > 4 << 20
+    assert found[1] == b'{"end": "its node has ended"}'

@@ -130,7 +130,7 @@ class Talk:
             deadline: until when the other host may take what is sent; by default two seconds from now.
         """
         self.end(why)
-        self._thread.join((deadline or Deadline.after(FLUSH_SECONDS)).left())
+        self._thread.join((deadline or Deadline.after(FLUSH_SECONDS)).left(threading.TIMEOUT_MAX))
         with self._lock:
             channel = self._channel
         if channel is not None:
