@@ -12,7 +12,7 @@ from multiverso.errors import StartupError
 from multiverso.hosts.conversation import NONSENSE
 from multiverso.hosts.coordinator import Coordinator
 from multiverso.hosts.exchange import Exchange
-from multiverso.hosts.known_hosts import Message, lines_of
+from multiverso.hosts.known_hosts import BARRIER, Message, lines_of
 from multiverso.hosts.roster import Roster, spread
 from multiverso.spec import TableSpec
 
@@ -346,6 +346,11 @@ def test_who_comes_in_a_dead_ones_place_between_a_barrier_and_what_is_told_after
     assert tell(3, 1) == [(host, "told") for host in ALL], "it has passed the barrier, and does not tell"
     assert tell(0, 2) == tell(1, 2) == tell(3, 2) == []
     assert tell(2, 2) == [(host, "told") for host in ALL], "the next time it does"
+    assert tell(0, 3) == tell(1, 3) == tell(3, 3) == []
+    past = [*line(2)[:BARRIER], 4, 0]
+    orders = coordinator.receive(1, {"do": "workers", "workers": [past], "now": 6})
+    told = [(host, "told") for host in ALL]
+    assert words(orders)[-3:] == told, "it counts as past what the others do together, and will not tell"
 
 
 def test_a_lost_host_is_told_of_with_its_workers_and_nobody_waits_for_it() -> None:

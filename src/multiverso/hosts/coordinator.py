@@ -19,7 +19,7 @@ from multiverso.hosts.barriers import Barriers
 from multiverso.hosts.deals import Answer
 from multiverso.hosts.desk import Desk
 from multiverso.hosts.exchange import Exchange
-from multiverso.hosts.known_hosts import FATE, ID, KnownHost, KnownHosts, Message, Order
+from multiverso.hosts.known_hosts import BARRIER, FATE, ID, KnownHost, KnownHosts, Message, Order
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.table_steps import TableSteps
 
@@ -229,12 +229,11 @@ class Coordinator:
         return self._hand_round()
 
     def _hand_round(self) -> list[Order]:
-        live = {worker for known in self._hosts if not known.lost for worker in known.live}
+        live = [known.workers[i] for known in self._hosts if not known.lost for i in known.live]
         ready = [
             number
             for number, notes in self._notes.items()
-            # those in dead ones' places that came when the barrier before this was over do not tell
-            if {worker for worker in live if self._since.get(worker, -1) < number} <= notes.keys()
+            if {line[ID] for line in live if self._is_to_tell(line, number)} <= notes.keys()
         ]
         return [
             order
@@ -243,6 +242,14 @@ class Coordinator:
                 {"do": "told", "number": number, "notes": self._notes.pop(number)}
             )
         ]
+
+    def _is_to_tell(self, line: list[int], number: int) -> bool:
+        """Whether others wait for a worker's note, which it tells between the barrier of that number and the next.
+
+        Not of one in a dead one's place that came when the barrier was over, or counts as past the next one.
+        """
+        came = self._since.get(line[ID])
+        return came is None or (came < number and line[BARRIER] <= number)
 
     # -- what workers ask -------------------------------------------------------------------------------------
 
