@@ -134,6 +134,7 @@ class Job:
         self._place(worker_id)
         self._pid_of[worker_id] = self._actors[worker_id].pid.remote()
         self._unseen.add(worker_id)
+        self._status = None  # what was asked before that may not know of the death yet
         self._begin(worker_id)
 
     def finish(self) -> list[Any]:
