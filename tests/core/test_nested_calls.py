@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import pickle
 import signal
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
-from core_support import MODES
+from core_support import MODES, in_threads, wait_for
 
 import multiverso as mv
 from multiverso.errors import LockStateError
@@ -50,6 +52,30 @@ def _interrupt_an_add(table: Any) -> None:
         assert np.unique(table.get()).tolist() == [11.0]
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+def test_a_handler_closes_a_table_while_another_one_is_waited_for() -> None:
+    """The node's answer was the handler's then: the call that it had interrupted waited for its own to its deadline."""
+    with Node(2) as node:
+        sessions = [lambda i=i: Session(node.address, i, timeout_seconds=30) for i in range(2)]
+        one, two = in_threads(sessions)
+        one.made_by = threading.get_ident()
+        tables = [mv.ArrayTableHandler(2, name=name, session=one) for name in "ab"]
+        with ThreadPoolExecutor() as pool:
+
+            def handle(*_: Any) -> None:
+                tables[0].close()
+                pool.submit(mv.ArrayTableHandler, 3, session=two)
+
+            before = signal.signal(signal.SIGALRM, handle)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.05)
+                assert mv.ArrayTableHandler(3, session=one).get().tolist() == [0, 0, 0]
+            finally:
+                signal.signal(signal.SIGALRM, before)
+        wait_for(lambda: [table["name"] for table in node.status()["tables"]] == ["b", None])
+        assert len(one.handlers()) == 2
+        in_threads([one.shutdown, two.shutdown])
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])

@@ -173,12 +173,16 @@ class Holdings:
 
     # -- closing ---------------------------------------------------------------------------------------------
 
-    def close_table(self, number: int) -> None:
+    def close_table(self, number: int, may_ask: bool = True) -> None:
         """Unmaps a table and has the node note it; nobody may refer to its shard who still wants to use it.
 
         Arrays in it that are still in use keep what they show now. Once it returns, whoever asks for a table gets
         another one, if nobody else has this one: the node hears of both on different connections, in any order. An
         interrupted call can be repeated.
+
+        Args:
+            number: the table's.
+            may_ask: False: an answer of the node is being waited for already, and this one's is not.
         """
         shard = self.tables.get(number)
         if shard is not None:
@@ -191,10 +195,13 @@ class Holdings:
         if segment is not None:  # a thread in the middle of a call refers to it, or an array
             segment.detach()
             del segment
-        what = f"table {number} to be closed"
-        patience = Patience(self._session, self._session.start_deadline(), what, self._link)
         request = {"do": "close", "number": number}
-        self._link.ask(request, patience.deadline.at, what, patience.raise_if_over)
+        if may_ask:
+            what = f"table {number} to be closed"
+            patience = Patience(self._session, self._session.start_deadline(), what, self._link)
+            self._link.ask(request, patience.deadline.at, what, patience.raise_if_over)
+        else:
+            self._link.tell_aside(request)
         del self._closing[number]
 
     def leave(self) -> None:

@@ -16,6 +16,7 @@ from multiverso.wire import messages
 from multiverso.wire.messages import Message
 
 _SLICE_SECONDS = 0.5
+_ASIDE = 0  # requests whose answers are waited for have numbers from 1
 
 
 class NodeLink:
@@ -100,6 +101,10 @@ class NodeLink:
     def tell(self, message: Message) -> None:
         """Sends a message that has no answer of its own."""
         self._send({**message, "id": self._number})
+
+    def tell_aside(self, message: Message) -> None:
+        """Sends a request in the middle of another one, whose answer goes on to be waited for; drops its own."""
+        self._send({**message, "id": _ASIDE})
 
     def ask(
         self, message: Message, deadline: float, what: str, look: Callable[[], None] | None = None

@@ -34,6 +34,7 @@ from multiverso.runtime.refusals import refuse_across_hosts
 from multiverso.runtime.wait_graph import WaitGraph, read_wait_graph
 from multiverso.shards.shard import Shard
 from multiverso.spec import MemorySpec, TableSpec, checked_count
+from multiverso.turns import holds
 from multiverso.wire import messages
 
 START_SECONDS = 120.0
@@ -320,11 +321,12 @@ class Session(InProcess):
 
         The handler refers to the table's memory no longer. An interrupted call can be repeated.
         """
+        # else this is a signal's handler, or a finalizer, in the middle of a call of this thread that asks the node
+        may_ask = not holds(self._lock)
         with self._lock:
-            others = [other for other in self._handlers if other is not handler]
-            if all(other.number != handler.number for other in others):
-                self._holdings.close_table(handler.number)
-            self._handlers = others
+            if all(other is handler or other.number != handler.number for other in self._handlers):
+                self._holdings.close_table(handler.number, may_ask)
+            self._handlers = [other for other in self._handlers if other is not handler]
 
     def handlers(self) -> list[Any]:
         """Returns the handlers of this session's tables, in the order of their creation."""
