@@ -114,6 +114,7 @@ def _start(options: RunOptions, starts: Starts) -> tuple[JobResult, tuple[str, .
         job = Job(
             commands,
             again=again,
+            on_trouble=_say,
             marker=f"{JOB_VARIABLE}={job_id}",
             output=output,
             on_failure=options.on_failure,

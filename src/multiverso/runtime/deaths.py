@@ -110,7 +110,8 @@ class Deaths:
     def ended_processes(self) -> list[tuple[int, int]]:
         """Returns workers and their processes that have ended, and watches them no longer."""
         assert self._poll is not None
-        ended = [descriptor for descriptor, _ in self._poll.poll(0)]
+        # one that is closed here is polled on as long as a child that is about to begin another program has a copy
+        ended = [descriptor for descriptor, _ in self._poll.poll(0) if descriptor in self._processes]
         found = [self._processes[descriptor] for descriptor in ended]
         for descriptor in ended:
             self._forget(descriptor)
