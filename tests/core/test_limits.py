@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import pytest
+from core_support import in_threads, outcome
+
+from multiverso.errors import NodeLostError, WorkerLostError
 from multiverso.memory.heap import _left_in_groups
+from multiverso.runtime import Node, Session
 
 HEAD = """
 import resource, sys
@@ -108,3 +114,19 @@ def test_nested_control_groups_count(tmp_path: Path) -> None:
     assert _left_in_groups(groups, root) == [100]
     (root / "outer" / "memory.stat").write_text("anon 1\ninactive_file 300\n")
     assert _left_in_groups(groups, root) == [400]
+
+
+def test_nobody_waits_for_a_worker_that_the_node_has_no_thread_to_watch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start = threading.Thread.start
+
+    def none_left(thread: threading.Thread) -> None:
+        if thread.name == "multiverso-watch-1":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    with Node(2) as node:
+        first, second = in_threads([lambda i=i: outcome(lambda: Session(node.address, i)) for i in range(2)])
+        assert (type(first), type(second)) == (WorkerLostError, NodeLostError)

@@ -76,8 +76,8 @@ class Deaths:
             name=f"multiverso-watch-{worker_id}",
             daemon=True,
         )
-        self._watchers = [t for t in self._watchers if t.is_alive()] + [watcher]
         watcher.start()
+        self._watchers = [t for t in self._watchers if t.is_alive()] + [watcher]
 
     def withdraw(self, life: int) -> None:
         """A worker gives its life mutex back and is not lost: what happens to the mutex means nothing."""

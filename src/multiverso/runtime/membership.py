@@ -251,9 +251,10 @@ class Membership:
         if self._refused is not None:
             raise self._refused
         self._lives += 1
+        # first, as there may be no thread left for it
+        self._deaths.watch_life(self.control, worker_id, self._lives)
         connection.life = self._lives
         self.attached[worker_id].ready = True
-        self._deaths.watch_life(self.control, worker_id, self._lives)
         self._deaths.forget_process(worker_id)  # its life mutex tells sooner
         self._waiting_ready.append((connection, request))
         self._answer_ready()
