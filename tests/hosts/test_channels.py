@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from multiverso.deadline import Deadline
-from multiverso.hosts.channel import Channel, Plain
+from multiverso.hosts.channel import Channel, Plain, RefusedError
 from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.tls import Encrypted, context_of, encrypt
 
@@ -83,3 +83,10 @@ def test_what_was_changed_on_the_way_ends_the_connection_with_the_reason() -> No
         socket_of_first.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))  # a record that nobody has encrypted
         with pytest.raises(ConnectionError, match=r"TLS: .*(mac|decrypt)"):
             second.recv_into(memoryview(bytearray(1)))
+
+
+def test_a_pyopenssl_that_keeps_openssl_otherwise_is_refused_with_what_to_install() -> None:
+    pytest.importorskip("OpenSSL", reason="pyOpenSSL is not installed")
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(RefusedError, match=r"keeps it otherwise.*_ssl.*pip install"):
+        Encrypted(ours, object())

@@ -31,19 +31,32 @@ _SMALL = 256  # bytes
 _AT_ONCE = 16 * 1024
 _TLS_RECORDS = (0x15, 0x16)  # alert, handshake
 _WANT_READ, _ENDED = 2, 6  # SSL_ERROR_WANT_READ, SSL_ERROR_ZERO_RETURN
+_FUNCTIONS = (
+    *("SSL_read", "SSL_write", "SSL_get_error", "BIO_read", "BIO_write"),
+    *("ERR_get_error", "ERR_reason_error_string"),
+)
 
 
 class Encrypted:
     """TLS 1.3, by an ``OpenSSL.SSL.Connection`` over memory BIOs that has done its handshake."""
 
     def __init__(self, connection: socket.socket, tls: Any) -> None:
-        from OpenSSL import SSL
+        from OpenSSL import SSL, __version__
 
         self._socket = connection
         sockets.add(connection)
         self._tls = tls  # keeps what is below
-        self._ssl, self._out, self._in = tls._ssl, tls._from_ssl, tls._into_ssl
-        self._library, self._address_of, self._string = SSL._lib, SSL._ffi.from_buffer, SSL._ffi.string
+        try:
+            self._ssl, self._out, self._in = tls._ssl, tls._from_ssl, tls._into_ssl
+            self._library, self._address_of, self._string = SSL._lib, SSL._ffi.from_buffer, SSL._ffi.string
+            for name in _FUNCTIONS:
+                getattr(self._library, name)
+        except AttributeError as error:
+            raise RefusedError(
+                f"connections between hosts use OpenSSL as pyOpenSSL keeps it, and version {__version__} keeps it "
+                f'otherwise ({error}): pip install "pyopenssl<27" on every host, or start with --insecure-fabric on a '
+                "network that you trust"
+            ) from error
         self._lock = threading.Lock()
         self._received = memoryview(bytearray(_PIECE))
         self._records = memoryview(bytearray(2 * _PIECE))
