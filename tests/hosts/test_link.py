@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from fabric_support import new_shard
 
-from multiverso.hosts import frames
+from multiverso.hosts import frames, wires
 from multiverso.hosts.changes import Changes
 from multiverso.hosts.copies import Copy
 from multiverso.hosts.link import Link
@@ -49,24 +50,31 @@ def test_a_push_whose_answer_crosses_new_homes_does_not_go_again() -> None:
     assert carry(home, pusher) == []
 
 
-def opened(elements: int, chunk_bytes: int) -> tuple[Link, Link, Copy, Changes]:
-    """Returns a host's link and its home's, which have one table of zeros, with what the host has of it."""
-    copies = [Copy(new_shard(TableSpec("array", 1, elements)), chunk_bytes) for _ in range(2)]
+def opened(wire: str = "native") -> tuple[list[Link], list[Copy], Changes]:
+    """Returns a host's link and its home's with a table of zeros, what each has of it, and the host's changes."""
+    copies = [Copy(new_shard(TableSpec("array", 1, 4))) for _ in range(2)]
     changes = [Changes() for _ in range(2)]
-    links = [Link(me, 1 - me, Pace(0), window=2) for me in range(2)]
+    links = [Link(me, 1 - me, Pace(0)) for me in range(2)]
     for link, copy, changed in zip(links, copies, changes, strict=True):
-        homes = [1] * len(copy.chunks)
-        link.attach(1, copy, changed, homes, Wire.of("native", copy.dtype), Every())
+        link.attach(1, copy, changed, [1], Wire.of(wire, copy.dtype), Every())
         link.connect(1)
-    pusher, home = links
-    pusher.settle(take=False)
+    links[0].settle(take=False)
+    exchange(*links)
+    return links, copies, changes[0]
+
+
+def exchange(pusher: Link, home: Link) -> None:
+    """Carries all that the two have for each other."""
     while carry(pusher, home) + carry(home, pusher):
         pass
-    return pusher, home, copies[0], changes[0]
+
+
+def no_memory(*_: object) -> None:
+    raise MemoryError
 
 
 def test_memory_of_a_push_that_is_forgotten_while_it_is_sent_is_not_used_again() -> None:
-    pusher, _, copy, changes = opened(4, 1 << 20)
+    (pusher, _), (copy, _), changes = opened()
     copy.shard.values()[:] = 1.0
     changes.version += 1
     pusher.look(0.0)
@@ -78,3 +86,52 @@ def test_memory_of_a_push_that_is_forgotten_while_it_is_sent_is_not_used_again()
     other = pusher._pool.take(len(out.body))
     other[:] = 0xFF
     assert bytes(out.body) == sent
+
+
+def test_a_push_that_is_added_when_memory_for_its_answer_is_missing_is_not_added_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    links, copies, changes = opened("int8")
+    pusher, home = links
+    for copy, value in zip(copies, (1.0, 2.0), strict=True):
+        copy.shard.values()[:] = value
+    changes.version += 1
+    pusher.look(0.0)
+    with monkeypatch.context() as patch:
+        out = pusher.next(0.0)
+        assert out is not None
+        header = frames.Header(*out.header)
+        room = home.accept(header)
+        assert room
+        room[:] = out.body
+        patch.setattr(wires, "encode", no_memory)
+        with pytest.raises(MemoryError):
+            home.arrived(header, room, 0.0)
+    for link in links:  # the connection ends by that, and another one begins
+        link.cut()
+        link.connect(1)
+    pusher.settle(take=True)
+    exchange(pusher, home)
+    assert [copy.shard.values().tolist() for copy in copies] == [[3.0] * 4] * 2
+
+
+def test_a_push_for_which_memory_was_missing_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    links, copies, changes = opened()
+    pusher, home = links
+    copies[0].shard.values()[:] = 1.0
+    changes.version += 1
+    for waited_for in (False, True):
+        pusher.settle(take=False) if waited_for else pusher.look(0.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(pusher._pool, "take", no_memory)
+            with pytest.raises(MemoryError):
+                pusher.next(0.0)
+        for link in links:
+            link.cut()
+            link.connect(1)
+        exchange(pusher, home)
+        assert waited_for or pusher.look(0.0)
+    ticket = pusher.settle(take=False)
+    exchange(pusher, home)
+    assert ticket.done
+    assert np.all(copies[1].shard.values() == 1)

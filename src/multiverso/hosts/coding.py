@@ -42,6 +42,8 @@ def take_push(
 ) -> tuple[Header, Array]:
     """Adds a push to the home's values; returns the answer's header and memory.
 
+    ``part.applied`` is its number once it is added: also where the answer fails, for lack of memory.
+
     Raises:
         ProtocolError: it is not a coded difference; nothing has changed.
     """
@@ -62,6 +64,7 @@ def take_push(
             header = header._replace(length=0)
     if header.flags & frames.FRESH:
         copy.begin(chunk, part.agreed, frame)
+        part.applied = header.number
         length = frame.nbytes if frame.any() else 0
         return _answer(header, frames.VALUE, wires.NATIVE, length, frames.WHOLE), buffer
     wire = wires.NATIVE if header.flags & frames.URGENT else table.wire.number
@@ -69,10 +72,12 @@ def take_push(
         found = (
             copy.serve(chunk, part.agreed, frame) if header.length else copy.push(chunk, part.agreed, frame)
         )
+        part.applied = header.number
         length, flags = frame.nbytes if found & SOME else 0, 0 if found & REST else frames.WHOLE
         return _answer(header, frames.ANSWER, wire, length, flags), buffer
     if header.length:
         copy.land(chunk, part.agreed, frame)
+    part.applied = header.number
     if not copy.differ(chunk, part.agreed, frame):
         return _answer(header, frames.ANSWER, wire, 0, frames.WHOLE), buffer
     wire, length, buffer = _coded(table, part, buffer, frame, pool)

@@ -356,6 +356,10 @@ class Link:
                 frame = make_push(table, part, header, ticket, self._pool)
             except ClosedError:
                 frame = None
+            except MemoryError:  # nothing has changed
+                with self._lock:
+                    self._give_up(table, part, header)
+                raise
             with self._lock:
                 if frame is None or table.closed or self._tables.get(table.number) is not table:
                     self._queues.came_back(part)
@@ -383,6 +387,16 @@ class Link:
             table.first = False
         wire = wires.NATIVE if urgent else table.wire.number
         return Header(frames.PUSH, wire, flags, table.number, part.chunk.number, 0, part.number)
+
+    def _give_up(self, table: LinkTable, part: Away, header: Header) -> None:
+        """A push could not be made: as if it had not been begun, so that another one is."""
+        self._queues.came_back(part)
+        part.number -= 1
+        table.first |= bool(header.flags & frames.FIRST)
+        if self._tables.get(table.number) is table:
+            if part.goal > part.done:
+                self._queues.ask(table, part)
+            self._queues.passed(table, part, again=True)
 
     def _count(self, outgoing: Outgoing) -> Outgoing:
         self.traffic.bytes_sent += frames.HEADER_BYTES + len(outgoing.body)
@@ -476,10 +490,11 @@ class Link:
                 self.traffic.repeated += 1
                 answer, buffer = repeat_answer(table, part, header, buffer)
             else:
-                answer, buffer = take_push(table, part, header, buffer, self._pool, self.peer)
-                part.applied = header.number
-                if header.length:
-                    changes.arrived(self.peer)
+                try:
+                    answer, buffer = take_push(table, part, header, buffer, self._pool, self.peer)
+                finally:
+                    if header.length and part.applied == header.number:
+                        changes.arrived(self.peer)
         except ClosedError:
             with self._lock:
                 self._answering -= 1
