@@ -272,6 +272,27 @@ def test_what_cannot_be_sent_ends_the_connection_and_goes_over_the_next(
     assert f"nothing can be sent: {error.__name__}('now')" in capfd.readouterr().err
 
 
+def test_a_connection_that_got_no_thread_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that made it ended by that: there was never another one, and everybody waited."""
+    start, refused = threading.Thread.start, list[str]()
+
+    def fails_once(thread: threading.Thread) -> None:
+        if not refused and thread.name.startswith("multiverso-out"):
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fails_once)
+    with fabrics(2) as made:
+        shards = [new_shard(TableSpec("array", 1, 5)) for _ in made]
+        for fabric, shard in zip(made, shards, strict=True):
+            fabric.attach(1, shard)
+        Adder(shards[0]).add(np.ones(5))
+        barrier(made)
+        assert np.all(shards[1].values() == 1)
+    assert refused
+
+
 # -- who is let in -------------------------------------------------------------------------------------------------
 
 

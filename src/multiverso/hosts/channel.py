@@ -8,6 +8,7 @@ import os
 import select
 import socket
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Sequence
@@ -150,6 +151,18 @@ def receive_some(connection: socket.socket, most: int, deadline: Deadline) -> by
         if until is not None and time.monotonic() >= until:
             raise TimeoutError(f"the other host said nothing for {deadline}")
     return connection.recv(most)
+
+
+def start_or_raise(thread: threading.Thread) -> None:
+    """Starts a thread of a connection.
+
+    Raises:
+        MemoryError: the system gives none, perhaps not for long.
+    """
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise MemoryError(str(error)) from error
 
 
 def _after_fork_in_child() -> None:

@@ -7,7 +7,6 @@ each peer receives, and connects anew; another one sends.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
 from multiverso.hosts.buffers import Buffers, owner, view
-from multiverso.hosts.channel import Channel, RefusedError
+from multiverso.hosts.channel import Channel, RefusedError, start_or_raise
 from multiverso.hosts.credentials import Credentials
 from multiverso.hosts.stream import HEAD_BYTES, Body, Stream
 from multiverso.hosts.transport import HANDSHAKE_SECONDS, MAIL, Hello, connect
@@ -165,8 +164,8 @@ class Mail:
                 peer.failed = str(error)
                 log(f"host {peer.host}: {error}")
                 return
-            except (OSError, MultiversoError) as error:
-                if isinstance(error, MultiversoError) and not self._closing.is_set():
+            except (OSError, MultiversoError, MemoryError) as error:
+                if isinstance(error, (MultiversoError, MemoryError)) and not self._closing.is_set():
                     log(f"the connection to host {peer.host} was closed: {error}")
             if peer.host < self._host:
                 self._closing.wait(pause)
@@ -202,7 +201,7 @@ class Mail:
                 if self._closing.is_set() or peer.offered is not None:
                     return
             peer.stream.connected()
-            sender.start()
+            start_or_raise(sender)
             self._receive(peer, channel)
         finally:
             ended.set()
@@ -228,7 +227,7 @@ class Mail:
                 self._deliver(peer.host, message)
 
     def _send(self, peer: _Peer, channel: Channel, ended: threading.Event) -> None:
-        with contextlib.suppress(OSError):
+        try:
             while True:
                 with peer.wake:
                     peer.wake.wait_for(lambda: peer.poked or peer.stream.has() or ended.is_set())
@@ -237,7 +236,12 @@ class Mail:
                     return
                 while (found := peer.stream.next()) is not None:
                     channel.send(*found)
-        channel.shutdown()  # the receiver goes on to the next connection
+        except OSError:
+            pass  # the connection is over
+        except MemoryError as error:
+            log(f"the connection to host {peer.host} was closed, since nothing can be sent: {error!r}")
+        finally:
+            channel.shutdown()  # whatever it was: the receiver goes on to the next connection
 
 
 def _fill(channel: Channel, view: memoryview) -> bool:

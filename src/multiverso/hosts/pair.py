@@ -11,7 +11,7 @@ from collections.abc import Callable
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
 from multiverso.hosts.books import Outgoing
-from multiverso.hosts.channel import Channel, RefusedError
+from multiverso.hosts.channel import Channel, RefusedError, start_or_raise
 from multiverso.hosts.frames import ProtocolError, Reader
 from multiverso.hosts.link import Link
 from multiverso.hosts.pace import Pace
@@ -219,7 +219,7 @@ class Pair:
             self._wake.notify_all()
 
     def _converse(self, channel: Channel, hello: Hello) -> None:
-        ended = threading.Event()
+        ended, begun = threading.Event(), False
         sender = threading.Thread(
             target=self._send, args=(channel, ended), name=f"multiverso-out-{self.link.peer}", daemon=True
         )
@@ -228,11 +228,12 @@ class Pair:
                 self._channel, self._dialling, self._reaching = channel, False, None
                 if self._closing.is_set() or self._offered is not None:
                     return
+            begun = True
             self.link.connect(hello.incarnation)
             self.link.at_distance(channel.round_trip())
             with self._sending:
                 self._live = channel
-            sender.start()
+            start_or_raise(sender)
             self._receive(channel)
         finally:
             ended.set()
@@ -245,7 +246,8 @@ class Pair:
                 self._sent()
             with self._wake:
                 self._channel = None
-            self.link.cut()
+            if begun:  # else another pair may have its place, and a connection
+                self.link.cut()
             channel.close()
 
     def _receive(self, channel: Channel) -> None:
