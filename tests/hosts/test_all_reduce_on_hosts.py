@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 import threading
 from collections import deque
 from typing import Any
@@ -18,6 +19,7 @@ from multiverso.errors import (
     WaitTimeoutError,
     WorkerLostError,
 )
+from multiverso.hosts import mail
 from multiverso.hosts.combining import (
     CHUNK_BYTES,
     COMBINE,
@@ -27,6 +29,7 @@ from multiverso.hosts.combining import (
     Combining,
     Piece,
 )
+from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.frames import ProtocolError
 from multiverso.hosts.stream import HEAD_BYTES, LONGEST_BODY, Stream
 from multiverso.runtime import Session
@@ -96,6 +99,19 @@ def test_a_stream_keeps_little_of_what_was_received_and_refuses_nonsense() -> No
         Stream.length(bytes(HEAD_BYTES - 4) + b"\x7f" + bytes(3))
     with pytest.raises(ValueError, match="longest"):
         one.put(bytearray(LONGEST_BODY + 1))
+
+
+def test_a_host_that_is_dialled_does_not_keep_mail_from_closing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waited for the whole handshake's time."""
+    monkeypatch.setattr(mail, "HANDSHAKE_SECONDS", 300.0)  # more than this test may take
+    with socket.create_server(("127.0.0.1", 0)) as unplugged:
+        place = unplugged.getsockname()[:2]
+        made = mail.Mail(1, 2, new_credentials(False), lambda host: place, lambda host, message: None)
+        made.open()
+        with unplugged.accept()[0] as silent:
+            made.close()
+            while silent.recv(1024):
+                pass  # its hello, and then its end
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -7,7 +7,9 @@ each peer receives, and connects anew; another one sends.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -37,6 +39,7 @@ class _Peer:
     stream: Stream = field(default_factory=Stream)
     wake: threading.Condition = field(default_factory=threading.Condition)
     channel: Channel | None = None
+    reaching: socket.socket | None = None  # while it is dialled
     offered: tuple[Channel, Hello] | None = None
     last: tuple[int, int] = (0, 0)
     incarnation: int | None = None
@@ -139,6 +142,9 @@ class Mail:
                 for channel in (peer.channel, peer.offered[0] if peer.offered else None):
                     if channel is not None:
                         channel.shutdown()
+                if peer.reaching is not None and peer.channel is None:
+                    with contextlib.suppress(OSError):  # it has not begun, or is over
+                        peer.reaching.shutdown(socket.SHUT_RDWR)
                 peer.wake.notify_all()
         for thread in self._threads:
             thread.join()
@@ -177,7 +183,14 @@ class Mail:
             self._closing.wait(_ADDRESSES_SECONDS)
             return None
         me = Hello(self._host, self._hosts, self._incarnation, generation, MAIL)
-        return connect(address, self._credentials, me, Deadline.after(HANDSHAKE_SECONDS))
+
+        def begun(way: socket.socket) -> None:
+            with peer.wake:
+                peer.reaching = way
+                if self._closing.is_set():
+                    raise OSError("this end is closing")
+
+        return connect(address, self._credentials, me, Deadline.after(HANDSHAKE_SECONDS), begun)
 
     def _offered(self, peer: _Peer) -> tuple[Channel, Hello] | None:
         with peer.wake:
@@ -197,7 +210,7 @@ class Mail:
                 raise RefusedError("its node has come again, and knows nothing of what was under way")
             peer.incarnation = hello.incarnation
             with peer.wake:
-                peer.channel = channel
+                peer.channel, peer.reaching = channel, None
                 if self._closing.is_set() or peer.offered is not None:
                     return
             peer.stream.connected()
