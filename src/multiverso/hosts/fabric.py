@@ -17,6 +17,7 @@ from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, WaitTimeoutError
 from multiverso.hosts import transport
 from multiverso.hosts.channel import Channel
+from multiverso.hosts.copies import Copy
 from multiverso.hosts.credentials import Credentials
 from multiverso.hosts.door import Door
 from multiverso.hosts.held_tables import Held, HeldTables
@@ -178,8 +179,9 @@ class Fabric:
             control: address of the job's control segment, which tells whose locks are a dead worker's; 0: nobody's.
             rule: what a home makes of what hosts push, see ``hosts/outer.py``; from the first ``take`` on.
         """
+        copy = Copy(shard, control=control)  # it may have to compile: nobody waits for that
         with self._lock:
-            held = self._tables.add(table_id, shard, wire, every, rule, control)
+            held = self._tables.add(table_id, copy, wire, every, rule)
             if held.outer is not None and self._loop is None:
                 self._loop = Loop(Link(self.host, self.host, self._pace, settled=self._tell_settled))
             for end in self._ends_of(held):

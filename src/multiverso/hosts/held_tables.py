@@ -17,7 +17,6 @@ from multiverso.hosts.link import Link
 from multiverso.hosts.outer import Outer, OuterRule
 from multiverso.hosts.pace import Every
 from multiverso.hosts.wires import Wire
-from multiverso.shards.shard import Shard
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,15 +61,14 @@ class HeldTables:
         self._held: dict[int, Held] = {}
         self._versions = Versions()
 
-    def add(self, number: int, shard: Shard, wire: str, every: Every | None, rule: str, control: int) -> Held:
-        """Makes what a table needs, and gives its chunks homes; the arguments are those of ``Fabric.attach``.
+    def add(self, number: int, copy: Copy, wire: str, every: Every | None, rule: str) -> Held:
+        """Makes what a table needs, and gives its chunks homes; the other arguments are those of ``Fabric.attach``.
 
         Raises:
             MultiversoError: there is one of this number.
         """
         if number in self._held:
             raise MultiversoError(f"table {number} is attached already")
-        copy = Copy(shard, control=control)
         # rounded, a difference goes too far, and a variance may be small beside what has the same scale
         coded = Wire.of("native" if copy.convex else wire, copy.dtype)
         ruled = OuterRule.of(rule, copy.dtype)
@@ -80,7 +78,7 @@ class HeldTables:
         outer = None
         if ruled.name != "sum":
             alive = len(self.lives[-1]) if self.lives else self._hosts
-            outer = Outer.of(ruled, alive, shard.spec, number)
+            outer = Outer.of(ruled, alive, copy.shard.spec, number)
         held = self._held[number] = Held(copy, Changes(), homes, coded, every or Every(), outer)
         self._watch()
         return held
