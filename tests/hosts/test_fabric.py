@@ -272,6 +272,38 @@ def test_what_cannot_be_sent_ends_the_connection_and_goes_over_the_next(
     assert f"nothing can be sent: {error.__name__}('now')" in capfd.readouterr().err
 
 
+def test_memory_that_is_missing_where_anybody_sends_costs_a_connection(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A thread of the node's that had something to send got the error, and what it had taken was never sent."""
+    with fabrics(2) as made:
+        shards = [new_shard(CHUNKS) for _ in made]
+        for fabric, shard in zip(made, shards, strict=True):
+            fabric.attach(1, shard)
+        barrier(made)
+        pair_of_first, raised = made[0]._pairs[1], list[bool]()
+        link = pair_of_first.link
+        take, wait, connections = link.next, link.wait, link.traffic.connections
+
+        def is_here() -> bool:
+            return not raised and threading.current_thread() is threading.main_thread()
+
+        def fails_once(*arguments: Any) -> Any:
+            if is_here():
+                raised.append(True)
+                raise MemoryError("now")
+            return take(*arguments)
+
+        monkeypatch.setattr(link, "wait", lambda now: 0.0 if is_here() else wait(now))
+        monkeypatch.setattr(link, "next", fails_once)
+        Adder(shards[0]).add(np.ones(700_000))
+        wait_for(lambda: pair_of_first.pump() or bool(raised))
+        barrier(made)
+        assert np.all(shards[1].values() == 1)
+        assert link.traffic.connections > connections
+    assert "nothing can be sent: MemoryError('now')" in capfd.readouterr().err
+
+
 def test_a_connection_that_got_no_thread_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that made it ended by that: there was never another one, and everybody waited."""
     start, refused = threading.Thread.start, list[str]()

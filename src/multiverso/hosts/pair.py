@@ -78,7 +78,8 @@ class Pair:
         if left == 0.0 and self._sending.acquire(blocking=False):
             try:
                 left = self._pump(self._live)
-            except OSError:
+            except (OSError, MemoryError) as error:
+                self._log_if_unsendable(error)
                 if self._live is not None:
                     self._live.shutdown()
                 return
@@ -272,12 +273,14 @@ class Pair:
     def _send(self, channel: Channel, ended: threading.Event) -> None:
         try:
             self._send_until(channel, ended)
-        except OSError:
-            pass  # the connection is over
-        except (MultiversoError, MemoryError) as error:
-            log(f"the connection to host {self.link.peer} was closed, since nothing can be sent: {error!r}")
+        except (OSError, MultiversoError, MemoryError) as error:
+            self._log_if_unsendable(error)
         finally:
             channel.shutdown()  # whatever it was: the receiver goes on to the next connection, and nobody waits here
+
+    def _log_if_unsendable(self, error: Exception) -> None:
+        if isinstance(error, (MultiversoError, MemoryError)):  # else the connection is over
+            log(f"the connection to host {self.link.peer} was closed, since nothing can be sent: {error!r}")
 
     def _send_until(self, channel: Channel, ended: threading.Event) -> None:
         used = time.thread_time()
