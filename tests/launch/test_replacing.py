@@ -233,9 +233,13 @@ def test_a_replacement_that_cannot_be_started_is_tried_again(
 def test_a_launcher_without_standard_files_has_none_in_their_place() -> None:
     child = os.fork()
     if not child:
-        os.closerange(0, 3)
-        sys.stdin = sys.stdout = sys.stderr = None  # as an interpreter has it that was started so
-        open_standard_files()
-        files = [sys.stdin, sys.stdout, sys.stderr]
-        os._exit([file.fileno() for file in files if file is not None] != [0, 1, 2] or os.open("/", 0) < 3)
+        wrong = True
+        try:
+            os.closerange(0, 3)
+            sys.stdin = sys.stdout = sys.stderr = None  # as an interpreter has it that was started so
+            open_standard_files()
+            files = [sys.stdin, sys.stdout, sys.stderr]
+            wrong = [file.fileno() for file in files if file is not None] != [0, 1, 2] or os.open("/", 0) < 3
+        finally:
+            os._exit(wrong)  # whatever was raised: the other tests are our parent's
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
