@@ -74,7 +74,7 @@ pauses: .venv/.full ## all tests, four at a time, while their processes are stop
 		$(BIN)/python -m pytest -n 4 --dist loadscope $(or $(PYTEST_ARGS),tests)
 
 pythons: ## the core, launch and torch tests under every Python from 3.11 that is here (VERSIONS="3.12 3.13", TESTS=, LIGHT=1)
-	@LIGHT="$(LIGHT)" VERSIONS="$(VERSIONS)" TESTS="$(TESTS)" bash scripts/pythons.sh $(PYTEST_ARGS)
+	@LIGHT="$(LIGHT)" RETRY="$(RETRY)" VERSIONS="$(VERSIONS)" TESTS="$(TESTS)" bash scripts/pythons.sh $(PYTEST_ARGS)
 
 interrupts: .venv/.full ## 10,000 signals in each operation and mode, beside a twin without any (NUMBER=10000, SEED=1)
 	$(BIN)/python tests/interrupts --number $(or $(NUMBER),10000) --seed $(or $(SEED),1) $(ARGS)
