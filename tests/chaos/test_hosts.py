@@ -18,12 +18,7 @@ from chaos_hosts import episode
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
     """The jobs' deadline is for what they do, not for a cold cache."""
-    from multiverso.kernels.compiling import ensure
-
-    for module in ("waits", "agreeing"):
-        ensure("module", f"multiverso.kernels.{module}", None)
-    for module in ("agreeing", "dense", "rows", "rounds", "chained"):
-        ensure("module", f"multiverso.kernels.{module}", "int64")
+    chaos_between_hosts.compile_kernels()
 
 
 @pytest.mark.timeout(600)  # with all of that to compile
