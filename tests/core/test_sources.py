@@ -134,6 +134,25 @@ def test_other_threads_parse_meanwhile() -> None:
             other.join()
 
 
+def test_who_comes_in_the_middle_of_parsing_parses_too() -> None:
+    """As a signal's handler that uses a table: it waited for a lock that its own thread had."""
+    found: list[str] = []
+
+    def collected(phase: str, info: dict[str, int]) -> None:
+        if not found:
+            found.append("")  # it comes once
+            found[0] = sources.meaning_of(KERNEL.encode())
+
+    gc.callbacks.append(collected)
+    try:
+        whole = sources.meaning_of(20 * KERNEL.encode())
+        gc.collect()  # where it does not come in the middle
+    finally:
+        gc.callbacks.remove(collected)
+    assert found == [sources.meaning_of(KERNEL.encode())]
+    assert whole == sources.meaning_of(20 * KERNEL.encode())
+
+
 def test_each_offset_of_a_shared_word_counts() -> None:
     text = (PACKAGE / "layout.py").read_text()
     whole = sources.meaning_of(text.encode())

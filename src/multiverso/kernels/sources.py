@@ -12,7 +12,6 @@ import functools
 import hashlib
 import json
 import re
-import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,7 +27,6 @@ _PACKAGE = Path(__file__).parent.parent
 _IMPORT = re.compile(r"^from (multiverso[\w.]*) import (\([^)]*\)|[^\n]+)", re.MULTILINE)
 _KEPT = "meanings.json"
 _MOST_KEPT = 2000
-_parsing = threading.Lock()
 
 Stamps = dict[Path, tuple[int, int] | None]
 """Of each file when it was last written to, in nanoseconds, and its size; None where it is gone."""
@@ -121,16 +119,16 @@ def _parsed(text: bytes) -> ast.Module:
     """Returns a module's syntax tree, whatever other threads parse meanwhile.
 
     CPython 3.11 and 3.12 count how deep a tree is for all threads together, and raise SystemError where two make
-    trees at once. We wait for our own; somebody else's are over in a few milliseconds.
+    trees at once, which are over in a few milliseconds. We take no lock: a signal's handler may come in the middle,
+    and a fork.
     """
     import ast
 
     for _ in range(100):
-        with _parsing, contextlib.suppress(SystemError):
+        with contextlib.suppress(SystemError):
             return ast.parse(text)
         time.sleep(0.005)
-    with _parsing:
-        return ast.parse(text)
+    return ast.parse(text)
 
 
 def _meanings(texts: list[bytes]) -> list[str]:
