@@ -137,7 +137,7 @@ def live_workers() -> list[int]:
 
 
 def shard(n: int, epoch: int = 0, seed: int = 0, equal: bool = True) -> npt.NDArray[np.int64]:
-    """Returns this worker's part of ``n`` samples, shuffled: another shuffle each epoch, the same in every worker.
+    """Returns this worker's part of ``n`` samples, shuffled: a different shuffle each epoch, the same in every worker.
 
     Args:
         n: how many samples there are, 0 or more.
@@ -187,7 +187,7 @@ def batches(
         n: how many samples there are, 0 or more.
         size: the most samples of a batch, 1 or more; the epoch's last one has what is left.
         seed: of the shuffle, 0 or more.
-        epoch: its number, 0 or more; another shuffle each. By default the one after the last of the same ``n``,
+        epoch: its number, 0 or more; a different shuffle for each. By default the one after the last of the same ``n``,
             ``size`` and ``seed`` in this session, from 0.
         timeout_seconds: deadline of each wait for others, instead of the session's.
 
@@ -217,7 +217,7 @@ def log(*, step: int | None = None, **values: Any) -> None:
     """Publishes how training goes: `multiverso top` shows each worker's last values, `mv.log(loss=...)`.
 
     Where TensorBoard is installed they are written for it, too: to ``runs/<script>-<job>/worker-<i>``, or under another
-    folder than ``runs`` that MULTIVERSO_TENSORBOARD names (empty: nowhere). Costs some microseconds; waits for nobody.
+    folder than ``runs`` that MULTIVERSO_TENSORBOARD names (empty: nowhere). Costs a few microseconds; waits for nobody.
 
     Args:
         step: the training step; by default one more than at the last call.

@@ -24,7 +24,7 @@ def turn(lock: Lock, what: object) -> Lock:
         what: what that is, in words.
 
     Raises:
-        LockStateError: a handler or a finalizer has come in between, and would wait for ever.
+        LockStateError: a handler or a finalizer has come in between, and would wait forever.
     """
     if lock._is_owned():
         raise LockStateError(

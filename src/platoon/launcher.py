@@ -196,7 +196,7 @@ def _launch_on_hosts(args: argparse.Namespace, hosts: list[str]) -> int:
             pass
     finally:
         os.close(readable)
-    # the first that failed by itself: those that were ended in consequence say little
+    # the first that failed by itself: those that were ended because of it say little
     end = min(result.exits, key=lambda end: (end.code == 0, end.ended_by_us, end.worker_id))
     who = f"the controller on {plan.roster.names[end.worker_id]}"
     return _outcome(controllers[end.worker_id], result, report, plan.roster.workers_num, end, who)

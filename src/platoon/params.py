@@ -64,7 +64,7 @@ def adapt(parameters: Any) -> list[Parameter]:
 
 
 def _kind(parameter: Any) -> Callable[[Any], Parameter] | None:
-    """Returns what adapts a parameter, or None if it is none."""
+    """Returns what adapts a parameter, or None if it is not one."""
     if isinstance(parameter, np.ndarray):
         return _of_numpy
     if hasattr(parameter, "get_value") and hasattr(parameter, "set_value"):

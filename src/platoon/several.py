@@ -98,7 +98,7 @@ class Plan:
     def of(
         cls, hosts: Sequence[str], devices: Sequence[str] | None, *, ssh: str, port: int, encrypted: bool
     ) -> Plan:
-        """Returns the plan for hosts by name, or for so many on this machine.
+        """Returns the plan for hosts by name, or for a number of them on this machine.
 
         Raises:
             PlatoonError: a host is given twice, has no devices, or there is no ssh.

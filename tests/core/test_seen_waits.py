@@ -36,7 +36,12 @@ WAITS: dict[str, tuple[Any, dict[str, Any], int, str]] = {
         at.FOR_ROUND,
         "round 1 of the table",
     ),
-    "clock": (lambda s, t: (t.get(), t.get()), {"staleness": 0}, at.FOR_CLOCK, "clock 1 of the table"),
+    "clock": (
+        lambda s, t: (t.get(), t.get()),
+        {"staleness": 0},
+        at.FOR_CLOCK,
+        "tick 1 (bounded staleness) of the table",
+    ),
     "table": (lambda s, t: mv.ArrayTableHandler(1, session=s), {}, at.FOR_TABLE, "the creation of"),
     "reduce": (lambda s, t: reduce_ones(s, 3), {}, at.FOR_REDUCTION, "step 1 of a reduction by 2 workers"),
     "chunks": (lambda s, t: reduce_ones(s, 10**4), {}, at.FOR_REDUCTION, "step 1 of a reduction by 2"),

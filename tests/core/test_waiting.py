@@ -123,7 +123,11 @@ WAITS: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"sync": True},
         "round 1 of",
     ),
-    "clock": (lambda s, t: (t.get(), t.get(timeout_seconds=0.1)), {"staleness": 0}, "clock 1 of"),
+    "clock": (
+        lambda s, t: (t.get(), t.get(timeout_seconds=0.1)),
+        {"staleness": 0},
+        "tick 1 (bounded staleness) of",
+    ),
 }
 
 

@@ -256,7 +256,7 @@ def test_a_question_nobody_can_answer_is_the_workers_own_error() -> None:
         return str(error)
 
     with rehearsal(1, 1) as job:
-        assert all("the weather: it makes no sense" in text for text in job.run(work))
+        assert all("the weather: the question cannot be understood" in text for text in job.run(work))
         wait_for(lambda: not any(node.live_workers() for node in job.nodes))
 
 

@@ -49,7 +49,7 @@ def parse(text: bytes) -> Samples:
     """Reads lines; comments (``#``) and query ids are left out.
 
     Raises:
-        ValueError: a line that is none of this format, or an id of 2**53 or more.
+        ValueError: a line that is not of this format, or an id of 2**53 or more.
     """
     if b"#" in text or b"qid:" in text:
         text = _LEFT_OUT.sub(b"", text)

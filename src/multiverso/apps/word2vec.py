@@ -11,7 +11,7 @@ Two ways to hold the rows:
 - by default the corpus is read once for its vocabulary, and each word is a row of a `MatrixTableHandler`, on which all
   workers train in place, without locks (Hogwild: Recht et al. 2011), as gensim's threads do;
 - ``--hashed`` reads text as it comes: a word is its 64-bit hash, a key of a growing `KeyedTable`. A worker pulls the
-  rows of some hundred words and of a pool of noise words, trains on them, and pushes the differences.
+  rows of a few hundred words and of a pool of noise words, trains on them, and pushes the differences.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ _SHORT_SECONDS = 20e-6
 def alternate(calls: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, float]:
     """Times calls against each other, one after another, again and again.
 
-    A disturbance then hits all of them alike. Calls shorter than some microseconds are timed in batches, or
+    A disturbance then hits all of them alike. Calls shorter than a few microseconds are timed in batches, or
     the clock would be part of the figure.
 
     Args:

@@ -74,7 +74,7 @@ def run_command(
     gpus: Annotated[
         str | None, typer.Option(help="'auto' or a list such as 0,1: worker i sees only the i-th of them.")
     ] = None,
-    bind: Annotated[bool, typer.Option("--bind", help="Part the cores between the workers.")] = False,
+    bind: Annotated[bool, typer.Option("--bind", help="Divide the cores among the workers.")] = False,
     log_dir: Annotated[
         Path | None, typer.Option(help="Write each worker's output to worker-<i>.log in this folder, too.")
     ] = None,
@@ -85,19 +85,19 @@ def run_command(
             "--summary", help="Say at the end what each worker did: operations, staleness, waits, mv.log."
         ),
     ] = False,
-    timeout: Annotated[float | None, typer.Option(help="End the job after so many seconds.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="End the job after this many seconds.")] = None,
     max_restarts: Annotated[
         int,
         typer.Option(
-            help="Start a job that fails again, so often: from its newest checkpoint, where it makes some "
+            help="Restart a failed job, up to this many times, from its newest checkpoint, where it makes some "
             "(multiverso.checkpoint)."
         ),
     ] = 0,
     replace: Annotated[
         int,
         typer.Option(
-            help="With --on-failure continue: start a worker that fails again, in the same place, while the others go "
-            "on; so often in all (with --hosts, on each host, and as many lost hosts in all)."
+            help="With --on-failure continue: restart a failed worker in the same place, while the others go on; this "
+            "many restarts in all (with --hosts, on each host, and as many lost hosts in all)."
         ),
     ] = 0,
     resume: Annotated[
@@ -107,7 +107,7 @@ def run_command(
     hosts: Annotated[
         str | None,
         typer.Option(
-            help="Hosts' names with commas between them, reached by ssh; or a number: rehearse so many on this "
+            help="Hosts' names with commas between them, reached by ssh; or a number: rehearse that many on this "
             "machine, each with a node and memory of its own. -n workers in all are spread over them evenly."
         ),
     ] = None,

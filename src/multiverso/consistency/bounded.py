@@ -67,7 +67,7 @@ class Bounded(Asynchronous):
         self.ticks = TICK
         code = self._wait_unless_excused(target)
         if code:
-            what = f"clock {target} of {port.name}"
+            what = f"tick {target} (bounded staleness) of {port.name}"
             port.resume(code, lambda: self._wait_unless_excused(target), deadline, what)
 
     def _wait_unless_excused(self, target: int) -> int:

@@ -261,7 +261,9 @@ class Coordinator:
         try:
             return self._answers(self._desk.ask(worker, number, report["question"]))
         except (KeyError, TypeError, ValueError) as error:  # its own mistake, not its host's
-            return self._answers([(worker, number, {"error": f"it makes no sense: {error!r}"})])
+            return self._answers(
+                [(worker, number, {"error": f"the question cannot be understood: {error!r}"})]
+            )
 
     def _say(self, host: int, report: Message) -> list[Order]:
         worker = int(report["worker"])

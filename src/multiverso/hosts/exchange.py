@@ -70,13 +70,13 @@ class Exchange:
         """The inverse of :meth:`as_message`; None is the default.
 
         Raises:
-            StartupError: it is none.
+            StartupError: it is not one that `as_message` makes.
         """
         if message is None:
             return cls()
         every = message.get("every")
         if not isinstance(every, dict) or {type(value) for value in every.values()} - {int, float}:
-            raise StartupError(f"no message about hosts: {str(message)[:_LONGEST_TEXT]}")
+            raise StartupError(f"malformed exchange options: {str(message)[:_LONGEST_TEXT]}")
         changes = every.get("changes")
         asked = f"{changes} adds" if changes else every.get("seconds")
         return cls.of(message.get("wire"), asked, message.get("between"))

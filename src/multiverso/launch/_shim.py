@@ -1,4 +1,4 @@
-"""Stands between the launcher and a worker for some milliseconds: ties the worker's life to the launcher's.
+"""Stands between the launcher and a worker for a few milliseconds: ties the worker's life to the launcher's.
 
 Run as a script by its path in an isolated interpreter, so that it costs no import, and because code between
 fork and exec is not safe in a process that has threads.

@@ -22,14 +22,14 @@ def worker_commands(
     """Makes each worker's command: who it is, and its share of the host, are in its environment.
 
     Args:
-        programs: Each worker's program and arguments.
-        address: The node's abstract socket name.
-        environ: What to start from.
-        on_failure: What `init` is to do when a worker is lost, unless it is told otherwise.
-        devices: Values of CUDA_VISIBLE_DEVICES to deal out in turn; empty to leave it alone.
-        bind: Whether each worker gets cores of its own.
-        descriptors: Each worker's file descriptors to inherit.
-        place: Which workers of the job these are; all of them by default.
+        programs: each worker's program and arguments.
+        address: the node's abstract socket name.
+        environ: what to start from.
+        on_failure: what `init` is to do when a worker is lost, unless it is told otherwise.
+        devices: values of CUDA_VISIBLE_DEVICES to deal out in turn; empty to leave it alone.
+        bind: whether each worker gets cores of its own.
+        descriptors: each worker's file descriptors to inherit.
+        place: which workers of the job these are; all of them by default.
     """
     place = place or Place.alone(len(programs))
     cores = available_cores()

@@ -43,29 +43,29 @@ def run(
     the job; `multiverso.shutdown()` is called at its end if it did not do so. May be called from any thread.
 
     Args:
-        function: What to call; it may ask `multiverso.worker_id()` who it is.
-        workers: How many workers, from 1.
-        args: Positional arguments, the same for all.
-        kwargs: Keyword arguments, the same for all.
-        timeout_seconds: The longest that the whole call may take; None for no limit.
+        function: what to call; it may ask `multiverso.worker_id()` who it is.
+        workers: how many workers, from 1.
+        args: positional arguments, the same for all.
+        kwargs: keyword arguments, the same for all.
+        timeout_seconds: the longest that the whole call may take; None for no limit.
         on_failure: "stop" ends the others when a worker fails, and raises. "continue" lets them go on: the
             failed worker's place in the result holds its exception, which is raised when no worker succeeded.
-        env: Environment variables to set in the workers.
-        hosts: A rehearsal of so many hosts, which are all this machine: the workers are spread over them in their
+        env: environment variables to set in the workers.
+        hosts: a rehearsal of this many hosts, which are all this machine: the workers are spread over them in their
             order, and what is true between hosts is true between theirs (docs/how-to/hosts.md).
-        replace: With on_failure="continue": how many failed workers, in all, are started again in their places, and
+        replace: with on_failure="continue": how many failed workers, in all, are started again in their places, and
             call the function anew, while the others go on.
 
     Returns:
         Each worker's result, in worker order.
 
     Raises:
-        Exception: What a worker raised, of the same type, with the worker's traceback as a note.
-        WorkerFailedError: A worker raised something that cannot be sent here, or that should not end this
+        Exception: what a worker raised, of the same type, with the worker's traceback as a note.
+        WorkerFailedError: a worker raised something that cannot be sent here, or that should not end this
             process (SystemExit); its text has the traceback.
-        WorkerLostError: A worker was killed or ended without a result.
-        WaitTimeoutError: The time is over; all workers were ended.
-        StartupError: The options make no sense; nothing was started.
+        WorkerLostError: a worker was killed or ended without a result.
+        WaitTimeoutError: the time is over; all workers were ended.
+        StartupError: the options make no sense; nothing was started.
 
     Example:
         >>> import multiverso as mv

@@ -56,7 +56,7 @@ def launch_on_hosts(options: RunOptions) -> int:
         The exit code, as for one host.
 
     Raises:
-        StartupError: Something asked for is not there; nothing was started.
+        StartupError: something asked for is not there; nothing was started.
     """
     check(options)
     assert options.hosts is not None

@@ -42,20 +42,20 @@ class Job:
     """Starts workers, waits for them, ends them. Owned by the thread that calls `run`.
 
     Args:
-        commands: One for each worker, in worker order.
+        commands: one for each worker, in worker order.
         marker: "NAME=value", what the environment of these workers, and of nobody else, has.
-        output: Reads the workers' pipes; None when all commands have files.
+        output: reads the workers' pipes; None when all commands have files.
         on_failure: "stop" ends the job at the first failure, "continue" lets the other workers go on.
-        grace_seconds: From the first request to end until SIGKILL.
-        keep_stdin: Let worker 0 read our standard input; the others' is empty.
-        on_start: Called with each worker's number and pid.
-        on_exit: Called at each worker's end, where it is not started again.
-        again: Called when a worker has failed in a job that goes on: returns after how many seconds it is started
+        grace_seconds: from the first request to end until SIGKILL.
+        keep_stdin: let worker 0 read our standard input; the others' is empty.
+        on_start: called with each worker's number and pid.
+        on_exit: called at each worker's end, where it is not started again.
+        again: called when a worker has failed in a job that goes on: returns after how many seconds it is started
             again, or None.
-        lost_workers: Says which workers the node has lost, the first one first.
-        on_trouble: Called with what is to be said when a worker could not be started again.
-        on_look: Called every half second or more often.
-        first: The first worker's number.
+        lost_workers: says which workers the node has lost, the first one first.
+        on_trouble: called with what is to be said when a worker could not be started again.
+        on_look: called every half second or more often.
+        first: the first worker's number.
 
     Most callers need `run` alone. A caller with a loop of its own uses the job as a context manager, which starts the
     workers and leaves none behind, polls `fileno`, and calls `step` whenever that is readable.
@@ -125,10 +125,10 @@ class Job:
         """Starts the workers and waits for the last one's end; leaves no process behind, whatever happens.
 
         Args:
-            timeout_seconds: After this time the job is ended; None for no limit.
-            forward_signals: Pass SIGINT, SIGTERM, SIGHUP and SIGUSR1 on to the workers, and ignore them from the
+            timeout_seconds: after this time the job is ended; None for no limit.
+            forward_signals: pass SIGINT, SIGTERM, SIGHUP and SIGUSR1 on to the workers, and ignore them from the
                 job's end on; in the main thread of a process that is there for this job only.
-            signals: Pass on what comes there, instead; this job may not be the last one.
+            signals: pass on what comes there, instead; this job may not be the last one.
         """
         before = pass_signals_to(self._receive) if forward_signals else {}
         if signals is not None:

@@ -30,7 +30,7 @@ def launch(options: RunOptions) -> int:
         The exit code, as `JobResult` describes it.
 
     Raises:
-        StartupError: Something asked for is not there; no worker was started.
+        StartupError: something asked for is not there; no worker was started.
     """
     check(options)
     program = program_of(options)

@@ -20,26 +20,26 @@ class RunOptions:
 
     Attributes:
         target: A Python script, with `module` a module's name, or any program.
-        arguments: The target's own.
-        workers: How many workers to start; None for one, and for a word where the arguments ask for more.
-        module: Run the target as `python -m` does.
+        arguments: the target's own.
+        workers: how many workers to start; None for one, and for a word where the arguments ask for more.
+        module: run the target as `python -m` does.
         on_failure: "stop" ends the job when a worker fails; "continue" lets the others go on.
         gpus: "auto" or a list of devices: worker i gets the i-th, and sees no other.
-        bind: Give each worker cores of its own and as many threads.
-        log_dir: Where to write a file with each worker's output, too.
-        json: Write JSON objects to standard output, nothing else.
-        timeout_seconds: End the job after this time.
-        grace_seconds: How long workers that are asked to end may take until they are killed.
-        summary: Makes text of the job's last status, to be shown at its end; None for none.
-        hosts: How many hosts to rehearse on this machine, or the hosts' names; None for one host, this one.
-        port: Where the first of several hosts listens for the others.
-        ssh: The command that reaches a host.
-        encrypted: Whether hosts encrypt what they send each other.
-        host_grace: How many seconds without a word of a host until it counts as lost.
-        max_restarts: How often to start the job again when it has failed.
-        replace: How many workers that fail, in all, are started again in a job that goes on without them.
-        resume: Whether `multiverso.checkpoint` is to go on from what is saved, also at the first start.
-        exchange: What `init` is to take for its `wire`, `every` and `between` where the program gives none.
+        bind: give each worker cores of its own and as many threads.
+        log_dir: where to write a file with each worker's output, too.
+        json: write JSON objects to standard output, nothing else.
+        timeout_seconds: end the job after this time.
+        grace_seconds: how long workers that are asked to end may take until they are killed.
+        summary: makes text of the job's last status, to be shown at its end; None for none.
+        hosts: how many hosts to rehearse on this machine, or the hosts' names; None for one host, this one.
+        port: where the first of several hosts listens for the others.
+        ssh: the command that reaches a host.
+        encrypted: whether hosts encrypt what they send each other.
+        host_grace: how many seconds without a word of a host until it counts as lost.
+        max_restarts: how often to start the job again when it has failed.
+        replace: how many workers that fail, in all, are started again in a job that goes on without them.
+        resume: whether `multiverso.checkpoint` is to go on from what is saved, also at the first start.
+        exchange: what `init` is to take for its `wire`, `every` and `between` where the program gives none.
     """
 
     target: str

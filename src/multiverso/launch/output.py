@@ -30,8 +30,8 @@ class Output:
     job's thread from ending the job. Made and closed by that thread.
 
     Attributes:
-        broken: Whether nobody reads what we write any more.
-        on_broken: Called once when that happens, from the thread that writes.
+        broken: whether nobody reads what we write any more.
+        on_broken: called once when that happens, from the thread that writes.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Output:
         """Waits until all is read and written, and closes the pipes.
 
         Args:
-            in_no_hurry: Whether to wait for as long as somebody takes what we write, however slowly; otherwise
+            in_no_hurry: whether to wait for as long as somebody takes what we write, however slowly; otherwise
                 a second must do.
         """
         began = time.monotonic()

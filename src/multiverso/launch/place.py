@@ -38,12 +38,12 @@ class Place:
     """One launcher's part of a job.
 
     Attributes:
-        workers: The numbers of the workers that it starts.
-        workers_num: How many the job has.
-        on_machine: How many of them share this machine's cores and devices.
-        first_on_machine: Which of those its own first one is.
-        name: The host's name, in a job on several.
-        abroad: What its node needs in a job on several hosts.
+        workers: the numbers of the workers that it starts.
+        workers_num: how many the job has.
+        on_machine: how many of them share this machine's cores and devices.
+        first_on_machine: which of those its own first one is.
+        name: the host's name, in a job on several.
+        abroad: what its node needs in a job on several hosts.
     """
 
     workers: range

@@ -29,11 +29,11 @@ class WorkerCommand:
     """What to run as one worker.
 
     Attributes:
-        arguments: The program and its arguments.
-        environ: The whole environment.
-        cores: The cores to run on, or None for the launcher's own.
-        descriptors: Open file descriptors to pass on, under their numbers.
-        files: Where standard output and standard error go, instead of two pipes.
+        arguments: the program and its arguments.
+        environ: the whole environment.
+        cores: the cores to run on, or None for the launcher's own.
+        descriptors: open file descriptors to pass on, under their numbers.
+        files: where standard output and standard error go, instead of two pipes.
     """
 
     arguments: tuple[str, ...]

@@ -34,8 +34,8 @@ def split_cores(cores: Sequence[int], workers_num: int) -> list[tuple[int, ...]]
     """Splits the cores into one run for each worker, equal to within one; if there are too few, workers share them.
 
     Args:
-        cores: The cores, in the order in which neighbours belong together.
-        workers_num: How many parts, at least 1.
+        cores: the cores, in the order in which neighbours belong together.
+        workers_num: how many parts, at least 1.
     """
     if workers_num > len(cores):
         return [(cores[worker % len(cores)],) for worker in range(workers_num)]
@@ -49,10 +49,10 @@ def choose_gpus(wish: str, environ: Mapping[str, str]) -> list[str]:
     Args:
         wish: "auto" for all that are visible, or a list such as "0,1". As for any CUDA program, a number
             counts within CUDA_VISIBLE_DEVICES where that is set.
-        environ: The launcher's environment.
+        environ: the launcher's environment.
 
     Raises:
-        StartupError: No GPU is found, or a number is not among the visible ones, or the list cannot be read.
+        StartupError: no GPU is found, or a number is not among the visible ones, or the list cannot be read.
     """
     known = visible_gpus(environ)
     visible = environ.get("CUDA_VISIBLE_DEVICES")

@@ -36,10 +36,10 @@ class Starts:
     """The starts of one job.
 
     Attributes:
-        most: How many restarts there may be.
-        timeout_seconds: How long all of them together may take; None for no limit.
-        signals: What asks for the end of all.
-        restarts: How many there have been.
+        most: how many restarts there may be.
+        timeout_seconds: how long all of them together may take; None for no limit.
+        signals: what asks for the end of all.
+        restarts: how many there have been.
     """
 
     most: int
@@ -94,10 +94,10 @@ class Replacements:
     """The workers that are started again in a job that goes on.
 
     Args:
-        most: How many there may be in all.
+        most: how many there may be in all.
 
     Attributes:
-        done: How many there have been, with those that wait for their start.
+        done: how many there have been, with those that wait for their start.
     """
 
     def __init__(self, most: int) -> None:

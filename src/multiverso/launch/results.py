@@ -11,12 +11,12 @@ class WorkerExit:
     """How a worker ended.
 
     Attributes:
-        worker_id: Its number.
-        pid: Its process id.
-        code: Its exit code as a shell gives it: 128 + the signal's number when a signal ended it.
-        signal: The signal's name, or None.
-        ended_by_us: Whether the launcher had already told it to end.
-        seconds: How long it ran.
+        worker_id: its number.
+        pid: its process id.
+        code: its exit code as a shell gives it: 128 + the signal's number when a signal ended it.
+        signal: the signal's name, or None.
+        ended_by_us: whether the launcher had already told it to end.
+        seconds: how long it ran.
     """
 
     worker_id: int
@@ -41,14 +41,14 @@ class JobResult:
     """How a job ended.
 
     Attributes:
-        reason: What ended it.
-        exit_code: The failed worker's code; 0 also when the others were to go on and one finished; 128 + the
+        reason: what ended it.
+        exit_code: the failed worker's code; 0 also when the others were to go on and one finished; 128 + the
             signal's number after a signal; 124 after a timeout; 141 when nobody reads our output.
-        culprit: The worker whose failure ended the job, or was the first, or None.
-        deserter: A worker that made others fail, although its own exit code is 0: it ended without
+        culprit: the worker whose failure ended the job, or was the first, or None.
+        deserter: a worker that made others fail, although its own exit code is 0: it ended without
             ``multiverso.shutdown()`` while they needed it. Or None.
-        exits: How each worker ended, in worker order.
-        seconds: How long the job ran.
+        exits: how each worker ended, in worker order.
+        seconds: how long the job ran.
     """
 
     reason: Reason

@@ -22,10 +22,10 @@ class Sink(Protocol):
         """Takes complete lines, each with its newline (or none), and what stands behind the last newline.
 
         Args:
-            worker_id: Who wrote it.
-            stream: Where.
-            lines: Text to write, once.
-            begun: What the worker's unfinished line looks like now; it comes again, changed or complete.
+            worker_id: who wrote it.
+            stream: where.
+            lines: text to write, once.
+            begun: what the worker's unfinished line looks like now; it comes again, changed or complete.
         """
 
 
@@ -35,9 +35,9 @@ def prefix_sink(
     """Writes every line with `[i] ` before it, byte for byte otherwise.
 
     Args:
-        stdout: For the workers' standard output.
-        stderr: For the workers' standard error.
-        colours: Whether to colour the prefix on the one and the other.
+        stdout: for the workers' standard output.
+        stderr: for the workers' standard error.
+        colours: whether to colour the prefix on the one and the other.
     """
     return Lines(
         Target(partial(write_all, stdout), colours[0], _screen(stdout)),
@@ -79,9 +79,9 @@ class Target:
     """One of the two places for lines.
 
     Attributes:
-        write: Writes all of it, at once.
-        colour: Whether to colour the prefix.
-        screen: The descriptor of a terminal that can move its cursor, or None.
+        write: writes all of it, at once.
+        colour: whether to colour the prefix.
+        screen: the descriptor of a terminal that can move its cursor, or None.
     """
 
     write: Callable[[bytes], None]

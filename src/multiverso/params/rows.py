@@ -49,7 +49,7 @@ class RowExchange:
     Args:
         local: (rows, columns) that this worker trains on: overwritten in place.
         rule: one of those that `goes_by_rows` accepts.
-        whole_every: exchange all rows at every so many exchanges; 1 for always.
+        whole_every: exchange all rows at every N-th exchange; 1 for always.
         name, initial, session: as for `multiverso.MatrixTableHandler`.
 
     Attributes:

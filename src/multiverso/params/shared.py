@@ -81,7 +81,7 @@ class SharedParams:
             arrays: parameters of any shape, float16, bfloat16, float32 or float64. Copied, never modified.
             statistics: arrays that are averaged; the same dtypes.
             matrices: two-dimensional arrays of which each step reads and changes few rows; float32 or float64.
-            whole_every: matrices are exchanged whole at every so many exchanges, and by rows between; 1 for always
+            whole_every: matrices are exchanged whole at every N-th exchange, and by rows between; 1 for always
                 whole. With rules other than ASGD and Downpour, and in a synchronous job, they always are.
             name: create the tables, or attach to those of this name.
             every: `step` exchanges at every so many calls, or when that much time has passed since the last

@@ -48,7 +48,7 @@ def rooms(
         seconds: how long to wait for it.
 
     Raises:
-        StartupError: the cluster has not so much.
+        StartupError: the cluster does not have that much.
     """
     what = f"{workers} times {dict(resources)}, placed by {strategy}"
     with _group([dict(resources)] * workers, strategy, what, seconds) as group:

@@ -89,7 +89,7 @@ def run(
         WorkerFailedError: a worker raised something that cannot be sent here.
         WorkerLostError: a worker died, or its host.
         WaitTimeoutError: the time is over; all workers were ended.
-        StartupError: the options make no sense, or the cluster has not the resources.
+        StartupError: the options make no sense, or the cluster does not have the resources.
     """
     check_call("multiverso.ray.run", function, workers, timeout_seconds, on_failure, replace)
     if max_restarts < 0:

@@ -117,7 +117,7 @@ class Control:
     def settle(self, worker_id: int, liveness: int) -> None:
         """Marks a worker as lost or gone, and wakes whoever waits (the node)."""
         if liveness == at.LOST:
-            self.lost_in_order.setdefault(worker_id)  # before it is seen, and others end in consequence
+            self.lost_in_order.setdefault(worker_id)  # before it is seen, and others end because of it
         store32(self.block(worker_id) + at.LIVENESS, liveness)
         self.notify()
 

@@ -40,23 +40,23 @@ class JobInfo:
     """What the environment says about this worker and its job.
 
     Attributes:
-        worker_id: This worker's number, from 0 to `workers_num` - 1.
-        workers_num: How many workers the job starts with.
-        local_id: This worker's number on this host.
-        local_num: How many workers the job has on this host.
-        started_by: Who started the job; "single" is a plain `python train.py`.
-        key: Equal in all workers of the job on this host, different elsewhere. `socket_name` makes the node's
+        worker_id: this worker's number, from 0 to `workers_num` - 1.
+        workers_num: how many workers the job starts with.
+        local_id: this worker's number on this host.
+        local_num: how many workers the job has on this host.
+        started_by: who started the job; "single" is a plain `python train.py`.
+        key: equal in all workers of the job on this host, different elsewhere. `socket_name` makes the node's
             socket name from it. None when `address` is known, and for a job of one plain process.
-        address: The node's abstract socket name, without the leading NUL, when a launcher already runs one.
-        on_lost: What the launcher wants when a worker dies, or None: the caller of `init` decides.
-        launched: Whether our launcher started this process, so that it must not outlive the node.
-        secret: What only this job's processes know, if their environment has one.
-        host: This host's number, in a job on several hosts, where the environment says it.
-        hosts: How many there are; 0 where it says only that there are several.
-        store: Where those hosts can leave each other word.
-        roster: Which they are, where the environment says that; without an address and credentials.
-        ports: Where the first one is to listen for the others; empty for any port that they all know or learn.
-        attempt: What tells this start of them from others, on all hosts alike.
+        address: the node's abstract socket name, without the leading NUL, when a launcher already runs one.
+        on_lost: what the launcher wants when a worker dies, or None: the caller of `init` decides.
+        launched: whether our launcher started this process, so that it must not outlive the node.
+        secret: what only this job's processes know, if their environment has one.
+        host: this host's number, in a job on several hosts, where the environment says it.
+        hosts: how many there are; 0 where it says only that there are several.
+        store: where those hosts can leave each other word.
+        roster: which they are, where the environment says that; without an address and credentials.
+        ports: where the first one is to listen for the others; empty for any port that they all know or learn.
+        attempt: what tells this start of them from others, on all hosts alike.
     """
 
     worker_id: int
@@ -89,12 +89,12 @@ def discover(
     then MPI, then Slurm. Nothing is opened and nobody is contacted.
 
     Args:
-        environ: The environment to read; this process's by default.
-        ancestors: The processes above this one, nearest first; read from /proc by default.
-        inode: Gives a descriptor's inode, or None; `os.fstat` by default.
+        environ: the environment to read; this process's by default.
+        ancestors: the processes above this one, nearest first; read from /proc by default.
+        inode: gives a descriptor's inode, or None; `os.fstat` by default.
 
     Raises:
-        StartupError: The environment contradicts itself.
+        StartupError: the environment contradicts itself.
     """
     environ = os.environ if environ is None else environ
     if "MULTIVERSO_NODE" in environ:

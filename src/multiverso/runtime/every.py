@@ -8,7 +8,7 @@ from datetime import timedelta
 
 
 class Every:
-    """Tells when something is due: every so many steps, or when so much time has passed since the last time.
+    """Tells when something is due: every N steps, or when so much time has passed since the last time.
 
     Args:
         every: a number of steps, 1 or more, or a time above zero.

@@ -55,7 +55,7 @@ class Node(InProcess):
             same number, and finds the tables as they are.
 
     Raises:
-        StartupError: a number of workers or an ``on_lost`` that is none; the name is taken, another host cannot be
+        StartupError: an invalid number of workers or ``on_lost``; the name is taken, another host cannot be
             reached, or there is no memory or descriptor for it.
 
     Owner: the thread that made it calls ``close``; everything else belongs to the serving thread.

@@ -55,7 +55,7 @@ class NodeLink:
 
         Raises:
             StartupError: nobody listens there, or another user does, or whoever does sleeps instead of answering.
-            WaitTimeoutError: so many others wait there that we did not get in.
+            WaitTimeoutError: too many others wait there for us to get in.
         """
         try:
             self._connection = messages.connect(address, max(0.1, deadline - time.monotonic()))

@@ -1,4 +1,4 @@
-"""What differs for a worker whose process has taken the place of one that died: the others are further than it."""
+"""What differs for a worker whose process has taken the place of one that died: the others are ahead of it."""
 
 from __future__ import annotations
 

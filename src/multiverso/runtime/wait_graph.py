@@ -71,7 +71,7 @@ class WaitGraph:
         return {
             at.FOR_BARRIER: f"barrier {wait.target}",
             at.FOR_ROUND: f"round {(wait.target - 1) // (table.chunks if table else 1) + 1} of {name}",
-            at.FOR_CLOCK: f"clock {wait.target} of {name}",
+            at.FOR_CLOCK: f"tick {wait.target} (bounded staleness) of {name}",
             # across hosts a reduction waits for workers by a mask, too: its memory tells the two apart
             at.FOR_BATCHES: "what others add to a reduction"
             if wait.table

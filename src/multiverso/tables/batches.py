@@ -313,8 +313,8 @@ def deal(
 
     Args:
         session, n, size, seed, epoch, timeout_seconds: as there.
-        ahead: how many batches this worker asks for before it works on the first; its last so many do not count as
-            finished when it asks for another one, and the loop's end waits for nobody.
+        ahead: how many batches this worker asks for before it works on the first; as many of its last do not count as
+            finished when it asks for the next, and the loop's end waits for nobody.
     """
     given = {"n": (n, 0), "size": (size, 1), "seed": (seed, 0), "epoch": (0 if epoch is None else epoch, 0)}
     for name, (value, least) in given.items():

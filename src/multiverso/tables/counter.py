@@ -42,7 +42,7 @@ class Counter(InProcess):
     def fetch_add(self, amount: int = 1, timeout_seconds: float | None = None) -> int:
         """Adds to the number and returns what it was before; no two workers get the same.
 
-        Takes some microseconds, across hosts some hundred and the way to the first host and back. A worker that is
+        Takes a few microseconds, across hosts a few hundred and the way to the first host and back. A worker that is
         killed meanwhile has added or has not, and stops nobody.
 
         Args:

@@ -64,7 +64,7 @@ class KeyedTable(KeyedContents):
 
     Raises:
         TableMismatchError: other workers asked for another table of this name.
-        ValueError: a synchronous session or one with bounded staleness; an ``initial`` or a name that is none.
+        ValueError: a synchronous session or one with bounded staleness; an invalid ``initial`` or name.
 
     Example:
         >>> import multiverso as mv
@@ -316,13 +316,13 @@ class KeyedTable(KeyedContents):
         return evicted
 
     def evict(self, *, seconds: float | None = None) -> int:
-        """Removes the keys that the table's ``eviction`` names, one segment of some hundred keys after another.
+        """Removes the keys that the table's ``eviction`` names, one segment of a few hundred keys after another.
 
         Any worker may call it at any time, several at once: each goes on where the last one stopped. It waits for
         nobody: a segment that another worker is changing just now is left out.
 
         Args:
-            seconds: stop after so long, at the end of a segment (some ten microseconds); None looks at all keys.
+            seconds: stop after this long, at the end of a segment (tens of microseconds); None looks at all keys.
 
         Returns:
             How many keys were evicted.

@@ -66,7 +66,7 @@ class KeyedContents(Steered):
         memory for what it writes.
 
         Everything is written again, and what was there before removed, where the last snapshot there is of another run,
-        or more keys were removed since than the table remembers (some millions).
+        or more keys were removed since than the table remembers (a few million).
 
         Args:
             directory: a folder of its own for this table's snapshots, made if it is not there.

@@ -26,8 +26,8 @@ class Eviction:
     then to within a fifth or so.
 
     Attributes:
-        idle_ticks: keys that have not been used for so many ticks of the table (`KeyedTable.tick`), at most 50,000.
-        most_keys: keys beyond so many. Which of them is decided within each segment of some hundred keys.
+        idle_ticks: keys that have not been used for this many ticks of the table (`KeyedTable.tick`), at most 50,000.
+        most_keys: keys beyond this number. Which of them is decided within each segment of a few hundred keys.
         by: of those, ``"recency"``: the least recently used go first, or ``"frequency"``: the least frequently used.
         least_norm: keys whose row has a smaller L2 norm.
     """
@@ -87,8 +87,7 @@ class KeyedSpec:
         """Returns the table that a constructor's arguments mean.
 
         Raises:
-            ValueError: an initial value, a seed, an admission or an eviction that is none, or fractions for a table of
-                integers.
+            ValueError: an invalid initial value, seed, admission or eviction, or fractions for a table of integers.
         """
         kind, scale = initial if isinstance(initial, tuple) and len(initial) == 2 else (initial, _SCALE)
         if (

@@ -119,7 +119,7 @@ class EmbeddingBag(_Rows):
         include_last_offset: the last of ``offsets`` is the number of ids.
 
     Raises:
-        TypeError, ValueError: as for `Embedding`, or a mode that is none of these.
+        TypeError, ValueError: as for `Embedding`, or a mode that is not one of these.
     """
 
     def __init__(

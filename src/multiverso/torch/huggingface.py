@@ -24,7 +24,7 @@ from transformers import TrainerCallback
 class MVCallback(TrainerCallback):  # type: ignore[misc]  # transformers is seen as untyped
     """Shares the model that is trained, from the beginning of ``trainer.train`` on: collective.
 
-    Exchanges after every so many steps of the optimizer, and at each epoch's end what is left. Each worker is
+    Exchanges after every ``every`` steps of the optimizer, and at each epoch's end what is left. Each worker is
     a Trainer of its own on one device, with a part of the data.
 
     Args:

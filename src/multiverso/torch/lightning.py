@@ -33,7 +33,7 @@ _Callback: Any = import_module(_found[0]).Callback
 class MVCallback(_Callback):  # type: ignore[misc]  # Lightning is seen as untyped
     """Shares the module that is fitted, from the beginning of ``trainer.fit`` on: collective.
 
-    Exchanges after every so many steps of the optimizer, and before each validation and at the end what is
+    Exchanges after every ``every`` steps of the optimizer, and before each validation and at the end what is
     left. Each worker is a Trainer of its own on one device (``devices=1``), with a part of the data.
 
     Args:

@@ -42,7 +42,7 @@ class ParamManager(Resumable):
         every: `step` exchanges at every so many calls, or after every so much time.
         rule: how parameters are exchanged (`multiverso.rules`, or ``"easgd"``); ASGD by default: changes add up.
         statistics: the names of the buffers to average, instead of those named ``running_...``.
-        whole_every: sparse embeddings are exchanged by rows, and whole at every so many exchanges and by each
+        whole_every: sparse embeddings are exchanged by rows, and whole at every N-th exchange and by each
             `sync_all_param`; 1 for always whole. They always are with rules other than ASGD and Downpour, in a
             synchronous job, with ``overlap=True``, and where the optimizer (of `attach` or `SharedOptimizer`) has
             momentum or weight decay, which change rows that nobody has read.

@@ -39,7 +39,7 @@ class ModuleState:
         if got != expected or len(parts.own["groups"]) != len(self._groups):
             odd = sorted(name for name in got.keys() | expected.keys() if got.get(name) != expected.get(name))
             raise SnapshotError(
-                f"the module is another one than was saved; {', '.join(odd) or 'its devices or dtypes'} differ. "
+                f"the module is not the one that was saved; {', '.join(odd) or 'its devices or dtypes'} differ. "
                 "Nothing was changed"
             )
 

@@ -156,7 +156,7 @@ def dtype_named(name: Any) -> np.dtype[Any]:
     """Returns the dtype that a message names.
 
     Raises:
-        PlatoonError: it is none whose elements are plain memory: never one of Python objects.
+        PlatoonError: its elements are not plain memory: never an array of Python objects.
     """
     dtype: np.dtype[Any]
     if isinstance(name, str) and _is_plain(name):

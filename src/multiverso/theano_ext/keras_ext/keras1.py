@@ -69,7 +69,7 @@ class MVCallback(Callback):  # type: ignore[misc]  # Keras has no types
 
     Args:
         model: the compiled model that is fitted.
-        freq: exchange after every so many minibatches.
+        freq: exchange after every ``freq`` minibatches.
         rule: how weights are exchanged (`multiverso.rules`, or a name: ``"easgd"``); changes add up by default.
 
     Raises:
