@@ -42,8 +42,9 @@ def init(
             go on without it. None takes what the launcher was told.
         wire: the format in which changes travel between hosts: ``"native"`` (default), ``"float32"``, ``"bfloat16"``,
             ``"int8"``, ``"topk"`` or ``"topk:0.05"``. This and the next two mean nothing in a job on one host.
-        every: how often a host sends what has changed: a number of seconds, or ``"100 adds"`` of its workers to a
-            table; by default as soon as anything has changed.
+        every: how often a host sends what has changed: a bare number is *seconds* (``every=0.5``); ``"100 adds"``
+            counts its workers' adds to a table; by default as soon as anything has changed. (The ``every`` of
+            :func:`checkpoint` and of parameter managers is another one: there a bare number counts *steps*.)
         between: what is made of the changes of the hosts: ``"sum"`` (default), ``"mean"``, ``"local_sgd"``,
             ``"diloco"`` or ``"diloco:LR,MOMENTUM"``. Tables of integers are summed.
         timeout_seconds: deadline of barriers, rounds and clocks; by default MULTIVERSO_TIMEOUT_SECONDS, or
@@ -53,6 +54,8 @@ def init(
     Raises:
         StartupError: already initialised, not on Linux, or other options than those of the other workers.
         WaitTimeoutError: not all workers came in time.
+        WorkerLostError: another worker died while the job was starting (with ``on_lost="stop"``).
+        NodeLostError: the job's node ended meanwhile.
     """
     with turn(_starting, "init()"):
         if is_open():
@@ -94,6 +97,16 @@ def barrier(timeout_seconds: float | None = None) -> None:
 
     This worker's pending adds are finished first, so after it everyone reads the same. In synchronous mode it
     neither ends a round nor commits anything.
+
+    Args:
+        timeout_seconds: deadline of the wait, instead of the session's.
+
+    Raises:
+        NotInitializedError: there is no session; call ``init`` first.
+        WorkerLostError: a worker died (with ``on_lost="stop"``).
+        WaitTimeoutError: the deadline passed; the error names who is missing. The next call waits for the same barrier.
+        DeadlockError: all live workers wait for each other.
+        NodeLostError: the job's node is gone.
     """
     current().barrier(timeout_seconds)
 
@@ -237,7 +250,8 @@ def stats() -> dict[str, Any]:
     Returns:
         ``worker_id``, ``workers_num``, ``waited_seconds`` and, in ``tables``, for each table by its name (a text)
         or its number (an int): ``adds``, ``gets``, ``exchanges``, ``bytes``, ``wait_seconds``, ``locks_recovered``
-        (taken over from a dead worker), ``clock``, and the staleness of reads (``staleness_last``, ``_max``,
+        (taken over from a dead worker), ``rows_put_back`` (half-written rows of a dead worker, restored by this one),
+        ``clock``, and the staleness of reads (``staleness_last``, ``_max``,
         ``_mean``): how many pushes of other workers came since this worker's read before.
     """
     return current().statistics()

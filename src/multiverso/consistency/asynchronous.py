@@ -1,4 +1,8 @@
-"""Asynchronous: every operation takes effect at once, stripe by stripe, and waits for nobody."""
+"""Asynchronous: every operation takes effect at once, stripe by stripe, and waits for no other worker's progress.
+
+It waits for a stripe that another worker holds: no longer than one loop over it takes, or until its owner is found
+dead, but for as long as its owner is stopped. Then the session's or the call's deadline ends the wait.
+"""
 
 from __future__ import annotations
 

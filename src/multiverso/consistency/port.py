@@ -131,6 +131,10 @@ class Consistency(Protocol):
     WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError. ``deadline`` None is the session's own time
     from when it first has to wait.
 
+    Arrays are C-contiguous and of the table's dtype. Of a whole table they are flat, (rows * columns,); of ``n`` rows
+    they are (n * columns,) beside ``ids`` of (n,), int64. ``seen`` and ``found`` have a place for each stripe,
+    ``stripes`` and ``versions`` for each that is read, int64. What is only read (``delta``, ``ids``) is never changed.
+
     Attributes:
         in_rounds: whether adds take effect in rounds. If so, an exchange of rows is an ``add_rows`` and a
             ``get_rows``, and stripes have no versions.

@@ -2,7 +2,8 @@
 
 A state machine without sockets, threads and clocks: a report of a host goes in, orders to hosts come out. All orders
 and reports are JSON objects; ``docs/protocol.md`` lists them. Each host's reports come in the order in which it
-sent them, and it gets its orders in the order in which they were given.
+sent them, and it gets its orders in the order in which they were given. That a host is lost it is told:
+``conversation.py`` decides that, and ``control_connections.py`` says it here.
 
 Its parts: tables that come to be and end (`table_steps`), barriers (`barriers`), what workers ask (`desk`).
 

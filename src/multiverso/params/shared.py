@@ -84,8 +84,8 @@ class SharedParams:
             whole_every: matrices are exchanged whole at every N-th exchange, and by rows between; 1 for always
                 whole. With rules other than ASGD and Downpour, and in a synchronous job, they always are.
             name: create the tables, or attach to those of this name.
-            every: `step` exchanges at every so many calls, or when that much time has passed since the last
-                exchange. Time does not tick alike in all workers, so a synchronous job refuses it.
+            every: a bare number counts calls of `step`, a ``datetime.timedelta`` is the time since the last exchange.
+                Time does not tick alike in all workers, so a synchronous job refuses it.
             initial: whose values count, as in `multiverso.ArrayTableHandler`.
             rule: how parameters are exchanged: one of `multiverso.rules`, or its name; ASGD by default: changes add up.
             allocate: makes the flat buffers, given a size and a dtype: pinned memory, say.
@@ -202,9 +202,10 @@ class SharedParams:
 
         Of matrices that go by rows it may leave those out that were not touched (``whole=False``).
 
-        Blocks as `multiverso.ArrayTableHandler.exchange` does: not at all in an asynchronous job, for the
-        round in a synchronous one (one exchange is one round). After one that raised, the next takes it up where
-        it stopped: there the others wait.
+        Blocks as `multiverso.ArrayTableHandler.exchange` does: for the round in a synchronous job (one exchange is
+        one round), for workers too far behind with bounded staleness, in an asynchronous job only for a worker that
+        is writing to the same stripe. After one that raised, the next takes it up where it stopped: there the
+        others wait.
         """
         self.as_one_call(_nothing, _nothing, whole)
 
@@ -231,7 +232,8 @@ class SharedParams:
     def centre(self) -> list[Array]:
         """Returns copies of the shared arrays and then statistics as they are now: what to validate and save.
 
-        Never waits and exchanges nothing. This worker's own may differ, and with EASGD they do.
+        Exchanges nothing, and waits only as `multiverso.ArrayTableHandler.snapshot` does. This worker's own may
+        differ, and with EASGD they do.
         """
         return self._packed.centre()
 

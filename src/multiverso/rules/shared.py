@@ -49,8 +49,9 @@ class Shared:
     def exchange(self, local: Any, *, timeout_seconds: float | None = None) -> None:
         """Does one step of the rule between ``local`` and the centre, in place.
 
-        Asynchronously it never waits; with bounded staleness it waits for workers too far behind; in
-        synchronous mode it is one round of all workers, except where the rule neither pulls nor fetches now.
+        It waits as ``table.get`` does: asynchronously only for a worker that is writing to the same stripe; with
+        bounded staleness for workers too far behind. In synchronous mode it is one round of all workers, except where
+        the rule neither pushes nor pulls now.
 
         Args:
             local: this worker's parameters: flat or of any shape, of the table's size and dtype, C-contiguous

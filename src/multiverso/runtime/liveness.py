@@ -1,4 +1,4 @@
-"""Being seen alive, and seeing whether the node is.
+"""The worker's half: being seen alive, and seeing whether the node is. The node sees deaths in ``deaths.py``.
 
 A robust mutex belongs to the thread that locked it, so one thread holds this worker's life mutex for as long as
 the session lives. The same thread watches the node: its socket's end tells at once, its life mutex in any case.

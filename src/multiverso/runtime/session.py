@@ -375,7 +375,7 @@ class Session(InProcess):
         """Publishes what this worker waits for, for as long as the block lasts.
 
         Args:
-            kind: one of the WAIT_KINDs of ``layout.py``.
+            kind: one of the ``FOR_...`` of ``layout.py`` (WAIT_KIND).
             memory: number of the table, or of the shared memory.
             target: what of it; of a lock, its offset.
         """

@@ -27,15 +27,23 @@ class ArrayTableHandler(TableHandler):
         dtype: of the table: float32 (default), float64, int32 or int64, whatever the initial value's.
         name: create the table by this name, or attach to it.
         updater: how adds reach the values: a name (``"add"``, ``"sgd"``) or an ``Updater``.
-        initial: whose ``init_value`` counts: ``"master"`` (worker 0's), ``"mean"`` or ``"sum"`` of all.
+        initial: whose ``init_value`` counts: ``"master"`` (the lowest of the workers that create it: worker 0's, unless
+            that has left), ``"mean"`` or ``"sum"`` of all.
         session: the session it belongs to; the current one by default.
-        master: this worker's initial value counts instead of worker 0's (one worker may say so).
+        master: this worker's initial value counts instead of the lowest worker's (one worker may say so).
         wire, every: of this table, instead of what ``init`` was told: how differences travel between hosts, and how
-            often. They mean nothing on one host, and in synchronous jobs.
+            often (a bare number is seconds). They mean nothing on one host, and in synchronous jobs.
 
     Raises:
+        NotInitializedError: there is no session; call ``init`` first.
+        ShapeMismatchError: ``size`` is not an integer of at least 1, or ``init_value`` does not have as many numbers.
+        DtypeMismatchError: a dtype that tables do not have, or initial values that do not fit it.
+        ValueError: an unknown updater's name, or an invalid ``name`` or ``initial``.
+        StartupError: an unknown ``wire``, or an invalid ``every``.
         TableMismatchError: other workers asked for another table.
         OutOfMemoryError: there is no room for it.
+        WaitTimeoutError: not all workers have made it in time (``init(start_timeout_seconds=)``).
+        WorkerLostError, NodeLostError, DeadlockError: the wait for the others could not end well.
 
     Example:
         >>> import multiverso as mv

@@ -60,7 +60,9 @@ class TableHandler(Contents):
         """Returns the table's values, in the table's shape.
 
         In synchronous mode this ends a round: it waits until every live worker reads, and all get the same
-        bits. With bounded staleness it waits for workers that are too far behind. Otherwise it never waits.
+        bits. With bounded staleness it waits for workers that are too far behind. In an asynchronous job it waits for
+        no other worker's progress, only for one that is writing to the same stripe at this moment: microseconds as
+        a rule, nothing if that one has died, but until the deadline if its process is stopped.
 
         Args:
             out: written to and returned: a NumPy array of the table's size and dtype (or float16), or a torch

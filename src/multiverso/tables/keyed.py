@@ -48,6 +48,9 @@ class KeyedTable(KeyedContents):
     With a ``name`` the first worker creates the table and others attach to it; without, the n-th keyed table of each
     worker is the same table.
 
+    It cannot be closed: there is no ``close`` and no ``with``, and its memory stays with the job until that ends. Rows
+    of removed keys are used again.
+
     Args:
         dim: numbers in a row, 1 or more.
         dtype: float32 (default), float64, int32 or int64.

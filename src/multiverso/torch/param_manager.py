@@ -39,7 +39,7 @@ class ParamManager(Resumable):
 
     Args:
         module: moved to its device and converted to its dtype before; devices may differ.
-        every: `step` exchanges at every so many calls, or after every so much time.
+        every: `step` exchanges at every N-th call (a bare number), or after that much time (a ``timedelta``).
         rule: how parameters are exchanged (`multiverso.rules`, or ``"easgd"``); ASGD by default: changes add up.
         statistics: the names of the buffers to average, instead of those named ``running_...``.
         whole_every: sparse embeddings are exchanged by rows, and whole at every N-th exchange and by each
@@ -169,9 +169,9 @@ class ParamManager(Resumable):
     def state_dict(self, part: torch.nn.Module | None = None) -> dict[str, Any]:
         """Returns a state with the shared parameters and statistics: what to validate and publish.
 
-        Never waits and exchanges nothing. This worker's own parameters may differ, and with EASGD they do. What is
-        shared is copied, each tensor into memory of its own: ``torch.save`` writes the whole memory that a tensor
-        lies in, and the module's own tensors lie in that of all.
+        Exchanges nothing, and waits only as `multiverso.ArrayTableHandler.snapshot` does. This worker's own
+        parameters may differ, and with EASGD they do. What is shared is copied, each tensor into memory of its own:
+        ``torch.save`` writes the whole memory that a tensor lies in, and the module's own tensors lie in that of all.
 
         Args:
             part: a submodule, to have its state alone; else the whole module's.
