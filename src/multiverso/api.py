@@ -42,9 +42,9 @@ def init(
             go on without it. None takes what the launcher was told.
         wire: the format in which changes travel between hosts: ``"native"`` (default), ``"float32"``, ``"bfloat16"``,
             ``"int8"``, ``"topk"`` or ``"topk:0.05"``. This and the next two mean nothing in a job on one host.
-        every: how often a host sends what has changed: a bare number is *seconds* (``every=0.5``); ``"100 adds"``
-            counts its workers' adds to a table; by default as soon as anything has changed. (The ``every`` of
-            :func:`checkpoint` and of parameter managers is another one: there a bare number counts *steps*.)
+        every: how often a host sends what has changed: a number of seconds, or ``"100 adds"`` of its workers to a
+            table; by default as soon as anything has changed. A bare number is *seconds* here (``every=0.5``), while
+            the ``every`` of `checkpoint` and of parameter managers counts *steps*.
         between: what is made of the changes of the hosts: ``"sum"`` (default), ``"mean"``, ``"local_sgd"``,
             ``"diloco"`` or ``"diloco:LR,MOMENTUM"``. Tables of integers are summed.
         timeout_seconds: deadline of barriers, rounds and clocks; by default MULTIVERSO_TIMEOUT_SECONDS, or

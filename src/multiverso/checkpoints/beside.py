@@ -372,8 +372,8 @@ def checkpoint(
             ``s3://bucket/run`` (``pip install "multiverso[fsspec]"``).
         managers: the ParamManagers whose models are part of it, in the same order each time. Tables that no manager
             shares are part of it anyway.
-        every: a number of the lowest worker's steps (in a synchronous job: of each worker's), or a
-            ``datetime.timedelta``; None: only at `Checkpoint.save`.
+        every: a bare number counts *steps*, of the lowest worker (in a synchronous job: of each worker); for time
+            give a ``datetime.timedelta``; None: only at `Checkpoint.save`. (In ``init(every=)`` it is seconds.)
         keep: how many checkpoints stay, 1 or more; while one is written there is room needed for one more.
         resume: go on from what is there in any case. By default only a job that was started again does
             (``multiverso run --max-restarts``, torchrun's, a Slurm requeue), or one with ``multiverso run --resume``;

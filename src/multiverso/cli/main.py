@@ -133,7 +133,9 @@ def run_command(
     ] = None,
     every: Annotated[
         str | None,
-        typer.Option(help="How often a host sends what has changed: seconds, or a text such as '100 adds'."),
+        typer.Option(
+            help="How often a host sends what has changed: a number of seconds, or a text such as '100 adds'."
+        ),
     ] = None,
     between: Annotated[
         str | None,

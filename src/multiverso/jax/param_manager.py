@@ -31,7 +31,7 @@ class ParamManager:
     Args:
         params: a pytree of arrays: a dict, a flax or equinox module, ...
         statistics: another one, to be averaged.
-        every: `step` and `transformation` exchange at every so many calls (`step`: or after so much time).
+        every: `step` and `transformation` exchange at every N-th call (`step`: or after a ``timedelta``).
         rule: how parameters are exchanged (`multiverso.rules`, or ``"easgd"``); ASGD by default: changes add up.
         session: the session to use instead of the current one.
 

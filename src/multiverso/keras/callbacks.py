@@ -23,7 +23,7 @@ class MVCallback(Callback):  # type: ignore[misc]  # Keras is seen as untyped
 
     Args:
         model: the model that is fitted.
-        freq: exchange after every ``freq`` minibatches.
+        freq: how many minibatches there are from one exchange to the next.
         directory: save the run here at the end of each epoch; the same for all workers (see `resume`).
         rule: how weights are exchanged (`multiverso.rules`, or a name: ``"easgd"``); changes add up (ASGD) by default.
         session: the session to use instead of the current one.

@@ -25,7 +25,7 @@ class ParamManager(Resumable):
 
     Args:
         model: a built model.
-        every: `step` exchanges at every so many calls, or after every so much time.
+        every: `step` exchanges at every N-th call (a bare number), or after that much time (a ``timedelta``).
         rule: how weights are exchanged (`multiverso.rules`, or a name: ``"easgd"``); changes add up (ASGD) by default.
         session: the session to use instead of the current one.
 

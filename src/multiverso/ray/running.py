@@ -67,7 +67,7 @@ def run(
         strategy: how Ray spreads the workers over hosts: "PACK" (as few hosts as can be), "SPREAD", "STRICT_PACK",
             "STRICT_SPREAD".
         wire: what travels between hosts, as in `init`.
-        every: how often, as in `init`.
+        every: how often, as in `init`: a bare number is seconds.
         between: what is made of it, as in `init`.
         encrypted: whether hosts encrypt what they send each other.
         max_restarts: how often all workers are started again, where Ray then has room, when a worker or a host has died

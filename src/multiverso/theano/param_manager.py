@@ -21,7 +21,7 @@ class ParamManager(Resumable):
         variables: shared variables of Theano or PyTensor, of a floating dtype and any shape; one that is
             listed twice (tied parameters) is shared once.
         statistics: shared variables that are averaged and not summed: a batch normalisation's running mean.
-        every: `step` exchanges at every so many calls, or after every so much time.
+        every: `step` exchanges at every N-th call (a bare number), or after that much time (a ``timedelta``).
         rule: how parameters are exchanged (`multiverso.rules`, or a name: ``"easgd"``); changes add up by default.
         name: create, or attach to, the tables of this name.
         session: the session to use instead of the current one.

@@ -69,7 +69,7 @@ class MVCallback(Callback):  # type: ignore[misc]  # Keras has no types
 
     Args:
         model: the compiled model that is fitted.
-        freq: exchange after every ``freq`` minibatches.
+        freq: how many minibatches there are from one exchange to the next.
         rule: how weights are exchanged (`multiverso.rules`, or a name: ``"easgd"``); changes add up by default.
 
     Raises:
