@@ -18,7 +18,7 @@ INITIAL: tuple[Initial, ...] = get_args(Initial)
 _LONGEST_TEXT = 2000
 _MOST_ELEMENTS = 2**48
 _MOST_ARRAYS = 64
-_MOST_HYPER = 16
+MOST_HYPER = 8  # of an updater: what a table's header has a place for
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,10 @@ class TableSpec:
         if self.rows * self.columns > _MOST_ELEMENTS:
             raise ShapeMismatchError(
                 f"a table has at most {_MOST_ELEMENTS:,} elements; got {self.rows} x {self.columns}"
+            )
+        if len(self.hyper) > MOST_HYPER:
+            raise ValueError(
+                f"an updater has at most {MOST_HYPER} hyperparameters; {self.updater} has {len(self.hyper)}"
             )
         states = states_of(self.states)
         object.__setattr__(self, "states", states)
@@ -125,10 +129,8 @@ class TableSpec:
                 raise TypeError("a state's initial value is a number")
         elif not 0 <= states <= _MOST_ARRAYS:
             raise ValueError(f"an updater has at most {_MOST_ARRAYS} arrays")
-        if len(message["hyper"]) > _MOST_HYPER or any(
-            type(value) not in (int, float) for value in message["hyper"]
-        ):
-            raise ValueError(f"hyper has at most {_MOST_HYPER} numbers")
+        if any(type(value) not in (int, float) for value in message["hyper"]):
+            raise ValueError("hyper has numbers only")
         if message["dtype"] not in DTYPES:
             raise ValueError(f"no table has the dtype {message['dtype']!r}")
         spec = cls(**{**message, "hyper": tuple(message["hyper"]), "states": states})

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import multiverso as mv
 from multiverso.errors import DtypeMismatchError, ShapeMismatchError, TableMismatchError
 from multiverso.runtime import Node, Session
+from multiverso.spec import TableSpec
 
 from .conftest import together
 
@@ -397,6 +398,14 @@ def test_what_cannot_be_written_to_is_refused_before_anything_is_made() -> None:
         with pytest.raises(ValueError, match="no rule is named 'elastic'"):
             mv.rules.share(np.zeros(3, "float32"), "elastic", session=session)  # type: ignore[arg-type]
         assert session.tables() == {}
+
+
+def test_an_updater_with_more_hyperparameters_than_a_table_has_a_place_for_is_refused() -> None:
+    """A rule's updater with 14 to 16 once wrote over the words behind them in the table's header."""
+    with pytest.raises(ValueError, match="at most 8 hyperparameters; mine has 9"):
+        TableSpec("array", 1, 3, updater="mine", hyper=(0.0,) * 9)
+    with pytest.raises(ValueError, match="at most 8 hyperparameters"):
+        TableSpec.from_message({**TableSpec("array", 1, 3).as_message(), "hyper": [0.0] * 9})
 
 
 @pytest.mark.parametrize("rule", [mv.rules.asgd(), mv.rules.easgd(0.5)], ids=str)

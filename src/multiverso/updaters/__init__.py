@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from multiverso.spec import MOST_HYPER
 from multiverso.states import State
 from multiverso.updaters.adagrad import adagrad
 from multiverso.updaters.adam import adam
@@ -38,8 +39,6 @@ BY_NAME: dict[str, Callable[[], Updater]] = {
     "sgd": sgd,
 }
 
-_MOST_HYPER = 8  # the place for them in a table's header, in float64
-
 
 def resolve(updater: str | Updater) -> Updater:
     """Returns the updater that a table's ``updater=`` argument names.
@@ -48,8 +47,8 @@ def resolve(updater: str | Updater) -> Updater:
         ValueError: no updater has this name, or a given one has too many hyperparameters.
     """
     if isinstance(updater, Updater):
-        if len(updater.hyper) > _MOST_HYPER:
-            raise ValueError(f"an updater has at most {_MOST_HYPER} hyperparameters; {updater.name} has more")
+        if len(updater.hyper) > MOST_HYPER:
+            raise ValueError(f"an updater has at most {MOST_HYPER} hyperparameters; {updater.name} has more")
         return updater
     if not isinstance(updater, str) or updater not in BY_NAME:
         raise ValueError(f"no updater is called {updater!r}; there are {', '.join(sorted(BY_NAME))}")
