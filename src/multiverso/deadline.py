@@ -35,9 +35,13 @@ class Deadline:
         seconds = checked_seconds(seconds)
         return cls(seconds, time.monotonic() + seconds)
 
-    def left(self, most: float = SLICE_SECONDS) -> float:
+    def left(self, most: float = math.inf) -> float:
         """Returns the seconds until then: at least 0, and at most ``most``."""
         return max(0.0, min(most, self.at - time.monotonic()))
+
+    def slice_left(self) -> float:
+        """Returns how long whoever waits for it may sleep before they have to look around again."""
+        return self.left(SLICE_SECONDS)
 
     @property
     def passed(self) -> bool:

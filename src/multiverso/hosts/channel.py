@@ -143,7 +143,7 @@ def receive_some(connection: socket.socket, most: int, deadline: Deadline) -> by
     Raises:
         TimeoutError: nothing came in time.
     """
-    left = deadline.left(math.inf)
+    left = deadline.left()
     until = None if left == math.inf else time.monotonic() + left
     poll = select.poll()
     poll.register(connection, select.POLLIN)

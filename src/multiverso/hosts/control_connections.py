@@ -38,6 +38,8 @@ from multiverso.node_log import log
 _CONNECT_SECONDS = 60.0
 _JOIN_SECONDS = 10.0
 _LOOK_SECONDS = 0.1
+# for what a lost host may still take: whoever waits for that watches over the others, too
+_LOST_FLUSH_SECONDS = 0.5
 _AGAIN_SECONDS = 5.0  # of one attempt to connect again
 
 _COUNTED_AS_LOST = "it counts this host as lost, and the others go on without it"
@@ -146,7 +148,7 @@ class Centre:
             if known == theirs.incarnation:
                 return self._talks[host]
             talk, old = self._admit(host, known, theirs.incarnation)
-        old.close(_COUNTED_AS_LOST)
+        old.close(_COUNTED_AS_LOST, Deadline.after(_LOST_FLUSH_SECONDS))
         log(f"{roster.names[host]} has begun anew, and takes its place in the job again")
         return talk
 
@@ -184,7 +186,7 @@ class Centre:
                 why = talk.look()
                 if why:
                     self._lose(host, talk, why)
-                    talk.close(_COUNTED_AS_LOST)
+                    talk.close(_COUNTED_AS_LOST, Deadline.after(_LOST_FLUSH_SECONDS))
 
     def _take_of(self, host: int, generation: int, report: Message) -> None:
         if generation != self._generations[host]:

@@ -283,7 +283,7 @@ class Fabric:
                     raise WaitTimeoutError(
                         f"host {self.host} could not {what} host(s) {peers} within {deadline}"
                     )
-                self._settled.wait(deadline.left())
+                self._settled.wait(deadline.slice_left())
 
         if take:  # the values that all begin with are there
             with self._lock:

@@ -12,7 +12,6 @@ cipher itself.
 from __future__ import annotations
 
 import contextlib
-import math
 import socket
 import threading
 from typing import Any
@@ -218,7 +217,7 @@ def _flush(connection: socket.socket, tls: Any, deadline: Deadline) -> None:
     with contextlib.suppress(SSL.WantReadError):
         while True:
             piece = tls.bio_read(_PIECE)
-            connection.settimeout(max(deadline.left(math.inf), 1e-3))
+            connection.settimeout(max(deadline.left(), 1e-3))
             connection.sendall(piece)
 
 

@@ -133,7 +133,7 @@ class AcrossHosts:
                     wait.close()
                     wait.enter_context(session.waiting(at.FOR_BATCHES, self._memories[True].number, missing))
                 patience = patience or Patience(session, deadline, what)
-                left = deadline.left()
+                left = deadline.slice_left()
                 gone = self._gone_for(missing)
                 if gone is not None:
                     if gone <= 0:

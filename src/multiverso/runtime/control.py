@@ -167,7 +167,7 @@ class Control:
 
         Of several threads' deadlines the last one counts; the others are looked at when their slices are over.
         """
-        if deadline.left(math.inf) < SLICE_SECONDS:
+        if deadline.left() < SLICE_SECONDS:
             store64(self.block(worker_id) + at.LOOK_AT, math.ceil(deadline.at * 1e9))
 
     def give_up(self, worker_id: int, now_ns: int) -> None:

@@ -137,7 +137,7 @@ class JobLock:
             patience = Patience(self._session, deadline or self._session.start_deadline(), "the job's lock")
             with self._session.waiting(at.FOR_LOCK, self._memory.number, at.MUTEX_BYTES * number):
                 while True:
-                    code = mutex.lock(address, patience.deadline.left())
+                    code = mutex.lock(address, patience.deadline.slice_left())
                     if code in (0, mutex.OWNER_DEAD):
                         break
                     patience.raise_if_hopeless(code)

@@ -213,7 +213,7 @@ class SharedHands:
                     wait.enter_context(session.waiting(at.FOR_BATCHES, 0, signed))
                 patience = patience or Patience(session, deadline, what)
                 patience.raise_if_over()
-                wait_for_change(control.address + at.EVENT, seen, deadline.left())
+                wait_for_change(control.address + at.EVENT, seen, deadline.slice_left())
 
     def leave(self, unfinished: bool) -> None:
         """The loop is over, and with it what this worker was given, but for what it may have taken ahead."""

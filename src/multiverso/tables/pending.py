@@ -58,7 +58,7 @@ class Pending(InProcess):
     def await_end(self, deadline: Deadline) -> bool:
         """Waits until it is over or the deadline has passed; returns whether it is over."""
         while not self._over and not deadline.passed:
-            if self._gate.acquire(timeout=deadline.left()):
+            if self._gate.acquire(timeout=deadline.slice_left()):
                 self._gate.release()  # for the next; one that is interrupted before this leaves the flag to them
         return self._over
 
