@@ -165,7 +165,7 @@ class Link:
             for part in table.away.values():
                 if part.frame is not None:
                     take_back(table, part, part.frame, self._pool)
-            return {number: part.agreed for number, part in table.away.items()}
+            return {chunk: part.agreed for chunk, part in table.away.items()}
 
     def regroup(self, number: int, epoch: int, away: dict[int, Array], here: Iterable[int]) -> None:
         """Homes were given out anew: the peer's and this side's frames of the table count once both know it.
