@@ -41,7 +41,8 @@ def init(
         on_lost: what waits do when a worker dies: ``"stop"`` raise WorkerLostError (default), ``"continue"``
             go on without it. None takes what the launcher was told.
         wire: the format in which changes travel between hosts: ``"native"`` (default), ``"float32"``, ``"bfloat16"``,
-            ``"int8"``, ``"topk"`` or ``"topk:0.05"``. This and the next two mean nothing in a job on one host.
+            ``"int8"``, ``"topk"`` or ``"topk:0.05"``. This and the next two mean nothing in a job on one host; with
+            ``sync=True`` they are refused there, too.
         every: how often a host sends what has changed: a number of seconds, or ``"100 adds"`` of its workers to a
             table; by default as soon as anything has changed. A bare number is *seconds* here (``every=0.5``), while
             the ``every`` of `checkpoint` and of parameter managers counts *steps*.
@@ -52,7 +53,8 @@ def init(
         start_timeout_seconds: deadline for all workers to come; 120 s by default.
 
     Raises:
-        StartupError: already initialised, not on Linux, or other options than those of the other workers.
+        StartupError: already initialised, not on Linux, arguments that make no sense or exclude each other, or other
+            options than those of the other workers.
         WaitTimeoutError: not all workers came in time.
         WorkerLostError: another worker died while the job was starting (with ``on_lost="stop"``).
         NodeLostError: the job's node ended meanwhile.

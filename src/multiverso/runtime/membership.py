@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from multiverso import layout as at
+from multiverso.consistency_modes import MODES
 from multiverso.errors import MultiversoError, StartupError
 from multiverso.hosts.exchange import Exchange
 from multiverso.runtime.abroad import Abroad
@@ -173,7 +174,7 @@ class Membership:
             )
         if self._abroad is not None:
             exchange = Exchange.from_message(request.get("exchange"))
-            check_exchange(options, exchange)
+            check_exchange(MODES[options["consistency"]["mode"]], exchange)
             options["exchange"] = exchange.as_message()
         if self._numbers.is_late(wish) or self._is_entering:
             connection.reply(request, {"later": True})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from multiverso.consistency_modes import MODES
+from multiverso.consistency_modes import MODES, ConsistencyMode
 from multiverso.errors import StartupError
 from multiverso.hosts.exchange import Exchange
 from multiverso.wire.messages import Message
@@ -23,13 +23,13 @@ def differ(options: Message, others: Message) -> StartupError:
     )
 
 
-def check_exchange(options: Message, exchange: Exchange) -> None:
-    """Refuses ways for tables to travel that the consistency has no use for.
+def check_exchange(mode: ConsistencyMode, exchange: Exchange) -> None:
+    """Refuses ways for tables to travel that the consistency has no use for, on however many hosts.
 
     Raises:
         StartupError: a synchronous job is to have one.
     """
-    if MODES[options["consistency"]["mode"]].in_rounds and exchange != Exchange():
+    if mode.in_rounds and exchange != Exchange():
         raise StartupError(
             f"with sync=True every round exchanges all that was added, as it is, and init has {exchange} beside it: "
             "leave wire=, every= and between= (or MULTIVERSO_WIRE, _EVERY and _BETWEEN) out"

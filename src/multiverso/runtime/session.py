@@ -29,6 +29,7 @@ from multiverso.runtime.liveness import Liveness
 from multiverso.runtime.node_client import NodeClient
 from multiverso.runtime.node_link import NodeLink
 from multiverso.runtime.opened import note_opened, note_over
+from multiverso.runtime.options import check_exchange
 from multiverso.runtime.patience import Patience
 from multiverso.runtime.refusals import refuse_across_hosts
 from multiverso.runtime.wait_graph import WaitGraph, read_wait_graph
@@ -63,7 +64,7 @@ class Session(InProcess):
         sync: synchronous rounds.
         staleness: bounded staleness, in ticks; excludes ``sync``.
         on_lost: ``"stop"`` or ``"continue"``; None takes the node's.
-        exchange: how tables travel between hosts; without meaning on one.
+        exchange: how tables travel between hosts; without meaning on one, and refused in synchronous mode.
         timeout_seconds: deadline of barriers, rounds and clocks (default 30 minutes).
         start_timeout_seconds: deadline of starting and of attaching to tables (default 120 s).
         ends_with_node: end this process when the node is gone (our launcher asks for it).
@@ -95,6 +96,7 @@ class Session(InProcess):
         self.address = address
         self.consistency, self.staleness = chosen_mode(sync, staleness)
         self.exchange = exchange or Exchange()
+        check_exchange(self.consistency, self.exchange)
         self.timeout_seconds = WAIT_SECONDS if timeout_seconds is None else checked_seconds(timeout_seconds)
         self.start_timeout_seconds = START_SECONDS if start_timeout_seconds is None else start_timeout_seconds
         # how many processes had this worker's number before, and died: 0 but where those are replaced
