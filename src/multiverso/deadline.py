@@ -52,18 +52,21 @@ class Deadline:
         return f"{self.seconds:g} s"
 
 
-def checked_seconds(value: float) -> float:
+def checked_seconds(value: float, *, positive: bool = False) -> float:
     """Returns a number of seconds as it came from a user.
 
+    Args:
+        value: what came.
+        positive: whether 0 is refused, too: nothing can begin, or be done, in no time.
+
     Raises:
-        ValueError: it is not a number, or below 0.
+        ValueError: it is not a number, or too small.
     """
     try:
         seconds = math.nan if isinstance(value, (bool, str)) else float(value)
     except (TypeError, ValueError):
         seconds = math.nan
-    if not seconds >= 0:
-        raise ValueError(
-            f"a timeout is a number of seconds, 0 or more (math.inf for no limit); got {value!r}"
-        )
+    if not seconds >= 0 or (positive and seconds == 0):
+        least = "above 0" if positive else "0 or more"
+        raise ValueError(f"a timeout is a number of seconds, {least} (math.inf for no limit); got {value!r}")
     return seconds

@@ -226,8 +226,11 @@ def test_wrong_options_of_a_node_and_of_init() -> None:
         Node(1, on_lost="wait")
     with pytest.raises(StartupError, match="'stop' or 'continue'"):
         mv.init(on_lost="wait")
-    with pytest.raises(StartupError, match="above 0"):
-        mv.init(timeout_seconds=0)
+    for bad in (0, -1, True, "soon", [1]):
+        with pytest.raises(StartupError, match=r"^timeout_seconds: a timeout is .* seconds, above 0"):
+            mv.init(timeout_seconds=bad)  # type: ignore[arg-type]
+    with pytest.raises(StartupError, match=r"^start_timeout_seconds: a timeout is"):
+        mv.init(start_timeout_seconds=0)
     with pytest.raises(StartupError, match="exclude each other"):
         mv.init(sync=True, staleness=2)
     with pytest.raises(StartupError, match="leave wire=, every= and between="):  # as on several hosts
@@ -239,9 +242,10 @@ def test_timeouts_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     mv.init()
     assert mv.current().timeout_seconds == 7.5
     mv.shutdown()
-    monkeypatch.setenv("MULTIVERSO_TIMEOUT_SECONDS", "soon")
-    with pytest.raises(StartupError, match="MULTIVERSO_TIMEOUT_SECONDS is 'soon'"):
-        mv.init()
+    for bad in ("soon", "0", "-1", "nan"):
+        monkeypatch.setenv("MULTIVERSO_TIMEOUT_SECONDS", bad)
+        with pytest.raises(StartupError, match=f"^MULTIVERSO_TIMEOUT_SECONDS is '{bad}'"):
+            mv.init()
 
 
 def test_not_all_workers_come() -> None:

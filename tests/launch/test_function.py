@@ -258,6 +258,7 @@ def test_env_is_set_in_the_workers() -> None:
         ({"workers": 10**6}, "workers is 1000000"),
         ({"on_failure": "retry"}, "on_failure is 'retry'"),
         ({"timeout_seconds": 0}, "timeout_seconds is 0"),
+        ({"timeout_seconds": "10"}, "timeout_seconds is '10'"),
         ({"hosts": 0}, "hosts is 0"),
         ({"hosts": 1.0}, "hosts is 1.0"),
         ({"workers": 2, "hosts": 3}, "hosts is 3; it must be from 1 to the 2 workers"),

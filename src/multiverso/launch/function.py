@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from multiverso.deadline import checked_seconds
 from multiverso.errors import StartupError
 from multiverso.hosts.roster import spread
 from multiverso.launch.commands import worker_commands
@@ -161,8 +162,13 @@ def check_call(
         raise TypeError(f"{what}: expected a function, got {type(function).__name__}.")
     if not hasattr(workers, "__index__") or not 1 <= workers <= MAX_WORKERS:
         raise StartupError(f"{what}: workers is {workers!r}; it must be from 1 to {MAX_WORKERS}.")
-    if timeout_seconds is not None and not timeout_seconds > 0:
-        raise StartupError(f"{what}: timeout_seconds is {timeout_seconds}; it must be more than 0.")
+    if timeout_seconds is not None:
+        try:
+            checked_seconds(timeout_seconds, positive=True)
+        except ValueError:
+            raise StartupError(
+                f"{what}: timeout_seconds is {timeout_seconds!r}; it must be a number of seconds above 0."
+            ) from None
     if on_failure not in ("stop", "continue"):
         raise StartupError(f"{what}: on_failure is {on_failure!r}; it must be 'stop' or 'continue'.")
     if not hasattr(replace, "__index__") or replace < 0:

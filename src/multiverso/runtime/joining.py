@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from multiverso.deadline import checked_seconds
 from multiverso.errors import NodeLostError, StartupError
 from multiverso.hosts.exchange import VARIABLES, Exchange
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE
@@ -83,7 +84,11 @@ def join(
             f"{job.workers_num}: start fewer, and give each more threads (OMP_NUM_THREADS)"
         )
     timeout = _seconds(timeout_seconds, environ)
-    start = START_SECONDS if start_timeout_seconds is None else _positive(start_timeout_seconds)
+    start = (
+        START_SECONDS
+        if start_timeout_seconds is None
+        else _positive(start_timeout_seconds, "start_timeout_seconds")
+    )
     options: dict[str, Any] = {
         "sync": sync,
         "staleness": staleness,
@@ -213,23 +218,25 @@ def _start_node_unless_there(name: str, job: JobInfo, on_lost: str, found: Found
         ).returncode = 0  # never waited for: it outlives us, and subprocess would warn
 
 
-def _positive(value: float) -> float:
-    seconds = float(value)
-    if not seconds > 0:
-        raise StartupError(f"a timeout is a number of seconds above 0; got {value!r}")
-    return seconds
+def _positive(value: float, what: str) -> float:
+    try:
+        return checked_seconds(value, positive=True)
+    except ValueError as error:
+        raise StartupError(f"{what}: {error}") from None
 
 
 def _seconds(argument: float | None, environ: Mapping[str, str]) -> float | None:
     if argument is not None:
-        return _positive(argument)
+        return _positive(argument, "timeout_seconds")
     text = environ.get(TIMEOUT_VARIABLE)
     if not text:
         return None
     try:
-        return _positive(float(text))
+        return checked_seconds(float(text), positive=True)
     except ValueError:
-        raise StartupError(f"{TIMEOUT_VARIABLE} is {text!r}; it must be a number of seconds") from None
+        raise StartupError(
+            f"{TIMEOUT_VARIABLE} is {text!r}; it must be a number of seconds above 0"
+        ) from None
 
 
 def observe(address: str, timeout_seconds: float = 5.0) -> dict[str, Any]:

@@ -98,7 +98,9 @@ class Session(InProcess):
         self.exchange = exchange or Exchange()
         check_exchange(self.consistency, self.exchange)
         self.timeout_seconds = WAIT_SECONDS if timeout_seconds is None else checked_seconds(timeout_seconds)
-        self.start_timeout_seconds = START_SECONDS if start_timeout_seconds is None else start_timeout_seconds
+        self.start_timeout_seconds = (
+            START_SECONDS if start_timeout_seconds is None else checked_seconds(start_timeout_seconds)
+        )
         # how many processes had this worker's number before, and died: 0 but where those are replaced
         self.incarnation = 0
         self.job = address  # what the job is called, the same in all of its workers
