@@ -247,6 +247,34 @@ def test_a_schedule_sets_the_learning_rate_by_the_number_of_adds() -> None:
             mv.KeyedTable(3, session=session).learning_rate = 1
 
 
+def test_the_lowest_worker_that_is_left_follows_a_schedule() -> None:
+    """Once worker 0 had left, the learning rate stayed where it was."""
+    fall = mv.updaters.schedule(lambda step: 1 / (step + 1))
+    updater = mv.updaters.chain(fall, mv.updaters.momentum(5.0, 0.0))
+    one = np.ones((1, 3))
+    with Node() as node:
+        first, second, third = (Session(node.address) for _ in range(3))
+        tables = [
+            mv.ArrayTableHandler(3, name="t", updater=updater, session=s) for s in (first, second, third)
+        ]
+        keyed = [mv.KeyedTable(3, name="k", updater=updater, session=s) for s in (first, second, third)]
+
+        def rates_after(worker: int) -> list[float]:
+            tables[worker].add(one)
+            keyed[worker].add(one, [8])
+            return [tables[2].learning_rate, keyed[2].learning_rate]
+
+        assert rates_after(0) == [1, 1]
+        assert rates_after(1) == rates_after(2) == [1, 1]  # it is worker 0's to set
+        assert rates_after(0) == pytest.approx([1 / 4] * 2)
+        first.shutdown()
+        assert rates_after(2) == pytest.approx([1 / 4] * 2)
+        assert rates_after(1) == pytest.approx([1 / 6] * 2)
+        second.shutdown()
+        assert rates_after(2) == pytest.approx([1 / 7] * 2)
+        third.shutdown()
+
+
 def test_a_schedule_sets_the_learning_rate_of_exchanges_and_rules_too() -> None:
     fall = mv.updaters.schedule(lambda step: 1 / (step + 1))
     updater = mv.updaters.chain(fall, mv.updaters.momentum(5.0, 0.0))

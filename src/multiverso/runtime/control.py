@@ -58,10 +58,9 @@ class Control:
         """Sets whether waits go on without lost workers (the node, before the first worker is let go)."""
         store32(self.address + at.CONTINUE_WITHOUT_LOST, int(do))
 
-    @property
-    def first_here(self) -> int:
-        """The first of this host's workers."""
-        return self.places.index(self.here) if self.places else 0
+    def before_here(self, worker_id: int) -> list[int]:
+        """The workers of this host with lower numbers."""
+        return [i for i in range(worker_id) if not self.places or self.places[i] == self.here]
 
     @property
     def continues(self) -> bool:
@@ -214,8 +213,11 @@ class Control:
 
     def live(self) -> list[int]:
         """The numbers of those who are alive and have not left: others wait for them."""
-        everyone = range(self.capacity)
-        return [i for i in everyone if self.liveness(i) == at.ALIVE and self.participation(i) == at.ACTIVE]
+        return list(filter(self.is_live, range(self.capacity)))
+
+    def is_live(self, worker_id: int) -> bool:
+        """Whether a worker is alive and has not left."""
+        return self.liveness(worker_id) == at.ALIVE and self.participation(worker_id) == at.ACTIVE
 
     def waited_seconds(self, worker_id: int) -> float:
         """Returns the seconds that a worker has spent in finished waits of every kind."""

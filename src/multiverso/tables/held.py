@@ -35,7 +35,7 @@ class HeldTable(Steered):
         self, session: Session, spec: TableSpec, updater: Updater, init_value: Any, master: bool
     ) -> None:
         value = initial_value(init_value, spec)
-        super().__init__(session, updater, leads=session.worker_id == session.control.first_here)
+        super().__init__(session, updater)
         self._closed = False
         self._loaded_at: int | None = None  # the barrier at which this worker was the one to load
         self._spec = spec

@@ -110,7 +110,7 @@ class KeyedTable(KeyedContents):
             "use a MatrixTableHandler, whose rows have numbers, or start all workers on one host",
         )
         rule = resolve(updater)
-        super().__init__(self._session, rule, leads=self._session.worker_id == 0)
+        super().__init__(self._session, rule)
         tables = self._session.keyed_tables
         with self._session.making:
             called = (

@@ -16,13 +16,13 @@ class Steered(InProcess):
     Args:
         session: the worker's.
         updater: the table's.
-        leads: whether this worker sets the learning rate that a schedule says, for all.
     """
 
-    def __init__(self, session: Session, updater: Updater, leads: bool) -> None:
+    def __init__(self, session: Session, updater: Updater) -> None:
         self._session = session
         self._clip = updater.clip
-        self._schedule = updater.schedule if leads else None
+        self._schedule = updater.schedule
+        self._before_me = session.control.before_here(session.worker_id) if updater.schedule else []
         self._transforms = not (self._clip is None and self._schedule is None)
         self._updater_name, self._rate_index = updater.name, updater.rate_index
 
@@ -64,8 +64,11 @@ class Steered(InProcess):
         raise NotImplementedError
 
     def _follow_schedule(self) -> None:
-        """Before every step of this worker's; most have no schedule, and small calls do not even ask here."""
-        if self._schedule is not None:
+        """Before every step of this worker's; most have no schedule, and small calls do not even ask here.
+
+        Of a host's workers the lowest that is still there sets the rate for all: worker 0 may have died, or left.
+        """
+        if self._schedule is not None and not any(map(self._session.control.is_live, self._before_me)):
             self.learning_rate = self._schedule(self._steps())
 
     def _transformed(self, delta: Array, rows: int = 1) -> Array:
