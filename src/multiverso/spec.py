@@ -10,7 +10,7 @@ import numpy as np
 
 from multiverso import layout as at
 from multiverso.errors import DtypeMismatchError, ShapeMismatchError
-from multiverso.states import State, states_of
+from multiverso.states import MOST_HYPER, State, states_of
 
 DTYPES = ("float32", "float64", "int32", "int64")
 Initial = Literal["master", "mean", "sum"]
@@ -18,7 +18,6 @@ INITIAL: tuple[Initial, ...] = get_args(Initial)
 _LONGEST_TEXT = 2000
 _MOST_ELEMENTS = 2**48
 _MOST_ARRAYS = 64
-MOST_HYPER = 8  # of an updater: what a table's header has a place for
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
-"""What an updater keeps beside a table's values."""
+"""What an updater keeps beside a table's values, and how many hyperparameters it may have."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+MOST_HYPER = 8  # hyperparameters of an updater or a rule: what a table's header has a place for
 _ORDER = {"element": 0, "row": 1, "table": 2}
 
 

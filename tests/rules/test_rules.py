@@ -15,6 +15,7 @@ import multiverso as mv
 from multiverso.errors import DtypeMismatchError, ShapeMismatchError, TableMismatchError
 from multiverso.runtime import Node, Session
 from multiverso.spec import TableSpec
+from multiverso.updaters import Updater
 
 from .conftest import together
 
@@ -402,6 +403,8 @@ def test_what_cannot_be_written_to_is_refused_before_anything_is_made() -> None:
 
 def test_an_updater_with_more_hyperparameters_than_a_table_has_a_place_for_is_refused() -> None:
     """A rule's updater with 14 to 16 once wrote over the words behind them in the table's header."""
+    with pytest.raises(ValueError, match="at most 8 hyperparameters; mine has 9"):
+        Updater("mine", mv.updaters.add().apply, hyper=(0.0,) * 9)
     with pytest.raises(ValueError, match="at most 8 hyperparameters; mine has 9"):
         TableSpec("array", 1, 3, updater="mine", hyper=(0.0,) * 9)
     with pytest.raises(ValueError, match="at most 8 hyperparameters"):

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from multiverso.consistency_modes import MODES
-from multiverso.states import states_of
+from multiverso.states import MOST_HYPER, states_of
 from multiverso.updaters import Updater, add
 
 STARTS = ("centre", "zeros")
-_MOST_HYPER = 8
 
 
 @dataclass(frozen=True)
@@ -63,9 +62,9 @@ class Rule:
             raise ValueError(
                 f"the local state of rule {self.name} begins as one of {STARTS}; got {self.per_worker!r}"
             )
-        if len(self.hyper) > _MOST_HYPER:
+        if len(self.hyper) > MOST_HYPER:
             raise ValueError(
-                f"a rule has at most {_MOST_HYPER} hyperparameters; {self.name} has {len(self.hyper)}"
+                f"a rule has at most {MOST_HYPER} hyperparameters; {self.name} has {len(self.hyper)}"
             )
         for what in ("push_every", "pull_every"):
             interval = getattr(self, what)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from multiverso.states import State, states_of
+from multiverso.states import MOST_HYPER, State, states_of
 from multiverso.updaters.around import Clip, Schedule
 
 
@@ -45,4 +45,8 @@ class Updater:
     schedule: Schedule | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        if len(self.hyper) > MOST_HYPER:
+            raise ValueError(
+                f"an updater has at most {MOST_HYPER} hyperparameters; {self.name} has {len(self.hyper)}"
+            )
         object.__setattr__(self, "states", states_of(self.states))
