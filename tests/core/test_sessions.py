@@ -530,3 +530,11 @@ def test_tables_may_be_used_from_several_threads() -> None:
         return bool((table.get() == 300).all()), rows.get()[:50].min(), rows.get().max()
 
     assert together(work, 2) == [(True, 6, 6)] * 2
+
+
+def test_a_number_is_had_again_at_once() -> None:
+    """The end of the last connection may be read after the first words of the next: that one was refused then."""
+    with Node() as node, Session(node.address, 0):
+        for _ in range(100):
+            with Session(node.address, 1) as again:
+                assert again.worker_id == 1

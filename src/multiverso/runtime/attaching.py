@@ -58,10 +58,10 @@ def ask_for_place(link: NodeLink, wishes: Message, deadline: Deadline) -> tuple[
     request: Message = {"do": "attach", "protocol": messages.PROTOCOL, **wishes}
     what = "a place in the job"
     answer, descriptors = link.ask(request, deadline.at, what)
-    while answer.get("later"):  # the death of the one before has not had all its effects yet
+    while answer.get("later"):  # the end of the one before has not had all its effects yet
         if deadline.passed:
             raise WaitTimeoutError(
-                f"the node had no place for this worker within {deadline}: the process that had it before is dead, "
+                f"the node had no place for this worker within {deadline}: the process that had it before is over, "
                 "and what it has left in the job is not settled yet, or its host is still taking in the tables"
             )
         time.sleep(_LATER_SECONDS)

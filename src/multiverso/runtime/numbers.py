@@ -60,10 +60,15 @@ class Numbers:
         )
 
     def is_late(self, wish: int | None) -> bool:
-        """Returns whether the wish will be free soon: its owner is dead, and that has not had all its effects yet."""
-        if wish is None or not self._may_be_replaced:
+        """Returns whether the wish will be free soon: its owner is over, and that has not had all its effects yet."""
+        if wish is None:
             return False
         liveness = self.control.liveness(wish)
+        if not self.fixed:  # its connection's end may be read after the next one's first words
+            left = liveness == at.GONE or self.control.participation(wish) == at.LEFT
+            return left and not self._is_free(wish)
+        if not self._may_be_replaced:
+            return False
         dead = liveness == at.LOST or (liveness == at.ALIVE and self._has_ended(wish))
         return dead and not self._is_free(wish)
 
