@@ -52,12 +52,12 @@ import numpy as np
 
 import multiverso as mv
 from chaos import Trouble, fork, left_behind, percentiles, started, until
+from multiverso.compiling.on_demand import ensure
 from multiverso.errors import NodeLostError, StartupError, WorkerLostError
 from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.roster import Roster
-from multiverso.kernels.compiling import ensure
 from multiverso.runtime import Node, Session
-from multiverso.runtime.carrier import means
+from multiverso.runtime.several_hosts.carrier import means
 
 KINDS = ("worker", "node", "host", "coordinator")
 MODES: dict[str, dict[str, Any]] = {"async": {}, "sync": {"sync": True}, "bounded": {"staleness": 1}}
@@ -94,8 +94,8 @@ def serve(
     roster: Roster, listener: socket.socket | None, on_lost: str, replaces: bool, say: int, orders: int
 ) -> None:
     """A host's node. It reads one byte for each order: a worker's number whose process is dead, or 255 for the end."""
-    abroad = means(roster, None if listener is None else listener.detach())
-    with Node(roster.workers_num, on_lost=on_lost, abroad=abroad, replaces=replaces) as node:
+    other_hosts = means(roster, None if listener is None else listener.detach())
+    with Node(roster.workers_num, on_lost=on_lost, other_hosts=other_hosts, replaces=replaces) as node:
         os.write(say, node.address.encode())
         while (order := os.read(orders, 1)) and order[0] != 255:
             node.absent(order[0])

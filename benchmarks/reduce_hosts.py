@@ -17,7 +17,7 @@ import numpy as np
 
 import multiverso as mv
 from multiverso.runtime import Reducer
-from multiverso.runtime.current import current
+from multiverso.runtime.session.current import current
 
 SIZES = {1_000: 200, 1_000_000: 20, 10_000_000: 4}
 

@@ -207,7 +207,7 @@ def test_the_protocol_page_has_every_message() -> None:
     from multiverso.hosts.table_steps import STEPS
 
     folders = [ROOT / "src/multiverso" / name for name in ("runtime", "hosts", "tables")]
-    source = "\n".join(path.read_text() for folder in folders for path in folder.glob("*.py"))
+    source = "\n".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
     sent = {*re.findall(r'"do": "(\w+)"', source), *STEPS}
     within = {"alone", "broken"}  # what a node's threads tell each other
     page = (ROOT / "docs/protocol.md").read_text()

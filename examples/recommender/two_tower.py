@@ -17,7 +17,7 @@ from tqdm import tqdm
 import multiverso as mv
 import multiverso.torch as mvt
 from multiverso.checkpoints import worker_folder
-from multiverso.runtime.current import current
+from multiverso.runtime.session.current import current
 
 DIM, TRUE_DIM, BATCH, RATE = 16, 4, 256, 0.1
 USERS, FIRST_ITEMS, NEW_ITEMS = 5_000, 500, 2  # items there are at first, and that come with each step

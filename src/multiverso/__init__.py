@@ -24,8 +24,8 @@ from multiverso.api import (
     worker_id,
     workers_num,
 )
-from multiverso.runtime.current import current
-from multiverso.runtime.restarts import restarts
+from multiverso.runtime.discovery.restarts import restarts
+from multiverso.runtime.session.current import current
 from multiverso.tables import (
     ArrayTableHandler,
     Counter,
@@ -39,7 +39,7 @@ from multiverso.tables import (
 )
 
 if TYPE_CHECKING:
-    from multiverso.checkpoints.beside import Checkpoint, checkpoint
+    from multiverso.checkpoints.checkpoint import Checkpoint, checkpoint
     from multiverso.launch.function import run
 
 __version__ = "1.0.0.dev0"
@@ -82,8 +82,8 @@ __all__ = [
 
 # Imported when it is first used: most workers start no others, and each pays for what it imports.
 _LATER = {
-    "Checkpoint": "multiverso.checkpoints.beside",
-    "checkpoint": "multiverso.checkpoints.beside",
+    "Checkpoint": "multiverso.checkpoints.checkpoint",
+    "checkpoint": "multiverso.checkpoints.checkpoint",
     "run": "multiverso.launch.function",
 }
 

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso.errors import StartupError
-from multiverso.runtime.current import current, is_open, latest, set_current
 from multiverso.runtime.joining import join
-from multiverso.runtime.opened import abandoned_by, open_sessions
+from multiverso.runtime.session.current import current, is_open, latest, set_current
+from multiverso.runtime.session.opened import abandoned_by, open_sessions
 from multiverso.turns import new_lock, turn
 
 _starting = new_lock()

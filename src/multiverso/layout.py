@@ -49,7 +49,6 @@ WAITERS = CONTROL.int32("waiters", apart=True)
 CAPACITY = CONTROL.int32("capacity", apart=True)  # worker blocks in this segment
 CONTINUE_WITHOUT_LOST = CONTROL.int32("continue_without_lost")  # 1 when waits go on without lost workers
 NODE_LIFE = CONTROL.mutex("node_life")  # held by a thread of the node for as long as it lives
-JOB_LOCK = CONTROL.mutex("job_lock")  # for whoever needs one lock per job
 # 1 in a job on several hosts: barriers end when the node says so, as then the others' adds are here, too
 SPANS_HOSTS = CONTROL.int32("spans_hosts", apart=True)
 RELEASED = CONTROL.int64("released")  # the last barrier that the node has let workers pass
@@ -75,7 +74,8 @@ WAIT_SEQ = WORKER.int32("wait_seq")
 WAIT_TABLE = WORKER.int32("wait_table")  # number of the table, or of the shared memory (below 0)
 # of a round: 0 collecting it, 1 folding it; of a reduction: how many take part; of a word: the worker that holds it
 WAIT_STAGE = WORKER.int32("wait_stage")
-# number of the barrier, step, clock or table; of a lock or word: its offset; of batches: whom it waits for, a bit each
+# number of the barrier, step, clock or table; of a lock or word: its offset; of batches, and of a reduction with other
+# hosts: whom it waits for, a bit each
 WAIT_TARGET = WORKER.int64("wait_target")
 WAIT_SINCE = WORKER.int64("wait_since")  # CLOCK_MONOTONIC nanoseconds
 WAITED_NS = WORKER.int64("waited_ns")  # time spent in finished waits
@@ -90,9 +90,8 @@ FREE, ALIVE, LOST, GONE = 0, 1, 2, 3
 # PARTICIPATION
 NEVER, ACTIVE, LEFT = 0, 1, 2
 # WAIT_KIND
-NOT_WAITING, FOR_BARRIER, FOR_ROUND, FOR_CLOCK, FOR_TABLE, FOR_LOCK, FOR_REDUCTION, FOR_BATCHES, FOR_WORD = (
-    range(9)
-)
+NOT_WAITING, FOR_BARRIER, FOR_ROUND, FOR_CLOCK, FOR_TABLE = 0, 1, 2, 3, 4
+FOR_LOCK, FOR_REDUCTION, FOR_BATCHES, FOR_WORD, FOR_OTHER_HOSTS = 5, 6, 7, 8, 9
 
 # -- a table -----------------------------------------------------------------------------------------------
 TABLE_HEADER = 768
@@ -107,9 +106,8 @@ COLUMNS = TABLE.int64("columns")
 TABLE_WORKERS = TABLE.int64("table_workers")
 MODE = TABLE.int64("mode")
 LINES = TABLE.int64("lines")  # from here to SLOTS: where parts begin, from the table's first byte
-WORDS = TABLE.int64(
-    "words"
-)  # one for each stripe: lock, version and owner at once, see kernels/stripe_words.py
+# one for each stripe: lock, version and owner at once, see kernels/stripe_words.py
+WORDS = TABLE.int64("words")
 HANDS = TABLE.int64("hands")
 BUFFER_0 = TABLE.int64("buffer_0")
 BUFFER_1 = TABLE.int64("buffer_1")
@@ -135,9 +133,8 @@ COMMITTED = TABLE.int64("committed", apart=True)  # the last finished round; all
 STEPS_BEFORE = TABLE.int64("steps_before")
 WRITTEN = TABLE.int64("written")  # all writers: times that the values were overwritten (atomically)
 WATCHED = TABLE.int32("watched")  # all writers: 1 when somebody sleeps until the table has another version
-CHANGED = TABLE.int32(
-    "changed"
-)  # all writers: bumped (atomically) when it has; who waits for that sleeps on it
+# all writers: bumped (atomically) when it has; who waits for that sleeps on it
+CHANGED = TABLE.int32("changed")
 # compare-and-swap, see round_steps.step_in; for even and odd steps
 DECISIONS = TABLE.int64("decisions", 2, apart=True)
 # in rounds on several hosts, see kernels/chained.py; the node's words

@@ -15,11 +15,11 @@ import numpy as np
 
 import multiverso as mv
 from multiverso import layout as at
+from multiverso.compiling.on_demand import load_module
 from multiverso.kernels import dense, rounds, rows, waits
-from multiverso.kernels.compiling import load_module
 from multiverso.memory.words import load32, load64, store64
 from multiverso.runtime import Node, Session
-from multiverso.runtime.node_link import NodeLink
+from multiverso.runtime.session.node_link import NodeLink
 from multiverso.testing import faults
 
 for module in (dense, rows, rounds):

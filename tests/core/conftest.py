@@ -35,7 +35,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Compiles what the tests need before the first one's deadline begins: on a cold machine that takes minutes."""
     if session.config.option.collectonly:
         return
-    from multiverso.kernels.compiling import ensure
+    from multiverso.compiling.on_demand import ensure
     from multiverso.spec import DTYPES
 
     ensure("module", "multiverso.kernels.waits", None)

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from multiverso.kernels.atomics import array_at, compare_swap64, load64, scratch, words
-from multiverso.kernels.declaring import Address, Data, Int, Int32, Words, inner, kernel
+from multiverso.compiling.atomics import array_at, compare_swap64, load64, scratch, words
+from multiverso.compiling.declaring import Address, Data, Int, Int32, Words, inner, kernel
 
 
 @inner

@@ -15,7 +15,8 @@ from core_support import bits, outcome, together, wait_for
 
 import multiverso as mv
 from multiverso import layout as at
-from multiverso.checkpoints import Parts, beginning, beside, generations, writing
+from multiverso.checkpoints import Parts, beginning, generations, writing
+from multiverso.checkpoints import checkpoint as beside
 from multiverso.checkpoints.manifests import read_generations
 from multiverso.checkpoints.stores import Remote, open_store
 from multiverso.errors import ClosedError, SnapshotError

@@ -18,8 +18,8 @@ from multiverso.errors import WaitTimeoutError
 from multiverso.kernels import waits
 from multiverso.memory.words import load64
 from multiverso.runtime import Node, Session
-from multiverso.runtime.patience import Patience
-from multiverso.runtime.reducer import Reducer
+from multiverso.runtime.collective.reducer import Reducer
+from multiverso.runtime.session.patience import Patience
 from multiverso.tables.pending import Queue
 from multiverso.testing import faults
 

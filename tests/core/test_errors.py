@@ -114,7 +114,7 @@ PROVOKED: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", PROVOKED)
 def test_each_is_raised(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multiverso.runtime.current._over", None)
+    monkeypatch.setattr("multiverso.runtime.session.current._over", None)
     with pytest.raises(errors.MultiversoError) as raised:
         PROVOKED[name]()
     assert type(raised.value).__name__ == name

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from multiverso import kernels, updaters
 from multiverso import layout as at
+from multiverso.compiling.on_demand import compile_update, load_module
 from multiverso.consistency.port import Call
 from multiverso.consistency_modes import MODES
 from multiverso.kernels import dense as dense_kernels
 from multiverso.kernels import locking
-from multiverso.kernels.compiling import compile_update, load_module
 from multiverso.memory import heap, segment
 from multiverso.memory.words import load32, store32, store64
 from multiverso.shards.shard import Shard, initialise

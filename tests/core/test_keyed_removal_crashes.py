@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 from keyed_support import Bench
 
-from multiverso.kernels.atomics import hash64
+from multiverso.compiling.atomics import hash64
 from multiverso.keyed_layout import at
 from multiverso.memory.words import load64, store64
 

@@ -33,7 +33,6 @@ def test_words_of_different_writers_lie_on_different_cache_lines() -> None:
         {at.WAITERS},
         {at.CAPACITY, at.CONTINUE_WITHOUT_LOST},
         {at.NODE_LIFE},
-        {at.JOB_LOCK},
     ]
     numbers = [{offset // CACHE_LINE for offset in line} for line in lines]
     assert all(len(found) == 1 for found in numbers)

@@ -16,8 +16,8 @@ import multiverso
 from multiverso.layout import MAX_WORKERS
 from multiverso.memory.shared import SharedMemory
 from multiverso.runtime import Node, Session
-from multiverso.runtime.agreement import tell_all
-from multiverso.runtime.notes import BYTES, Notes, read
+from multiverso.runtime.collective.agreement import tell_all
+from multiverso.runtime.job.notes import BYTES, Notes, read
 from multiverso.tables.log import FOLDER, log_of
 
 

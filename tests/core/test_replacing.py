@@ -22,7 +22,7 @@ from multiverso.errors import MultiversoError, StartupError
 from multiverso.memory.words import store32
 from multiverso.params import SharedParams
 from multiverso.runtime import Node, Session
-from multiverso.runtime.numbers import Numbers
+from multiverso.runtime.node.numbers import Numbers
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from multiverso.errors import DeadlockError, WaitTimeoutError
 from multiverso.kernels import waits
 from multiverso.memory.words import store32, store64
 from multiverso.runtime import Node, Session, observe
-from multiverso.runtime.reducer import SMALL_BYTES, Reducer
+from multiverso.runtime.collective.reducer import SMALL_BYTES, Reducer
 from multiverso.testing import faults
 
 SIZES = {"small": 3, "chunks": SMALL_BYTES}
@@ -104,7 +104,7 @@ def test_a_reduction_that_times_out_names_who_is_missing(size: int) -> None:
 
 
 def test_a_deadlock_with_a_reduction_in_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multiverso.runtime.patience._STILL_SECONDS", 0.3)
+    monkeypatch.setattr("multiverso.runtime.session.patience._STILL_SECONDS", 0.3)
     told = threading.Barrier(2)
 
     def work(session: Session) -> Any:

@@ -287,7 +287,7 @@ def test_the_node_goes() -> None:
 
 
 def test_an_unreadable_message_does_not_end_the_job(alone: Session) -> None:
-    from multiverso.runtime.node_link import NodeLink
+    from multiverso.runtime.session.node_link import NodeLink
     from multiverso.wire import messages
 
     address = alone._link.connection.getpeername()[1:].decode()

@@ -13,7 +13,7 @@ from core_support import outcome, together
 import multiverso as mv
 from multiverso.errors import ClosedError, ShapeMismatchError, TableMismatchError
 from multiverso.runtime import Node, Session, SharedMemory
-from multiverso.runtime.reducer import Reducer
+from multiverso.runtime.collective.reducer import Reducer
 from multiverso.tables.collection import save_all
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import multiverso
-from multiverso.kernels import sources
+from multiverso.compiling import sources
 
 PACKAGE = Path(multiverso.__file__).parent
 GROUPS = ("dense", "rows", "rounds", "reduce", "rules", "waits")
@@ -46,7 +46,7 @@ def test_a_groups_sources_are_all_that_it_imports(group: str) -> None:
 def test_a_change_in_rounds_does_not_concern_whole_tables() -> None:
     dense = sources.sources_of(PACKAGE / "kernels" / "dense.py")
     assert PACKAGE / "kernels" / "rounds.py" not in dense
-    assert PACKAGE / "kernels" / "atomics.py" in dense
+    assert PACKAGE / "compiling" / "atomics.py" in dense
 
 
 def test_a_change_in_any_source_changes_the_digest(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from multiverso.errors import (
     WaitTimeoutError,
 )
 from multiverso.memory.words import load32
-from multiverso.runtime import Session, watching
+from multiverso.runtime import Session
+from multiverso.runtime.session import watching
 from multiverso.updaters import Updater
 
 

@@ -28,10 +28,10 @@ from multiverso.errors import (
     WorkerLostError,
 )
 from multiverso.runtime import Node, Session
-from multiverso.runtime.control import Control
-from multiverso.runtime.patience import Patience
-from multiverso.runtime.wait_graph import WaitGraph
-from multiverso.runtime.worker_state import Wait, WorkerState
+from multiverso.runtime.job.control import Control
+from multiverso.runtime.job.wait_graph import WaitGraph
+from multiverso.runtime.job.worker_state import Wait, WorkerState
+from multiverso.runtime.session.patience import Patience
 from multiverso.shards.progress import TableProgress, WorkerProgress
 from multiverso.testing import faults
 
@@ -209,7 +209,7 @@ def test_an_interrupted_round_is_finished_by_the_same_call(reading: str) -> None
 def test_after_10_seconds_one_warning_names_whom_we_wait_for(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("multiverso.runtime.patience._WARN_SECONDS", 0.2)
+    monkeypatch.setattr("multiverso.runtime.session.patience._WARN_SECONDS", 0.2)
     looks: list[None] = []
     look = Patience.raise_if_over
 
@@ -235,7 +235,7 @@ def test_after_10_seconds_one_warning_names_whom_we_wait_for(
 def test_everybody_in_a_deadlock_is_told_who_waits_for_what(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multiverso.runtime.patience._STILL_SECONDS", 0.3)
+    monkeypatch.setattr("multiverso.runtime.session.patience._STILL_SECONDS", 0.3)
     told = threading.Barrier(workers)
 
     def work(session: Session) -> Any:
@@ -255,7 +255,7 @@ def test_everybody_in_a_deadlock_is_told_who_waits_for_what(
 
 
 def test_a_table_that_one_worker_makes_alone_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multiverso.runtime.patience._STILL_SECONDS", 0.3)
+    monkeypatch.setattr("multiverso.runtime.session.patience._STILL_SECONDS", 0.3)
     told = threading.Barrier(2)
 
     def work(session: Session) -> Any:
@@ -271,7 +271,7 @@ def test_a_table_that_one_worker_makes_alone_is_explained(monkeypatch: pytest.Mo
 
 def test_unequal_numbers_of_reads_are_a_deadlock_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     """The commonest way to break synchronous training: one worker has a batch more, and then a barrier comes."""
-    monkeypatch.setattr("multiverso.runtime.patience._STILL_SECONDS", 0.3)
+    monkeypatch.setattr("multiverso.runtime.session.patience._STILL_SECONDS", 0.3)
     told = threading.Barrier(2)
 
     def work(session: Session) -> Any:

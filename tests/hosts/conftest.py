@@ -33,7 +33,7 @@ def network(request: pytest.FixtureRequest) -> Iterator[Network]:
 def pytest_collection_finish(session: pytest.Session) -> None:
     if session.config.option.collectonly:
         return
-    from multiverso.kernels.compiling import ensure
+    from multiverso.compiling.on_demand import ensure
     from multiverso.spec import DTYPES
 
     ensure("module", "multiverso.kernels.agreeing", None)

@@ -33,7 +33,7 @@ from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.frames import ProtocolError
 from multiverso.hosts.stream import HEAD_BYTES, LONGEST_BODY, Stream
 from multiverso.runtime import Session
-from multiverso.runtime.reducer import Reducer
+from multiverso.runtime.collective.reducer import Reducer
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -241,7 +241,7 @@ def test_every_worker_has_the_same_bits_through_cut_connections(workers: tuple[i
             for number, (size, dtype, operation) in enumerate(cases):
                 arrays = [value(worker, size, dtype) for worker in range(session.workers_num)]
                 if session.worker_id == 0 and number % 7 == 3:
-                    job.nodes[0]._abroad._mail.interrupt(1)  # type: ignore[union-attr]
+                    job.nodes[0]._other_hosts._mail.interrupt(1)  # type: ignore[union-attr]
                 got = reducer.all_reduce(arrays[session.worker_id], operation)
                 assert bits(got) == bits(expected(workers, operation, arrays, dtype)), (
                     size,
@@ -291,7 +291,7 @@ def test_who_is_missing_is_named_and_a_call_that_raised_goes_on() -> None:
 
 
 def test_a_death_and_a_leaving_are_errors_that_name_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multiverso.runtime.across_hosts._LEFT_SECONDS", 0.2)
+    monkeypatch.setattr("multiverso.runtime.collective.across_hosts._LEFT_SECONDS", 0.2)
     for how in ("dies", "leaves"):
         gone, told = threading.Event(), threading.Barrier(2)
 

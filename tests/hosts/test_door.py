@@ -22,7 +22,7 @@ from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport import Listener
 from multiverso.runtime import Session
-from multiverso.runtime.reducer import Reducer
+from multiverso.runtime.collective.reducer import Reducer
 
 
 @contextmanager

@@ -27,7 +27,7 @@ ADDING = """
 import sys
 import numpy as np
 import multiverso as mv
-from multiverso.runtime.current import current
+from multiverso.runtime.session.current import current
 
 if "mpi" in sys.argv:
     from mpi4py import MPI

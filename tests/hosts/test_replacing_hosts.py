@@ -26,8 +26,8 @@ from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport import Listener
 from multiverso.runtime import Node, Session
-from multiverso.runtime.numbers import Numbers
-from multiverso.runtime.reducer import Reducer
+from multiverso.runtime.collective.reducer import Reducer
+from multiverso.runtime.node.numbers import Numbers
 
 SIZE = 300_000  # two chunks: homes on different hosts
 JOB: dict[str, dict[str, Any]] = {"async": {}, "bounded": {"staleness": 2}}
@@ -37,8 +37,8 @@ JOB: dict[str, dict[str, Any]] = {"async": {}, "bounded": {"staleness": 2}}
 def anew(job: Rehearsal, host: int, generation: int = 1) -> Iterator[Node]:
     """A node in a lost host's place."""
     roster = replace(job.roster.on(host), generation=generation)
-    abroad = (roster, Fabric(host, roster.hosts, credentials_of(roster)), None)
-    with Node(roster.workers_num, on_lost="continue", abroad=abroad, replaces=True) as node:
+    other_hosts = (roster, Fabric(host, roster.hosts, credentials_of(roster)), None)
+    with Node(roster.workers_num, on_lost="continue", other_hosts=other_hosts, replaces=True) as node:
         job.nodes[host] = node
         yield node
 
@@ -158,8 +158,8 @@ def test_what_is_left_of_the_lost_host_is_refused() -> None:
         tables[0].add(np.ones(4))
         all_do(sessions, lambda session: session.barrier())
         old, old_session = job.nodes[1], sessions[1]
-        assert old._abroad is not None
-        straggler = old._abroad._carrier
+        assert old._other_hosts is not None
+        straggler = old._other_hosts._carrier
         with anew(job, 1):
             again = job.session(1)  # while the old node is there, and not lost yet
             table = mv.ArrayTableHandler(4, session=again)
@@ -169,7 +169,7 @@ def test_what_is_left_of_the_lost_host_is_refused() -> None:
             again.barrier()
             in_threads([sessions[0].barrier, again.barrier])
             assert tables[0].get().tolist() == table.get().tolist() == [2.0] * 4
-            assert straggler._incarnation in job.nodes[0]._abroad._carrier._fenced  # type: ignore[union-attr]
+            assert straggler._incarnation in job.nodes[0]._other_hosts._carrier._fenced  # type: ignore[union-attr]
             old_session.shutdown()
             for session in (sessions[0], again):
                 session.shutdown()
@@ -188,7 +188,7 @@ def test_a_host_that_cannot_be_taken_in_again_is_told_why(options: dict[str, Any
         lose(job, 1, sessions)
         said: list[str] = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("multiverso.runtime.orders.log", said.append)
+            patch.setattr("multiverso.runtime.node.orders.log", said.append)
             with anew(job, 1), pytest.raises((StartupError, NodeLostError)):
                 job.session(1, **options)
         assert any(words in line for line in said), said
@@ -223,8 +223,10 @@ def test_a_host_that_was_lost_before_it_had_come_begins_with_the_others() -> Non
         nodes = []
         for here in (roster, replace(roster.on(1), generation=1)):
             fabric = Fabric(here.host, 2, credentials_of(roster))
-            abroad = (here, fabric, listener if here.leads else None)
-            nodes.append(stack.enter_context(Node(2, on_lost="continue", abroad=abroad, replaces=True)))
+            other_hosts = (here, fabric, listener if here.leads else None)
+            nodes.append(
+                stack.enter_context(Node(2, on_lost="continue", other_hosts=other_hosts, replaces=True))
+            )
         job = Rehearsal(roster, nodes)
         assert job.run(lambda session: session.incarnation) == [0, 0]
 

@@ -16,7 +16,7 @@ from multiverso.errors import MultiversoError, SnapshotError, StartupError, Work
 from multiverso.hosts.exchange import Exchange
 from multiverso.hosts.wires import Wire
 from multiverso.runtime import Node, Session
-from multiverso.runtime.numbers import Numbers
+from multiverso.runtime.node.numbers import Numbers
 from multiverso.tables import ArrayTableHandler, MatrixTableHandler, loading
 from multiverso.tables.collection import load_all, save_all
 from multiverso.updaters import Updater, adam, chain, momentum, schedule
@@ -91,7 +91,7 @@ def test_rounds_on_several_hosts_have_the_bits_of_one_host() -> None:
                 if cutting.wait(0.02):
                     return
                 for node, peer in ((job.nodes[1], 0), (job.nodes[2], 1)):
-                    node._abroad._carrier.interrupt(peer)  # type: ignore[union-attr]
+                    node._other_hosts._carrier.interrupt(peer)  # type: ignore[union-attr]
 
         cutter = threading.Thread(target=cut)
         cutter.start()
@@ -327,7 +327,7 @@ def test_a_table_travels_its_own_way() -> None:
         return [table.get().reshape(-1).tolist() for table in tables]
 
     with rehearsal(1, 1) as job:
-        held = job.nodes[0]._abroad._carrier._tables._held  # type: ignore[union-attr]
+        held = job.nodes[0]._other_hosts._carrier._tables._held  # type: ignore[union-attr]
         results = job.run(work, exchange=Exchange.of(wire="bfloat16", every=0.5))
     assert results == [[[3.0] * 9] * 3] * 2
     assert [(one.wire.number, one.every.seconds, one.every.changes) for one in held.values()] == [

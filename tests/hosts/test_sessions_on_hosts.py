@@ -24,7 +24,7 @@ from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport import CONTROL, Hello, connect
 from multiverso.runtime import Node, Session
-from multiverso.runtime.agreement import tell_all
+from multiverso.runtime.collective.agreement import tell_all
 from multiverso.tables import ArrayTableHandler
 
 
@@ -102,7 +102,7 @@ def test_nothing_stays_of_a_node_that_the_first_host_turns_away() -> None:
         roster = Roster(1, ("a", "b"), (1, 1), first.listen(), mine.to_text(), rehearsal=True)
         before = set(threading.enumerate())
         with pytest.raises(StartupError, match="another job"):
-            Node(2, abroad=(roster, Fabric(1, 2, mine), None))
+            Node(2, other_hosts=(roster, Fabric(1, 2, mine), None))
         wait_for(lambda: set(threading.enumerate()) <= before)
 
 
@@ -186,12 +186,12 @@ def test_workers_tell_each_other_across_hosts() -> None:
 def test_a_table_that_comes_to_be_while_its_node_ends_does_not_keep_that() -> None:
     """What follows the clocks of a job's first table began after what ends it had looked."""
     with rehearsal(1, 1) as job:
-        abroad: Any = job.nodes[1]._abroad
-        end = abroad._carrier.close
+        other_hosts: Any = job.nodes[1]._other_hosts
+        end = other_hosts._carrier.close
 
         def end_late() -> None:
             end()
-            abroad.tables._clocks = abroad.tables._new_clocks()
+            other_hosts.tables._clocks = other_hosts.tables._new_clocks()
 
-        abroad._carrier.close = end_late
+        other_hosts._carrier.close = end_late
         in_threads([job.nodes[1].close])

@@ -13,7 +13,7 @@ from multiverso.errors import MultiversoError, TableMismatchError
 from multiverso.hosts.exchange import Exchange
 from multiverso.hosts.wires import Wire
 from multiverso.runtime import Session
-from multiverso.runtime.agreement import tell_all
+from multiverso.runtime.collective.agreement import tell_all
 from multiverso.tables import ArrayTableHandler, MatrixTableHandler
 
 
@@ -162,7 +162,7 @@ def test_sums_of_whole_numbers_are_exact_after_a_barrier_however_they_travel(exc
 
 def _held(job: Rehearsal) -> list[dict[int, Any]]:
     """What each host holds of its tables, by number: filled when they are made."""
-    return [node._abroad._carrier._tables._held for node in job.nodes]  # type: ignore[union-attr]
+    return [node._other_hosts._carrier._tables._held for node in job.nodes]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("between", ["mean", "local_sgd", "diloco", "diloco:1,0.5"])

@@ -15,7 +15,7 @@ from interrupting import Interruption
 import multiverso as mv
 from multiverso.params import SharedParams
 from multiverso.runtime import Node, Session
-from multiverso.runtime.reducer import Reducer
+from multiverso.runtime.collective.reducer import Reducer
 
 SIZE = 50
 MODES: dict[str, dict[str, Any]] = {"async": {}, "bounded": {"staleness": 1}, "sync": {"sync": True}}

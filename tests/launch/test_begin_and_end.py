@@ -115,7 +115,7 @@ def test_a_process_that_has_ended_is_not_waited_for_in_the_next_generation(tmp_p
 FORKS = """
 import os, sys, time
 import multiverso as mv
-from multiverso.runtime.control import Control
+from multiverso.runtime.job.control import Control
 if os.environ["MULTIVERSO_WORKER_ID"] == "1":
     def die(*_, **__):
         import ctypes

@@ -8,8 +8,14 @@ import sys
 import pytest
 
 from multiverso.errors import StartupError
-from multiverso.runtime import meeting
-from multiverso.runtime.discovery import Ancestor, JobInfo, discover, process_ancestors, socket_name
+from multiverso.runtime.discovery import meeting
+from multiverso.runtime.discovery.environment import (
+    Ancestor,
+    JobInfo,
+    discover,
+    process_ancestors,
+    socket_name,
+)
 from multiverso.runtime.joining import join
 
 TORCHRUN = {
@@ -283,7 +289,7 @@ def test_ancestors_of_a_real_process() -> None:
     above = list(process_ancestors())
     assert above[0].pid == os.getppid()
     assert all(process.start_ticks >= 0 and process.name for process in above)
-    code = "from multiverso.runtime.discovery import process_ancestors as p;print(*(a.pid for a in p()))"
+    code = "from multiverso.runtime.discovery.environment import process_ancestors as p;print(*(a.pid for a in p()))"
     command = [sys.executable, "-c", code]
     child = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert [int(pid) for pid in child.stdout.split()][:2] == [os.getpid(), os.getppid()]

@@ -21,7 +21,7 @@ from multiverso.launch.commands import worker_commands
 from multiverso.launch.job import Job
 from multiverso.launch.output import Output
 from multiverso.launch.sinks import text_sink
-from multiverso.runtime.current import current
+from multiverso.runtime.session.current import current
 
 pytestmark = pytest.mark.usefixtures("forked_runs")
 

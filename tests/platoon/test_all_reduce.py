@@ -13,7 +13,7 @@ REDUCE = """
     import ml_dtypes
     import numpy as np
     from platoon import Worker
-    from multiverso.runtime.reducer import working_dtype
+    from multiverso.runtime.collective.reducer import working_dtype
 
     worker = Worker()
     size, rank = worker.local_size, worker.local_rank

@@ -39,7 +39,7 @@ folder = Path(sys.argv[1])
 def adding(base):
     import numpy as np
     import multiverso as mv
-    from multiverso.runtime.current import current
+    from multiverso.runtime.session.current import current
 
     mv.init()
     me, n = mv.worker_id(), mv.workers_num()
@@ -106,7 +106,7 @@ def tell(file):
 
 
 def rehosted(file):
-    from multiverso.runtime.current import current
+    from multiverso.runtime.session.current import current
 
     mv.init()
     me, life = mv.worker_id(), mv.incarnation()
@@ -127,7 +127,7 @@ def rehosted(file):
 
 
 def surviving(file):
-    from multiverso.runtime.current import current
+    from multiverso.runtime.session.current import current
 
     mv.init(on_lost="continue")
     mv.barrier()

@@ -41,7 +41,7 @@ folder = Path(sys.argv[1])
 
 def far_away():
     # the workers that are not on the first host: Ray has spread them
-    from multiverso.runtime.current import current
+    from multiverso.runtime.session.current import current
 
     places = current().control.places
     return [worker for worker, place in enumerate(places) if place != places[0]]

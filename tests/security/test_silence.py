@@ -12,8 +12,9 @@ import pytest
 from security_support import Person
 
 from multiverso.errors import StartupError, WaitTimeoutError
-from multiverso.runtime import Session, holders, observe
-from multiverso.runtime.holders import Silence
+from multiverso.runtime import Session, observe
+from multiverso.runtime.session import node_silence
+from multiverso.runtime.session.node_silence import Silence
 
 NODE = """
 from multiverso.runtime import Node
@@ -87,7 +88,7 @@ def test_a_node_that_is_stopped_later_is_named_by_who_waits_for_it(capfd: pytest
 def test_who_holds_the_name_and_sleeps_is_given_up_soon() -> None:
     with Person(LISTENS, _name("none"), uid=os.getuid()) as someone:
         someone.hear()
-        assert holders.holders(_name("none")) == [someone.process.pid]
+        assert node_silence.holders(_name("none")) == [someone.process.pid]
         words = rf"does not answer: process {someone.process.pid} .* has been asleep since we asked"
         with pytest.raises(StartupError, match=words):
             Session(_name("none"), start_timeout_seconds=100)

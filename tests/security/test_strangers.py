@@ -17,10 +17,10 @@ from security_support import OTHER, OURS, SECONDS, Person, needs_namespaces, nee
 
 import multiverso as mv
 from multiverso.errors import StartupError, WaitTimeoutError
-from multiverso.runtime import Node, Session, join, trust
-from multiverso.runtime.discovery import discover, socket_name
-from multiverso.runtime.node_link import NodeLink
-from multiverso.wire import messages
+from multiverso.runtime import Node, Session, join
+from multiverso.runtime.discovery.environment import discover, socket_name
+from multiverso.runtime.session.node_link import NodeLink
+from multiverso.wire import messages, trust
 
 SLURM = {
     "SLURM_JOB_ID": "71",
@@ -86,7 +86,7 @@ def test_the_name_cannot_be_made_from_what_others_know(
 
 
 def test_two_first_processes_make_one_secret(tmp_path: Path) -> None:
-    text = "from multiverso.runtime import trust\nsys.stdin.readline()\nsay(trust.user_secret())"
+    text = "from multiverso.wire import trust\nsys.stdin.readline()\nsay(trust.user_secret())"
     people = [Person(text, XDG_STATE_HOME=str(tmp_path)) for _ in range(3)]
     try:
         for person in people:
@@ -224,7 +224,7 @@ def test_a_full_queue_is_waited_for_and_said_when_it_stays_full() -> None:
 
 NODE_IN_A_NAMESPACE = """
 from security_support import enter_unmapped_namespace
-from multiverso.runtime.node import Node
+from multiverso.runtime.node.node import Node
 become()
 enter_unmapped_namespace()
 with Node(1, secret="a" * 64) as node:
@@ -234,7 +234,7 @@ with Node(1, secret="a" * 64) as node:
 ASKS_FROM_A_NAMESPACE = """
 from security_support import enter_unmapped_namespace
 from multiverso.errors import MultiversoError
-from multiverso.runtime.node_link import NodeLink
+from multiverso.runtime.session.node_link import NodeLink
 from multiverso.wire import messages
 become()
 enter_unmapped_namespace()

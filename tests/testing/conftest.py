@@ -10,7 +10,7 @@ DTYPES = ("float32", "float64", "int32", "int64")
 def pytest_collection_finish(session: pytest.Session) -> None:
     if session.config.option.collectonly:
         return
-    from multiverso.kernels.compiling import ensure
+    from multiverso.compiling.on_demand import ensure
 
     for dtype in (None, *DTYPES):
         for group in ("agreeing", "chained", "chained_node", "dense", "rounds", "rows"):

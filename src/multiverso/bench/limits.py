@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from multiverso.kernels.atomics import prefetch_to_write
-from multiverso.kernels.declaring import Data, Int, Words, kernel
+from multiverso.compiling.atomics import prefetch_to_write
+from multiverso.compiling.declaring import Data, Int, Words, kernel
 from multiverso.kernels.dense import add_into, push_pull
 
 _AHEAD = 16

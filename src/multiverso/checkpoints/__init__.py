@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from multiverso.checkpoints.beside import Checkpoint, checkpoint
+from multiverso.checkpoints.checkpoint import Checkpoint, checkpoint
 from multiverso.checkpoints.loading import is_newcomer, load, worker_folder
 from multiverso.checkpoints.parts import Parts
 from multiverso.checkpoints.randomness import random_state, set_random_state

@@ -13,8 +13,8 @@ from multiverso.checkpoints.manifests import read_generations
 from multiverso.checkpoints.stores import Store
 from multiverso.errors import SnapshotError
 from multiverso.runtime import Session
-from multiverso.runtime.agreement import Together, count_as_done
-from multiverso.runtime.restarts import may_resume
+from multiverso.runtime.collective.agreement import Together, count_as_done
+from multiverso.runtime.discovery.restarts import may_resume
 
 _STEPS = 3  # that all workers do together
 _LOCK_SECONDS = 5.0  # one that was killed just now holds its lock until it has ended

@@ -13,7 +13,7 @@ from multiverso.checkpoints.roles import count, role_of, tell
 from multiverso.checkpoints.stores import PathLike, open_store
 from multiverso.errors import SnapshotError
 from multiverso.runtime import Session
-from multiverso.runtime.agreement import Together
+from multiverso.runtime.collective.agreement import Together
 
 STEPS_OF_LOAD = 6  # that all workers do together
 

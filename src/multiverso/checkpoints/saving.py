@@ -18,7 +18,7 @@ from multiverso.checkpoints.parts import Packed, Parts, Table, write_part, write
 from multiverso.checkpoints.stores import PathLike, open_store, sha256_of
 from multiverso.errors import SnapshotError
 from multiverso.runtime import Session
-from multiverso.runtime.agreement import Together
+from multiverso.runtime.collective.agreement import Together
 
 
 def save(

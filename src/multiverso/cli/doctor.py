@@ -149,8 +149,8 @@ def _proc() -> str:
 def _kernel_cache() -> str:
     import numpy as np
 
+    from multiverso.compiling.object_cache import cache_directory
     from multiverso.kernels import waits
-    from multiverso.kernels.object_cache import cache_directory
 
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -180,7 +180,7 @@ def _job() -> str:
 
 def _environment() -> str:
     from multiverso.errors import StartupError
-    from multiverso.runtime.discovery import discover
+    from multiverso.runtime.discovery.environment import discover
 
     try:
         job = discover()

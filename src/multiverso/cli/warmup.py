@@ -9,23 +9,23 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from multiverso import rules, updaters
-from multiverso.kernels import compiling
-from multiverso.kernels.compiler_process import CompilerProcess
-from multiverso.kernels.object_cache import cache_directory
-from multiverso.kernels.object_code import is_loop
+from multiverso.compiling import on_demand
+from multiverso.compiling.compiler_process import CompilerProcess
+from multiverso.compiling.object_cache import cache_directory
+from multiverso.compiling.object_code import is_loop
 from multiverso.spec import DTYPES
 
 OF_A_DTYPE = ("dense", "rows", "rounds", "chained", "chained_node", "rules", "reduce", "agreeing")
 OF_A_FLOAT = ("row_cache",)
 OF_NONE = (
     *("locking", "rows", "waits", "dense", "rounds", "chained", "chained_node"),
-    *("agreeing", "keyed", "keyed_removal", "keyed_passes", "looking", "row_cache"),
+    *("agreeing", "keyed", "keyed_removal", "keyed_passes", "read_only", "row_cache"),
 )
 _RULES_DTYPES = ("float32", "float64")
 
 
 def everything(dtypes: Sequence[str] = DTYPES) -> list[tuple[str, str, str | None]]:
-    """Returns what there is to compile for tables of some dtypes, as ``compiling.ensure`` takes it."""
+    """Returns what there is to compile for tables of some dtypes, as ``on_demand.ensure`` takes it."""
     prefix = "multiverso.kernels."
     wanted: list[tuple[str, str, str | None]] = [("module", prefix + name, None) for name in OF_NONE]
     for dtype in dtypes:
@@ -54,7 +54,7 @@ def warm_up(dtypes: Sequence[str] = DTYPES) -> None:
     def compile_some() -> None:
         with CompilerProcess() as process:
             for what in wanted:
-                compiling.ensure(*what, process)
+                on_demand.ensure(*what, process)
 
     with ThreadPoolExecutor() as pool:
         for done in [pool.submit(compile_some) for _ in os.sched_getaffinity(0)]:

@@ -12,7 +12,7 @@ from multiverso.checkpoints import random_state, set_random_state
 from multiverso.keras.param_manager import ParamManager
 from multiverso.rules import Rule, RuleName
 from multiverso.runtime import Session
-from multiverso.runtime.current import current
+from multiverso.runtime.session.current import current
 
 
 class MVCallback(Callback):  # type: ignore[misc]  # Keras is seen as untyped

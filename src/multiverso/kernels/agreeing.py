@@ -29,13 +29,13 @@ from __future__ import annotations
 import numpy as np
 
 from multiverso import layout as at
-from multiverso.kernels.atomics import (
+from multiverso.compiling.atomics import (
     array_at,
     load64,
     store64,
 )
+from multiverso.compiling.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.codes import DONE, HELD
-from multiverso.kernels.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.dense import version_of
 from multiverso.kernels.locking import leave_stripe, lock_stripe, unlock_stripe
 from multiverso.kernels.waits import header_of

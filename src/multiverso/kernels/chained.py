@@ -21,7 +21,7 @@ that dies before it is ready is in no chunk of a round, and one that dies after 
 from __future__ import annotations
 
 from multiverso import layout as at
-from multiverso.kernels.atomics import (
+from multiverso.compiling.atomics import (
     array_at,
     load32,
     load64,
@@ -30,8 +30,8 @@ from multiverso.kernels.atomics import (
     store64,
     words,
 )
+from multiverso.compiling.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.codes import DONE, LOST_SOMEONE
-from multiverso.kernels.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.dense import (
     copy_into,
     end_call,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from multiverso import layout as at
-from multiverso.kernels.atomics import add32, array_at, futex_wait, load32, load64, store64
-from multiverso.kernels.declaring import Address, Data, Int, kernel
+from multiverso.compiling.atomics import add32, array_at, futex_wait, load32, load64, store64
+from multiverso.compiling.declaring import Address, Data, Int, kernel
 from multiverso.kernels.dense import add_into, copy_into
 from multiverso.kernels.folding import NOTHING, add_one, bounds, buffer_of, slot_at, step_of
 from multiverso.kernels.waits import header_of, is_live, line_of, notify

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from multiverso import layout as at
-from multiverso.kernels.atomics import (
+from multiverso.compiling.atomics import (
     add64,
     array_at,
     call_update,
@@ -20,7 +20,7 @@ from multiverso.kernels.atomics import (
     scratch,
     store64,
 )
-from multiverso.kernels.declaring import Address, Data, Int, inner, kernel
+from multiverso.compiling.declaring import Address, Data, Int, inner, kernel
 from multiverso.kernels.locking import rows_of
 from multiverso.kernels.stripe_words import OWNER, drop_hand, give_back, hold, let_go, owner_of, take_hand
 from multiverso.kernels.waits import header_of, line_of, tell_watchers, tick

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from multiverso import layout as at
-from multiverso.kernels.atomics import array_at, load32, prefetch_to_write, scratch, words
-from multiverso.kernels.declaring import inner
+from multiverso.compiling.atomics import array_at, load32, prefetch_to_write, scratch, words
+from multiverso.compiling.declaring import inner
 from multiverso.kernels.dense import add_into, copy_into, update_in_step
 from multiverso.kernels.waits import header_of, line_of
 

@@ -7,7 +7,7 @@ Steele, Lea and Flood, Fast splittable pseudorandom number generators (OOPSLA 20
 
 from __future__ import annotations
 
-from multiverso.kernels.atomics import (
+from multiverso.compiling.atomics import (
     hash64,
     load_acquire64,
     load_double,
@@ -16,7 +16,7 @@ from multiverso.kernels.atomics import (
     store_int32,
     store_int64,
 )
-from multiverso.kernels.declaring import inner
+from multiverso.compiling.declaring import inner
 from multiverso.keyed_layout import CONSTANT, FLOAT32, FLOAT64, INT32, UNIFORM, at
 
 _ONE = 1 << 24  # a float32 holds every multiple of 2**-24 from -1 to 1

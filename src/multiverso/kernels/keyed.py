@@ -8,8 +8,8 @@ unpins them when it is done. Whoever does not come so far calls ``release``.
 
 from __future__ import annotations
 
-from multiverso.kernels.atomics import hash64, load_acquire64, store_release64
-from multiverso.kernels.declaring import Address, Int, Words, kernel
+from multiverso.compiling.atomics import hash64, load_acquire64, store_release64
+from multiverso.compiling.declaring import Address, Int, Words, kernel
 from multiverso.kernels.initial_rows import write_initial
 from multiverso.kernels.keyed_fresh import pin, settle_claim, unpin
 from multiverso.kernels.keyed_index import ABSENT, fetch, find_row, seek, take_over_segment, word_at

@@ -11,8 +11,8 @@ Whoever changes a segment holds its word; which segments there are, and who hold
 
 from __future__ import annotations
 
-from multiverso.kernels.atomics import hash64, load_acquire64, store_release64, trailing_zeros, words
-from multiverso.kernels.declaring import inner
+from multiverso.compiling.atomics import hash64, load_acquire64, store_release64, trailing_zeros, words
+from multiverso.compiling.declaring import inner
 from multiverso.keyed_layout import (
     BUCKET_BYTES,
     BUCKETS,

@@ -11,7 +11,7 @@ being used again, and nobody from anything else.
 
 from __future__ import annotations
 
-from multiverso.kernels.atomics import (
+from multiverso.compiling.atomics import (
     compare_swap64,
     fence_all,
     load32,
@@ -21,7 +21,7 @@ from multiverso.kernels.atomics import (
     store32,
     store_release64,
 )
-from multiverso.kernels.declaring import inner
+from multiverso.compiling.declaring import inner
 from multiverso.kernels.initial_rows import store_number, write_initial
 from multiverso.kernels.row_words import hand_of, is_dead
 from multiverso.kernels.stripe_words import hand_in, owner_word

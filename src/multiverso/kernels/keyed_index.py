@@ -17,7 +17,7 @@ there gets, once nobody can be about to use them: see ``keyed_rows``.
 
 from __future__ import annotations
 
-from multiverso.kernels.atomics import (
+from multiverso.compiling.atomics import (
     compare_swap64,
     fence_acquire,
     hash64,
@@ -29,7 +29,7 @@ from multiverso.kernels.atomics import (
     trailing_zeros,
     words,
 )
-from multiverso.kernels.declaring import inner
+from multiverso.compiling.declaring import inner
 from multiverso.kernels.keyed_buckets import (
     bring_nearer,
     counts_at,

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from multiverso.kernels.atomics import (
+from multiverso.compiling.atomics import (
     add64,
     compare_swap64,
     fence_acquire,
@@ -12,7 +12,7 @@ from multiverso.kernels.atomics import (
     load_acquire64,
     store_release64,
 )
-from multiverso.kernels.declaring import Address, Int, Words, kernel
+from multiverso.compiling.declaring import Address, Int, Words, kernel
 from multiverso.kernels.keyed_buckets import counts_at, scan
 from multiverso.kernels.keyed_index import depth_of, next_pattern, segment_at, word_at
 from multiverso.kernels.keyed_segments import SEGMENT_ENTRIES, free_segment, take_segment

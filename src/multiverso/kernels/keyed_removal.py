@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from multiverso.kernels.atomics import (
+from multiverso.compiling.atomics import (
     add64,
     compare_swap64,
     fence_all,
@@ -17,7 +17,7 @@ from multiverso.kernels.atomics import (
     store_release64,
     words,
 )
-from multiverso.kernels.declaring import Address, Int, Words, inner, kernel
+from multiverso.compiling.declaring import Address, Int, Words, inner, kernel
 from multiverso.kernels.keyed_buckets import count, scan
 from multiverso.kernels.keyed_index import (
     depth_of,

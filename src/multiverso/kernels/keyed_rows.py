@@ -8,7 +8,7 @@ was removed in an epoch goes to another key only when every call that is under w
 
 from __future__ import annotations
 
-from multiverso.kernels.atomics import (
+from multiverso.compiling.atomics import (
     compare_swap64,
     fence_release,
     hash64,
@@ -16,8 +16,8 @@ from multiverso.kernels.atomics import (
     store_release64,
     trailing_zeros,
 )
+from multiverso.compiling.declaring import inner
 from multiverso.kernels.codes import FULL
-from multiverso.kernels.declaring import inner
 from multiverso.kernels.keyed_buckets import LOW_56, ONES, count, counts_at, fill, home_of, put, scan, tag_of
 from multiverso.kernels.keyed_fresh import begin_row, claim_row, safe_epoch, stamp
 from multiverso.kernels.keyed_index import (

@@ -22,9 +22,9 @@ or, once in a while, ``lock_stripe`` and ``unlock_stripe``.
 from __future__ import annotations
 
 from multiverso import layout as at
-from multiverso.kernels.atomics import load_acquire64
+from multiverso.compiling.atomics import load_acquire64
+from multiverso.compiling.declaring import Address, Int, inner, kernel
 from multiverso.kernels.codes import HELD
-from multiverso.kernels.declaring import Address, Int, inner, kernel
 from multiverso.kernels.stripe_words import (
     OWNER,
     Rows,

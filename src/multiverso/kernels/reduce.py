@@ -13,9 +13,9 @@ suffice: whoever writes into a buffer has passed a barrier since the last reader
 from __future__ import annotations
 
 from multiverso import layout as at
-from multiverso.kernels.atomics import array_at, load32, load64, store64, words
+from multiverso.compiling.atomics import array_at, load32, load64, store64, words
+from multiverso.compiling.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.codes import DONE, LOST_SOMEONE, MISMATCH
-from multiverso.kernels.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.dense import add_into, copy_into
 from multiverso.kernels.waits import WAIT_WORDS, block_of, end_wait, is_lost, notify, pause
 

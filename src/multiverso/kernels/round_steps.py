@@ -18,9 +18,9 @@ from __future__ import annotations
 import numpy as np
 
 from multiverso import layout as at
-from multiverso.kernels.atomics import array_at, compare_swap64, load32, load64, store32, store64, words
+from multiverso.compiling.atomics import array_at, compare_swap64, load32, load64, store32, store64, words
+from multiverso.compiling.declaring import inner
 from multiverso.kernels.codes import DONE, LOST_SOMEONE
-from multiverso.kernels.declaring import inner
 from multiverso.kernels.dense import copy_into, end_call, store_both, subtract_into
 from multiverso.kernels.folding import (
     CHUNKED,

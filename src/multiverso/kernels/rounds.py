@@ -7,9 +7,9 @@ How a round is agreed on and gone through is told in ``round_steps.py``.
 from __future__ import annotations
 
 from multiverso import layout as at
-from multiverso.kernels.atomics import array_at, compare_swap64, load64, store32, store64
+from multiverso.compiling.atomics import array_at, compare_swap64, load64, store32, store64
+from multiverso.compiling.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.codes import DONE
-from multiverso.kernels.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.dense import add_into, copy_into, end_call, record_operation
 from multiverso.kernels.folding import CHUNKED, NOTHING, WHOLE, buffer_of, push_pull_to, slot_at, step_of
 from multiverso.kernels.round_steps import (

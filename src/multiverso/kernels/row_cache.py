@@ -7,8 +7,8 @@ in ``counts`` in one step with it: no exception comes between.
 
 from __future__ import annotations
 
-from multiverso.kernels.atomics import prefetch
-from multiverso.kernels.declaring import Data, Int, Words, inner, kernel
+from multiverso.compiling.atomics import prefetch
+from multiverso.compiling.declaring import Data, Int, Words, inner, kernel
 
 STALE, TOUCHED, PUSHING = 0, 1, 2  # words of ``counts``
 _AHEAD = 16

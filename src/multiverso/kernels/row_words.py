@@ -8,7 +8,7 @@ back with them. The loops over many rows do the quick half of ``hold`` and of a 
 
 from __future__ import annotations
 
-from multiverso.kernels.atomics import (
+from multiverso.compiling.atomics import (
     call_update,
     compare_swap64,
     fence_acquire,
@@ -21,7 +21,7 @@ from multiverso.kernels.atomics import (
     store32,
     store_release64,
 )
-from multiverso.kernels.declaring import inner
+from multiverso.compiling.declaring import inner
 from multiverso.kernels.stripe_words import (
     Rows,
     await_word,

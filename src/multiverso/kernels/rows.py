@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from multiverso import layout as at
-from multiverso.kernels.atomics import (
+from multiverso.compiling.atomics import (
     add_line,
     array_at,
     compare_swap64,
@@ -19,8 +19,8 @@ from multiverso.kernels.atomics import (
     store64,
     store_release64,
 )
+from multiverso.compiling.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.codes import BAD_ROW
-from multiverso.kernels.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.dense import (
     add_into,
     end_call,

@@ -8,8 +8,8 @@ the cache, so that a step costs one pass over the memory.
 from __future__ import annotations
 
 from multiverso import layout as at
-from multiverso.kernels.atomics import array_at, call_pull, call_push, load64, scratch, store64
-from multiverso.kernels.declaring import Address, Data, Int, Words, inner, kernel
+from multiverso.compiling.atomics import array_at, call_pull, call_push, load64, scratch, store64
+from multiverso.compiling.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.dense import (
     add_into,
     end_call,

@@ -24,7 +24,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from multiverso import layout as at
-from multiverso.kernels.atomics import (
+from multiverso.compiling.atomics import (
     add64,
     compare_swap64,
     fence_acquire,
@@ -39,8 +39,8 @@ from multiverso.kernels.atomics import (
     sched_yield,
     store_release64,
 )
+from multiverso.compiling.declaring import inner
 from multiverso.kernels.codes import DONE, TIMED_OUT
-from multiverso.kernels.declaring import inner
 from multiverso.kernels.waits import block_of, end_wait, nap_nanoseconds, publish_wait, slice_end
 
 OWNER, VERSION = at.OWNER, at.VERSION

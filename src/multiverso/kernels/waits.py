@@ -23,7 +23,7 @@ has ended.
 from __future__ import annotations
 
 from multiverso import layout as at
-from multiverso.kernels.atomics import (
+from multiverso.compiling.atomics import (
     add32,
     add64,
     futex_wait,
@@ -37,8 +37,8 @@ from multiverso.kernels.atomics import (
     store64,
     words,
 )
+from multiverso.compiling.declaring import Address, Int, Int32, inner, kernel
 from multiverso.kernels.codes import DONE, EINTR, LOST_SOMEONE, TIMED_OUT
-from multiverso.kernels.declaring import Address, Int, Int32, inner, kernel
 
 # what a condition says, beside LOST_SOMEONE
 READY, NOT_READY = DONE, 2

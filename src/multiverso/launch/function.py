@@ -21,8 +21,8 @@ from multiverso.launch.restarting import Replacements
 from multiverso.launch.results import WorkerExit
 from multiverso.launch.sinks import text_sink
 from multiverso.layout import MAX_WORKERS
-from multiverso.runtime.node import Node
-from multiverso.runtime.trust import SECRET_VARIABLE, new_secret
+from multiverso.runtime.node.node import Node
+from multiverso.wire.trust import SECRET_VARIABLE, new_secret
 
 
 def run(

@@ -18,9 +18,9 @@ from multiverso.launch.restarting import Replacements, Starts
 from multiverso.launch.results import JobResult, WorkerExit
 from multiverso.launch.signals import Signals, let_signals_end_us
 from multiverso.launch.sinks import unbuffered
-from multiverso.runtime.node import Node
-from multiverso.runtime.restarts import restarts
-from multiverso.runtime.trust import SECRET_VARIABLE, new_secret
+from multiverso.runtime.discovery.restarts import restarts
+from multiverso.runtime.node.node import Node
+from multiverso.wire.trust import SECRET_VARIABLE, new_secret
 
 
 def launch(options: RunOptions) -> int:
@@ -53,7 +53,7 @@ def launch(options: RunOptions) -> int:
             report.restarting(starts)
             starts.pause()
     # after a signal, and on one of several hosts, this process still has to tell its exit code
-    if result.reason != "signal" and place.abroad is None:
+    if result.reason != "signal" and place.other_hosts is None:
         let_signals_end_us()
     last_words()
     return code
@@ -77,21 +77,21 @@ def _start(
             workers=place.workers_num,
             on_lost=options.on_failure,
             secret=secret,
-            abroad=place.abroad,
+            other_hosts=place.other_hosts,
             replaces=options.replace > 0,
         )
     ) as node:
         output = Output(
             report.sink,
             log_files=logs,
-            append=starts.restarts > 0 or place.goes_on or (place.abroad is not None and restarts() > 0),
+            append=starts.restarts > 0 or place.goes_on or (place.other_hosts is not None and restarts() > 0),
         )
         report.output = output
         environ = {**os.environ, SECRET_VARIABLE: secret}
         commands = worker_commands(
             [program] * len(place.workers),
             address=node.address,
-            environ=environ if place.abroad else starts.environ(environ, options.resume),
+            environ=environ if place.other_hosts else starts.environ(environ, options.resume),
             on_failure=options.on_failure,
             devices=devices,
             bind=options.bind,
@@ -123,7 +123,7 @@ def _start(
             first=place.workers.start,
         )
         result = job.run(starts.seconds_left, signals=starts.signals)
-        if place.abroad is not None:
+        if place.other_hosts is not None:
             return result, end_on_host(node, place, result, report), lambda: None
         status = node.status() if options.summary and node.had_workers else None
         strangers = workers > 1 and result.exit_code == 0 and not node.had_workers

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster
 from multiverso.hosts.transport import Listener
-from multiverso.runtime.carrier import Carrier, means
+from multiverso.runtime.several_hosts.carrier import Carrier, means
 
 FROM_INPUT = "-"  # what the variable of the roster says where that comes by standard input, see `_ssh`
 JOB_VARIABLE = "MULTIVERSO_JOB"  # its value is one job's: how all of its processes are found
@@ -43,7 +43,7 @@ class Place:
         on_machine: how many of them share this machine's cores and devices.
         first_on_machine: which of those its own first one is.
         name: the host's name, in a job on several.
-        abroad: what its node needs in a job on several hosts.
+        other_hosts: what its node needs in a job on several hosts.
     """
 
     workers: range
@@ -51,17 +51,17 @@ class Place:
     on_machine: int
     first_on_machine: int = 0
     name: str = ""
-    abroad: tuple[Roster, Carrier, Listener | None] | None = None
+    other_hosts: tuple[Roster, Carrier, Listener | None] | None = None
 
     @property
     def keeps_stdin(self) -> bool:
         """Whether standard input is the first worker's, and not the way from the job's launcher."""
-        return self.abroad is None or self.abroad[0].rehearsal
+        return self.other_hosts is None or self.other_hosts[0].rehearsal
 
     @property
     def goes_on(self) -> bool:
         """Whether this host was lost, and goes on in a job that has begun."""
-        return self.abroad is not None and self.abroad[0].generation > 0
+        return self.other_hosts is not None and self.other_hosts[0].generation > 0
 
     @classmethod
     def alone(cls, workers_num: int) -> "Place":
@@ -86,11 +86,11 @@ def here(workers_num: int) -> Place:
     return place_in(roster, means(roster, None if descriptor is None else int(descriptor)))
 
 
-def place_in(roster: Roster, abroad: tuple[Roster, Carrier, Listener | None] | None = None) -> Place:
-    """Returns the part of a job that a roster gives its host, whose node needs what ``abroad`` is."""
+def place_in(roster: Roster, other_hosts: tuple[Roster, Carrier, Listener | None] | None = None) -> Place:
+    """Returns the part of a job that a roster gives its host, whose node needs what ``other_hosts`` is."""
     workers = roster.local
     assert isinstance(workers, range)  # a launcher of ours has numbered them
     on_machine = roster.workers_num if roster.rehearsal else len(workers)
     first = workers.start if roster.rehearsal else 0
     name = roster.names[roster.host]
-    return Place(workers, roster.workers_num, on_machine, first, name, abroad)
+    return Place(workers, roster.workers_num, on_machine, first, name, other_hosts)

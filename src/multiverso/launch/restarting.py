@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from multiverso.launch.results import JobResult, WorkerExit
 from multiverso.launch.signals import Signals
-from multiverso.runtime.restarts import RESTARTS_VARIABLE, RESUME_VARIABLE
+from multiverso.runtime.discovery.restarts import RESTARTS_VARIABLE, RESUME_VARIABLE
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 _LONG_SECONDS = 10.0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from multiverso.every import Every
 from multiverso.params.broadcasting import broadcast
 from multiverso.params.resumable import Resumable
 from multiverso.params.resuming import Model
 from multiverso.params.shared import Array, SharedParams
 from multiverso.params.values import shared_dtype
-from multiverso.runtime.every import Every
 
 __all__ = ["Array", "Every", "Model", "Resumable", "SharedParams", "broadcast", "shared_dtype"]

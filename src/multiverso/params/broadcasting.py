@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiverso.runtime import Session
-from multiverso.runtime.current import current
+from multiverso.runtime.session.current import current
 from multiverso.tables import ArrayTableHandler
 
 Array = NDArray[Any]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from multiverso import checkpoints
 from multiverso.checkpoints import Parts
 from multiverso.errors import InterruptedRoundError
+from multiverso.every import Every
 from multiverso.params.flats import Averaged, Flat, share_flat
 from multiverso.params.packing import pack
 from multiverso.params.resuming import Files, Model, check_own, placed
@@ -25,8 +26,7 @@ from multiverso.params.values import Values
 from multiverso.rules import Rule, RuleName, rule_of
 from multiverso.rules.shared import check_mode
 from multiverso.runtime import Session
-from multiverso.runtime.current import current
-from multiverso.runtime.every import Every
+from multiverso.runtime.session.current import current
 from multiverso.spec import Initial, check_name
 from multiverso.tables import TableHandler
 

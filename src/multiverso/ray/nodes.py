@@ -17,10 +17,10 @@ from multiverso.hosts.addresses import ANY
 from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.roster import Roster
 from multiverso.ray.metrics import Publisher
-from multiverso.runtime.carrier import means
-from multiverso.runtime.meeting import complete, distinct
-from multiverso.runtime.node import Node
-from multiverso.runtime.trust import SECRET_VARIABLE, new_secret
+from multiverso.runtime.discovery.meeting import complete, distinct
+from multiverso.runtime.node.node import Node
+from multiverso.runtime.several_hosts.carrier import means
+from multiverso.wire.trust import SECRET_VARIABLE, new_secret
 
 START_SECONDS = 120.0
 _CLOSE_SECONDS = 10.0
@@ -101,8 +101,8 @@ class HostNode:
         """
         descriptor = None if self._listening is None else self._listening.detach()
         found = None if roster is None else _here(Roster.from_text(roster))
-        abroad = None if found is None else means(found, descriptor)
-        node = Node(workers, on_lost=on_lost, secret=secret, abroad=abroad, replaces=replaces)
+        other_hosts = None if found is None else means(found, descriptor)
+        node = Node(workers, on_lost=on_lost, secret=secret, other_hosts=other_hosts, replaces=replaces)
         self._node = node
         if found is not None and found.generation > 0:
             while all(worker["state"] == "free" for worker in node.status()["workers"]):

@@ -20,7 +20,7 @@ from multiverso.ray.job import Job, Wish
 from multiverso.ray.nodes import Nodes
 from multiverso.ray.progress import Progress
 from multiverso.ray.rooms import rooms
-from multiverso.runtime.restarts import RESTARTS_VARIABLE
+from multiverso.runtime.discovery.restarts import RESTARTS_VARIABLE
 
 
 def run(

@@ -13,7 +13,7 @@ from ray.train.backend import Backend, BackendConfig
 from multiverso.errors import StartupError
 from multiverso.hosts.exchange import VARIABLES, Exchange
 from multiverso.ray.nodes import Nodes, hosts_of
-from multiverso.runtime.restarts import RESTARTS_VARIABLE
+from multiverso.runtime.discovery.restarts import RESTARTS_VARIABLE
 
 
 @dataclass

@@ -14,7 +14,7 @@ from multiverso.rules.asgd import asgd
 from multiverso.rules.named import RuleName, rule_of
 from multiverso.rules.rule import Rule
 from multiverso.runtime import Session
-from multiverso.runtime.current import current
+from multiverso.runtime.session.current import current
 from multiverso.spec import Initial, TableSpec
 from multiverso.tables.convert import writable
 from multiverso.tables.handler import TableHandler

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from multiverso.layout import MAX_WORKERS
 from multiverso.memory.shared import SharedMemory
-from multiverso.runtime.joblock import JobLock
+from multiverso.runtime.collective.job_lock import JobLock
 from multiverso.runtime.joining import join, observe
-from multiverso.runtime.session import Session
+from multiverso.runtime.session.session import Session
 
 if TYPE_CHECKING:
-    from multiverso.runtime.node import Node
-    from multiverso.runtime.reducer import Reducer, working_dtype
+    from multiverso.runtime.collective.reducer import Reducer, working_dtype
+    from multiverso.runtime.node.node import Node
 
 __all__ = [
     "MAX_WORKERS",
@@ -29,9 +29,9 @@ __all__ = [
 
 # Imported when it is first used: a worker whose node is elsewhere needs nothing of one, nor of several hosts.
 _LATER = {
-    "Node": "multiverso.runtime.node",
-    "Reducer": "multiverso.runtime.reducer",
-    "working_dtype": "multiverso.runtime.reducer",
+    "Node": "multiverso.runtime.node.node",
+    "Reducer": "multiverso.runtime.collective.reducer",
+    "working_dtype": "multiverso.runtime.collective.reducer",
 }
 
 

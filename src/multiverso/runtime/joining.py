@@ -21,14 +21,14 @@ from multiverso.errors import NodeLostError, StartupError
 from multiverso.hosts.exchange import VARIABLES, Exchange
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE
 from multiverso.layout import MAX_WORKERS
-from multiverso.runtime.discovery import JobInfo, discover, socket_name
-from multiverso.runtime.session import START_SECONDS, Session
-from multiverso.runtime.sigusr1 import explain_on_sigusr1
-from multiverso.runtime.trust import new_secret, proof_needed, user_secret
+from multiverso.runtime.discovery.environment import JobInfo, discover, socket_name
+from multiverso.runtime.session.session import START_SECONDS, Session
+from multiverso.runtime.session.sigusr1 import explain_on_sigusr1
 from multiverso.wire import messages
+from multiverso.wire.trust import new_secret, proof_needed, user_secret
 
 if TYPE_CHECKING:
-    from multiverso.runtime.meeting import Found
+    from multiverso.runtime.discovery.meeting import Found
 
 _NODE_ATTEMPTS = 12
 _LOOK_SECONDS = 0.02
@@ -37,7 +37,7 @@ _PLACES = tuple(str(Path(file).absolute().parents[up]) for file, up in ((__file_
 _NODE_PROGRAM = """
 import sys
 sys.path += sys.argv[4:]
-from multiverso.runtime.node_process import main
+from multiverso.runtime.node.node_process import main
 main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
 """
 TIMEOUT_VARIABLE = "MULTIVERSO_TIMEOUT_SECONDS"
@@ -65,7 +65,7 @@ def join(
         sync, staleness, on_lost, wire, every, between, timeout_seconds, start_timeout_seconds: see `multiverso.init`.
 
     Raises:
-        StartupError: see ``multiverso.runtime.discovery``; or this is not Linux.
+        StartupError: see ``multiverso.runtime.discovery.environment``; or this is not Linux.
     """
     if platform.system() != "Linux" or platform.machine() not in ("x86_64", "aarch64"):
         raise StartupError(
@@ -113,7 +113,7 @@ def _join(job: JobInfo, options: dict[str, Any], start: float) -> Session:
             **options,
         )
     if job.key is None:
-        from multiverso.runtime.node import Node  # which most workers need not import
+        from multiverso.runtime.node.node import Node  # which most workers need not import
 
         secret = new_secret()
         node = Node.__new__(Node)  # known here before it begins, so that an interruption cannot lose it
@@ -151,7 +151,7 @@ def _join(job: JobInfo, options: dict[str, Any], start: float) -> Session:
 
 def _join_hosts(job: JobInfo, secret: str, options: dict[str, Any], start: float) -> Session:
     """Of a job on several hosts: each host's first worker starts its node once the hosts have found each other."""
-    from multiverso.runtime.rendezvous import meet
+    from multiverso.runtime.discovery.rendezvous import meet
 
     number = next(_hosts_joined)
     deadline = time.monotonic() + start
@@ -246,7 +246,7 @@ def observe(address: str, timeout_seconds: float = 5.0) -> dict[str, Any]:
         StartupError: nobody listens there.
         WaitTimeoutError, NodeLostError: the node did not answer.
     """
-    from multiverso.runtime.node_link import NodeLink
+    from multiverso.runtime.session.node_link import NodeLink
 
     deadline = time.monotonic() + timeout_seconds
     link = NodeLink()

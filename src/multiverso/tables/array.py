@@ -7,8 +7,8 @@ from typing import Any
 import numpy.typing as npt
 
 from multiverso.hosts.exchange import table_words
-from multiverso.runtime.current import current
-from multiverso.runtime.session import Session
+from multiverso.runtime.session.current import current
+from multiverso.runtime.session.session import Session
 from multiverso.spec import Initial, TableSpec, checked_count, checked_dtype
 from multiverso.tables.handler import TableHandler
 from multiverso.updaters import Updater, resolve

@@ -12,8 +12,8 @@ from typing import Any
 from multiverso import layout as at
 from multiverso.deadline import Deadline
 from multiverso.errors import TableMismatchError, WorkerLostError
-from multiverso.runtime.session import Session
-from multiverso.runtime.wait_graph import names
+from multiverso.runtime.job.wait_graph import names
+from multiverso.runtime.session.session import Session
 from multiverso.tables.epochs import Epoch
 
 

@@ -25,10 +25,10 @@ from multiverso.deadline import Deadline
 from multiverso.errors import StartupError, TableMismatchError, WorkerLostError
 from multiverso.memory.words import load32, wait_for_change
 from multiverso.records import Record
-from multiverso.runtime.patience import Patience
-from multiverso.runtime.session import Session
-from multiverso.runtime.shared_lock import held, prepare
-from multiverso.runtime.wait_graph import names
+from multiverso.runtime.collective.shared_lock import held, prepare
+from multiverso.runtime.job.wait_graph import names
+from multiverso.runtime.session.patience import Patience
+from multiverso.runtime.session.session import Session
 from multiverso.tables.asked_batches import AskedHands
 from multiverso.tables.epochs import Epoch, Words
 

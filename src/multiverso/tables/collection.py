@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from multiverso import files
 from multiverso.errors import SnapshotError, WaitTimeoutError
-from multiverso.runtime.replacing import leaves_values
+from multiverso.runtime.session.replacing import leaves_values
 
 if TYPE_CHECKING:
-    from multiverso.runtime.session import Session
+    from multiverso.runtime.session.session import Session
     from multiverso.tables.handler import TableHandler
     from multiverso.tables.keyed import KeyedTable
 

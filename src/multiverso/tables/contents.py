@@ -10,9 +10,9 @@ import numpy as np
 from multiverso import layout as at
 from multiverso.errors import MultiversoError
 from multiverso.memory import words
-from multiverso.runtime.refusals import refuse_under_rule
-from multiverso.runtime.replacing import leaves_values
-from multiverso.runtime.watching import await_version
+from multiverso.runtime.session.refusals import refuse_under_rule
+from multiverso.runtime.session.replacing import leaves_values
+from multiverso.runtime.session.watching import await_version
 from multiverso.tables import loading, saving
 from multiverso.tables.convert import Array, Out
 from multiverso.tables.held import HeldTable

@@ -6,9 +6,9 @@ from operator import index
 
 from multiverso.deadline import Deadline
 from multiverso.in_process import InProcess
-from multiverso.runtime.current import current
-from multiverso.runtime.session import Session
-from multiverso.runtime.shared_lock import held, prepare
+from multiverso.runtime.collective.shared_lock import held, prepare
+from multiverso.runtime.session.current import current
+from multiverso.runtime.session.session import Session
 
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 

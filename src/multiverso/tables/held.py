@@ -10,15 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso import layout as at
-from multiverso.consistency.modes import OF_MODE
+from multiverso.compiling.on_demand import compile_update
+from multiverso.consistency.by_mode import OF_MODE
 from multiverso.consistency.port import Consistency, Port
 from multiverso.deadline import Deadline
-from multiverso.kernels.compiling import compile_update
 from multiverso.memory.words import load64
-from multiverso.runtime.session import Session
+from multiverso.runtime.session.session import Session
 from multiverso.shards.shard import Shard
 from multiverso.spec import TableSpec
-from multiverso.tables.closed import Closed
+from multiverso.tables.closed_handler import Closed
 from multiverso.tables.convert import Array, as_data, as_numpy, check_size
 from multiverso.tables.initial import fill, initial_value
 from multiverso.tables.operations import Operations

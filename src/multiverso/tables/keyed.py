@@ -9,13 +9,13 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from multiverso.compiling.on_demand import compile_update
 from multiverso.deadline import Deadline
 from multiverso.errors import ShapeMismatchError
-from multiverso.kernels.compiling import compile_update
 from multiverso.kernels.keyed_passes import KEY
-from multiverso.runtime.current import current
-from multiverso.runtime.refusals import refuse_across_hosts
-from multiverso.runtime.session import Session
+from multiverso.runtime.session.current import current
+from multiverso.runtime.session.refusals import refuse_across_hosts
+from multiverso.runtime.session.session import Session
 from multiverso.spec import check_name, checked_count, checked_dtype
 from multiverso.tables.convert import Array, Out, as_data, as_numpy
 from multiverso.tables.keyed_calls import KeyedCalls

@@ -18,7 +18,7 @@ from multiverso.kernels import keyed as kernels
 from multiverso.kernels import keyed_removal as removal
 from multiverso.kernels.codes import FULL
 from multiverso.memory.heap import free_memory
-from multiverso.runtime.session import Session
+from multiverso.runtime.session.session import Session
 from multiverso.tables.convert import Array
 from multiverso.tables.keyed_growth import Growth
 from multiverso.tables.keyed_memory import KeyedMemory

@@ -13,7 +13,7 @@ import numpy as np
 
 from multiverso.kernels.keyed_passes import GONE
 from multiverso.keyed_layout import NO_ROW
-from multiverso.runtime.replacing import leaves_values
+from multiverso.runtime.session.replacing import leaves_values
 from multiverso.tables import keyed_export, keyed_saving, keyed_snapshots
 from multiverso.tables.convert import Array
 from multiverso.tables.keyed_calls import KeyedCalls

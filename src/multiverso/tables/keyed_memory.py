@@ -15,7 +15,7 @@ from multiverso.keyed_layout import at
 from multiverso.layout import LIFE_NUMBER, MAX_WORKERS
 from multiverso.memory.shared import SharedMemory
 from multiverso.memory.words import load64, store64
-from multiverso.runtime.session import Session
+from multiverso.runtime.session.session import Session
 from multiverso.spec import DTYPES
 from multiverso.tables.keyed_spec import KINDS, Eviction, KeyedSpec
 

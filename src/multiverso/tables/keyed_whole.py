@@ -10,7 +10,7 @@ import numpy.typing as npt
 from multiverso import keyed_layout as layout
 from multiverso.kernels import keyed as kernels
 from multiverso.kernels import keyed_passes as passes
-from multiverso.runtime.session import Session
+from multiverso.runtime.session.session import Session
 from multiverso.tables.convert import Array
 from multiverso.tables.keyed_calls import KeyedCalls
 from multiverso.tables.keyed_memory import KeyedMemory

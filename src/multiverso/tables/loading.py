@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Iterable
 
 from multiverso.errors import SnapshotError
-from multiverso.runtime.agreement import tell_all
-from multiverso.runtime.session import Session
+from multiverso.runtime.collective.agreement import tell_all
+from multiverso.runtime.session.session import Session
 from multiverso.tables.convert import Array
 
 

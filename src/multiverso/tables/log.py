@@ -11,8 +11,8 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
-from multiverso.runtime.notes import BYTES, MEMORY, Notes
-from multiverso.runtime.session import Session
+from multiverso.runtime.job.notes import BYTES, MEMORY, Notes
+from multiverso.runtime.session.session import Session
 
 FOLDER = "MULTIVERSO_TENSORBOARD"
 

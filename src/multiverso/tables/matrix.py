@@ -11,8 +11,8 @@ from numpy import ndarray
 from multiverso.consistency.port import RowIds, bad_row
 from multiverso.errors import ShapeMismatchError
 from multiverso.hosts.exchange import table_words
-from multiverso.runtime.current import current
-from multiverso.runtime.session import Session
+from multiverso.runtime.session.current import current
+from multiverso.runtime.session.session import Session
 from multiverso.spec import Initial, TableSpec, checked_count, checked_dtype
 from multiverso.tables.changes import Changes
 from multiverso.tables.convert import INT64, Array, Out, as_data, as_numpy, as_row_ids, check_size, writable

@@ -18,18 +18,18 @@ from multiverso.consistency_modes import BY_CODE
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, NodeLostError, RowIdError, StartupError, WaitTimeoutError
 from multiverso.in_process import InProcess
-from multiverso.kernels import looking as kernels
+from multiverso.kernels import read_only as kernels
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import load64
-from multiverso.runtime.finding import node_addresses
-from multiverso.runtime.node_link import NodeLink
-from multiverso.runtime.trust import SECRET_VARIABLE
+from multiverso.runtime.discovery.running_nodes import node_addresses
+from multiverso.runtime.session.node_link import NodeLink
 from multiverso.spec import DTYPES, TableSpec
 from multiverso.tables.convert import as_row_ids
 from multiverso.tables.keyed_memory import memory_name
 from multiverso.tables.keys import as_keys
 from multiverso.tables.output import Output, fresh, into
 from multiverso.wire.messages import Message
+from multiverso.wire.trust import SECRET_VARIABLE
 
 _SLICE_NANOSECONDS = 100_000_000
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from multiverso.compiling.on_demand import compile_pull, compile_push
 from multiverso.consistency.port import CompiledRule
 from multiverso.kernels import rules
-from multiverso.kernels.compiling import compile_pull, compile_push
 from multiverso.tables.convert import Array, writable
 from multiverso.tables.handler import TableHandler
 from multiverso.tables.pending import Pending

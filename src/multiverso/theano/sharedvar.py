@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from multiverso.errors import ClosedError, DtypeMismatchError, NotInitializedError, ShapeMismatchError
 from multiverso.runtime import Session
-from multiverso.runtime.agreement import tell_all
-from multiverso.runtime.current import current
+from multiverso.runtime.collective.agreement import tell_all
+from multiverso.runtime.session.current import current
 from multiverso.tables import ArrayTableHandler
 from multiverso.theano.framework import array_of, framework
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from multiverso.checkpoints import is_newcomer, random_state, set_random_state, worker_folder
-from multiverso.runtime.current import current
+from multiverso.runtime.session.current import current
 from multiverso.torch.param_manager import ParamManager
 
 if find_spec("transformers") is None:

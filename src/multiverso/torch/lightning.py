@@ -16,7 +16,7 @@ from multiverso.checkpoints import (
     worker_folder,
     write_tree,
 )
-from multiverso.runtime.current import current
+from multiverso.runtime.session.current import current
 from multiverso.torch.param_manager import ParamManager
 
 _NAMES = {"pytorch_lightning": "pytorch_lightning", "lightning": "lightning.pytorch"}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sized
 
 from torch.utils.data import Sampler
 
-from multiverso.runtime.current import current
+from multiverso.runtime.session.current import current
 from multiverso.tables.batches import deal
 
 

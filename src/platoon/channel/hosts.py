@@ -31,7 +31,7 @@ class _Met:
     """What a controller knows of the others."""
 
     roster: Roster
-    abroad: Any  # what `Node` takes as such
+    other_hosts: Any  # what `Node` takes as such
 
 
 class Hosts:
@@ -50,7 +50,7 @@ class Hosts:
             met = self._told(local_size) if ROSTER_VARIABLE in os.environ else self._meet(local_size)
         except MultiversoError as error:
             raise PlatoonError("the hosts cannot meet", error) from error
-        self.roster, self._abroad = met.roster, met.abroad
+        self.roster, self._other_hosts = met.roster, met.other_hosts
         self.size = self.roster.hosts
         self.global_size = self.roster.workers_num
         self.ranks_before = min(self.roster.local)
@@ -59,15 +59,15 @@ class Hosts:
         """The launcher has said who is there."""
         from multiverso.launch.place import here
 
-        abroad = here(0).abroad
-        assert abroad is not None
-        roster = abroad[0]
+        other_hosts = here(0).other_hosts
+        assert other_hosts is not None
+        roster = other_hosts[0]
         if len(roster.local) != local_size:
             raise PlatoonError(
                 f"{roster.names[roster.host]} was to have {counted(len(roster.local), 'worker')}, and this controller "
                 f"has devices for {local_size}: give the devices to the launcher (-D), and not to the controller"
             )
-        return _Met(roster, abroad)
+        return _Met(roster, other_hosts)
 
     def _meet(self, local_size: int) -> _Met:
         """The controllers are MPI processes, which tell each other."""
@@ -109,7 +109,7 @@ class Hosts:
         )
         if len(names) == 1:
             return _Met(roster, None)
-        from multiverso.runtime.carrier import means
+        from multiverso.runtime.several_hosts.carrier import means
 
         return _Met(roster, means(roster, None if listening is None else listening.detach()))
 
@@ -122,7 +122,7 @@ class Hosts:
         from multiverso.runtime import Node
 
         try:
-            return Node(self.global_size, on_lost="continue", abroad=self._abroad)
+            return Node(self.global_size, on_lost="continue", other_hosts=self._other_hosts)
         except MultiversoError as error:
             raise PlatoonError("this host's node cannot begin", error) from error
 
@@ -136,7 +136,7 @@ class Hosts:
         Returns:
             False: they did not come to their end.
         """
-        if self._abroad is None:
+        if self._other_hosts is None:
             return True
         for worker in self.roster.local:
             node.absent(worker)  # one that never used the shared memory

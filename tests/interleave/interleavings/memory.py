@@ -86,8 +86,8 @@ class Header:
 
 
 def atomics(memory: Memory) -> ModuleType:
-    """Returns what stands for ``multiverso.kernels.atomics``."""
-    module = Standin("multiverso.kernels.atomics")
+    """Returns what stands for ``multiverso.compiling.atomics``."""
+    module = Standin("multiverso.compiling.atomics")
     origin, quiet = memory.origin, memory.quiet
 
     def words(view: memoryview, shift: int) -> tuple[Any, Any, Any]:

@@ -25,11 +25,12 @@ PACKAGE = Path(multiverso.__file__).parent
 # executed anew; a name that ends with a dot stands for everything below it
 PRIVATE = (
     "multiverso.kernels.",
+    "multiverso.compiling.declaring",
     "multiverso.layout",
     "multiverso.spec",
     "multiverso.shards.shard",
-    "multiverso.runtime.control",
-    "multiverso.runtime.mirror",
+    "multiverso.runtime.job.control",
+    "multiverso.runtime.several_hosts.mirror",
 )
 # small, so that a schedule is short: what a loop over all possible workers costs, and how often one yields
 CONSTANTS = {"MAX_WORKERS": 8, "_YIELDS": 1, "YIELDS": 1, "_PAUSES": 1, "_TRIES": 2}
@@ -51,14 +52,14 @@ class Source:
         vars(numpy).update(vars(np), int64=int)
         self._modules: dict[str, types.ModuleType] = {
             "numpy": numpy,
-            "multiverso.kernels.atomics": kernel_atomics,
+            "multiverso.compiling.atomics": kernel_atomics,
             "multiverso.memory.words": words(memory, kernel_atomics),
             "multiverso.memory.mutex": mutexes(memory),
         }
         self._builtins = {**vars(builtins), "__import__": self._import}
 
     def __getitem__(self, name: str) -> Any:
-        places = (f"multiverso.kernels.{name}", f"multiverso.{name}")
+        places = (f"multiverso.kernels.{name}", f"multiverso.compiling.{name}", f"multiverso.{name}")
         return self.module(next(place for place in places if path_of(place).exists()))
 
     def module(self, name: str) -> types.ModuleType:

@@ -79,7 +79,7 @@ class World:
             address=memory.take(size),
             array=lambda offset, count, dtype: memory.array(segment.address + offset, count, dtype),
         )
-        self.control = self.source["runtime.control"].Control(segment)
+        self.control = self.source["runtime.job.control"].Control(segment)
         self.control.initialise(self.capacity)
         self.control.continue_without_lost(self.continues)
         memory.be_quiet(segment.address + self.at.CAPACITY, 8)

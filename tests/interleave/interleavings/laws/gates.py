@@ -1,7 +1,8 @@
 """Barriers between hosts: nobody passes before the node says so, and everybody does when it has.
 
 The workers of this host run the kernel. The node does what it really does with the others: it writes their lines
-(``runtime/mirror.py``) and lets a barrier go (``Control.release``) when all that live, here and there, have come.
+(``runtime/several_hosts/mirror.py``) and lets a barrier go (``Control.release``) when all that live, here and there,
+have come.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ class Elsewhere:
     """The workers of other hosts, and what this host's node has heard of them. Owner: the node's actor."""
 
     def __init__(self, world: World, here: int, there: int) -> None:
-        self._world, self._mirror = world, world.source["runtime.mirror"]
+        self._world, self._mirror = world, world.source["runtime.several_hosts.mirror"]
         self._here = range(here)
         self.reached = dict.fromkeys(range(here, here + there), 0)
         self.ended: dict[int, int] = {}

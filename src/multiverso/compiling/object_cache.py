@@ -1,0 +1,116 @@
+"""Keeps object code on disk, in a directory that nobody else can write to: what is in it is run."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from multiverso import files
+from multiverso.compiling.object_code import Code
+
+_LOCK_SECONDS = 300.0
+_KEPT_SECONDS = 90 * 86400.0
+_MOST_BYTES = 64 << 20
+
+
+@functools.cache
+def cache_directory() -> Path | None:
+    """Returns the directory of compiled kernels, or None (with one warning) where none can be used.
+
+    ``multiverso`` in the first of ``MULTIVERSO_CACHE_DIR``, ``XDG_CACHE_HOME`` and ``~/.cache`` that is set; if that
+    cannot be used, a directory of the user's own beside the temporary files, so that a job's processes share one.
+    """
+    home = os.environ.get("MULTIVERSO_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    wanted = Path(os.path.expanduser(home)) / "multiverso"
+    try:
+        return _usable(wanted)
+    except (OSError, RuntimeError) as error:
+        reason = error
+    other: Path | None = Path(tempfile.gettempdir()) / f"multiverso-{os.geteuid()}"
+    try:
+        other = _usable(Path(str(other)))
+    except (OSError, RuntimeError):
+        other = None
+    warnings.warn(
+        f"multiverso cannot keep its compiled kernels in {wanted} ({reason}), so "
+        + (f"it keeps them in {other}" if other else "each process compiles them anew")
+        + "; set MULTIVERSO_CACHE_DIR to a directory that you alone can write to",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return other
+
+
+def _usable(directory: Path) -> Path:
+    own = files.own_directory(directory)
+    with tempfile.TemporaryFile(dir=own):  # on a disk that cannot be written to, this fails
+        return own
+
+
+def read(name: str) -> Code | None:
+    """Returns what was written under a name, or None: nothing was, or not all of it."""
+    directory = cache_directory()
+    if directory is None:
+        return None
+    try:
+        return Code.from_bytes(files.read_own(directory / name, _MOST_BYTES))
+    except (OSError, ValueError):
+        return None
+
+
+def write(name: str, code: Code) -> None:
+    """Keeps object code under a name; where it cannot be kept (the disk is full, say), it is not."""
+    directory = cache_directory()
+    if directory is None:
+        return
+    with contextlib.suppress(OSError):
+        files.write_whole(directory / name, code.to_bytes(), mode=0o600)
+        _remove_old(directory, name)
+
+
+def forget(name: str) -> None:
+    """Removes what was written under a name."""
+    directory = cache_directory()
+    if directory is not None:
+        with contextlib.suppress(OSError):
+            (directory / name).unlink()
+
+
+def _remove_old(directory: Path, name: str) -> None:
+    """Removes the same kernels of other versions that were compiled long ago."""
+    for path in directory.glob(f"{name.rpartition('-')[0]}-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _KEPT_SECONDS:
+                path.unlink()
+
+
+@contextlib.contextmanager
+def one_at_a_time(what: str) -> Iterator[None]:
+    """Lets one process of this machine in, where the directory lets us lock; the kernel frees it when one dies.
+
+    It only saves work: whoever has waited for five minutes goes in all the same.
+    """
+    directory = cache_directory()
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # gone, or on a disk without locks
+            if directory is not None:
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                file = stack.enter_context(open(os.open(directory / f"{what}.lock", flags, 0o600), "w"))
+                deadline = time.monotonic() + _LOCK_SECONDS
+                while time.monotonic() < deadline:
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        time.sleep(0.02)
+                        continue
+                    # by name: a child that was forked meanwhile has the file open, too, and would keep it locked
+                    stack.callback(fcntl.flock, file, fcntl.LOCK_UN)
+                    break
+        yield

@@ -1,0 +1,203 @@
+"""Compiles each group of kernels once per machine and dtype, when it is first needed, and keeps the object code.
+
+A process that finds its kernels on disk links them in a few milliseconds and never imports Numba. One that does not
+lets a child process compile them: the child has none of the user's settings for Numba, and takes its memory with it
+when it ends. The name of a file holds a hash of all that went into it: the sources that the group is made of, the
+compiler, the processor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import os
+import platform
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from multiverso.compiling import object_cache
+from multiverso.compiling.compiler_process import CompilerProcess, serve
+from multiverso.compiling.notice import say, telling
+from multiverso.compiling.object_code import HEAD, Code
+from multiverso.compiling.sources import are_unchanged, digest_of, sources_of, stamps_of
+
+_HERE = Path(__file__).parent
+_KERNELS = "multiverso.kernels."
+_lock = threading.RLock()
+_BUILD_SECONDS = 600.0
+_kept: list[object] = []
+
+Update = Callable[..., None]
+"""``(values, delta, state, stride, hyper, count)``: a plain loop over pointers, see ``multiverso.updaters``."""
+
+
+# -- what is asked for -----------------------------------------------------------------------------------------
+
+
+@functools.cache
+def load_module(name: str, dtype: str | None) -> dict[str, Callable[..., Any]]:
+    """Returns the compiled kernels that a module declares for a dtype, or (None) those without one, by name."""
+    from multiverso.compiling.linking import callable_at
+
+    addresses = _load("module", name, dtype)
+    return {kernel: callable_at(kernel, address) for kernel, address in addresses.items()}
+
+
+@functools.cache
+def load_loop(function: Callable[..., None], dtype: str) -> int:
+    """Returns the address of an updater's or a rule's loop compiled for ``dtype``.
+
+    Our own come from the cache. A user's is compiled by Numba in this process: nothing tells what it is made of.
+    The code lives as long as the process.
+    """
+    if _is_ours(function):
+        return _load("loops", function.__module__, dtype)[function.__name__]
+    with _lock, telling(f"compiling {function.__qualname__} for {dtype}"), _compiler() as compiler:
+        compiled = compiler.compile_loop(function, dtype)
+        _kept.append(compiled)
+        return int(compiled.address)
+
+
+compile_update = compile_push = compile_pull = load_loop
+
+
+def ensure(kind: str, name: str, dtype: str | None, process: CompilerProcess | None = None) -> None:
+    """Compiles what is not on disk yet, without linking it: ``kind`` is ``"module"`` or ``"loops"``.
+
+    Args:
+        kind: what the module holds.
+        name: the module.
+        dtype: for tables of this dtype, or None for what needs none.
+        process: what compiles it; without, a process of its own.
+    """
+    file = _file_name(name, dtype)
+    if object_cache.read(file) is None:
+        _build(kind, name, dtype, file, process)
+
+
+def _is_ours(function: Callable[..., None]) -> bool:
+    module = function.__module__ or ""  # none of what is made by `exec`, as at some prompts
+    found = getattr(sys.modules.get(module), function.__name__, None)
+    return module.startswith("multiverso.") and found is function
+
+
+# -- from disk, or else from the compiler ----------------------------------------------------------------------
+
+
+def _load(kind: str, name: str, dtype: str | None) -> dict[str, int]:
+    from multiverso.compiling.linking import link
+
+    file = _file_name(name, dtype)
+    with _lock:
+        code = object_cache.read(file)
+        if code is not None:
+            try:
+                return link(code.content, code.needed, code.names)
+            except (RuntimeError, OSError, AttributeError):
+                object_cache.forget(file)  # another version of LLVM, or one of us was wrong: compile again
+        code = _build(kind, name, dtype, file)
+        return link(code.content, code.needed, code.names)
+
+
+def _file_name(name: str, dtype: str | None) -> str:
+    group = f"{name.removeprefix(_KERNELS)}-{dtype}" if dtype else name.removeprefix(_KERNELS)
+    return f"{group}-{digest_of(_sources(name), *_machine())}"
+
+
+def _sources(name: str) -> list[Path]:
+    """Returns all files that the kernels of a module are made of, and the compiler of ours."""
+    module = Path(str(sys.modules[name].__file__)) if name in sys.modules else _source(name)
+    return sorted({*sources_of(module), *sources_of(_HERE / "compiler.py")})
+
+
+def _source(name: str) -> Path:
+    return _HERE.parent.parent.joinpath(*name.split(".")).with_suffix(".py")
+
+
+@functools.cache
+def _machine() -> tuple[object, ...]:
+    """What else object code depends on. Not Python's and NumPy's versions: the fields that it reads are the same."""
+    import llvmlite
+    import llvmlite.binding as llvm
+
+    features = llvm.get_host_cpu_features().flatten()
+    return (
+        _numba_version(),
+        llvmlite.__version__,
+        platform.machine(),
+        llvm.get_host_cpu_name(),
+        features,
+        HEAD,
+    )
+
+
+def _numba_version() -> list[str]:
+    """Returns the names of Numba's metadata: ``importlib.metadata`` takes as long to import as all else here."""
+    found = importlib.util.find_spec("numba")
+    if found is None or found.origin is None:
+        return []
+    return sorted(name for name in os.listdir(Path(found.origin).parent.parent) if name.startswith("numba-"))
+
+
+def _build(
+    kind: str, name: str, dtype: str | None, file: str, process: CompilerProcess | None = None
+) -> Code:
+    what = file.rpartition("-")[0]
+    with object_cache.one_at_a_time(what):
+        code = object_cache.read(file)
+        if code is not None:
+            return code
+        paths = _sources(name)
+        stamps = {**stamps_of(paths), **(process.stamps if process else {})}
+        words = f"compiling kernels ({what})"
+        with telling(words, f"{words}, once on this machine ...") as seconds:
+            code = (
+                process.build(kind, name, dtype, _BUILD_SECONDS)
+                if process
+                else _built_by_a_child(kind, name, dtype)
+            )
+            code = code or _built_here(kind, name, dtype)
+        if are_unchanged(paths, stamps):
+            object_cache.write(file, code)
+            say(f"compiled in {seconds():.1f} s")
+        else:  # what was compiled may be of another text than the file's name says
+            say(f"compiled in {seconds():.1f} s; not kept, as the sources have changed meanwhile")
+        return code
+
+
+def _built_by_a_child(kind: str, name: str, dtype: str | None) -> Code | None:
+    """Returns what a child process has compiled, or None where none can be started or it has failed."""
+    with CompilerProcess() as process:
+        return process.build(kind, name, dtype, _BUILD_SECONDS)
+
+
+def child(parent: int, writing: int) -> None:
+    """What that process does."""
+    serve(parent, writing, _built_here)
+
+
+def _built_here(kind: str, name: str, dtype: str | None) -> Code:
+    with _compiler() as compiler:
+        code: Code = (
+            compiler.build_loops(name, str(dtype)) if kind == "loops" else compiler.build_module(name, dtype)
+        )
+        return code
+
+
+@contextlib.contextmanager
+def _compiler() -> Iterator[ModuleType]:
+    """Gives what needs Numba, which asks for NUMBA_DISABLE_JIT whenever a function is decorated."""
+    import numba
+
+    before, numba.config.DISABLE_JIT = numba.config.DISABLE_JIT, 0
+    try:
+        from multiverso.compiling import compiler
+
+        yield compiler
+    finally:
+        numba.config.DISABLE_JIT = before

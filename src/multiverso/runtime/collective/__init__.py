@@ -1,0 +1,1 @@
+"""What all workers do together, on sessions: reductions, agreements, locks."""

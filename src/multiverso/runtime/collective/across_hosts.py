@@ -1,0 +1,160 @@
+"""A worker's part in an all_reduce over several hosts; the node's is `runtime.several_hosts.reductions`."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from multiverso import kernels
+from multiverso import layout as at
+from multiverso.deadline import Deadline
+from multiverso.errors import MultiversoError, ShapeMismatchError
+from multiverso.hosts.combining import PIECE_BYTES, PIECES, SMALL_BYTES, Array
+from multiverso.memory.shared import SharedMemory
+from multiverso.memory.words import load32, load64, wait_for_change
+from multiverso.runtime.session.patience import Patience
+from multiverso.runtime.session.session import Session
+from multiverso.runtime.several_hosts.reductions import (
+    DIFFERENT,
+    DONE,
+    FAILED,
+    LARGE_NAME,
+    MISSING,
+    SMALL_NAME,
+    memory_bytes,
+    slots_at,
+)
+
+# What a worker that is gone has told its node before is on its way for a moment; one that has left in order may have
+# done so because it had everything.
+_LOST_SECONDS, _LEFT_SECONDS = 0.5, 10.0
+
+
+class AcrossHosts:
+    """Owner: one worker's `Reducer`.
+
+    Args:
+        session: its session.
+
+    Raises:
+        MultiversoError: this worker has taken another's place.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        control = session.control
+        local = [worker for worker, place in enumerate(control.places) if place == control.here]
+        self._workers, self._slot = len(local), local.index(session.worker_id)
+        self._memories: dict[bool, SharedMemory] = {}
+        self._line = self._memory(small=True).address
+        self._before = 0  # pieces of calls that have returned
+        self._given = self._taken = 0  # pieces of this one
+        self._gone_since = 0.0
+        self.is_new = not load64(self._line + DONE)
+
+    def reduce(self, flat: Array, result: Array, operation: str, what: str, deadline: Deadline) -> None:
+        """Reduces an array; what an exception has interrupted goes on where it stopped when it is called again.
+
+        Args:
+            flat: this worker's.
+            result: where the reduction goes; may be ``flat``.
+            operation: "sum", "product", "max" or "min".
+            what: the call in words, the same in all workers.
+            deadline: until when.
+
+        Raises:
+            ShapeMismatchError: other workers reduce something else.
+            WorkerLostError, WaitTimeoutError, NodeLostError: they do not come.
+        """
+        length = PIECE_BYTES // flat.itemsize
+        pieces = -(-flat.size // length)
+        signature = zlib.crc32(what.encode()) << 29
+        while self._taken < pieces:
+            ahead = self._given - self._taken
+            if self._given < pieces and ahead < PIECES:
+                part = flat[self._given * length : (self._given + 1) * length]
+                self._give(part, operation, signature ^ flat.size)
+                self._given += 1
+            else:
+                part = result[self._taken * length : (self._taken + 1) * length]
+                number = self._before + self._taken + 1
+                self._wait(number, what, deadline)
+                part[...] = self._array(number, self._workers, part.nbytes, part.dtype)
+                self._taken += 1
+        self._before += pieces
+        self._given = self._taken = 0
+
+    def _give(self, part: Array, operation: str, signature: int) -> None:
+        number = self._before + self._given + 1
+        self._array(number, self._slot, part.nbytes, part.dtype)[...] = part
+        told = {"number": number, "nbytes": part.nbytes, "dtype": part.dtype.name, "operation": operation}
+        self._session.node.tell({"do": "combine", "signature": signature, **told})
+
+    def _array(self, number: int, slot: int, nbytes: int, dtype: np.dtype[Any]) -> Array:
+        small = nbytes <= SMALL_BYTES
+        begin, stride = slots_at(small, number, self._workers)
+        begin += slot * stride
+        return self._memory(small).array[begin : begin + nbytes].view(dtype)
+
+    def _memory(self, small: bool) -> SharedMemory:
+        if small not in self._memories:
+            name = SMALL_NAME if small else LARGE_NAME
+            self._memories[small] = self._session.shared_memory(
+                name, memory_bytes(small, self._workers), on_this_host=True
+            )
+        return self._memories[small]
+
+    def _wait(self, number: int, what: str, deadline: Deadline) -> None:
+        session, line = self._session, self._line
+        control = session.control
+        patience: Patience | None = None
+        said: int | None = None
+        # Whoever went while this worker trained may have given its part before.
+        self._gone_since = time.monotonic()
+        with ExitStack() as wait:
+            while True:
+                seen = load32(control.address + at.EVENT)
+                if load64(line + DONE) >= number:
+                    return
+                failed = load64(line + FAILED)
+                if failed == DIFFERENT:
+                    raise ShapeMismatchError(
+                        f"the workers do not call all_reduce with the same things; this one: {what}"
+                    )
+                if failed:
+                    raise MultiversoError(f"{what}: the hosts' nodes cannot exchange it; see the job's log")
+                missing = load64(line + MISSING) if load64(line + DONE) == number - 1 else 0
+                if patience is None or missing != said:
+                    said = missing
+                    wait.close()
+                    wait.enter_context(
+                        session.waiting(at.FOR_OTHER_HOSTS, self._memories[True].number, missing)
+                    )
+                patience = patience or Patience(session, deadline, what)
+                left = deadline.slice_left()
+                gone = self._gone_for(missing)
+                if gone is not None:
+                    if gone <= 0:
+                        patience.raise_if_hopeless(kernels.LOST_SOMEONE)
+                    left = min(gone, left)
+                patience.raise_if_over()
+                wait_for_change(control.address + at.EVENT, seen, left)
+
+    def _gone_for(self, missing: int) -> float | None:
+        """Returns how many seconds whoever has gone, of those that are missing, may yet be heard of."""
+        workers = [worker for worker in self._session.control.workers() if missing >> worker.worker_id & 1]
+        now = time.monotonic()
+        grace: list[float] = []
+        for worker in workers:
+            if worker.liveness == at.LOST:
+                grace.append(_LOST_SECONDS)
+            elif worker.liveness == at.GONE or worker.participation == at.LEFT:
+                grace.append(_LEFT_SECONDS)
+        if not grace:
+            self._gone_since = now
+            return None
+        return min(grace) - (now - self._gone_since)

@@ -1,0 +1,147 @@
+"""One lock for all workers of a host, shared or alone, in shared memory; it survives the SIGKILL of its holder.
+
+Each worker has a robust mutex of its own. To share the lock is to lock one's own, which nobody else wants, so
+it costs next to nothing; to have it alone is to lock all of them. A turnstile before them keeps workers that
+share from overtaking one that waits for it alone. The operating system unlocks the mutexes of the dead.
+
+What a living worker leaves locked when an exception (Ctrl-C) comes between any two steps is unlocked on its way
+out: a mutex knows the thread that holds it, so there is nothing to be remembered beside it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from multiverso import layout as at
+from multiverso.errors import LockStateError
+from multiverso.memory import mutex
+from multiverso.runtime.session.patience import Patience
+
+if TYPE_CHECKING:
+    from multiverso.deadline import Deadline
+    from multiverso.runtime.session.session import Session
+
+_TURNSTILE = at.MAX_WORKERS
+_ALL = (_TURNSTILE, *range(at.MAX_WORKERS))
+
+
+class JobLock:
+    """This worker's part in a lock of the job's workers on this host.
+
+    Args:
+        session: this worker's session.
+        name: what the workers call it.
+    """
+
+    def __init__(self, session: Session, name: str) -> None:
+        self._session = session
+        self._memory = session.shared_memory(
+            name,
+            len(_ALL) * at.MUTEX_BYTES,
+            lambda memory: mutex.initialise(memory.address, len(_ALL), at.MUTEX_BYTES),
+            on_this_host=True,
+        )
+        self._address = self._memory.address
+        self._thread: int | None = None
+
+    @property
+    def held_alone(self) -> bool:
+        """Whether this thread has the lock alone."""
+        return self._thread == threading.get_ident()
+
+    def acquire(self, timeout_seconds: float | None = None) -> None:
+        """Takes the lock alone. If it raises, for whatever reason, this worker does not have it.
+
+        Args:
+            timeout_seconds: how long to wait; 0 fails at once, None waits as long as the session does.
+
+        Raises:
+            LockStateError: this worker has it already.
+            WaitTimeoutError: others kept it for too long; says which process.
+        """
+        if self._thread is not None:
+            raise LockStateError("this worker has the lock already: unlock() it first")
+        try:
+            deadline = self._session.start_deadline(timeout_seconds)
+            for number in _ALL:
+                self._lock(number, deadline)
+            self._thread = threading.get_ident()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def release(self) -> None:
+        """Gives the lock back; only the thread that took it can. If it raises otherwise, it is given back, too.
+
+        Raises:
+            LockStateError: this thread does not have it.
+        """
+        if not self.held_alone:
+            raise LockStateError("unlock() without lock(), or in another thread than lock()")
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Gives back whatever of the lock this thread has, in whatever state; it does nothing without any."""
+        try:
+            self._unlock_all()
+        except BaseException:
+            self._unlock_all()
+            raise
+
+    def _unlock_all(self) -> None:
+        for number in reversed(_ALL):
+            if mutex.is_ours(self._mutex(number)):
+                mutex.unlock(self._mutex(number))
+        if self.held_alone:
+            self._thread = None
+
+    def alone(self, work: Callable[[], None]) -> None:
+        """Calls ``work`` while this worker has the lock alone, be it taken for this or before."""
+        if self.held_alone:
+            work()
+            return
+        try:
+            self.acquire()
+            work()
+            self.release()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def shared(self, work: Callable[[], None]) -> None:
+        """Calls ``work`` while this worker shares the lock with others, or has it alone."""
+        if self.held_alone:
+            work()
+            return
+        turnstile, own = self._mutex(_TURNSTILE), self._mutex(self._session.worker_id)
+        try:
+            self._lock(_TURNSTILE, None)
+            mutex.unlock(turnstile)
+            self._lock(self._session.worker_id, None)
+            work()
+            mutex.unlock(own)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _mutex(self, number: int) -> int:
+        return self._address + at.MUTEX_BYTES * number
+
+    def _lock(self, number: int, deadline: Deadline | None) -> None:
+        """Locks a mutex by ``deadline``; None is the session's own time from now on."""
+        address = self._mutex(number)
+        code = mutex.try_lock(address)
+        if code == mutex.BUSY:
+            patience = Patience(self._session, deadline or self._session.start_deadline(), "the job's lock")
+            with self._session.waiting(at.FOR_LOCK, self._memory.number, at.MUTEX_BYTES * number):
+                while True:
+                    code = mutex.lock(address, patience.deadline.slice_left())
+                    if code in (0, mutex.OWNER_DEAD):
+                        break
+                    patience.raise_if_hopeless(code)
+        if code == mutex.OWNER_DEAD:
+            mutex.recover(address)
+        elif code != 0:
+            raise OSError(code, "the job's lock")

@@ -1,0 +1,1 @@
+"""How a process finds its job: from its environment, or by meeting the job's other hosts."""

@@ -1,0 +1,52 @@
+"""The hosts of an srun step need no word from each other: Slurm's variables say where all are.
+
+The job's secret and certificate are made on each host from what only this user knows (a file in a home directory that
+the hosts share, or a variable), and from the step's number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+from multiverso.errors import StartupError
+from multiverso.hosts.addresses import ADDRESS_VARIABLE, address_towards
+from multiverso.hosts.credentials import derived_credentials
+from multiverso.hosts.roster import Roster
+from multiverso.runtime.discovery.environment import JobInfo
+from multiverso.runtime.discovery.meeting import INSECURE_VARIABLE, Found, Met, complete, key_of, open_port
+from multiverso.wire.trust import SECRET_VARIABLE
+
+_FIRST_PORT, _PORTS = 20_000, 10_000  # below those that systems give out by themselves
+
+
+def meet_in_slurm(job: JobInfo, roster: Roster, number: int, secret: str) -> Met:
+    """See ``rendezvous.meet``."""
+    if not secret:
+        raise StartupError(
+            "this user has no home directory here, so the hosts of the job have no secret in common: set "
+            f"{SECRET_VARIABLE} to the same random text in all workers (srun passes it on)"
+        )
+    key = key_of(job, roster.host, number)
+    if job.local_id != 0:
+        return Met(key)
+    name = f"{job.attempt}|{number}"
+    credentials = derived_credentials(secret, name, not os.environ.get(INSECURE_VARIABLE))
+    port = job.ports[number % len(job.ports)] if job.ports else _port_of(name)
+    first = roster.names[0]
+    mine = os.environ.get(ADDRESS_VARIABLE) or (first if roster.leads else _towards(first))
+    listening = open_port(port, number) if roster.leads else None
+    return Met(key, Found(complete(roster, (first, port), credentials.to_text(), mine), listening))
+
+
+def _towards(first: str) -> str:
+    try:
+        return address_towards(first)
+    except OSError as error:
+        raise StartupError(
+            f"the job's first host is {first}, which cannot be found from here: {error}"
+        ) from error
+
+
+def _port_of(name: str) -> int:
+    return _FIRST_PORT + int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % _PORTS

@@ -1,0 +1,1 @@
+"""A job as its node and its workers both see it: the control segment, what each worker waits for, the job's options."""

@@ -1,0 +1,243 @@
+"""The control segment: who is in the job, how far each is, what each waits for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from multiverso import layout as at
+from multiverso.deadline import SLICE_SECONDS, Deadline
+from multiverso.memory import mutex
+from multiverso.memory.segment import Segment
+from multiverso.memory.words import bump_and_wake, load32, load64, store32, store64
+from multiverso.runtime.job.worker_state import Wait, WorkerState
+
+_READS = 10
+
+
+@dataclass(frozen=True)
+class Control:
+    """A mapped control segment. The node writes who is alive, each worker the rest of its block.
+
+    Attributes:
+        segment: the memory.
+        places: in a job on several hosts, the name of each worker's host; otherwise nothing.
+        here: the name of this one.
+        lost_in_order: the workers that this process has called lost, the first one first (the node's).
+    """
+
+    segment: Segment
+    places: tuple[str, ...] = ()
+    here: str = ""
+    lost_in_order: dict[int, None] = field(default_factory=dict, compare=False)
+
+    @property
+    def address(self) -> int:
+        """Where it is mapped."""
+        return self.segment.address
+
+    @property
+    def capacity(self) -> int:
+        """Worker blocks in it."""
+        return load32(self.address + at.CAPACITY)
+
+    def block(self, worker_id: int) -> int:
+        """Address of a worker's block."""
+        return self.address + at.worker_block(worker_id)
+
+    def initialise(self, capacity: int) -> None:
+        """Writes the header into zeroed memory (the node, once)."""
+        store32(self.address + at.CAPACITY, capacity)
+        mutex.initialise(self.address + at.NODE_LIFE)
+        node = self.block(capacity)  # as a worker that changes tables, for other hosts
+        store64(node + at.LIFE_NUMBER, 1)
+        store32(node + at.LIVENESS, at.ALIVE)
+
+    def continue_without_lost(self, do: bool) -> None:
+        """Sets whether waits go on without lost workers (the node, before the first worker is let go)."""
+        store32(self.address + at.CONTINUE_WITHOUT_LOST, int(do))
+
+    def before_here(self, worker_id: int) -> list[int]:
+        """The workers of this host with lower numbers."""
+        return [i for i in range(worker_id) if not self.places or self.places[i] == self.here]
+
+    @property
+    def continues(self) -> bool:
+        """Whether waits go on without lost workers."""
+        return load32(self.address + at.CONTINUE_WITHOUT_LOST) == 1
+
+    def span_hosts(self) -> None:
+        """Marks the job as one on several hosts: no barrier ends before the node releases it (the node, once)."""
+        store32(self.address + at.SPANS_HOSTS, 1)
+
+    def release(self, barrier: int) -> None:
+        """Lets workers pass the barriers up to this one (the node)."""
+        store64(self.address + at.RELEASED, barrier)
+        self.notify()
+
+    @property
+    def released(self) -> int:
+        """The last barrier that the node has let workers pass, in a job on several hosts."""
+        return load64(self.address + at.RELEASED)
+
+    def note_gathered(self, number: int) -> None:
+        """Publishes that what other hosts had not sent yet is here (the node)."""
+        store64(self.address + at.GATHERED, number)
+
+    @property
+    def gathered(self) -> int:
+        """The last gathering that is done."""
+        return load64(self.address + at.GATHERED)
+
+    def admit(self, worker_id: int, pid: int) -> None:
+        """Gives a block to a new worker (the node)."""
+        self.lost_in_order.pop(worker_id, None)
+        block = self.block(worker_id)
+        life = load64(block + at.LIFE_NUMBER) % 255 + 1
+        for offset in range(at.LIVENESS, at.WORKER_STRIDE, 8):
+            store64(block + offset, 0)
+        store64(block + at.LIFE_NUMBER, life)
+        mutex.initialise(block + at.LIFE)
+        store32(block + at.PID, pid)
+        store32(block + at.LIVENESS, at.ALIVE)
+
+    def admit_again(self, worker_id: int, pid: int) -> None:
+        """Gives a block back to a worker that has withdrawn (the node).
+
+        It has done nothing, and has been live all the while for whoever waits for it.
+        """
+        store32(self.block(worker_id) + at.PID, pid)
+
+    def node_is_lost(self) -> None:
+        """Publishes that the node will never release what it holds (any worker, which has seen it)."""
+        store32(self.block(self.capacity) + at.LIVENESS, at.LOST)
+
+    def settle(self, worker_id: int, liveness: int) -> None:
+        """Marks a worker as lost or gone, and wakes whoever waits (the node)."""
+        if liveness == at.LOST:
+            self.lost_in_order.setdefault(worker_id)  # before it is seen, and others end because of it
+        store32(self.block(worker_id) + at.LIVENESS, liveness)
+        self.notify()
+
+    def settle_without_node(self, worker_id: int) -> None:
+        """Marks a worker as lost if it does not hold its life mutex (any worker, once the node is gone)."""
+        if not 0 <= worker_id < self.capacity or self.liveness(worker_id) != at.ALIVE:
+            return
+        life = self.block(worker_id) + at.LIFE
+        code = mutex.try_lock(life)
+        if code in (0, mutex.OWNER_DEAD):
+            mutex.recover(life)
+            mutex.unlock(life)
+            self.settle(worker_id, at.LOST)
+
+    def activate(self, worker_id: int, joins_late: bool) -> None:
+        """Marks this worker as taking part (the worker).
+
+        A latecomer counts as having reached the barriers that the others have reached. Once it is seen as
+        active no barrier completes without it, so the number is read again until it no longer moves.
+        """
+        block = self.block(worker_id)
+        store32(block + at.PARTICIPATION, at.ACTIVE)
+        while joins_late:
+            reached = max(w.barrier for w in self.workers() if w.is_live)
+            if load64(block + at.BARRIER) >= reached:
+                break
+            store64(block + at.BARRIER, reached)
+        self.notify()
+
+    def reach(self, worker_id: int, barrier: int) -> None:
+        """Marks this worker as having reached a barrier, without waiting there (the worker)."""
+        address = self.block(worker_id) + at.BARRIER
+        store64(address, max(barrier, load64(address)))
+        self.notify()
+
+    def leave(self, worker_id: int) -> None:
+        """Marks this worker as having left (the worker)."""
+        store32(self.block(worker_id) + at.PARTICIPATION, at.LEFT)
+        self.notify()
+
+    def notify(self) -> None:
+        """Wakes every waiter of the job to look again."""
+        bump_and_wake(self.address + at.EVENT)
+
+    def look_at(self, worker_id: int, deadline: Deadline) -> None:
+        """Publishes a deadline that is nearer than a slice, so that this worker's next wait ends in time (the worker).
+
+        Of several threads' deadlines the last one counts; the others are looked at when their slices are over.
+        """
+        if deadline.left() < SLICE_SECONDS:
+            store64(self.block(worker_id) + at.LOOK_AT, math.ceil(deadline.at * 1e9))
+
+    def give_up(self, worker_id: int, now_ns: int) -> None:
+        """Marks this worker as one that ends a wait because of a deadlock (the worker)."""
+        store64(self.block(worker_id) + at.GAVE_UP, now_ns)
+        self.notify()
+
+    def note_checkpoint(self, worker_id: int, word: int) -> None:
+        """Publishes what this worker has handed over of a checkpoint (the worker)."""
+        store64(self.block(worker_id) + at.CHECKPOINT, word)
+
+    def checkpoint(self, worker_id: int) -> int:
+        """What a worker says of it."""
+        return load64(self.block(worker_id) + at.CHECKPOINT)
+
+    def liveness(self, worker_id: int) -> int:
+        """What the node says of a worker."""
+        return load32(self.block(worker_id) + at.LIVENESS)
+
+    def participation(self, worker_id: int) -> int:
+        """What a worker says of itself."""
+        return load32(self.block(worker_id) + at.PARTICIPATION)
+
+    def worker(self, worker_id: int) -> WorkerState:
+        """Everything in a worker's block."""
+        block = self.block(worker_id)
+        return WorkerState(
+            worker_id=worker_id,
+            pid=load32(block + at.PID),
+            liveness=load32(block + at.LIVENESS),
+            participation=load32(block + at.PARTICIPATION),
+            barrier=load64(block + at.BARRIER),
+            created=load64(block + at.CREATED),
+            threaded=load32(block + at.THREADED) == 1,
+            gave_up_ns=load64(block + at.GAVE_UP),
+            wait=_wait_in(block),
+            host=self.places[worker_id] if self.places else "",
+            life=load64(block + at.LIFE_NUMBER),
+        )
+
+    def workers(self) -> list[WorkerState]:
+        """Every worker that has ever been admitted and whose number is not free again."""
+        return [w for w in map(self.worker, range(self.capacity)) if w.liveness != at.FREE]
+
+    def live(self) -> list[int]:
+        """The numbers of those who are alive and have not left: others wait for them."""
+        return list(filter(self.is_live, range(self.capacity)))
+
+    def is_live(self, worker_id: int) -> bool:
+        """Whether a worker is alive and has not left."""
+        return self.liveness(worker_id) == at.ALIVE and self.participation(worker_id) == at.ACTIVE
+
+    def waited_seconds(self, worker_id: int) -> float:
+        """Returns the seconds that a worker has spent in finished waits of every kind."""
+        return load64(self.block(worker_id) + at.WAITED_NS) / 1e9
+
+
+def _wait_in(block: int) -> Wait | None:
+    """Returns what a worker says that it waits for; None too when that changes all the while."""
+    for _ in range(_READS):
+        sequence = load32(block + at.WAIT_SEQ)
+        kind = load32(block + at.WAIT_KIND)
+        if kind == at.NOT_WAITING:
+            return None
+        wait = Wait(
+            kind,
+            sequence,
+            load32(block + at.WAIT_TABLE),
+            load32(block + at.WAIT_STAGE),
+            load64(block + at.WAIT_TARGET),
+            load64(block + at.WAIT_SINCE),
+        )
+        if sequence % 2 == 0 and load32(block + at.WAIT_SEQ) == sequence:
+            return wait
+    return None

@@ -1,0 +1,172 @@
+"""Who waits for whom: read from shared memory, then pure functions over it.
+
+From the same facts come the error after a deadline, the warning after ten seconds, the answer to SIGUSR1 and
+`multiverso top`, and the discovery that nobody can go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from multiverso import layout as at
+from multiverso.memory.mutex import owner_pid
+from multiverso.memory.words import load64
+from multiverso.runtime.job.control import Control
+from multiverso.runtime.job.worker_state import Wait, WorkerState
+from multiverso.shards.progress import TableProgress
+from multiverso.shards.shard import Shard
+
+COLLECTIVE = "a table without a name is made by all workers together; with name= each may come when it likes"
+
+
+@dataclass(frozen=True)
+class WaitGraph:
+    """Everything that is needed to say who waits for whom."""
+
+    workers: Mapping[int, WorkerState]
+    tables: Mapping[int, TableProgress]
+
+    def missing(self, wait: Wait) -> list[int]:
+        """Returns the live workers that a wait is for; empty when it can go ahead or cannot be told."""
+        live = [worker for worker in self.workers.values() if worker.is_live]
+        if wait.kind == at.FOR_BARRIER:
+            return [worker.worker_id for worker in live if worker.barrier < wait.target]
+        if wait.kind == at.FOR_TABLE:
+            return [worker.worker_id for worker in live if worker.created < wait.target]
+        if wait.kind == at.FOR_LOCK:
+            holder = (wait.holder, wait.holder_host)
+            return [
+                worker.worker_id for worker in live if wait.holder and (worker.pid, worker.host) == holder
+            ]
+        if wait.kind == at.FOR_WORD:
+            return [worker.worker_id for worker in live if worker.worker_id == wait.stage]
+        if wait.kind == at.FOR_REDUCTION:
+            behind = [i for i, phase in enumerate(wait.phases) if phase < wait.target]
+            return [worker.worker_id for worker in live if worker.worker_id in behind]
+        if wait.kind in (at.FOR_BATCHES, at.FOR_OTHER_HOSTS):
+            return [worker.worker_id for worker in live if wait.target >> worker.worker_id & 1]
+        table = self.tables.get(wait.table)
+        if table is None:
+            return []
+        ids = {worker.worker_id for worker in live}
+        members = {i: member for i, member in table.members.items() if i in ids}
+        if wait.kind == at.FOR_ROUND:
+            return [i for i, member in members.items() if member.is_behind(wait.target, wait.stage)]
+        if wait.kind == at.FOR_CLOCK:
+            return [i for i, member in members.items() if member.clock < wait.target]
+        return []
+
+    def is_awaited(self, me: int, table: int, clock: int) -> bool:
+        """Returns whether all whose clock of a table is below this one wait for a worker."""
+        behind = self.missing(Wait(at.FOR_CLOCK, 0, table, 0, clock, 0))
+        waits = [self.workers[i].wait for i in behind]
+        return bool(behind) and all(wait is not None and me in self.missing(wait) for wait in waits)
+
+    def name_of(self, wait: Wait) -> str:
+        """Returns a wait in words."""
+        table = self.tables.get(wait.table)
+        name = table.name if table else f"table {wait.table}" if wait.table > 0 else "shared memory"
+        lock = f"a lock of {name}" + (f" that process {wait.holder} holds" if wait.holder else "")
+        return {
+            at.FOR_BARRIER: f"barrier {wait.target}",
+            at.FOR_ROUND: f"round {(wait.target - 1) // (table.chunks if table else 1) + 1} of {name}",
+            at.FOR_CLOCK: f"tick {wait.target} (bounded staleness) of {name}",
+            at.FOR_BATCHES: "the end of an epoch's last batches",
+            at.FOR_OTHER_HOSTS: "what others add to a reduction",
+            at.FOR_TABLE: f"the creation of table number {wait.target}",
+            at.FOR_LOCK: lock,
+            at.FOR_WORD: lock,
+            at.FOR_REDUCTION: f"step {wait.target} of a reduction by {wait.stage} workers",
+        }.get(wait.kind, "nothing")
+
+    def deadlocked(self) -> bool:
+        """Returns whether every live worker waits for one that waits too, so that nobody can go on.
+
+        Only workers can make each other go on. A wait whose condition holds (its worker only has to wake up)
+        and a worker that is used by several threads both mean: no. So does a wait for a word: its holder waits for
+        nobody meanwhile, and one that is free by now does not show. And one for a clock where there are several
+        hosts, as those of the others are shown late.
+        """
+        live = [worker for worker in self.workers.values() if worker.is_live]
+        return len(live) > 0 and all(
+            worker.wait is not None
+            and worker.wait.kind != at.FOR_WORD
+            and not (worker.wait.kind == at.FOR_CLOCK and worker.host)
+            and not worker.threaded
+            and self.missing(worker.wait)
+            for worker in live
+        )
+
+    def given_up(self, worker_id: int) -> bool:
+        """Returns whether another worker has ended a deadlock that this worker, still waiting, is part of."""
+        wait = self.workers[worker_id].wait
+        return wait is not None and any(
+            worker.gave_up_ns > wait.since_ns for i, worker in self.workers.items() if i != worker_id
+        )
+
+    def describe(self, now_ns: int) -> list[str]:
+        """Returns a line for each worker: what it waits for, for whom, since when."""
+        lines = []
+        for worker in self.workers.values():
+            who = f"worker {worker.worker_id} ({worker.process})"
+            if worker.liveness == at.LOST:
+                lines.append(f"{who} is lost")
+            elif worker.participation == at.LEFT or worker.liveness == at.GONE:
+                lines.append(f"{who} has left")
+            elif worker.wait is None:
+                lines.append(f"{who} is not waiting")
+            else:
+                seconds = (now_ns - worker.wait.since_ns) / 1e9
+                missing = self.missing(worker.wait)
+                for_whom = f", which needs {names(missing)}" if missing else ""
+                lines.append(f"{who} has waited {seconds:.1f} s for {self.name_of(worker.wait)}{for_whom}")
+        return lines
+
+
+def names(worker_ids: list[int]) -> str:
+    """Returns "worker 3", or "workers 1, 2"."""
+    return f"worker{'s' if len(worker_ids) > 1 else ''} {', '.join(map(str, worker_ids))}"
+
+
+def read_wait_graph(
+    control: Control, shards: Mapping[int, Shard], memories: Mapping[int, range]
+) -> WaitGraph:
+    """Returns who is there, how far each is, and what each waits for.
+
+    Args:
+        control: the job's control segment.
+        shards: the tables that this process has mapped, by number.
+        memories: the addresses of the shared memories that it has mapped, by number (below 0).
+    """
+    shards = dict(shards)
+    mapped = {**memories, **{number: shard.addresses for number, shard in shards.items()}}
+    states = control.workers()
+    all_workers = {worker.worker_id: worker for worker in states}
+    workers = {worker.worker_id: _resolved(worker, mapped, control.here, all_workers) for worker in states}
+    return WaitGraph(workers, {number: shard.progress() for number, shard in shards.items()})
+
+
+def _resolved(
+    worker: WorkerState, mapped: Mapping[int, range], here: str, workers: Mapping[int, WorkerState]
+) -> WorkerState:
+    """Adds what a wait points to: who holds the lock, how far the others are. Another host's memory is not ours."""
+    wait = worker.wait
+    if wait is not None and wait.kind == at.FOR_WORD:
+        holder = workers.get(wait.stage)
+        if holder is None:  # the node, or nobody any more
+            return worker
+        return replace(worker, wait=replace(wait, holder=holder.pid, holder_host=holder.host))
+    memory = mapped.get(wait.table) if wait is not None else None
+    if wait is None or memory is None or worker.host != here:
+        return worker
+    return replace(worker, wait=_look_at(wait, memory, here))
+
+
+def _look_at(wait: Wait, memory: range, here: str) -> Wait:
+    if wait.kind == at.FOR_LOCK and 0 <= wait.target < len(memory):
+        return replace(wait, holder=owner_pid(memory.start + wait.target) or 0, holder_host=here)
+    if wait.kind == at.FOR_REDUCTION and 0 < wait.stage * at.REDUCTION_STRIDE <= len(memory):
+        lines = (memory.start + at.REDUCTION_STRIDE * worker for worker in range(wait.stage))
+        return replace(wait, phases=tuple(load64(line + at.PHASE) for line in lines))
+    return wait

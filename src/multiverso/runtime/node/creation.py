@@ -1,0 +1,322 @@
+"""How tables come to be: by order (collective) or by name (create or attach), and whose initial value counts.
+
+A creation goes through three states. *Gathering*: by order, until every live worker has asked; by name the first
+is enough. *Writing*: the memory is there, and the workers whose initial value counts write it, one after another,
+so that a sum has one order. *Ready*: everybody is told, and the creation is over.
+
+A worker whose call is interrupted is as one that has not asked. By order the others then wait for it to ask
+again, as they would have before; by name the next one's value counts. What had been written is cleared.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from multiverso import layout as at
+from multiverso.errors import MultiversoError, OutOfMemoryError, TableMismatchError, WorkerLostError
+from multiverso.runtime.job.control import Control
+from multiverso.runtime.job.wait_graph import names
+from multiverso.runtime.node.catalogue import Catalogue, Key, Piece, Spec, words
+from multiverso.runtime.node.connection import Connection
+from multiverso.spec import TableSpec
+from multiverso.wire.messages import Message
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A worker's request for a table or plain memory."""
+
+    connection: Connection
+    request: Message
+    spec: Spec
+    mode: str
+
+
+@dataclass
+class Creation:
+    """A table or plain memory that is being made. Owner: the node's thread.
+
+    Attributes:
+        waiting: the workers that have asked, and what for.
+        piece: the memory, once it is there.
+        creators: by name, the workers whose value counts: they were there when it was made.
+        turns: the workers that still have to write; None before the first has been let in.
+        turn_of: the worker that writes now.
+        written: whether anybody has written, so that the next first one has to clear the memory.
+    """
+
+    key: Key
+    waiting: dict[int, Asked] = field(default_factory=dict)
+    piece: Piece | None = None
+    creators: list[int] = field(default_factory=list)
+    turns: deque[int] | None = None
+    turn_of: int | None = None
+    written: bool = False
+
+    @property
+    def by_order(self) -> bool:
+        """Whether all workers have to ask."""
+        return self.key[0] == "order"
+
+
+class Creations:
+    """Everything of a job that is being made. Owner: the node's thread.
+
+    Args:
+        catalogue: what has been made.
+        control: the job's control segment.
+        fixed: whether the number of workers is fixed, so that creation by order can be collective.
+        local: the workers of this host, in a job on several; None: all are.
+    """
+
+    def __init__(
+        self, catalogue: Catalogue, control: Control, fixed: bool, local: Sequence[int] | None = None
+    ) -> None:
+        self._catalogue = catalogue
+        self._control = control
+        self._fixed = fixed
+        self._local: Sequence[int] = range(control.capacity) if local is None else local
+        self._creations: dict[Key, Creation] = {}
+        self._doomed: dict[int, Piece] = {}  # by the worker that still writes it
+
+    def ask(self, connection: Connection, request: Message, key: Key, spec: Spec, mode: str) -> None:
+        """A worker asks for a table or plain memory; it is answered when everybody whom that concerns has asked.
+
+        Raises:
+            TableMismatchError: it exists already, and is another.
+        """
+        worker_id = connection.attached_id
+        connection.enrolled_in = None
+        self._writes_no_more(worker_id)
+        creation = self._creations.get(key)
+        if creation is None:
+            piece = self._catalogue.find(key)
+            if piece is not None:
+                check_equal(piece, spec)
+                self._hand_over(connection, request, piece, late=True)
+                connection.reply(request, {"turn": False})
+                return
+            if key[0] == "order" and int(key[1]) <= self._catalogue.ordered:
+                raise TableMismatchError(
+                    f"{words(key)} was closed by all workers that had it, before this one asked for it"
+                )
+            creation = self._creations[key] = Creation(key)
+        elif worker_id in creation.waiting:
+            self._void(creation, worker_id)  # its first call was interrupted, and nobody told us
+            creation = self._creations.setdefault(key, creation)
+        if creation.piece is not None and not creation.by_order:
+            check_equal(creation.piece, spec)
+        creation.waiting[worker_id] = Asked(connection, request, spec, mode)
+        if creation.piece is not None:
+            self._hand_over(connection, request, creation.piece)
+        self._proceed(creation)
+
+    def initialised(self, worker_id: int) -> None:
+        """A worker has written its initial value."""
+        self._writes_no_more(worker_id)
+        for creation in list(self._creations.values()):
+            if creation.turn_of == worker_id:
+                creation.turn_of = None
+                self._proceed(creation)
+                return
+
+    # -- the states -------------------------------------------------------------------------------------------
+
+    def _proceed(self, creation: Creation) -> None:
+        """Does what can be done now."""
+        if creation.turn_of is not None:
+            return  # nobody may write beside it, nor clear what it writes
+        if creation.by_order and not self._is_complete(creation):
+            return
+        if not creation.waiting:
+            self._forget(creation)
+            return
+        if creation.piece is None and not self._make(creation):
+            return
+        assert creation.piece is not None
+        first = creation.turns is None
+        if creation.turns is None:
+            creation.turns = deque(self._contributors(creation))
+        if creation.turns:
+            creation.turn_of = creation.turns.popleft()
+            asked = creation.waiting[creation.turn_of]
+            self._let_write(creation, asked, first, len(self._contributors(creation)))
+            return
+        self._let_go(creation)
+
+    @staticmethod
+    def _let_write(creation: Creation, asked: Asked, first: bool, of: int) -> None:
+        """It is a worker's turn: the first one on a host clears what an interrupted one has written there."""
+        turn = {"turn": True, "clear": first and creation.written, "of": of, "last": not creation.turns}
+        creation.written = True
+        asked.connection.reply(asked.request, turn)
+
+    def _let_go(self, creation: Creation) -> None:
+        """It is ready."""
+        del self._creations[creation.key]
+        for asked in creation.waiting.values():
+            if creation.by_order:  # from here on the others wait for it, also when it is interrupted
+                asked.connection.enrolled_in = None
+            asked.connection.reply(asked.request, {"turn": False})
+
+    def _is_complete(self, creation: Creation) -> bool:
+        """By order: whether every live worker has asked for the same; refuses when that cannot come to be."""
+        lost = self._lost()
+        if lost and self._fixed and not self._control.continues:
+            self._refuse(creation, self.lost_error(lost, f"before {words(creation.key)} was created"))
+            return False
+        concerned = [i for i in self._control.live() if i in self._local]
+        if not creation.waiting or any(i not in creation.waiting for i in concerned):
+            return False
+        if len({asked.spec for asked in creation.waiting.values()}) > 1:
+            each = "; ".join(f"worker {i}: {asked.spec}" for i, asked in sorted(creation.waiting.items()))
+            self._refuse(
+                creation,
+                TableMismatchError(
+                    f"{words(creation.key)} differs between workers ({each}). All workers must create "
+                    "the same tables in the same order; nothing was created, and the call can be repeated"
+                ),
+            )
+            return False
+        return True
+
+    def _make(self, creation: Creation) -> bool:
+        asked = next(iter(creation.waiting.values()))
+        try:
+            creation.piece = self._catalogue.make(creation.key, asked.spec, asked.mode)
+        except (MultiversoError, OSError) as error:
+            # one table that cannot be made must not end the job
+            told = error if isinstance(error, MultiversoError) else OutOfMemoryError(f"no memory: {error}")
+            self._refuse(creation, told)
+            return False
+        creation.creators = sorted(creation.waiting)
+        for worker_id in creation.creators:
+            asked = creation.waiting[worker_id]
+            self._hand_over(asked.connection, asked.request, creation.piece)
+        return True
+
+    def _contributors(self, creation: Creation) -> list[int]:
+        """Returns the workers whose initial value counts, in the order of their turns."""
+        waiting = sorted(creation.waiting)
+        if not creation.by_order:
+            return [i for i in waiting if i in creation.creators] or waiting[:1]
+        asked = creation.waiting[waiting[0]]
+        if isinstance(asked.spec, TableSpec) and asked.spec.initial == "master":
+            masters = [i for i in waiting if creation.waiting[i].request.get("master")]
+            return (masters or waiting)[:1]
+        return waiting
+
+    def _hand_over(self, connection: Connection, request: Message, piece: Piece, late: bool = False) -> None:
+        """Tells a worker where a piece is.
+
+        The worker takes part from here on, before anyone is let go: a round or a clock must not go ahead without
+        one that has created the table with the others, but is slow to read this. A late one enrols itself once
+        it has mapped the memory, which can take long: nobody has to wait for that.
+        """
+        worker_id = connection.attached_id
+        enrol = self._catalogue.hold(piece, worker_id)
+        shard = piece.shard
+        if enrol:
+            connection.enrolled_in = piece.number
+        if shard is not None and enrol and not late:
+            shard.enrol(worker_id)
+        where = {"number": piece.number, "offset": piece.offset, "size": piece.size}
+        how = {"workers": shard.workers, "mode": shard.mode} if shard else {"workers": 0, "mode": 0}
+        connection.reply(request, {**where, **how, "enrol": enrol and late})
+
+    # -- what goes wrong --------------------------------------------------------------------------------------
+
+    def cancel(self, connection: Connection, why: str | None) -> None:
+        """A worker no longer waits; its number in the order stays free for its next call.
+
+        Args:
+            connection: the worker's.
+            why: it has no room for the table: nobody can have a table by order then.
+        """
+        worker_id = connection.attached_id
+        self._writes_no_more(worker_id)
+        for creation in list(self._creations.values()):
+            if worker_id not in creation.waiting:
+                continue
+            self._void(creation, worker_id)
+            if why is not None and creation.by_order and creation.key in self._creations:
+                error = OutOfMemoryError(f"worker {worker_id} has no room for {words(creation.key)}: {why}")
+                self._refuse(creation, error)
+            return
+        piece = self._catalogue.piece(connection.enrolled_in)
+        if piece is not None:
+            self._catalogue.withdraw(piece, worker_id)
+
+    def _void(self, creation: Creation, worker_id: int) -> None:
+        """Goes on as if a worker had not asked."""
+        del creation.waiting[worker_id]
+        if creation.piece is not None:
+            contributed = worker_id in creation.creators or creation.by_order
+            self._catalogue.withdraw(creation.piece, worker_id)
+            if contributed:
+                creation.turns = None
+            if worker_id in creation.creators:
+                creation.creators.remove(worker_id)
+        if creation.turn_of == worker_id:
+            creation.turn_of = None
+        self._proceed(creation)
+
+    def dropped(self, worker_id: int) -> None:
+        """A worker has left or is lost: creations that waited for it go on or fail."""
+        lost = self._lost()
+        self._writes_no_more(worker_id)
+        for creation in list(self._creations.values()):
+            if lost and not self._control.continues:
+                creation.waiting.pop(worker_id, None)
+                if creation.turn_of == worker_id:
+                    creation.turn_of = None
+                self._refuse(
+                    creation, self.lost_error(lost, f"while {words(creation.key)} was being created")
+                )
+            elif worker_id in creation.waiting:
+                self._void(creation, worker_id)
+            else:
+                self._proceed(creation)  # it may be the one that the others waited for
+
+    def _refuse(self, creation: Creation, error: MultiversoError) -> None:
+        for asked in creation.waiting.values():
+            asked.connection.enrolled_in = None
+            asked.connection.refuse(asked.request, error)
+        self._forget(creation)
+
+    def _forget(self, creation: Creation) -> None:
+        """Ends a creation that came to nothing; its memory is free once nobody writes in it."""
+        self._creations.pop(creation.key, None)
+        piece, creation.piece, creation.turns = creation.piece, None, None
+        if piece is None:
+            return
+        self._catalogue.unlist(piece)
+        if creation.turn_of is None:
+            self._catalogue.release(piece)
+        else:
+            self._doomed[creation.turn_of] = piece
+
+    def _writes_no_more(self, worker_id: int) -> None:
+        piece = self._doomed.pop(worker_id, None)
+        if piece is not None:
+            self._catalogue.release(piece)
+
+    def _lost(self) -> list[int]:
+        control = self._control
+        return [i for i in range(control.capacity) if control.liveness(i) == at.LOST]
+
+    @staticmethod
+    def lost_error(lost: list[int], when: str) -> WorkerLostError:
+        """Returns the error for whoever waited for a lost worker."""
+        return WorkerLostError(f"{names(lost)} died, or exited without shutdown(), {when}", lost)
+
+
+def check_equal(made: Piece, asked: Spec) -> None:
+    """Raises TableMismatchError where a worker has asked for something else than what there is."""
+    if made.spec != asked:
+        raise TableMismatchError(
+            f"{words(made.key)} is {made.spec}; this worker asked for {asked}. All workers must create the same "
+            "tables in the same order, or by the same names"
+        )

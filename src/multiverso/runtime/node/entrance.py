@@ -1,0 +1,134 @@
+"""Where processes of this host come to the node: who is let in, and who has to prove that it is one of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import select
+import socket
+from io import FileIO
+
+from multiverso.errors import StartupError
+from multiverso.node_log import log
+from multiverso.runtime.node.connection import Connection
+from multiverso.wire import messages, trust
+from multiverso.wire.messages import Message
+
+_ACCEPTED_AT_ONCE = 128
+
+
+class Entrance:
+    """The node's listening socket.
+
+    Args:
+        listener: a listening socket; None until `open` makes one.
+        secret: what a worker has to know where users cannot be told apart; this user's own by default.
+
+    Attributes:
+        address: the abstract socket's name, once it is open; also after it is closed.
+
+    Owner: whoever made the node opens it; from then on the node's thread.
+    """
+
+    def __init__(self, listener: socket.socket | None, secret: str | None) -> None:
+        self._listener = listener
+        self._secret = secret
+        self._spare: FileIO | None = None
+        self.address = ""
+
+    def open(self, name: str | None) -> None:
+        """Begins to listen, on an abstract socket of that name (by default a fresh one), where it does not yet."""
+        if self._listener is None:
+            self._listener = messages.listen(name or f"multiverso-{os.getpid()}-{os.urandom(8).hex()}")
+        self._listener.setblocking(False)
+        self.address = str(self._listener.getsockname()[1:].decode())
+        self._spare = _spare()
+
+    @property
+    def listener(self) -> socket.socket:
+        """The listening socket."""
+        assert self._listener is not None
+        return self._listener
+
+    def close(self) -> None:
+        """Closes the socket: nobody is let in any more."""
+        if self._listener is not None:
+            self._listener.close()
+        if self._spare is not None:
+            self._spare.close()
+
+    # -- coming in -------------------------------------------------------------------------------------------
+
+    def accept(self, poll: select.epoll) -> list[Connection]:
+        """Returns connections of processes of this user that wait to be let in, watched by `poll` from here on."""
+        connections: list[Connection] = []
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                accepted, _ = self.listener.accept()
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._turn_away()
+                break
+            try:
+                if not trust.is_same_user(accepted):
+                    accepted.close()
+                    continue
+                accepted.setblocking(False)  # a peer that does not read must not stop the node
+                pid, _ = messages.peer(accepted)
+                poll.register(accepted.fileno(), select.EPOLLIN)
+            except OSError as error:
+                accepted.close()
+                log(f"a new connection was closed: {error}")
+                continue
+            connections.append(Connection(accepted, pid, proven=not trust.proof_needed()))
+        return connections
+
+    def _turn_away(self) -> None:
+        """Out of descriptors: answers the next process with a spare one; it would retry forever otherwise."""
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        assert self._spare is not None
+        self._spare.close()
+        try:
+            accepted, _ = self.listener.accept()
+            with accepted:
+                accepted.setblocking(False)
+                told = f"the job's node has no file descriptor left for this process (ulimit -n is {limit} there)"
+                messages.send(accepted, {"re": None, "error": "StartupError", "message": told})
+                log(told)
+        except OSError:
+            pass
+        finally:
+            with contextlib.suppress(OSError):
+                self._spare = _spare()
+
+    # -- where users cannot be told apart --------------------------------------------------------------------
+
+    def challenge(self, connection: Connection, request: Message) -> None:
+        """A worker asks whether this is its node."""
+        connection.nonces = (str(request["nonce"]), trust.new_secret())
+        connection.reply(request, {"nonce": connection.nonces[1], "proof": self._proof(connection, "node")})
+
+    def prove(self, connection: Connection, request: Message) -> None:
+        """A worker proves that it is one of ours.
+
+        Raises:
+            StartupError: it does not.
+        """
+        if not trust.is_proof(request.get("proof"), self._proof(connection, "worker")):
+            raise StartupError("this process does not know the job's secret")
+        connection.proven = True
+        connection.reply(request, {"proven": True})
+
+    def _proof(self, connection: Connection, role: str) -> str:
+        if connection.nonces is None:
+            raise StartupError("ask for a challenge before proving")
+        pids = (connection.pid, messages.peer(self.listener)[0])  # of a listener it is who called listen()
+        secret = self._secret or trust.user_secret()
+        return trust.proof(secret, role, self.address, connection.nonces, pids)
+
+
+def _spare() -> FileIO:
+    """Returns a descriptor that is kept for the moment when there is none left."""
+    return FileIO(os.devnull)

@@ -1,0 +1,74 @@
+"""What a job has on this host from its first worker's coming to its last one's going: its memory, and what is in it."""
+
+from __future__ import annotations
+
+from multiverso import layout as at
+from multiverso.memory import mutex
+from multiverso.memory.heap import Heap
+from multiverso.memory.segment import Segment
+from multiverso.runtime.job.control import Control
+from multiverso.runtime.node.catalogue import Catalogue
+from multiverso.runtime.node.creation import Creations
+from multiverso.runtime.node.host_creation import HostCreations
+from multiverso.runtime.several_hosts.other_hosts import OtherHosts
+
+_ELASTIC_CAPACITY = at.MAX_WORKERS
+
+
+class Generation:
+    """A fresh control segment and no tables. Owner: the node's thread.
+
+    Args:
+        workers_num: how many workers the job has; None for any number that come and go.
+        continues: whether the others go on without a lost worker, unless the workers say otherwise.
+        other_hosts: this host's part in a job on several, which begins with this memory.
+
+    Attributes:
+        control: the control segment.
+        control_bytes: its size.
+        catalogue: the tables.
+        creations: those in the making.
+        heap: the memory that all of it lies in.
+    """
+
+    def __init__(self, workers_num: int | None, continues: bool, other_hosts: OtherHosts | None) -> None:
+        capacity = workers_num or _ELASTIC_CAPACITY
+        self._held = False
+        self.heap = Heap("job")
+        try:
+            self.control_bytes = at.control_bytes(capacity)
+            offset = self.heap.reserve(self.control_bytes, "a job's control segment")
+            segment = Segment(self.heap.descriptor, offset, self.control_bytes)
+            self.control = Control(segment, *_places(other_hosts))
+            self.control.initialise(capacity)
+            self.control.continue_without_lost(continues)
+            self.catalogue = catalogue = Catalogue(self.control, self.heap)
+            if other_hosts is None:
+                self.creations = Creations(catalogue, self.control, workers_num is not None)
+            else:
+                self.creations = HostCreations(
+                    catalogue, self.control, other_hosts.roster, other_hosts.tables
+                )
+                self.control.span_hosts()
+                other_hosts.begin(self.control, lambda: catalogue.shards, catalogue.whole_memory)
+        except BaseException:
+            self.heap.close()
+            raise
+
+    def hold(self) -> None:
+        """Takes the mutex that says that the node lives: its thread's end is the node's death."""
+        mutex.lock(self.control.address + at.NODE_LIFE, 1.0)
+        self._held = True
+
+    def close(self) -> None:
+        """Frees the memory; whoever still waits in it sees that the node is gone."""
+        self.heap.close()
+        if self._held:
+            mutex.unlock(self.control.address + at.NODE_LIFE)
+            self._held = False
+
+
+def _places(other_hosts: OtherHosts | None) -> tuple[tuple[str, ...], str]:
+    if other_hosts is None:
+        return (), ""
+    return other_hosts.roster.places(), other_hosts.roster.names[other_hosts.roster.host]

@@ -1,0 +1,325 @@
+"""How tables come to be in a job on several hosts: each host gathers its own workers, the coordinator decides.
+
+To the states of `creation` come the steps of `hosts.table_steps`: this host *asks* once its workers have, *makes* the
+table when all hosts have asked, lets its own of the workers whose initial value counts *write*, *joins* the exchange
+between hosts, *pushes* what they wrote, and lets everyone go when all hosts have pushed and the rest was taken. Plain
+memory is each host's own, as before.
+
+A table that all have closed goes in two steps, as no host may wait for the answer of one that has let go of it: when no
+worker of any host has it, all are told to *part* with it (its name is free, and nothing waits for its values any more),
+and when all have, to *free* it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from multiverso import errors
+from multiverso import layout as at
+from multiverso.errors import MultiversoError, OutOfMemoryError, TableMismatchError
+from multiverso.hosts.roster import Roster
+from multiverso.runtime.job.control import Control
+from multiverso.runtime.node.catalogue import Catalogue, Key, Piece, Spec, words
+from multiverso.runtime.node.connection import Connection
+from multiverso.runtime.node.creation import Creation, Creations, check_equal
+from multiverso.shards.shard import Shard
+from multiverso.spec import TableSpec
+from multiverso.wire.messages import Message
+
+_Late = tuple[Connection, Message, Key, Spec, str]
+
+
+class Copies(Protocol):
+    """What keeps this host's copies of the tables near the other hosts'.
+
+    Calls return at once; what they ask for is done one after another, and ``then`` is called from the node's thread.
+    """
+
+    def report(self, message: Message) -> None:
+        """Tells the coordinator."""
+
+    def attach(self, number: int, shard: Shard, then: Callable[[], None]) -> None:
+        """A new table, whose values are what this host's workers wrote."""
+
+    def push(self, number: int, then: Callable[[], None]) -> None:
+        """What is in this host's copy reaches the homes."""
+
+    def take(self, number: int, then: Callable[[], None]) -> None:
+        """What the homes have reaches this host's copy."""
+
+    def after(self, then: Callable[[], None]) -> None:
+        """Calls ``then`` once all that was asked for before is done."""
+
+    def part(self, number: int, then: Callable[[], None]) -> None:
+        """Nobody will want a table's values any more."""
+
+    def detach(self, number: int, then: Callable[[], None]) -> None:
+        """A table is no more."""
+
+
+class HostCreations(Creations):
+    """Everything that is being made, on this host of several. Owner: the node's thread.
+
+    Args:
+        catalogue: what has been made.
+        control: the job's control segment.
+        roster: the job's hosts.
+        copies: the way to them.
+    """
+
+    def __init__(self, catalogue: Catalogue, control: Control, roster: Roster, copies: Copies) -> None:
+        super().__init__(catalogue, control, fixed=True, local=roster.local)
+        self._roster = roster
+        self._copies = copies
+        self._steps: dict[Key, str] = {}
+        self._writers: dict[Key, list[int]] = {}  # of all hosts: whose initial value counts
+        # tables that nobody here has any more, and requests for them that have come since
+        self._unused: dict[int, list[_Late]] = {}
+        self._parting: dict[int, Piece] = {}
+        catalogue.unused = self._tell_unused
+
+    def obey(self, order: Message) -> None:
+        """Does what the coordinator says of a table: make, write, join, push, finish, drop; used, part, free."""
+        kind, which = order["key"]
+        key: Key = (kind, which)
+        if order["do"] in ("used", "part", "free"):
+            self._end_or_keep(order["do"], key, int(order["number"]))
+            return
+        creation = self._creations.get(key)
+        if order["do"] == "make":
+            self._make_here(creation or self._creations.setdefault(key, Creation(key)), order)
+        elif creation is None:
+            return  # it was refused here, as a worker is lost
+        elif order["do"] == "drop":
+            self._refuse(creation, self._error_of(key, order))
+        elif order["do"] == "write":
+            self._steps[key] = "write"
+            self._proceed(creation)
+        elif creation.piece is not None:
+            number = creation.piece.number
+            if order["do"] == "join":
+                shard = self._catalogue.whole(creation.piece)
+                self._copies.attach(number, shard, lambda: self._done(key, "join"))
+            elif order["do"] == "push":
+                self._copies.push(number, lambda: self._done(key, "push"))
+            else:
+                self._copies.take(number, lambda: self._finish(key))
+
+    def _error_of(self, key: Key, order: Message) -> MultiversoError:
+        kind, message = order["error"]
+        if order.get("specs"):
+            each = "; ".join(
+                f"{host}: {TableSpec.from_message(spec)}" for host, spec in order["specs"].items()
+            )
+            message = (
+                f"{words(key)} differs between hosts ({each}). All workers must create the same tables in the same "
+                "order; nothing was created, and the call can be repeated"
+            )
+        error: MultiversoError = getattr(errors, str(kind), MultiversoError)(message)
+        return error
+
+    # -- the steps -------------------------------------------------------------------------------------------
+
+    def _proceed(self, creation: Creation) -> None:
+        key = creation.key
+        if key[0] == "memory":
+            super()._proceed(creation)
+            return
+        step = self._steps.get(key)
+        if step is None and creation.waiting:
+            if not creation.by_order or self._is_complete(creation):
+                self._ask(creation)
+        elif step is None:
+            self._forget(creation)
+        elif step == "write" and creation.turn_of is None:
+            self._next_turn(creation)
+
+    def _ask(self, creation: Creation) -> None:
+        self._steps[creation.key] = "ask"
+        waiting = sorted(creation.waiting)
+        first = creation.waiting[waiting[0]]
+        assert isinstance(first.spec, TableSpec)
+        if first.spec.initial == "mean" and first.spec.dtype.startswith("int"):
+            told = (
+                f"{words(creation.key)}: initial='mean' of whole numbers works on one host only yet, as each host "
+                "would round its own part: use 'sum' or 'master', or a float table"
+            )
+            self._refuse(creation, MultiversoError(told))
+            return
+        report = {
+            "spec": first.spec.as_message(),
+            "mode": first.mode,
+            "workers": waiting,
+            "masters": [i for i in waiting if creation.waiting[i].request.get("master")],
+        }
+        self._copies.report({"do": "create", "key": list(creation.key), **report})
+
+    def _make_here(self, creation: Creation, order: Message) -> None:
+        """All hosts have asked: the memory."""
+        key = creation.key
+        self._steps[key] = "make"
+        self._writers[key] = [int(worker) for worker in order["writers"]]
+        spec = TableSpec.from_message(order["spec"])
+        try:
+            piece = self._catalogue.make(key, spec, str(order["mode"]), int(order["number"]))
+        except (MultiversoError, OSError) as error:
+            told = error if isinstance(error, MultiversoError) else OutOfMemoryError(f"no memory: {error}")
+            where = f"{self._roster.names[self._roster.host]}: {told}"
+            self._done(key, "make", [type(told).__name__, where])
+            return
+        creation.piece = piece
+        if piece.shard is not None and piece.shard.consistency.reads_wait:
+            for worker in order[
+                "workers"
+            ]:  # nobody may go ahead without one that another host tells of later
+                if worker not in self._local:
+                    piece.shard.enrol(int(worker))
+        for worker_id, asked in list(creation.waiting.items()):
+            try:
+                check_equal(piece, asked.spec)  # by name, another host's worker was first
+            except TableMismatchError as error:
+                asked.connection.refuse(asked.request, error)
+                del creation.waiting[worker_id]
+                continue
+            self._hand_over(asked.connection, asked.request, piece)
+        self._done(key, "make")
+
+    def _next_turn(self, creation: Creation) -> None:
+        """Lets the next of this host's writers write."""
+        first = creation.turns is None
+        writers = self._writers[creation.key]
+        if creation.turns is None:
+            here = [i for i in writers if i in self._local]
+            creation.turns = deque(
+                i for i in here if i in creation.waiting or self._control.worker(i).is_live
+            )
+        if not creation.turns:
+            self._steps[creation.key] = "join"
+            self._done(creation.key, "write")
+        elif creation.turns[0] in creation.waiting:
+            creation.turn_of = creation.turns.popleft()
+            self._let_write(creation, creation.waiting[creation.turn_of], first, len(writers))
+        else:
+            creation.turns = None  # it was interrupted: everybody waits until it asks again
+
+    def _done(self, key: Key, step: str, error: Any = None) -> None:
+        self._copies.report({"do": "done", "key": list(key), "step": step, "error": error})
+
+    def _finish(self, key: Key) -> None:
+        creation = self._creations.get(key)
+        if creation is not None:
+            self._steps.pop(key, None)
+            self._writers.pop(key, None)
+            self._let_go(creation)
+            if creation.piece is not None and not creation.piece.holders:
+                self._tell_unused(creation.piece)
+
+    def take_over(self, tables: list[Message], ordered: int, then: Callable[[], None]) -> None:
+        """In a host that takes a lost one's place: makes what there is, takes its values, then calls ``then``.
+
+        Args:
+            tables: of each its key, its number, its spec and its mode.
+            ordered: tables made by order so far, those that are closed included.
+            then: called from the node's thread.
+
+        Raises:
+            OutOfMemoryError: there is no room for one.
+        """
+        remote = [worker for worker in self._control.live() if worker not in self._local]
+        for table in sorted(tables, key=lambda table: int(table["number"])):
+            kind, which = table["key"]
+            spec, number = TableSpec.from_message(table["spec"]), int(table["number"])
+            piece = self._catalogue.make((kind, which), spec, str(table["mode"]), number)
+            if piece.shard is not None and piece.shard.mode != at.ASYNCHRONOUS:
+                for worker in remote:
+                    piece.shard.enrol(worker)
+            self._copies.attach(number, self._catalogue.whole(piece), lambda: None)
+            self._copies.take(number, functools.partial(self._tell_unused, piece))
+        self._catalogue.ordered = ordered
+        self._copies.after(then)
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    def _tell_unused(self, piece: Piece) -> None:
+        """No worker of this host has a table any more, or none ever had."""
+        if piece.shard is None or piece.key in self._creations or piece.number in self._unused:
+            return
+        self._unused[piece.number] = []
+        self._copies.report({"do": "unused", **_which(piece.key, piece.number), "closing": piece.closing})
+
+    def ask(self, connection: Connection, request: Message, key: Key, spec: Spec, mode: str) -> None:
+        """As on one host; but what the others may be about to free is handed out only when the coordinator says so."""
+        piece = None if key in self._creations else self._catalogue.find(key)
+        if piece is None or piece.number not in self._unused:
+            super().ask(connection, request, key, spec, mode)
+            return
+        self._forget_late(connection)  # its first call was interrupted, and nobody told us
+        late = self._unused[piece.number]
+        late.append((connection, request, key, spec, mode))
+        if len(late) == 1:
+            self._copies.report({"do": "used", **_which(key, piece.number)})
+
+    def _end_or_keep(self, do: str, key: Key, number: int) -> None:
+        if do == "free":
+            parted = self._parting.pop(number, None)  # none where this host came after all had parted with it
+            if parted is not None:
+                self._copies.detach(number, functools.partial(self._catalogue.release, parted))
+            return
+        late = self._unused.pop(number, [])
+        kept = self._catalogue.piece(number)
+        if do == "part" and kept is not None:
+            self._catalogue.remove(kept)
+            self._parting[number] = kept
+            self._copies.part(number, lambda: self._copies.report({"do": "parted", **_which(key, number)}))
+        for asked in late:
+            connection, request = asked[:2]
+            if connection.worker_id is None:
+                continue  # it is gone
+            try:
+                self.ask(*asked)
+            except MultiversoError as error:
+                connection.refuse(request, error)
+        if do == "used" and kept is not None and not kept.holders:
+            self._tell_unused(kept)
+
+    def _forget_late(self, connection: Connection) -> None:
+        for late in self._unused.values():
+            late[:] = [asked for asked in late if asked[0] is not connection]
+
+    def cancel(self, connection: Connection, why: str | None) -> None:
+        """A worker no longer waits."""
+        self._forget_late(connection)
+        super().cancel(connection, why)
+
+    # -- what goes wrong --------------------------------------------------------------------------------------
+
+    def _void(self, creation: Creation, worker_id: int) -> None:
+        if self._steps.get(creation.key) == "ask":
+            del self._steps[creation.key]
+            self._copies.report({"do": "withdraw", "key": list(creation.key)})
+        super()._void(creation, worker_id)
+
+    def _forget(self, creation: Creation) -> None:
+        self._steps.pop(creation.key, None)
+        self._writers.pop(creation.key, None)
+        if creation.key[0] == "memory" or creation.piece is None:
+            super()._forget(creation)
+            return
+        self._creations.pop(creation.key, None)
+        piece, creation.piece = creation.piece, None
+        self._catalogue.unlist(piece)
+        writes = creation.turn_of
+        self._copies.detach(piece.number, lambda: self._free(piece, writes))
+
+    def _free(self, piece: Piece, writes: int | None) -> None:
+        if writes is not None and self._control.liveness(writes) == at.ALIVE:
+            self._doomed[writes] = piece
+        else:
+            self._catalogue.release(piece)
+
+
+def _which(key: Key, number: int) -> Message:
+    return {"key": list(key), "number": number}

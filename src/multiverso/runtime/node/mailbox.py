@@ -1,0 +1,67 @@
+"""What other threads have to say to the node's thread, and the socket that wakes it."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+from collections.abc import Iterator
+from typing import Literal
+
+from multiverso.runtime.several_hosts.order import Order
+
+End = Literal["left", "lost", "absent"]
+
+
+class Mailbox:
+    """Any thread posts; the node's thread reads. Owner: whoever made the node opens and closes it."""
+
+    def __init__(self) -> None:
+        self._ends: queue.SimpleQueue[tuple[End, int, int]] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self._wake: tuple[socket.socket, ...] = ()
+
+    def open(self) -> None:
+        """Makes the socket. What is posted before is not lost."""
+        self._wake = socket.socketpair()
+        for end in self._wake:
+            end.setblocking(False)
+
+    def close(self) -> None:
+        """Closes it; whoever posts later is not heard."""
+        for end in self._wake:
+            end.close()
+
+    def fileno(self) -> int:
+        """The descriptor that is readable while something was posted."""
+        return self._wake[0].fileno()
+
+    def poke(self) -> None:
+        """Wakes the node's thread, to look at what has changed."""
+        with contextlib.suppress(OSError, IndexError):
+            self._wake[1].send(b"x")
+
+    def post_order(self, order: Order) -> None:
+        """Posts what is to be done: an order of the coordinator's, or something to call."""
+        self._orders.put(order)
+        self.poke()
+
+    def post_end(self, how: End, worker_id: int, life: int = 0) -> None:
+        """Posts how a worker's life has ended, or that its process is gone for good (``"absent"``)."""
+        self._ends.put((how, worker_id, life))
+        self.poke()
+
+    def clear(self) -> None:
+        """Before reading: what is posted from here on wakes the node's thread again."""
+        with contextlib.suppress(BlockingIOError):
+            self._wake[0].recv(4096)
+
+    def orders(self) -> Iterator[Order]:
+        """Yields the orders there are, each once."""
+        while not self._orders.empty():
+            yield self._orders.get()
+
+    def ends(self) -> Iterator[tuple[End, int, int]]:
+        """Yields how lives have ended, each once: what happened, to which worker, in which of its lives."""
+        while not self._ends.empty():
+            yield self._ends.get()

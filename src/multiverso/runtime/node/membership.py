@@ -1,0 +1,423 @@
+"""Who is in the job: numbers given out and taken back, the common start, one generation after another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from multiverso import layout as at
+from multiverso.consistency_modes import MODES
+from multiverso.errors import MultiversoError, StartupError
+from multiverso.hosts.exchange import Exchange
+from multiverso.runtime.job.control import Control
+from multiverso.runtime.job.options import check_exchange, differ, too_late
+from multiverso.runtime.node.catalogue import Catalogue
+from multiverso.runtime.node.connection import Connection
+from multiverso.runtime.node.creation import Creations
+from multiverso.runtime.node.deaths import Deaths
+from multiverso.runtime.node.generation import Generation
+from multiverso.runtime.node.host_creation import HostCreations
+from multiverso.runtime.node.numbers import Attached, Numbers
+from multiverso.runtime.several_hosts.other_hosts import OtherHosts
+from multiverso.wire import messages
+from multiverso.wire.messages import Message
+
+
+class Membership:
+    """The members of a job on this host, and the memory of their generation.
+
+    In a job of a fixed number of workers a generation ends when all have left: one that comes then finds fresh
+    memory and no tables. Owner: the node's thread; requests that cannot be granted raise what the worker is to get.
+
+    Args:
+        workers_num: how many workers the job has; None for any number that come and go.
+        on_lost: ``"stop"`` or ``"continue"``, unless the workers say otherwise.
+        deaths: watches the workers: `settle` one when it says so, and tell `process_ended` of a process's end.
+        other_hosts: this host's part in a job on several.
+        replaces: whether, where the others go on, a new process may take the place of a worker that died.
+
+    Attributes:
+        attached: the workers that are there, by number.
+        had_workers: whether one has come in this generation.
+    """
+
+    def __init__(
+        self,
+        workers_num: int | None,
+        on_lost: str,
+        deaths: Deaths,
+        other_hosts: OtherHosts | None = None,
+        replaces: bool = False,
+    ) -> None:
+        self.workers_num = workers_num
+        self._replaces = replaces
+        # whether this host takes a lost one's place, and has not got what there is yet
+        self._is_entering = other_hosts is not None and other_hosts.roster.generation > 0
+        self._host_generation = 0  # how often this host was lost after it had begun
+        self._incarnations: dict[int, int] = {}  # how often a number has got a new process
+        self.attached: dict[int, Attached] = {}
+        self.had_workers = False
+        self._on_lost = on_lost
+        self._deaths = deaths
+        self._ended: set[int] = set()  # workers that will not come again, in any generation
+        self._missed: set[int] = (
+            set()
+        )  # workers that died in a generation that was over before others came for them
+        self._other_hosts = other_hosts
+        if other_hosts is not None and replaces:
+            ended = self._ended  # and not this: a cycle would keep the memory until the next collection
+            other_hosts.barriers.comes_again = lambda worker_id: worker_id not in ended
+        self._lives = 0
+        self._waiting_ready: list[tuple[Connection, Message]] = []
+        self._waiting_attach: list[tuple[Connection, Message]] = []
+        self._waiting_told: list[tuple[Connection, Message]] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        """A new generation: fresh control segment, no tables."""
+        self._generation = Generation(self.workers_num, self._on_lost == "continue", self._other_hosts)
+        self._numbers = Numbers(
+            self.control,
+            self.catalogue,
+            self.local,
+            self.attached,
+            self.workers_num is not None,
+            self._replaces,
+        )
+        self._incarnations.clear()
+        self._options: Message | None = None
+        self._refused: StartupError | None = None  # why this host's workers cannot take part
+        # whether the options are those of the other hosts; known only when the coordinator has said so
+        self._agreed = self._other_hosts is None
+
+    @property
+    def control(self) -> Control:
+        """The control segment of this generation."""
+        return self._generation.control
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """Its tables."""
+        return self._generation.catalogue
+
+    @property
+    def creations(self) -> Creations:
+        """Those in the making."""
+        return self._generation.creations
+
+    @property
+    def local(self) -> Sequence[int]:
+        """The workers of this host."""
+        return range(self.control.capacity) if self._other_hosts is None else self._other_hosts.roster.local
+
+    def hold(self) -> None:
+        """Takes the mutex that says that the node lives: its thread's end is the node's death."""
+        self._generation.hold()
+
+    def _restart(self) -> None:
+        """All workers have gone and come again (`init` after `shutdown`): nothing of the last job is left."""
+        old = self._generation
+        if self._replaces:
+            self._missed |= set(self.lost()) - self._ended
+        old.catalogue.end_reading()
+        self._begin()
+        self.had_workers = False
+        self.hold()
+        old.close()
+        for worker_id in self._ended:
+            self._mark_absent(worker_id)
+
+    def end(self) -> None:
+        """Frees the memory and tells everybody who still waits in it that the node is gone."""
+        self._generation.close()
+        self.control.notify()
+        self.attached.clear()
+        self.catalogue.unused = None
+
+    def lost(self) -> list[int]:
+        """Returns the workers that died, or exited without ``shutdown()``, the first one first."""
+        lost = {w.worker_id for w in self.control.workers() if w.liveness == at.LOST}
+        return [i for i in tuple(self.control.lost_in_order) if i in lost]
+
+    @property
+    def memory(self) -> int:
+        """The descriptor of the job's memory."""
+        return self._generation.heap.descriptor
+
+    @property
+    def memory_bytes(self) -> int:
+        """Shared memory in use."""
+        return self._generation.heap.used
+
+    @property
+    def mode(self) -> str:
+        """The name of the consistency that the workers have asked for."""
+        return str(self._options["consistency"]["mode"]) if self._options else "async"
+
+    # -- coming ----------------------------------------------------------------------------------------------
+
+    def attach(self, connection: Connection, request: Message) -> None:
+        """Gives a worker its number, or lets it wait until the last generation has ended."""
+        if request.get("protocol") != messages.PROTOCOL:
+            raise StartupError(
+                f"this worker speaks protocol {request.get('protocol')}, the job's node {messages.PROTOCOL}: "
+                "use one version of multiverso in all workers"
+            )
+        options = {"consistency": request["consistency"], "on_lost": request.get("on_lost") or self._on_lost}
+        wish, number = request.get("worker_id"), request.get("workers_num")
+        if self.workers_num is not None and number not in (None, self.workers_num):
+            raise StartupError(f"this worker expects {number} workers, but the job has {self.workers_num}")
+        if wish is not None and not 0 <= wish < self.control.capacity:
+            raise StartupError(f"worker_id {wish} is not in 0 .. {self.control.capacity - 1}")
+        if wish is not None and wish not in self.local:
+            raise StartupError(
+                f"worker {wish} belongs to {self.control.places[wish]}, not to {self.control.here}"
+            )
+        if self._other_hosts is not None:
+            exchange = Exchange.from_message(request.get("exchange"))
+            check_exchange(MODES[options["consistency"]["mode"]], exchange)
+            options["exchange"] = exchange.as_message()
+        if self._numbers.is_late(wish) or self._is_entering:
+            connection.reply(request, {"later": True})
+            return
+        if wish in self._missed:
+            raise too_late(wish)
+        if self._is_new_generation(wish):
+            if self._other_hosts is not None:
+                raise StartupError(
+                    "a job on several hosts cannot begin a second time: call init once and shutdown once, or run it "
+                    "on one host"
+                )
+            self._restart()
+        worker_id = self._numbers.free(wish)
+        if worker_id is None:
+            if self.workers_num is not None and self._numbers.is_over(wish):
+                # it has left, others have not: a new job of the same processes begins when all have
+                self._waiting_attach.append((connection, request))
+                return
+            raise StartupError(
+                f"the job's {self.control.capacity} places are taken"
+                if wish is None
+                else f"worker {wish} is already there: two processes have the same worker_id"
+            )
+        if self._options is None:
+            self._options = options
+            self.control.continue_without_lost(options["on_lost"] == "continue")
+            if self._other_hosts is not None:
+                self._other_hosts.tables.exchange = Exchange.from_message(options["exchange"])
+                self._other_hosts.report({"do": "options", "options": options})
+        elif options != self._options:
+            raise differ(options, self._options)
+        self._admit(connection, request, worker_id)
+
+    def _is_new_generation(self, wish: int | None) -> bool:
+        """All have gone; but one that comes after another's death at the start is still of the same generation."""
+        if self.workers_num is None or self.attached or not self.had_workers:
+            return False
+        return not self.lost() or self._numbers.free(wish) is None
+
+    def _admit(self, connection: Connection, request: Message, worker_id: int) -> None:
+        if self._replaces_lost(worker_id):
+            self._incarnations[worker_id] = self._incarnations.get(worker_id, 0) + 1
+            self._ended.discard(worker_id)
+            if self._other_hosts is not None:
+                self._other_hosts.barriers.replaced(worker_id)
+        if worker_id in self.attached:
+            self.control.admit_again(worker_id, connection.pid)
+        else:
+            self.catalogue.forget(worker_id)
+            self.control.admit(worker_id, connection.pid)
+        connection.worker_id, connection.life = worker_id, None
+        self.attached[worker_id] = Attached(connection, pid=connection.pid)
+        self.had_workers = True
+        self._deaths.watch_process(worker_id, connection.pid)
+        body: Message = {
+            "worker_id": worker_id,
+            "workers_num": self.workers_num,
+            "control": self._generation.control_bytes,
+            "incarnation": self._incarnations.get(worker_id, 0),
+        }
+        if self._other_hosts is not None:
+            body["incarnation"] += self._host_generation
+            body |= {
+                "places": self.control.places,
+                "here": self.control.here,
+                "job": self._other_hosts.roster.job,
+            }
+        connection.reply(request, body, (self._generation.heap.descriptor,))
+
+    def _replaces_lost(self, worker_id: int) -> bool:
+        return self.workers_num is not None and self.control.liveness(worker_id) == at.LOST
+
+    def ready(self, connection: Connection, request: Message) -> None:
+        """The worker holds its life mutex; it is let go once all are there."""
+        worker_id = connection.worker_id
+        if worker_id is None or worker_id not in self.attached:
+            raise StartupError("attach before ready")
+        if self._refused is not None:
+            raise self._refused
+        self._lives += 1
+        # first, as there may be no thread left for it
+        self._deaths.watch_life(self.control, worker_id, self._lives)
+        connection.life = self._lives
+        self.attached[worker_id].ready = True
+        self._deaths.forget_process(worker_id)  # its life mutex tells sooner
+        self._waiting_ready.append((connection, request))
+        self._answer_ready()
+
+    def _answer_ready(self) -> None:
+        lost = self.lost()
+        if lost and not self.control.continues:
+            for connection, request in self._waiting_ready:
+                connection.refuse(request, self.creations.lost_error(lost, "while the job was starting"))
+            self._waiting_ready.clear()
+        if self._agreed and not self._missing_at_start():
+            for connection, request in self._waiting_ready:
+                connection.reply(request, {"ready": True})
+            self._waiting_ready.clear()
+
+    def _missing_at_start(self) -> list[int]:
+        """Returns the workers of a fixed-size job that have not come yet."""
+        ready = {i for i, worker in self.attached.items() if worker.ready}
+        ready |= {i for i in self._remote if self.control.participation(i) == at.ACTIVE}
+        gone = (at.GONE, at.LOST) if self.control.continues else (at.GONE,)
+        return [
+            i for i in range(self.workers_num or 0) if i not in ready and self.control.liveness(i) not in gone
+        ]
+
+    @property
+    def _remote(self) -> list[int]:
+        return [i for i in range(self.control.capacity) if i not in self.local]
+
+    # -- going -----------------------------------------------------------------------------------------------
+
+    def withdraw(self, connection: Connection, request: Message) -> None:
+        """A worker's `init` was interrupted: it is not lost, as its process may call it again. The others wait on."""
+        worker_id = connection.attached_id
+        done = self.control.worker(worker_id)
+        if self.workers_num is None or done.created or done.barrier:
+            raise StartupError("this worker has begun, or may come and go at will: it leaves, or is lost")
+        if not self._deaths.watch_process(worker_id, connection.pid):
+            raise StartupError(f"process {connection.pid} cannot be watched, so it is lost")
+        if connection.life is not None:
+            self._deaths.withdraw(connection.life)
+        self.forget(connection)
+        connection.worker_id = connection.life = None
+        self.attached[worker_id] = Attached(connection, pid=connection.pid, withdrawn=True)
+        connection.reply(request, {"withdrawn": True})
+
+    def has_missed(self, worker_id: int) -> bool:
+        """Returns whether a worker died in a job that was over before another process came for it. From any thread."""
+        return worker_id in self._missed
+
+    def process_ended(self, worker_id: int, pid: int) -> None:
+        """A worker's process has ended: if it had its number and no life mutex, that is the only sign of it."""
+        worker = self.attached.get(worker_id)
+        if worker is not None and worker.pid == pid and worker.connection.life is None:
+            self.settle(worker_id, at.LOST)
+
+    def forget(self, connection: Connection) -> None:
+        """A process no longer waits for a place or for the start: it gave up, or its socket is closed."""
+        self._waiting_attach = [w for w in self._waiting_attach if w[0] is not connection]
+        self._waiting_ready = [w for w in self._waiting_ready if w[0] is not connection]
+        self._waiting_told = [w for w in self._waiting_told if w[0] is not connection]
+
+    def absent(self, worker_id: int) -> None:
+        """A worker's process has ended; if it never attached, the others need not wait for it."""
+        self._ended.add(worker_id)
+        if worker_id in self.attached:
+            self.process_ended(worker_id, self.attached[worker_id].pid)
+        self._mark_absent(worker_id)
+
+    def _mark_absent(self, worker_id: int) -> None:
+        if self.control.liveness(worker_id) == at.FREE:
+            self.control.settle(worker_id, at.LOST)
+            self._drop(worker_id)
+            self._answer_ready()
+
+    def agree(self) -> None:
+        """The first workers of this host and of the others have called init with the same arguments."""
+        self._agreed = True
+        self._answer_ready()
+
+    def refuse(self, options: Message) -> None:
+        """The first worker of another host has called init with other arguments."""
+        asked, self._options = self._options, options
+        assert asked is not None
+        self._refused = differ(asked, options)
+        for connection, request in self._waiting_ready:
+            connection.refuse(request, self._refused)
+        self._waiting_ready.clear()
+
+    def take_over(self, order: Message) -> None:
+        """This host takes a lost one's place: it gets the tables as they are, and then lets its workers come."""
+        assert self._other_hosts is not None
+        assert isinstance(self.creations, HostCreations)
+        other_hosts = self._other_hosts
+        self.control.continue_without_lost(True)
+        other_hosts.welcome(order)
+        self._host_generation = other_hosts.roster.generation
+
+        def enter() -> None:
+            other_hosts.tables.show_progress(order["clocks"])
+            self._is_entering = False
+
+        self.creations.take_over(order["tables"], int(order["ordered"]), enter)
+
+    def begin_with_others(self) -> None:
+        """All hosts begin, this one with them: what was lost of it had not come to the others."""
+        self._is_entering = False
+
+    def tell(self, connection: Connection, request: Message) -> None:
+        """A worker tells the workers of all hosts something, and waits for what they tell."""
+        assert self._other_hosts is not None
+        worker = {"worker": connection.attached_id, "note": request["note"]}
+        self._waiting_told.append((connection, request))
+        self._other_hosts.report({"do": "tell", "number": request["number"], **worker})
+        self._refuse_told()
+
+    def told(self, number: int, notes: Message) -> None:
+        """All workers have told something."""
+        for connection, request in self._waiting_told:
+            if request["number"] == number:
+                connection.reply(request, {"notes": notes})
+        self._waiting_told = [w for w in self._waiting_told if w[1]["number"] != number]
+
+    def _refuse_told(self) -> None:
+        lost = self.lost()
+        if lost and not self.control.continues:
+            for connection, request in self._waiting_told:
+                connection.refuse(
+                    request, self.creations.lost_error(lost, "before it had told what others wait for")
+                )
+            self._waiting_told.clear()
+
+    def changed(self, worker_id: int) -> None:
+        """A worker of another host has come, left or died."""
+        if self.control.liveness(worker_id) in (at.LOST, at.GONE):
+            self._refuse_told()
+            self.creations.dropped(worker_id)
+        self._answer_ready()
+
+    def _drop(self, worker_id: int) -> None:
+        self._refuse_told()
+        self.creations.dropped(worker_id)
+        self.catalogue.dropped(worker_id)
+
+    def settle(self, worker_id: int, liveness: int) -> None:
+        """A worker has left or is lost: tells everyone who waits for it, and lets in who waits for its place."""
+        self._deaths.forget_process(worker_id)
+        worker = self.attached.pop(worker_id, None)
+        if worker is None:
+            return
+        worker.connection.worker_id = worker.connection.life = None
+        self.control.settle(worker_id, liveness)
+        self._drop(worker_id)
+        self._answer_ready()
+        if self._waiting_attach and not self.attached:
+            self._restart()
+            waiting, self._waiting_attach = self._waiting_attach, []
+            for connection, request in waiting:
+                try:
+                    self.attach(connection, request)
+                except MultiversoError as error:
+                    connection.refuse(request, error)

@@ -1,0 +1,368 @@
+"""The node: owns a job's memory on this host, gives out numbers and tables, and knows who is alive.
+
+It is not on the data path. One thread serves every connection; one thread per worker sleeps in a timed lock on
+that worker's life mutex, which the operating system releases within a millisecond of its death.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable
+from typing import Any, overload
+
+from multiverso import layout as at
+from multiverso.errors import StartupError
+from multiverso.hosts.roster import Roster
+from multiverso.hosts.transport import Listener
+from multiverso.in_process import InProcess
+from multiverso.node_log import log
+from multiverso.runtime.node.connection import Connection
+from multiverso.runtime.node.deaths import Deaths
+from multiverso.runtime.node.entrance import Entrance
+from multiverso.runtime.node.mailbox import Mailbox
+from multiverso.runtime.node.membership import Membership
+from multiverso.runtime.node.orders import obey
+from multiverso.runtime.node.questions import Questions
+from multiverso.runtime.node.requests import Requests
+from multiverso.runtime.several_hosts.carrier import Carrier
+from multiverso.runtime.several_hosts.other_hosts import OtherHosts
+from multiverso.wire import messages
+
+_nodes: weakref.WeakSet[Node] = weakref.WeakSet()
+_WATCH_SECONDS = 1.0
+
+
+class Node(InProcess):
+    """A job's node, run by threads of this process.
+
+    Args:
+        workers: how many workers the job has; None for any number that come and go.
+        on_lost: ``"stop"``: the others' waits raise WorkerLostError; ``"continue"``: they go on without it.
+        name: the abstract socket name to listen on; a fresh one by default.
+        listener: an already listening socket, instead of ``name``.
+        secret: what a worker has to know where users cannot be told apart; this user's own by default.
+        linger: called when the last worker has gone, in the node's thread.
+        other_hosts: of a job on several hosts: which they are, what moves values between them, and, on the first, where
+            it listens for the others.
+        replaces: whether, where the others go on, a new process may take the place of a worker that died: it has the
+            same number, and finds the tables as they are.
+
+    Raises:
+        StartupError: an invalid number of workers or ``on_lost``; the name is taken, another host cannot be
+            reached, or there is no memory or descriptor for it.
+
+    Owner: the thread that made it calls ``close``; everything else belongs to the serving thread.
+    """
+
+    _over = True  # nothing has begun
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        *,
+        on_lost: str = "stop",
+        name: str | None = None,
+        listener: socket.socket | None = None,
+        secret: str | None = None,
+        linger: Callable[[], None] | None = None,
+        other_hosts: tuple[Roster, Carrier, Listener | None] | None = None,
+        replaces: bool = False,
+    ) -> None:
+        if workers is not None and not 1 <= workers <= at.MAX_WORKERS:
+            raise StartupError(
+                f"a job has 1 to {at.MAX_WORKERS} workers, on all its hosts together; got {workers}"
+            )
+        if on_lost not in ("stop", "continue"):
+            raise StartupError(f"on_lost is 'stop' or 'continue'; got {on_lost!r}")
+        self._linger = linger
+        self._started, self._closing = threading.Event(), threading.Event()
+        self._emptied = threading.Condition()
+        self._mailbox = Mailbox()
+        self._entrance = Entrance(listener, secret)
+        self._deaths = Deaths(self._mailbox, self._closing.is_set)
+        self._connections: dict[int, Connection] = {}
+        self._other_hosts: OtherHosts | None = None
+        self._questions: Questions | None = None
+        self._membership: Membership | None = None
+        self._served: Requests | None = None
+        self._failed: Exception | None = None
+        self._poll: select.epoll | None = None
+        self._thread = threading.Thread(target=self._serve, name="multiverso-node", daemon=True)
+        self._over = False
+        try:
+            # what an exception finds here, wherever it arrives, is ended by `close`
+            self._entrance.open(name)
+            self.address = self._entrance.address
+            self._mailbox.open()
+            self._deaths.open()
+            if other_hosts is not None:
+                self._other_hosts = OtherHosts(*other_hosts, self._mailbox.post_order)
+                self._questions = Questions(self._other_hosts.report)
+            self._membership = Membership(workers, on_lost, self._deaths, self._other_hosts, replaces)
+            self._served = Requests(
+                self._entrance, self._membership, time.monotonic(), self._other_hosts, self._questions
+            )
+            self._thread.start()
+            self._started.wait()
+            if self._failed is not None:
+                raise StartupError(f"the job's node could not begin: {self._failed}") from self._failed
+        except BaseException:
+            self.close()
+            raise
+        _nodes.add(self)
+
+    @property
+    def _members(self) -> Membership:
+        assert self._membership is not None
+        return self._membership
+
+    @property
+    def _requests(self) -> Requests:
+        assert self._served is not None
+        return self._served
+
+    # -- for its owner ---------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """Returns what ``multiverso top`` shows: workers, what they wait for, tables and their statistics."""
+        return self._requests.status()
+
+    def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Waits until at least one worker has come and all have gone; returns whether that is so."""
+        with self._emptied:
+            members = self._members
+            return self._emptied.wait_for(
+                lambda: members.had_workers and not members.attached, timeout_seconds
+            )
+
+    @overload
+    def stay(self) -> bool: ...
+    @overload
+    def stay(self, timeout_seconds: float) -> bool | None: ...
+    def stay(self, timeout_seconds: float | None = None) -> bool | None:
+        """Waits until no host of the job needs this one's copies.
+
+        Args:
+            timeout_seconds: for how long; by default until it is so, or other hosts have never come.
+
+        Returns:
+            False when the node has ended before that; None at the timeout.
+        """
+        if self._other_hosts is None:
+            return True
+        slice_seconds = _WATCH_SECONDS if timeout_seconds is None else timeout_seconds
+        while not self._other_hosts.over.wait(slice_seconds):
+            if self._closing.is_set():
+                return False
+            if timeout_seconds is not None:
+                return None
+            if not self._other_hosts.needed:
+                return False
+        return True
+
+    @property
+    def had_workers(self) -> bool:
+        """Whether a worker has ever come."""
+        return self._members.had_workers
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it serves nobody any more: it was closed, or the host that leads the job is gone."""
+        return self._closing.is_set()
+
+    def lost_workers(self) -> list[int]:
+        """Returns the workers that died, or exited without ``shutdown()``, the first one first."""
+        return self._members.lost()
+
+    def may_be_replaced(self, worker_id: int) -> bool:
+        """Whether there is something left to do for a new process in the place of a worker whose process has failed.
+
+        Not where the node has ended, nor where the worker had called ``shutdown``: its part was done, and a new process
+        would begin a job of its own when the others have left. Nor where they have begun another one since.
+        """
+        left = self._members.control.participation(worker_id) == at.LEFT
+        return not (self.has_ended or left or self._members.has_missed(worker_id))
+
+    def absent(self, worker_id: int) -> None:
+        """Notes that a worker's process has ended and none replaces it: the others need not wait for it any more."""
+        self._mailbox.post_end("absent", worker_id)
+
+    def live_workers(self) -> list[int]:
+        """Returns the workers that are attached now."""
+        return sorted(self._members.attached)
+
+    def close(self) -> None:
+        """Ends the node. Workers that are still attached get NodeLostError from their waits."""
+        if self._over:
+            return
+        self._closing.set()
+        self._mailbox.poke()
+        if threading.current_thread() is self._thread:
+            return
+        if self._thread.ident is None:  # an exception came before it began
+            self._end()
+        else:
+            self._thread.join()
+        if self._other_hosts is not None:  # after the thread that does what it hears from other hosts
+            self._other_hosts.close()
+        self._deaths.join()
+        self._mailbox.close()
+        self._over = True
+
+    def __enter__(self) -> Node:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # -- the serving thread ----------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        try:
+            with select.epoll() as poll:
+                self._loop(poll)
+        except Exception as error:
+            self._failed = error
+            traceback.print_exc(file=sys.stderr)
+            log("it failed; waits of its workers raise NodeLostError")
+        finally:
+            self._end()
+            self._started.set()
+
+    def _loop(self, poll: select.epoll) -> None:
+        self._members.hold()
+        self._poll = poll
+        entrance, mailbox, deaths = (
+            self._entrance.listener.fileno(),
+            self._mailbox.fileno(),
+            self._deaths.fileno(),
+        )
+        for descriptor in (entrance, mailbox, deaths):
+            poll.register(descriptor, select.EPOLLIN)
+        self._started.set()
+        while not self._closing.is_set():
+            for descriptor, _ in poll.poll():
+                if descriptor == entrance:
+                    for connection in self._entrance.accept(poll):
+                        self._connections[connection.socket.fileno()] = connection
+                elif descriptor == mailbox:
+                    self._take_posted()
+                elif descriptor == deaths:
+                    for worker_id, pid in self._deaths.ended_processes():
+                        self._members.process_ended(worker_id, pid)
+                        self._notice_end()
+                elif descriptor in self._connections:  # one batch may hold two events of a closed one
+                    self._read(poll, self._connections[descriptor])
+
+    def _end(self) -> None:
+        self._closing.set()
+        self._entrance.close()
+        for connection in self._connections.values():
+            connection.socket.close()
+        self._deaths.close()
+        if self._membership is not None:
+            self._membership.end()
+        # whoever waits for the workers to go must not wait forever after a failure of this thread
+        with self._emptied:
+            self._emptied.notify_all()
+        if self._linger is not None:
+            self._linger()
+
+    def _read(self, poll: select.epoll, connection: Connection) -> None:
+        """Serves one message. Whatever goes wrong concerns this connection only."""
+        try:
+            received = messages.receive(connection.socket)
+            if received is not None:
+                request, descriptors = received
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                self._requests.answer(connection, request)
+                return
+        except BlockingIOError:
+            return
+        except OSError as error:
+            log(f"the connection of process {connection.pid} was closed: {error}")
+        except ValueError as error:
+            log(
+                f"the connection of process {connection.pid} was closed, as it did not send a message: {error}"
+            )
+        except Exception:
+            traceback.print_exc(file=sys.stderr)
+            log(f"the connection of process {connection.pid} was closed after the error above")
+        self._disconnect(poll, connection)
+
+    def _disconnect(self, poll: select.epoll, connection: Connection) -> None:
+        """The socket's end. It says nothing about a worker that holds its life mutex: that has a watcher."""
+        poll.unregister(connection.socket.fileno())
+        del self._connections[connection.socket.fileno()]
+        connection.socket.close()
+        self._members.forget(connection)
+        if self._questions is not None:
+            self._questions.forget(connection)
+        if connection.worker_id is not None and connection.life is None:
+            left = self._members.control.participation(connection.worker_id) == at.LEFT
+            self._settle(connection.worker_id, at.GONE if left else at.LOST)
+
+    # -- what other threads have found out -------------------------------------------------------------------
+
+    def _take_posted(self) -> None:
+        self._mailbox.clear()
+        for order in self._mailbox.orders():
+            if callable(order):
+                order()
+            else:
+                assert self._other_hosts is not None
+                assert self._questions is not None
+                obey(order, self._members, self._other_hosts, self._questions, self._closing.set)
+        for how, worker_id, life in self._mailbox.ends():
+            worker = self._members.attached.get(worker_id)
+            if how == "absent":
+                self._members.absent(worker_id)
+                if self._other_hosts is not None:
+                    self._other_hosts.barriers.look()
+            elif worker is not None and worker.connection.life == life:
+                self._settle(worker_id, at.GONE if how == "left" else at.LOST)
+
+    def _hear_out(self, connection: Connection) -> None:
+        """Serves what a worker said before its end, which its life mutex may tell of before its messages are read."""
+        descriptor = connection.socket.fileno()
+        while self._connections.get(descriptor) is connection and messages.waiting(connection.socket):
+            assert self._poll is not None
+            self._read(self._poll, connection)
+
+    def _settle(self, worker_id: int, liveness: int) -> None:
+        worker = self._members.attached.get(worker_id)
+        if self._questions is not None and worker is not None:
+            self._hear_out(worker.connection)
+        self._members.settle(worker_id, liveness)
+        if self._other_hosts is not None:
+            self._other_hosts.teller.tell_now()
+            self._other_hosts.barriers.look()
+        self._notice_end()
+
+    def _notice_end(self) -> None:
+        """A worker has gone: wakes whoever waits for the last one to go."""
+        if not self._members.attached:
+            with self._emptied:
+                self._emptied.notify_all()
+            if self._linger is not None:
+                self._linger()
+
+
+def _after_fork_in_child() -> None:
+    """A forked child that kept the sockets would let the job look alive after its node's death."""
+    for node in list(_nodes):
+        node._entrance.close()
+        for connection in node._connections.values():
+            connection.socket.close()
+        node._deaths.close()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,91 @@
+"""The node as a process of its own, started by the first worker of mpirun, torchrun or srun."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+import sys
+import threading
+from typing import Any
+
+from multiverso.deadline import Deadline
+from multiverso.errors import StartupError
+from multiverso.hosts.channel import RefusedError
+from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster
+from multiverso.runtime.node.node import Node
+from multiverso.runtime.several_hosts.carrier import means
+from multiverso.wire import messages
+from multiverso.wire.trust import SECRET_VARIABLE
+
+_FIRST_WORKER_SECONDS = 120.0
+_FAREWELL_SECONDS, _ANSWER_SECONDS = 5.0, 1.0
+_LINGER_SECONDS = 0.5  # `init` again, right after `shutdown`, finds the same node
+
+
+def main(descriptor: int, workers: int, on_lost: str) -> None:
+    """Serves a job until its last worker has gone."""
+    # descriptors of the worker's launcher (pipes, MPI's control sockets) would keep that waiting for us
+    text, port = os.environ.pop(ROSTER_VARIABLE, None), os.environ.pop(LISTENER_VARIABLE, None)
+    kept = sorted({descriptor, *([int(port)] if port else [])})
+    for low, high in itertools.pairwise([2, *kept, min(os.sysconf("SC_OPEN_MAX"), 65536)]):
+        os.closerange(low + 1, high)
+    os.chdir("/")
+    listener = socket.socket(fileno=descriptor)
+    listener.set_inheritable(False)
+    emptied = threading.Event()
+    secret = os.environ.get(SECRET_VARIABLE) or None
+    other_hosts = means(Roster.from_text(text), int(port) if port else None) if text else None
+    options: dict[str, Any] = {
+        "listener": listener,
+        "secret": secret,
+        "linger": emptied.set,
+        "other_hosts": other_hosts,
+    }
+    with listener.dup() as door:
+        try:
+            node = Node(workers, on_lost=on_lost, **options)
+        except StartupError as error:
+            print(f"multiverso: node: {error}", file=sys.stderr, flush=True)
+            _say_why(door, error)
+            return
+    with node:
+        if not node.wait(_FIRST_WORKER_SECONDS) and not node.live_workers():
+            return
+        while True:
+            emptied.clear()
+            if node.live_workers():
+                emptied.wait()
+            if other_hosts is not None:
+                node.stay()
+                return
+            if not _someone_comes(node):
+                return
+
+
+def _say_why(door: socket.socket, error: StartupError) -> None:
+    """Answers workers that connect with the reason why there is no node."""
+    text = str(error)
+    if isinstance(error, RefusedError):
+        text += (
+            ". Hosts that srun has started need one secret: a home directory that they share, or the same "
+            f"{SECRET_VARIABLE} in all workers"
+        )
+    answer = {"re": None, "error": "StartupError", "message": f"the job's node could not begin: {text}"}
+    deadline = Deadline.after(_FAREWELL_SECONDS)
+    while not deadline.passed:
+        door.settimeout(max(1e-3, deadline.left(_FAREWELL_SECONDS)))
+        with contextlib.suppress(OSError, ValueError):
+            connection, _ = door.accept()
+            with connection:
+                connection.settimeout(_ANSWER_SECONDS)
+                messages.receive(connection)  # what is unread at the end would take our word with it
+                messages.send(connection, answer)
+
+
+def _someone_comes(node: Node) -> bool:
+    pause = threading.Event()
+    with contextlib.suppress(KeyboardInterrupt):
+        pause.wait(_LINGER_SECONDS)
+    return bool(node.live_workers())

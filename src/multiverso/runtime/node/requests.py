@@ -1,0 +1,156 @@
+"""What the node does for each request of a process on its host; `wire.requests` says what requests look like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from multiverso.errors import MultiversoError, StartupError
+from multiverso.runtime.node.connection import Connection
+from multiverso.runtime.node.entrance import Entrance
+from multiverso.runtime.node.membership import Membership
+from multiverso.runtime.node.outside_readers import look
+from multiverso.runtime.node.questions import Questions
+from multiverso.runtime.node.status import status_of
+from multiverso.runtime.several_hosts.other_hosts import OtherHosts
+from multiverso.spec import MemorySpec, TableSpec
+from multiverso.wire.messages import Message
+from multiverso.wire.requests import asked, check
+
+
+class Requests:
+    """Owner: the node's thread.
+
+    Args:
+        entrance: where the processes came from.
+        members: who is in the job.
+        began: when the node did (``time.monotonic()``).
+        other_hosts: this host's part in a job on several.
+        questions: what its workers ask the coordinator, there.
+    """
+
+    def __init__(
+        self,
+        entrance: Entrance,
+        members: Membership,
+        began: float,
+        other_hosts: OtherHosts | None,
+        questions: Questions | None,
+    ) -> None:
+        self._entrance = entrance
+        self._members = members
+        self._began = began
+        self._other_hosts = other_hosts
+        self._questions = questions
+
+    def status(self) -> dict[str, Any]:
+        """Returns what ``multiverso top`` shows: workers, what they wait for, tables and their statistics."""
+        return status_of(self._entrance.address, self._began, self._members, self._other_hosts)
+
+    def answer(self, connection: Connection, request: Message) -> None:
+        """Does what is asked for, now or when others have asked too, or says why it cannot be."""
+        try:
+            do = asked(request)
+            if not connection.proven and do not in ("challenge", "prove"):
+                raise StartupError(
+                    "this node cannot tell users apart, and this process has not proven that it knows the job's secret"
+                )
+            check(request)
+            self._handler(do)(connection, request)
+        except MultiversoError as error:
+            connection.refuse(request, error)
+        except (KeyError, TypeError, ValueError) as error:
+            # one worker's broken message must not end everybody's job
+            text = str(request)[:500]
+            connection.refuse(request, StartupError(f"the node cannot read this request ({error!r}): {text}"))
+
+    def _handler(self, do: str) -> Callable[[Connection, Message], None]:
+        return {  # made for each request: kept, it would be a cycle, and keep the job's memory until a collection
+            "hello": self._hello,
+            "challenge": self._entrance.challenge,
+            "prove": self._entrance.prove,
+            "attach": self._members.attach,
+            "ready": self._members.ready,
+            "withdraw": self._members.withdraw,
+            "create": self._create,
+            "share": self._share,
+            "initialised": self._initialised,
+            "close": self._close_table,
+            "cancel": self._cancel,
+            "arrived": self._arrived,
+            "gather": self._gather,
+            "tell": self._tell,
+            "ask": self._ask,
+            "say": self._say,
+            "combine": self._combine,
+            "status": self._status,
+            "look": self._look,
+        }[do]
+
+    # -- of any process --------------------------------------------------------------------------------------
+
+    def _hello(self, connection: Connection, request: Message) -> None:
+        connection.reply(request, {})
+
+    def _status(self, connection: Connection, request: Message) -> None:
+        connection.reply(request, {"status": self.status()})
+
+    def _look(self, connection: Connection, request: Message) -> None:
+        look(connection, request, self._members.catalogue, self._members.memory)
+
+    # -- of workers, for tables ------------------------------------------------------------------------------
+
+    def _create(self, connection: Connection, request: Message) -> None:
+        spec = TableSpec.from_message(request["spec"])
+        key = ("name", spec.name) if spec.name is not None else ("order", int(request["order"]))
+        self._members.creations.ask(connection, request, key, spec, self._members.mode)
+
+    def _share(self, connection: Connection, request: Message) -> None:
+        spec = MemorySpec.from_message(request["spec"])
+        self._members.creations.ask(connection, request, ("memory", spec.name), spec, "")
+
+    def _initialised(self, connection: Connection, request: Message) -> None:
+        self._members.creations.initialised(connection.attached_id)
+
+    def _close_table(self, connection: Connection, request: Message) -> None:
+        self._members.catalogue.close(int(request["number"]), connection.attached_id)
+        connection.reply(request, {"closed": True})
+
+    def _cancel(self, connection: Connection, request: Message) -> None:
+        """The session gave up waiting for an answer."""
+        self._members.forget(connection)
+        if connection.worker_id is not None:
+            self._members.creations.cancel(connection, request.get("why"))
+
+    # -- of workers, for other hosts -------------------------------------------------------------------------
+
+    def _arrived(self, connection: Connection, request: Message) -> None:
+        if self._other_hosts is not None:
+            self._other_hosts.barriers.arrived(connection.attached_id, int(request["barrier"]))
+
+    def _gather(self, connection: Connection, request: Message) -> None:
+        if self._other_hosts is not None:
+            self._other_hosts.report({"do": "gather", "number": int(request["number"])})
+
+    def _tell(self, connection: Connection, request: Message) -> None:
+        if self._other_hosts is None:
+            raise StartupError("the workers of one host tell each other in shared memory")
+        self._members.tell(connection, request)
+
+    def _ask(self, connection: Connection, request: Message) -> None:
+        self._asked().ask(connection, request)
+
+    def _say(self, connection: Connection, request: Message) -> None:
+        self._asked().say(connection, request)
+
+    def _asked(self) -> Questions:
+        if self._questions is None:
+            raise StartupError(
+                "only the workers of a job on several hosts ask each other through their nodes"
+            )
+        return self._questions
+
+    def _combine(self, connection: Connection, request: Message) -> None:
+        if self._other_hosts is None or self._other_hosts.reductions is None:
+            raise StartupError("the workers of one host reduce arrays by themselves")
+        self._other_hosts.reductions.told(connection.attached_id, request)

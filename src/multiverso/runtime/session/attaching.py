@@ -1,0 +1,90 @@
+"""How a session gets its place in a job: it asks its node for a number, and may ask to be let go before the start."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+
+from multiverso.deadline import Deadline
+from multiverso.errors import MultiversoError, WaitTimeoutError
+from multiverso.runtime.session.node_link import NodeLink
+from multiverso.wire import messages
+from multiverso.wire.messages import Message
+
+_WITHDRAW_SECONDS = 1.0
+_LATER_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class Place:
+    """A worker's place, as the node gives it.
+
+    Attributes:
+        worker_id: its number.
+        workers_num: how many workers the job has; None where they come and go.
+        incarnation: how many processes had this number before, and died.
+        job: what the job is called on all hosts; nothing on one.
+        control_bytes: the size of the control segment, which begins the job's memory.
+        places: the host of each worker, by number; empty on one host.
+        here: the name of this host; empty on one host.
+    """
+
+    worker_id: int
+    workers_num: int | None
+    incarnation: int
+    job: str
+    control_bytes: int
+    places: tuple[str, ...]
+    here: str
+
+
+def ask_for_place(link: NodeLink, wishes: Message, deadline: Deadline) -> tuple[Place, list[int]]:
+    """Asks the node for a place until it gives one.
+
+    Args:
+        link: the connection to it.
+        wishes: the arguments of ``init``, as the message ``attach`` has them (``docs/protocol.md``).
+        deadline: until when.
+
+    Returns:
+        The place, and the descriptors that came beside it, which belong to the link until they are taken out of the
+        list.
+
+    Raises:
+        StartupError: the job has none for this worker, or the options differ from the other workers'.
+        WaitTimeoutError: there was none in time.
+    """
+    request: Message = {"do": "attach", "protocol": messages.PROTOCOL, **wishes}
+    what = "a place in the job"
+    answer, descriptors = link.ask(request, deadline.at, what)
+    while answer.get("later"):  # the end of the one before has not had all its effects yet
+        if deadline.passed:
+            raise WaitTimeoutError(
+                f"the node had no place for this worker within {deadline}: the process that had it before is over, "
+                "and what it has left in the job is not settled yet, or its host is still taking in the tables"
+            )
+        time.sleep(_LATER_SECONDS)
+        answer, descriptors = link.ask(request, deadline.at, what)
+    place = Place(
+        worker_id=answer["worker_id"],
+        workers_num=answer["workers_num"],
+        incarnation=int(answer["incarnation"]),
+        job=str(answer.get("job") or ""),
+        control_bytes=int(answer["control"]),
+        places=tuple(map(str, answer.get("places") or ())),
+        here=str(answer.get("here") or ""),
+    )
+    return place, descriptors
+
+
+def withdraw(link: NodeLink) -> bool:
+    """Gives a place back before the start: this worker is not lost, and may call `init` again.
+
+    Returns:
+        Whether the node agrees; otherwise the worker has left, or is lost.
+    """
+    with contextlib.suppress(MultiversoError, OSError, ValueError):
+        link.ask({"do": "withdraw"}, time.monotonic() + _WITHDRAW_SECONDS, "leave to come again")
+        return True
+    return False

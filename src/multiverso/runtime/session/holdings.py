@@ -1,0 +1,218 @@
+"""What a session has of its job's memory: tables and plain memory, opened, closed and left."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from io import FileIO
+
+import numpy as np
+
+from multiverso import layout as at
+from multiverso.deadline import Deadline
+from multiverso.errors import OutOfMemoryError
+from multiverso.kernels import waits
+from multiverso.memory.segment import Segment
+from multiverso.memory.shared import SharedMemory
+from multiverso.runtime.session.node_link import NodeLink
+from multiverso.runtime.session.patience import Patience
+from multiverso.runtime.session.port import SessionPort
+from multiverso.shards.shard import Shard
+from multiverso.spec import MemorySpec, TableSpec
+from multiverso.wire.messages import Message
+
+Fill = Callable[[Shard, bool, int], None]
+
+
+class Holdings:
+    """Owner: the session, whose lock its callers hold; `leave` ends it.
+
+    Args:
+        session: whose they are.
+        link: its connection to the node.
+    """
+
+    def __init__(self, session: SessionPort, link: NodeLink) -> None:
+        self.tables: dict[int, Shard] = {}
+        self._memories: dict[int, SharedMemory] = {}
+        self._session: SessionPort = weakref.proxy(session)  # no cycle: its memory goes when it goes
+        self._link = link
+        self._memory: FileIO | None = (
+            None  # closing it twice is harmless, as it is not with a bare descriptor
+        )
+        self._closing: dict[int, weakref.ref[Segment]] = {}
+        self._created = 0  # tables made by order and taken over
+
+    def begin(self, descriptors: list[int]) -> None:
+        """Takes over the descriptor of the job's memory."""
+        # one step of the interpreter: an interruption between the two calls would leave the descriptor behind
+        (self._memory,) = map(FileIO, map(list.pop, [descriptors]))
+
+    def map(self, offset: int, size: int, sparse: bool = False) -> Segment:
+        """Maps a part of the job's memory."""
+        assert self._memory is not None
+        return Segment(self._memory.fileno(), offset, size, sparse=sparse)
+
+    # -- opening ---------------------------------------------------------------------------------------------
+
+    def open_table(self, spec: TableSpec, fill: Fill, master: bool, deadline: Deadline) -> tuple[int, Shard]:
+        """Returns a table's number and memory; see ``Session.open_table``.
+
+        A table by order is this worker's once :meth:`keep` is called: until then the next call asks for the same
+        one again, so that nothing is lost when this one is interrupted.
+        """
+        order = self._created + 1
+        by_order = spec.name is None
+        what = f"table number {order}" if by_order else f"table {spec.name!r}"
+        request = {
+            "do": "create",
+            "order": order if by_order else None,
+            "spec": spec.as_message(),
+            "master": master,
+            "mode": self._session.consistency.name,
+        }
+        shards: list[Shard] = []
+
+        def place(segment: Segment, answer: Message) -> None:
+            shards[:] = [Shard(segment, spec, int(answer["workers"]), int(answer["mode"]))]
+            if answer["enrol"]:
+                shards[0].enrol(self._session.worker_id, self._others())
+
+        def write(clear: bool, last: bool, of: int) -> None:
+            if clear:
+                shards[0].values()[:] = 0
+            fill(shards[0], last, of)
+
+        created = self._session.control.block(self._session.worker_id) + at.CREATED
+        if by_order:
+            waits.set_long.compiled()(created, order)
+        try:
+            number = self._open(request, place, write, what, deadline, order if by_order else 0)
+        except BaseException:
+            if by_order:  # the others wait for this worker again, and can say so
+                waits.set_long.compiled()(created, order - 1)
+                self._session.control.notify()
+            raise
+        return number, shards[0]
+
+    def _others(self) -> list[int] | None:
+        """Whose clocks one that takes a dead worker's place begins with; None for any other."""
+        session = self._session
+        if not session.incarnation:
+            return None
+        return [worker for worker in session.live_workers() if worker != session.worker_id]
+
+    def keep(self, number: int, shard: Shard) -> None:
+        """Notes that a table has been taken over by its handler."""
+        if number in self.tables:
+            return
+        self.tables[number] = shard
+        if shard.spec.name is None:
+            self._created += 1
+
+    def share(
+        self, spec: MemorySpec, initialise: Callable[[SharedMemory], None] | None, deadline: Deadline
+    ) -> SharedMemory:
+        """Returns plain memory; see ``Session.shared_memory``."""
+        memories: list[SharedMemory] = []
+        segments: list[Segment] = []
+
+        def place(segment: Segment, answer: Message) -> None:
+            segments[:] = [segment]
+            array = segment.array(0, spec.nbytes, np.uint8)
+            memories[:] = [SharedMemory(spec.name, int(answer["number"]), array)]
+
+        def write(clear: bool, last: bool, of: int) -> None:
+            if clear:
+                segments[0].clear()
+            if initialise is not None:
+                initialise(memories[0])
+
+        request = {"do": "share", "spec": spec.as_message()}
+        number = self._open(
+            request, place, write, f"the shared memory {spec.name!r}", deadline, 0, spec.sparse
+        )
+        self._memories[number] = memories[0]
+        return memories[0]
+
+    def memories(self) -> dict[int, range]:
+        """Returns the addresses of plain memory, by number."""
+        return {number: memory.addresses for number, memory in list(self._memories.items())}
+
+    def _open(
+        self,
+        request: Message,
+        place: Callable[[Segment, Message], None],
+        write: Callable[[bool, bool, int], None],
+        what: str,
+        deadline: Deadline,
+        target: int,
+        sparse: bool = False,
+    ) -> int:
+        """Asks for memory, maps it, and writes this worker's part of the initial value when its turn comes."""
+        session = self._session
+        patience = Patience(session, deadline, what, self._link)
+        number = 0
+        waits.begin_wait.compiled()(session.control.address, session.worker_id, at.FOR_TABLE, 0, target)
+        try:
+            answer, _ = self._link.ask(request, patience.deadline.at, what, patience.raise_if_over)
+            number = int(answer["number"])
+            place(self.map(int(answer["offset"]), int(answer["size"]), sparse), answer)
+            while True:
+                answer, _ = self._link.more(patience.deadline.at, what, patience.raise_if_over)
+                if not answer["turn"]:
+                    return number
+                write(bool(answer["clear"]), bool(answer["last"]), int(answer["of"]))
+                self._link.tell({"do": "initialised"})
+        except BaseException as error:
+            # or the others would wait for this worker's turn
+            self._link.give_up(str(error) if isinstance(error, OutOfMemoryError) else None)
+            raise
+        finally:
+            waits.finish_wait.compiled()(session.control.address, session.worker_id)
+
+    # -- closing ---------------------------------------------------------------------------------------------
+
+    def close_table(self, number: int, may_ask: bool = True) -> None:
+        """Unmaps a table and has the node note it; nobody may refer to its shard who still wants to use it.
+
+        Arrays in it that are still in use keep what they show now. Once it returns, whoever asks for a table gets
+        another one, if nobody else has this one: the node hears of both on different connections, in any order. An
+        interrupted call can be repeated.
+
+        Args:
+            number: the table's.
+            may_ask: False: an answer of the node is being waited for already, and this one's is not.
+        """
+        shard = self.tables.get(number)
+        if shard is not None:
+            self._closing[number] = weakref.ref(shard.segment)
+            shard.segment.cut()
+            del self.tables[number], shard
+        if number not in self._closing:
+            return
+        segment = self._closing[number]()
+        if segment is not None:  # a thread in the middle of a call refers to it, or an array
+            segment.detach()
+            del segment
+        request = {"do": "close", "number": number}
+        if may_ask:
+            what = f"table {number} to be closed"
+            patience = Patience(self._session, self._session.start_deadline(), what, self._link)
+            self._link.ask(request, patience.deadline.at, what, patience.raise_if_over)
+        else:
+            self._link.tell_aside(request)
+        del self._closing[number]
+
+    def leave(self) -> None:
+        """Leaves all memory to the others; windows on it keep what they show now. May be called again."""
+        for shard in list(self.tables.values()):
+            shard.segment.cut()
+        self.tables.clear()
+        self._memories.clear()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """In a forked child: lets go of the descriptor."""
+        if self._memory is not None:
+            self._memory.close()

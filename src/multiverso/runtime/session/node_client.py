@@ -1,0 +1,109 @@
+"""What a worker tells its host's node and asks it, and through it the other hosts'; tables have their own calls."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from multiverso.deadline import Deadline
+from multiverso.errors import MultiversoError
+from multiverso.runtime.session.node_link import NodeLink
+from multiverso.runtime.session.patience import Patience
+from multiverso.runtime.session.port import SessionPort
+from multiverso.wire.messages import Message
+
+
+class NodeClient:
+    """Owner: the session; any thread may call it.
+
+    Args:
+        session: whose it is.
+        link: its connection to the node.
+        lock: held while the connection is used.
+    """
+
+    def __init__(self, session: SessionPort, link: NodeLink, lock: AbstractContextManager[object]) -> None:
+        self._session: SessionPort = weakref.proxy(session)  # no cycle: its memory goes when it goes
+        self._link, self._lock = link, lock
+        self._gatherings = 0  # what `gather` has asked for, by this worker
+
+    def tell(self, message: Message) -> None:
+        """Tells the node something that has no answer."""
+        with self._lock:
+            self._link.tell(message)
+
+    def arrive(self, barrier: int) -> None:
+        """Before a barrier of a job on several hosts: tells the node, which sees to what was added before it."""
+        if self._session.control.places:
+            self.tell({"do": "arrived", "barrier": barrier})
+
+    def gather(self) -> int:
+        """Asks for what other hosts have added and not sent yet. Does not wait.
+
+        Returns:
+            a number: all of it is in this host's tables once ``control.gathered`` is as high.
+        """
+        with self._lock:
+            self._gatherings = max(self._gatherings, self._session.control.gathered) + 1
+            self._link.tell({"do": "gather", "number": self._gatherings})
+            return self._gatherings
+
+    def tell_all(self, note: str) -> dict[int, str]:
+        """Tells the workers of all hosts something short, through the nodes; see `agreement.tell_all`."""
+        session = self._session
+        session.check_may_wait()
+        with self._lock:
+            patience = Patience(
+                session, session.start_deadline(), "what the other workers have to tell", self._link
+            )
+            request = {"do": "tell", "number": session.barriers, "note": note}
+            try:
+                answer, _ = self._link.ask(
+                    request, patience.deadline.at, "the others' notes", patience.raise_if_over
+                )
+            except BaseException:
+                self._link.give_up()
+                raise
+        return {int(worker): str(text) for worker, text in answer["notes"].items()}
+
+    def ask_hosts(
+        self,
+        question: Message,
+        deadline: Deadline,
+        what: str,
+        waits: Callable[[list[int]], None] | None = None,
+    ) -> Message:
+        """Asks the first host's node, through this host's: what the workers of all hosts have to agree on.
+
+        Args:
+            question: see ``multiverso.hosts.desk``.
+            deadline: until when.
+            what: what is waited for, in words.
+            waits: called with the workers for whom the answer waits, whenever these have changed.
+
+        Raises:
+            NodeLostError, DeadlockError, WaitTimeoutError: there was no answer. The question may be asked again.
+            MultiversoError: it makes no sense.
+        """
+        self._session.check_may_wait()
+        with self._lock:
+            patience = Patience(self._session, deadline, what)
+            asked: Message = {"do": "ask", "question": question}
+            try:
+                told, _ = self._link.ask(asked, deadline.at, what, patience.raise_if_over)
+                while "wait" in told["answer"]:
+                    if waits is not None:
+                        waits([int(worker) for worker in told["answer"]["wait"]])
+                    told, _ = self._link.more(deadline.at, what, patience.raise_if_over)
+            except BaseException:
+                self._link.give_up()
+                raise
+        answer: Message = told["answer"]
+        if "error" in answer:
+            raise MultiversoError(f"{what}: {answer['error']}")
+        return answer
+
+    def say_to_hosts(self, saying: Message) -> None:
+        """Tells the first host's node something that has no answer, see ``multiverso.hosts.desk``."""
+        self.tell({"do": "say", "saying": saying})

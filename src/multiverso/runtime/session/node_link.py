@@ -1,0 +1,198 @@
+"""A session's side of its connection to the node: ask, wait for the answer with a deadline."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections.abc import Callable
+
+from multiverso import errors
+from multiverso.errors import MultiversoError, NodeLostError, StartupError, WaitTimeoutError, WorkerLostError
+from multiverso.runtime.session.node_silence import Silence, said_if_stopped
+from multiverso.wire import messages, trust
+from multiverso.wire.messages import Message
+
+_SLICE_SECONDS = 0.5
+_ASIDE = 0  # requests whose answers are waited for have numbers from 1
+
+
+class NodeLink:
+    """One connection. Owner: its session, which serialises the calls."""
+
+    def __init__(self, connection: socket.socket | None = None) -> None:
+        self._connection = connection
+        self._number = 0
+        self._descriptors: list[int] = []  # received, and not yet taken by anybody
+
+    @classmethod
+    def to(cls, address: str, deadline: float, secret: str | None = None) -> NodeLink:
+        """Returns a connection; see :meth:`connect`."""
+        link = cls()
+        try:
+            link.connect(address, deadline, secret)
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    @property
+    def connection(self) -> socket.socket:
+        """The socket; NodeLostError before `connect`."""
+        if self._connection is None:
+            raise NodeLostError("there is no connection to the job's node")
+        return self._connection
+
+    def connect(self, address: str, deadline: float, secret: str | None = None) -> None:
+        """Connects to a node of this user. `close` after an error.
+
+        Args:
+            address: the node's.
+            deadline: on time.monotonic().
+            secret: the job's, for where users cannot be told apart; this user's own by default.
+
+        Raises:
+            StartupError: nobody listens there, or another user does, or whoever does sleeps instead of answering.
+            WaitTimeoutError: too many others wait there for us to get in.
+        """
+        try:
+            self._connection = messages.connect(address, max(0.1, deadline - time.monotonic()))
+        except TimeoutError as error:
+            raise WaitTimeoutError(
+                f"the node at {address!r} could not be reached in time: {error.strerror}; some process keeps "
+                "connecting to it"
+            ) from error
+        except OSError as error:
+            raise StartupError(
+                f"no node listens at {address!r} ({error.strerror or error}): the job is over, or this process "
+                "is in another container; start it with `multiverso run`, mpirun, torchrun or srun"
+            ) from error
+        trust.check_user(self._connection, address)
+        silence = Silence(address)
+
+        def look() -> None:
+            silence.look()
+            if time.monotonic() >= deadline:
+                raise WaitTimeoutError("the job's node has not answered in time, although it is not idle")
+
+        if trust.proof_needed():
+            self._prove(address, deadline, secret or trust.user_secret(), look)
+        else:
+            self.ask({"do": "hello"}, deadline, "the node's first answer", look)
+
+    def _prove(self, address: str, deadline: float, secret: str, look: Callable[[], None]) -> None:
+        nonce = trust.new_secret()
+        answer, _ = self.ask(
+            {"do": "challenge", "nonce": nonce}, deadline, "the node's proof of the job's secret", look
+        )
+        nonces, pids = (nonce, str(answer.get("nonce"))), (os.getpid(), messages.peer(self.connection)[0])
+        if not trust.is_proof(answer.get("proof"), trust.proof(secret, "node", address, nonces, pids)):
+            raise StartupError(
+                f"the process that listens at {address!r} does not know this job's secret, and users cannot be "
+                "told apart here: it is another job's node, or another user's"
+            )
+        proof = trust.proof(secret, "worker", address, nonces, pids)
+        self.ask(
+            {"do": "prove", "proof": proof}, deadline, "the node to accept our proof of the job's secret"
+        )
+
+    def tell(self, message: Message) -> None:
+        """Sends a message that has no answer of its own."""
+        self._send({**message, "id": self._number})
+
+    def tell_aside(self, message: Message) -> None:
+        """Sends a request in the middle of another one, whose answer goes on to be waited for; drops its own."""
+        self._send({**message, "id": _ASIDE})
+
+    def ask(
+        self, message: Message, deadline: float, what: str, look: Callable[[], None] | None = None
+    ) -> tuple[Message, list[int]]:
+        """Sends a request and waits for its (first) answer. After an error `give_up`, unless the connection ends.
+
+        Args:
+            message: the request.
+            deadline: on time.monotonic().
+            what: what is waited for, in words.
+            look: called twice a second meanwhile and at the deadline; may raise, and has to at the deadline.
+
+        Returns:
+            The answer and the descriptors beside it.
+        """
+        self._close_descriptors()  # of an answer that an exception has kept from whoever asked
+        self._number += 1
+        self._send({**message, "id": self._number})
+        return self.more(deadline, what, look)
+
+    def more(
+        self, deadline: float, what: str, look: Callable[[], None] | None = None
+    ) -> tuple[Message, list[int]]:
+        """Waits for the next answer to the last request."""
+        while True:
+            if select.select([self.connection], [], [], self._slice(deadline))[0]:
+                try:
+                    received = messages.receive(self.connection, self._descriptors)
+                except ValueError as error:
+                    raise NodeLostError(
+                        f"what listens in place of the job's node did not send a message ({error}); waited for {what}"
+                    ) from error
+                if received is None:
+                    raise NodeLostError(f"the job's node is gone while waiting for {what}")
+                answer, descriptors = received
+                # to a request that was given up; one without a number is for whoever waits
+                if answer.get("re") not in (self._number, None):
+                    self._close_descriptors()
+                    continue
+                if "error" in answer:
+                    raise _as_error(answer)
+                return answer, descriptors
+            if look is not None:
+                look()
+            elif time.monotonic() >= deadline:
+                raise WaitTimeoutError(f"gave up waiting for {what}: {self._who_is_missing()}")
+
+    @staticmethod
+    def _slice(deadline: float) -> float:
+        return max(0.0, min(_SLICE_SECONDS, deadline - time.monotonic()))
+
+    def _who_is_missing(self) -> str:
+        return "the node did not answer in time; `multiverso top` shows which workers are there"
+
+    def _send(self, message: Message) -> None:
+        try:
+            messages.send(self.connection, message)
+        except OSError as error:
+            raise NodeLostError(f"the job's node is gone ({error.strerror or error})") from error
+
+    def said_if_stopped(self) -> str | None:
+        """Returns what to say of the node's process if it is stopped now; otherwise None."""
+        return said_if_stopped(messages.peer(self.connection)[0])
+
+    def give_up(self, why: str | None = None) -> None:
+        """Cancels the last request: tells the node that nobody waits for its answer any more.
+
+        Args:
+            why: that it cannot be granted here, so that others need not wait for it either.
+        """
+        try:
+            messages.send(self.connection, {"do": "cancel", "id": self._number, "why": why})
+        except OSError:
+            return  # the node is gone: nothing there to cancel
+
+    def close(self) -> None:
+        """Ends the connection; may be called again. In a forked child it does so without a word to the node."""
+        self._close_descriptors()
+        if self._connection is not None:
+            self._connection.close()
+
+    def _close_descriptors(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+
+def _as_error(answer: Message) -> MultiversoError:
+    kind = getattr(errors, str(answer["error"]), MultiversoError)
+    if kind is WorkerLostError:
+        return WorkerLostError(str(answer["message"]), answer.get("worker_ids", ()))
+    error: MultiversoError = kind(str(answer["message"]))
+    return error

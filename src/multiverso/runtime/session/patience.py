@@ -1,0 +1,153 @@
+"""What a waiting worker looks at between two slices of half a second: is anyone lost, is it time to give up?"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from multiverso import kernels
+from multiverso import layout as at
+from multiverso.deadline import Deadline
+from multiverso.errors import ClosedError, DeadlockError, MultiversoError, WaitTimeoutError, WorkerLostError
+from multiverso.runtime.job.wait_graph import COLLECTIVE, names
+from multiverso.runtime.job.worker_state import WorkerState
+from multiverso.runtime.session.node_link import NodeLink
+from multiverso.runtime.session.port import SessionPort
+
+_WARN_SECONDS = 10.0
+_STOPPED_SECONDS = 1.0
+_STILL_SECONDS = 1.5
+_ADVICE = (
+    ". To go on without lost workers: init(on_lost='continue'), or `multiverso run --on-failure continue`"
+)
+
+
+class Patience:
+    """One wait of one session. Owner: the waiting thread.
+
+    Args:
+        session: whose wait it is.
+        deadline: from then on `raise_if_over` raises.
+        what: what is waited for, in words.
+        link: the connection to the node, where it is the node's answer.
+    """
+
+    def __init__(
+        self, session: SessionPort, deadline: Deadline, what: str, link: NodeLink | None = None
+    ) -> None:
+        self._session = session
+        self._began = time.monotonic()
+        self.deadline = deadline
+        self._what = what
+        self._link = link
+        self._warned = False
+        self._still: tuple[tuple[int, int], ...] = ()
+        self._still_since = self._began
+
+    def raise_if_hopeless(self, code: int) -> None:
+        """Returns when the wait may go on after a kernel has stopped with ``code``; raises when it may not."""
+        if code == kernels.NOT_RECOVERABLE:
+            raise MultiversoError(
+                f"{self._what}: a lock cannot be recovered (its owner died, and the first to find out did not "
+                "repair it); restart the job"
+            )
+        if code == kernels.LOST_SOMEONE:
+            raise self._lost()
+        if code not in (kernels.EINTR, kernels.TIMED_OUT):
+            raise MultiversoError(f"{self._what}: unexpected code {code} from the operating system")
+        self.raise_if_over()
+
+    def raise_if_over(self) -> None:
+        """Raises when waiting any longer is pointless: closed, node lost, deadline, deadlock. Warns once."""
+        session = self._session
+        if session.closed is not None:
+            raise ClosedError(session.closed)
+        wait = session.control.worker(session.worker_id).wait
+        for_lock = wait is not None and wait.is_for_lock  # for which nobody needs the node
+        if session.node_lost and not for_lock:
+            raise session.node_error()
+        if session.node_lost and wait is not None and wait.kind == at.FOR_WORD:
+            session.control.settle_without_node(wait.stage)  # or nobody would ever take the word over
+        now = time.monotonic()
+        waited = now - self._began
+        if now >= self.deadline.at:
+            raise WaitTimeoutError(
+                f"gave up after {waited:.1f} s (of {self.deadline}) waiting for {self._what}: {self._whom()}. "
+                f"{self._everyone()}. A longer deadline: timeout_seconds=, or MULTIVERSO_TIMEOUT_SECONDS"
+            )
+        if not self._warned and (waited >= _WARN_SECONDS or (waited >= _STOPPED_SECONDS and self._stopped())):
+            self._warned = True
+            print(
+                f"multiverso: worker {session.worker_id} has waited {waited:.0f} s for {self._what}: "
+                f"{self._whom()}",
+                file=sys.stderr,
+                flush=True,
+            )
+        self._look_for_deadlock()
+        session.control.look_at(session.worker_id, self.deadline)
+
+    def _stopped(self) -> str | None:
+        return self._link.said_if_stopped() if self._link is not None else None
+
+    def _whom(self) -> str:
+        if stopped := self._stopped():
+            return stopped
+        graph = self._session.wait_graph()
+        me = graph.workers.get(self._session.worker_id)
+        wait = me.wait if me is not None else None
+        if wait is not None and wait.is_for_lock:
+            if not wait.holder:
+                return "the lock was free a moment ago"
+            return f"process {wait.holder} holds the lock (stopped, or being debugged?)"
+        missing = graph.missing(wait) if wait is not None else []
+        return f"missing {names(missing)}" if missing else "it is not known who is missing"
+
+    def _everyone(self) -> str:
+        return "; ".join(self._session.wait_graph().describe(time.monotonic_ns()))
+
+    def _lost(self) -> WorkerLostError:
+        control = self._session.control
+        workers = [w for w in control.workers() if w.liveness == at.LOST]
+        how = "died, or exited without shutdown(),"
+        if not workers:  # a reduction needs everybody, whom the others have not lost
+            workers = [w for w in control.workers() if w.participation == at.LEFT or w.liveness == at.GONE]
+            how = "left in order"
+        lost = [w.worker_id for w in workers]
+        who = f"{names(lost)} ({_processes(workers)})" if lost else "a worker whose place is taken again"
+        advice = "" if control.continues or how == "left in order" else _ADVICE
+        return WorkerLostError(f"{who} {how} while this worker waited for {self._what}{advice}", lost)
+
+    def _look_for_deadlock(self) -> None:
+        """Everybody waits for somebody who waits, and nothing has moved for a while."""
+        me = self._session.worker_id
+        graph = self._session.wait_graph()
+        if me in graph.workers and graph.given_up(me):
+            raise self._deadlock()
+        if not graph.deadlocked():
+            self._still = ()
+            return
+        now = time.monotonic()
+        waits = tuple((w.worker_id, w.wait.sequence) for w in graph.workers.values() if w.wait is not None)
+        if waits != self._still:
+            self._still, self._still_since = waits, now
+        elif now - self._still_since >= _STILL_SECONDS:
+            error = self._deadlock()
+            self._session.control.give_up(me, time.monotonic_ns())
+            raise error
+
+    def _deadlock(self) -> DeadlockError:
+        waits = [worker.wait for worker in self._session.wait_graph().workers.values()]
+        making = any(wait is not None and wait.kind == at.FOR_TABLE for wait in waits)
+        hint = f"{COLLECTIVE.capitalize()}. " if making else ""
+        return DeadlockError(
+            "all workers wait for different things, so nobody can go on: "
+            f"{self._everyone()}. {hint}In synchronous and bounded mode every worker has to read the same tables "
+            "equally often (multiverso.shard(equal=True) helps)"
+        )
+
+
+def _processes(workers: list[WorkerState]) -> str:
+    """Returns "pid 12, 13", or "pid 12 on a, pid 7 on b"."""
+    if any(worker.host for worker in workers):
+        return ", ".join(worker.process for worker in workers)
+    return f"pid {', '.join(str(worker.pid) for worker in workers)}"

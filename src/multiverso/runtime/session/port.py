@@ -1,0 +1,59 @@
+"""What a session's parts need of it, so that each can be read without the others: they know this, and not `Session`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from multiverso.consistency_modes import ConsistencyMode
+from multiverso.deadline import Deadline
+from multiverso.errors import NodeLostError
+from multiverso.runtime.job.control import Control
+from multiverso.runtime.job.wait_graph import WaitGraph
+
+
+class SessionPort(Protocol):
+    """A session, to its parts; see `Session`, where each of these is described.
+
+    Attributes:
+        closed: why it cannot be used any more; None while it can.
+        consistency: what reads and adds mean in its job.
+        control: the control segment.
+        incarnation: how many processes had this worker's number before, and died.
+        worker_id: this worker's number.
+    """
+
+    closed: str | None
+    consistency: ConsistencyMode
+    control: Control
+    incarnation: int
+    worker_id: int
+
+    @property
+    def barriers(self) -> int:
+        """The number of the last barrier that this worker has passed."""
+
+    @property
+    def node_lost(self) -> bool:
+        """Whether the node is gone."""
+
+    def node_error(self) -> NodeLostError:
+        """Returns the error for whoever waits after the node is gone."""
+
+    def live_workers(self) -> list[int]:
+        """Returns the workers that take part now."""
+
+    def wait_graph(self) -> WaitGraph:
+        """Returns who is there, how far each is, and what each waits for."""
+
+    def check_may_wait(self) -> None:
+        """Before anything that may wait for others."""
+
+    def start_deadline(self, timeout_seconds: float | None = None) -> Deadline:
+        """Begins the time of a call that may wait."""
+
+    def resume(self, code: int, again: Callable[[], int], deadline: Deadline | None, what: str) -> None:
+        """Takes an unfinished kernel call up again until it is done, or cannot be."""
+
+    def flush_until(self, deadline: Deadline) -> None:
+        """Waits until this worker's pending operations are done."""

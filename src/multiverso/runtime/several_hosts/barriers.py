@@ -1,0 +1,149 @@
+"""Barriers between hosts, on each of them: when its workers are all there, and have gone, and when they may go on.
+
+Before a host says so, what its workers have added is brought to the homes; before it lets them go, what the others
+have brought is taken. A *gathering* is the same without a wait: one host asks for what the others have not sent yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from multiverso import layout as at
+from multiverso.hosts.roster import Roster
+from multiverso.memory.words import load64
+from multiverso.runtime.job.control import Control
+from multiverso.runtime.job.worker_state import WorkerState
+from multiverso.runtime.several_hosts.carrier import Carrier
+from multiverso.runtime.several_hosts.moving import Mover, move_deadline
+from multiverso.shards.shard import Shard
+from multiverso.wire.messages import Message
+
+
+class HostBarriers:
+    """Owner: the node's thread; what moves values runs in the mover's.
+
+    Args:
+        roster: the job's hosts.
+        carrier: moves the values.
+        mover: the thread that has it do so.
+        joined: the tables that a worker may still want; of the mover's thread.
+        report: tells the coordinator, after what this host's workers have done so far.
+
+    Attributes:
+        comes_again: whether another process may come for a worker of this host that died.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        carrier: Carrier,
+        mover: Mover,
+        joined: set[int],
+        report: Callable[[Message], None],
+    ) -> None:
+        self.comes_again: Callable[[int], bool] = lambda worker_id: False
+        self._roster = roster
+        self._carrier = carrier
+        self._mover = mover
+        self._joined = joined
+        self._report = report
+        self._memory: Control | None = None
+        self._shards: Callable[[], Mapping[int, Shard]] = dict
+        # by worker of this host: the last barrier that it said it has reached
+        self._arrived: dict[int, int] = {}
+        self._released = self._settling = 0
+        self._gone = False
+        self._written: dict[int, int] = {}  # how often each synchronous table was overwritten here
+        self._overwritten = 0  # the last barrier at which what was written elsewhere was asked for
+
+    def begin(self, control: Control, shards: Callable[[], Mapping[int, Shard]]) -> None:
+        """The memory is there: the control segment, and the tables by number."""
+        self._memory = control
+        self._shards = shards
+
+    def begin_at(self, barrier: int) -> None:
+        """In a host that takes a lost one's place: the others have passed so many."""
+        self._released = self._settling = barrier
+        self._control.release(barrier)
+
+    # -- what this host's workers do -------------------------------------------------------------------------
+
+    def arrived(self, worker_id: int, barrier: int) -> None:
+        """A worker of this host is about to wait at a barrier."""
+        self._arrived[worker_id] = max(barrier, self._arrived.get(worker_id, 0))
+        self.look()
+
+    def replaced(self, worker_id: int) -> None:
+        """A new process takes the place of a worker of this host that died: it has reached no barrier yet."""
+        self._arrived.pop(worker_id, None)
+
+    def look(self) -> None:
+        """Looks whether all workers of this host have reached a barrier, or all have gone."""
+        workers = [w for w in map(self._control.worker, self._roster.local) if w.liveness != at.FREE]
+        live = [w for w in workers if w.is_live]
+        barrier = self._released + 1
+        reached = all(max(w.barrier, self._arrived.get(w.worker_id, 0)) >= barrier for w in live)
+        if live and reached and self._settling < barrier:
+            self._settling = barrier
+            self._mover.put(lambda: self._settle({"do": "settled", "barrier": barrier}))
+        ended = [w for w in workers if w.liveness == at.GONE or self._is_lost_for_good(w)]
+        if len(ended) == len(self._roster.local) and not self._gone:
+            self._gone = True
+            self._mover.put(lambda: self._settle({"do": "gone"}))
+
+    def _is_lost_for_good(self, worker: WorkerState) -> bool:
+        return worker.liveness == at.LOST and not self.comes_again(worker.worker_id)
+
+    # -- what the coordinator orders -------------------------------------------------------------------------
+
+    def take(self, order: Message) -> None:
+        """All hosts have settled: takes what the others have brought, and lets this host's workers go."""
+        barrier = int(order["barrier"])
+        written = {int(number): tuple(map(int, how)) for number, how in order["written"].items()}
+
+        def take() -> None:
+            if self._overwritten < barrier:
+                self._overwritten = barrier
+                self._carrier.overwrite(written)
+            self._carrier.take(move_deadline(), self._joined)
+
+        self._mover.do(take, lambda: self._release(barrier))
+
+    def bring(self, order: Message) -> None:
+        """Another host gathers what has not been sent yet."""
+        report = {"do": "brought", "host": order["host"], "number": order["number"]}
+        self._mover.put(lambda: self._settle(report))
+
+    def gathered(self, order: Message) -> None:
+        """All have brought what this host has asked for: takes it, and says so to its workers."""
+        number = int(order["number"])
+        self._mover.do(
+            lambda: self._carrier.take(move_deadline(), self._joined),
+            lambda: self._control.note_gathered(number),
+        )
+
+    # -- in the mover's thread -------------------------------------------------------------------------------
+
+    def _settle(self, report: Message) -> None:
+        self._carrier.settle(move_deadline(), self._joined)
+        if report["do"] == "settled":
+            report["written"] = self._newly_written()
+            report["turns"] = self._carrier.turns()
+        self._report(report)
+
+    def _newly_written(self) -> list[int]:
+        """The synchronous tables that workers of this host have overwritten since the last barrier."""
+        shards = self._shards()
+        now = {n: load64(s.base + at.WRITTEN) for n, s in shards.items() if s.consistency.in_rounds}
+        before, self._written = self._written, now
+        return [number for number, times in now.items() if times != before.get(number, 0)]
+
+    def _release(self, barrier: int) -> None:
+        self._released = barrier
+        self._control.release(barrier)
+        self.look()
+
+    @property
+    def _control(self) -> Control:
+        assert self._memory is not None
+        return self._memory

@@ -1,0 +1,183 @@
+"""Tables of a job on several hosts: how each, by its consistency, joins the exchange between hosts and leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from multiverso.hosts.exchange import Exchange
+from multiverso.hosts.roster import Roster
+from multiverso.runtime.job.control import Control
+from multiverso.runtime.several_hosts.carrier import Carrier
+from multiverso.runtime.several_hosts.clocks import Clocks, Lines
+from multiverso.runtime.several_hosts.mirror import write_progress
+from multiverso.runtime.several_hosts.moving import Mover, move_deadline
+from multiverso.runtime.several_hosts.round_follower import RoundFollower
+from multiverso.shards.shard import Shard
+from multiverso.wire.messages import Message
+
+
+class ExchangedTables:
+    """The `host_creation.Copies` of this host. Owner: `OtherHosts`; what it asks for is done by the thread that moves.
+
+    Args:
+        roster: the job's hosts.
+        carrier: moves the values.
+        mover: the thread that has it do so.
+        report: tells the coordinator, after what this host's workers have done so far.
+        tell: tells it at once.
+
+    Attributes:
+        exchange: how tables travel, once a worker has said so.
+        joined: the tables that a worker may still want; of the thread that moves.
+        remote_statistics: what workers of other hosts have done with each table, by its number and theirs.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        carrier: Carrier,
+        mover: Mover,
+        report: Callable[[Message], None],
+        tell: Callable[[Message], None],
+    ) -> None:
+        self.exchange = Exchange()
+        self.joined: set[int] = set()
+        self.remote_statistics: dict[int, dict[int, dict[str, float]]] = {}
+        self._roster = roster
+        self._carrier = carrier
+        self._mover = mover
+        self._report, self._tell = report, tell
+        self._attached: set[int] = set()  # those that the carrier knows; of the thread that moves
+        self._shards: Callable[[], Mapping[int, Shard]] = dict
+        self._control: Control | None = None
+        self._follower: RoundFollower | None = None  # once there is a synchronous table
+        self._clocks: Clocks | None = None  # once there is one with a bound
+
+    def begin(self, control: Control, shards: Callable[[], Mapping[int, Shard]]) -> None:
+        """The memory is there: the control segment, and the tables by number."""
+        self._control = control
+        self._shards = shards
+
+    def close(self) -> None:
+        """Ends what follows rounds and clocks; before the carrier is closed."""
+        if self._follower is not None:
+            self._follower.close()
+        if self._clocks is not None:
+            self._clocks.close()
+
+    def join(self) -> None:
+        """Waits for its end, once the carrier is closed and nothing is moved any more."""
+        self.close()  # a table that came to be meanwhile may have begun it
+        if self._clocks is not None:
+            self._clocks.join()
+
+    def report(self, message: Message) -> None:
+        """Tells the coordinator, after what this host's workers have done so far."""
+        self._report(message)
+
+    # -- a table's steps -------------------------------------------------------------------------------------
+
+    def attach(self, number: int, shard: Shard, then: Callable[[], None]) -> None:
+        """Lets a table join the exchange between hosts, then calls `then` in the node's thread."""
+
+        def join() -> None:
+            if shard.consistency.in_rounds:
+                self._join_rounds(number, shard)
+            else:
+                self._join_copies(number, shard)
+
+        self._mover.do(join, then)
+
+    def _join_rounds(self, number: int, shard: Shard) -> None:
+        control = self._memory.address
+        self._carrier.attach_rounds(number, shard, control, self._roster.local)
+        self._attached.add(number)
+        self.joined.add(number)
+        if self._follower is None:
+            self._follower = RoundFollower(control, self._carrier.follow_rounds, self._mover.broken)
+
+    def _join_copies(self, number: int, shard: Shard) -> None:
+        if shard.consistency.has_clocks and self._clocks is None:
+            self._clocks = self._new_clocks()  # others tell theirs as soon as this host is attached
+        how = self.exchange.of_table(shard.spec.wire, shard.spec.every)
+        rule = how.rule_of(np.dtype(shard.spec.dtype))
+        self._carrier.attach(
+            number, shard, wire=how.wire, every=how.every, rule=rule, control=self._memory.address
+        )
+        self._attached.add(number)
+        self.joined.add(number)
+        if shard.consistency.has_clocks and self._clocks is not None:
+            self._clocks.follow(number)
+
+    def push(self, number: int, then: Callable[[], None]) -> None:
+        """Brings what is in this host's copy to the homes, then calls `then` in the node's thread."""
+        self._mover.do(lambda: self._carrier.settle(move_deadline(), [number]), then)
+
+    def take(self, number: int, then: Callable[[], None]) -> None:
+        """Brings what the homes have into this host's copy, then calls `then` in the node's thread."""
+        self._mover.do(lambda: self._carrier.take(move_deadline(), [number]), then)
+
+    def after(self, then: Callable[[], None]) -> None:
+        """Calls `then` in the node's thread once all that was asked for before is done."""
+        self._mover.do(lambda: None, then)
+
+    def part(self, number: int, then: Callable[[], None]) -> None:
+        """From here on nobody on this host waits for a table's values to travel; then calls `then`, as above."""
+        self._mover.do(lambda: self.joined.discard(number), then)
+
+    def detach(self, number: int, then: Callable[[], None]) -> None:
+        """Ends a table's part in the exchange, then calls `then` in the node's thread."""
+
+        def part() -> None:
+            if self._clocks is not None:
+                self._clocks.forget(number)
+            if number in self._attached:
+                self.joined.discard(number)
+                self._attached.remove(number)
+                self._carrier.detach(number)
+            self.remote_statistics.pop(number, None)
+
+        self._mover.do(part, then)
+
+    # -- what other hosts' workers do with them --------------------------------------------------------------
+
+    def hear_clocks(self, tables: Message) -> None:
+        """Other hosts' workers have ticked: shown once what they added before is in this host's copies."""
+        if self._clocks is not None:
+            self._clocks.hear(_lines(tables))
+
+    def show_progress(self, tables: Message) -> None:
+        """Shows how far other hosts' workers are, whose adds up to there are in this host's copies."""
+        shards = self._shards()
+        for number, lines in _lines(tables).items():
+            if number in shards:
+                write_progress(shards[number], lines)
+
+    def note_statistics(self, tables: Message) -> None:
+        """Other hosts have told what their workers have done."""
+        for number, lines in tables.items():
+            self.remote_statistics.setdefault(int(number), {}).update(
+                {int(worker): line for worker, line in lines.items()}
+            )
+
+    @property
+    def _memory(self) -> Control:
+        assert self._control is not None
+        return self._control
+
+    def _new_clocks(self) -> Clocks:
+        return Clocks(
+            self._memory.address,
+            self._roster.local,
+            self._shards,
+            lambda tables: self._mover.again(lambda: self._carrier.settle(move_deadline(), tables)),
+            lambda tables: self._mover.again(lambda: self._carrier.take(move_deadline(), tables)),
+            lambda lines: self._tell({"do": "clocks", "tables": lines}),
+            self._mover.broken,
+        )
+
+
+def _lines(tables: Message) -> Lines:
+    return {int(n): {int(worker): line for worker, line in lines.items()} for n, lines in tables.items()}

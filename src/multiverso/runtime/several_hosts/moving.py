@@ -1,0 +1,110 @@
+"""The node's thread that moves tables' values between hosts: one task after another, again where a host was lost."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from multiverso.deadline import Deadline
+from multiverso.errors import MultiversoError
+from multiverso.runtime.job.control import Control
+from multiverso.runtime.several_hosts.order import Order
+
+_MOVE_SECONDS = 1800.0
+_JOIN_SECONDS = 10.0
+
+
+class Mover:
+    """Any thread may call it. Owner: `OtherHosts`.
+
+    Args:
+        post: hands an order, or something to call, to the node's thread.
+        closing: set once everything ends.
+    """
+
+    def __init__(self, post: Callable[[Order], None], closing: threading.Event) -> None:
+        self._post = post
+        self._closing = closing
+        self._control: Control | None = None
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._regroups = 0  # how often the hosts that are left have given out new homes
+        self._regrouping = False  # and whether they are about to
+        self._thread = threading.Thread(target=self._move, name="multiverso-hosts-move", daemon=True)
+
+    def begin(self, control: Control) -> None:
+        """Begins with what was asked for."""
+        self._control = control
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread, after ``closing`` was set. What it waits for has to end, too."""
+        self._tasks.put(None)
+
+    def join(self) -> None:
+        """Waits for its end, for ten seconds at most."""
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_SECONDS)
+
+    def put(self, task: Callable[[], None]) -> None:
+        """Queues a task, after all that was asked for before."""
+        self._tasks.put(task)
+
+    def do(self, action: Callable[[], None], then: Callable[[], None]) -> None:
+        """Queues a task, as above, after which ``then`` is called in the node's thread."""
+
+        def task() -> None:
+            action()
+            self._post(then)
+
+        self._tasks.put(task)
+
+    def again(self, action: Callable[[], None]) -> None:
+        """Does something in the caller's thread; once more, where a host was lost and the others go on without it."""
+        while True:
+            regroups = self._regroups
+            try:
+                return action()
+            except MultiversoError:
+                if self._closing.is_set() or not self._goes_on(regroups):
+                    raise
+
+    def broken(self, error: Exception) -> None:
+        """Reports that values cannot be moved any more: the node ends."""
+        self._post({"do": "broken", "why": f"{type(error).__name__}: {error}"})
+
+    @contextmanager
+    def regrouping(self) -> Iterator[None]:
+        """While a lost host's tables get new homes: whoever waits for it gets an error before this is over."""
+        self._regrouping = True
+        yield
+        self._regroups += 1
+        self._regrouping = False
+
+    def _goes_on(self, regroups: int) -> bool:
+        """Whether the hosts that are left have new homes since, or get them soon."""
+        assert self._control is not None
+        end = Deadline.after(_JOIN_SECONDS)
+        while self._control.continues and self._regroups == regroups and (self._regrouping or not end.passed):
+            if self._closing.wait(0.01):
+                return False
+        return self._regroups != regroups
+
+    def _move(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            while not self._closing.is_set():
+                regroups = self._regroups
+                try:
+                    task()
+                    break
+                except Exception as error:
+                    if self._closing.is_set() or self._goes_on(regroups):
+                        continue  # a host was lost meanwhile: once more, without it
+                    self.broken(error)
+                    break
+
+
+def move_deadline() -> Deadline:
+    """Returns until when values have to have moved."""
+    return Deadline.after(_MOVE_SECONDS)

@@ -1,0 +1,238 @@
+"""This host's part in a job on several: what joins its node to the coordinator and to the other nodes.
+
+Three threads beside the node's: one tells what this host's workers do (`telling`), one moves tables' values, one after
+another (`moving`), and one receives the coordinator's orders (`hosts.control_connections`). What they find out reaches
+the node's thread as orders.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from multiverso.errors import StartupError
+from multiverso.hosts.control_connections import Centre, Outpost, credentials_of
+from multiverso.hosts.exchange import Exchange
+from multiverso.hosts.mail import Mail
+from multiverso.hosts.roster import Roster
+from multiverso.hosts.stream import Body
+from multiverso.hosts.transport import MAIL, Listener
+from multiverso.memory.segment import Segment
+from multiverso.node_log import log
+from multiverso.runtime.job.control import Control
+from multiverso.runtime.several_hosts.barriers import HostBarriers
+from multiverso.runtime.several_hosts.carrier import Carrier
+from multiverso.runtime.several_hosts.exchanged_tables import ExchangedTables
+from multiverso.runtime.several_hosts.mirror import write_line
+from multiverso.runtime.several_hosts.moving import Mover
+from multiverso.runtime.several_hosts.order import Order
+from multiverso.runtime.several_hosts.reductions import Reductions
+from multiverso.runtime.several_hosts.telling import Teller
+from multiverso.shards.shard import Shard
+from multiverso.wire.messages import Message
+
+
+class OtherHosts:
+    """Owner: the node; ``close`` ends it.
+
+    Args:
+        roster: the job's hosts.
+        carrier: moves the values; closed with this.
+        listener: where the coordinator listens, on its own host.
+        post: hands an order, or something to call, to the node's thread; from any thread.
+
+    Attributes:
+        over: set when all workers of all hosts have gone, so that nobody needs this host's copies any more.
+        teller: tells the coordinator what this host's workers do.
+        tables: which of them travel, and how.
+        barriers: who has reached which.
+        reductions: arrays that workers of all hosts reduce, once the memory is there.
+    """
+
+    def __init__(
+        self, roster: Roster, carrier: Carrier, listener: Listener | None, post: Callable[[Order], None]
+    ) -> None:
+        self.roster = roster
+        self.over = threading.Event()
+        self.reductions: Reductions | None = None
+        self._carrier = carrier
+        self._post = post
+        self._control: Control | None = None
+        self._closing = threading.Event()
+        self._lost: set[int] = set()
+        self._addresses: dict[int, tuple[str, int]] = {}
+        self._mail = Mail(
+            roster.host, roster.hosts, credentials_of(roster), self._addresses.get, self._deliver
+        )
+        carrier.answer(MAIL, self._mail.offer)
+        self.teller = Teller(roster, self._tell, self._closing)
+        self._mover = Mover(post, self._closing)
+        self.tables = ExchangedTables(roster, carrier, self._mover, self.teller.report, self._tell)
+        self.barriers = HostBarriers(roster, carrier, self._mover, self.tables.joined, self.teller.report)
+        try:
+            self._centre = self._meet(listener)
+        except BaseException:
+            carrier.close()
+            raise
+
+    def _meet(self, listener: Listener | None) -> Centre | Outpost:
+        """Begins to listen for the other hosts, and to talk with the coordinator."""
+        roster = self.roster
+        address = self._carrier.listen()
+        if roster.addresses:  # it listens at all of its addresses; this is the one that others know
+            address = (roster.addresses[roster.host], address[1])
+        if not roster.leads:
+            return Outpost(roster, address, self._post)
+        if listener is None:
+            raise StartupError("the job's first host needs to listen for the others")
+        centre = Centre(roster, listener, self._post)
+        centre.report({"do": "hello", "address": list(address)})
+        return centre
+
+    def _tell(self, message: Message) -> None:
+        self._centre.report(message)
+
+    def begin(
+        self,
+        control: Control,
+        shards: Callable[[], Mapping[int, Shard]],
+        memory: Callable[[str], Segment | None],
+    ) -> None:
+        """The memory is there: from here on this host's workers are told of, and remote ones shown in it.
+
+        Args:
+            control: the control segment.
+            shards: returns the tables by number; called by any thread.
+            memory: returns what this host's workers share under a name; called by any thread.
+        """
+        self._control = control
+        self.reductions = Reductions(self.roster, control, self._mail, memory)
+        self.tables.begin(control, shards)
+        self.barriers.begin(control, shards)
+        self._mover.begin(control)
+        self.teller.begin(control, shards)
+
+    @property
+    def needed(self) -> bool:
+        """Whether another host may need this one: not where one has never come, and so no worker's `init` returned."""
+        return self._centre.all_came
+
+    def close(self) -> None:
+        """Ends everything. The other hosts take it for a loss unless the job is over."""
+        self._closing.set()
+        self._mover.close()
+        self._mail.close()
+        if self.reductions is not None:
+            self.reductions.close()
+        self.tables.close()
+        self._carrier.close()
+        self._centre.close()
+        self._mover.join()
+        self.tables.join()
+        self.teller.join()
+
+    @property
+    def control(self) -> Control:
+        """The control segment."""
+        assert self._control is not None
+        return self._control
+
+    def report(self, message: Message) -> None:
+        """Tells the coordinator something, after what this host's workers have done so far."""
+        self.teller.report(message)
+
+    def _deliver(self, host: int, message: Body) -> None:
+        """Takes another node's message, also from a host that has begun before this one's workers have."""
+        if self.reductions is not None:
+            self.reductions.arrived(host, message)
+
+    # -- what the node's thread does -------------------------------------------------------------------------
+
+    def obey(self, order: Message) -> list[int]:
+        """Does what the coordinator says of hosts, workers and barriers; returns workers that came, left or died."""
+        do = order["do"]
+        if do == "workers":
+            return [line[0] for line in order["workers"] if write_line(self.control, line, order["now"])]
+        if do == "peers":
+            for peer in range(self.roster.host):
+                self._connect(peer, order["addresses"][peer])
+        elif do == "lost":
+            self._lose(int(order["host"]), order["why"])
+        elif do == "joined":
+            self._let_in(int(order["host"]), order["address"])
+        elif do == "take":
+            self.barriers.take(order)
+        elif do == "bring":
+            self.barriers.bring(order)
+        elif do == "gathered":
+            self.barriers.gathered(order)
+        elif do == "statistics":
+            self.tables.note_statistics(order["tables"])
+        elif do == "progress":
+            self.tables.show_progress(order["tables"])
+        elif do == "clocks":
+            self.tables.hear_clocks(order["tables"])
+        elif do == "over":
+            self.over.set()
+        return []
+
+    def _lose(self, host: int, why: str) -> None:
+        self._lost.add(host)
+        if any(self.control.worker(i).is_live for i in self.roster.workers_of(host)):
+            log(f"{self.roster.names[host]} is lost: {why}")
+        if self.control.continues:
+            with self._mover.regrouping():
+                self._carrier.regroup([h for h in range(self.roster.hosts) if h not in self._lost])
+        else:
+            self._carrier.lost(host)
+
+    def _let_in(self, host: int, address: list[Any]) -> None:
+        self._lost.discard(host)
+        self._carrier.joined(host)
+        if host < self.roster.host:
+            self._connect(host, address)
+        else:
+            self._note_address(host, address)
+
+    def welcome(self, order: Message) -> None:
+        """This host takes a lost one's place: who is there, where, and what they have done together so far."""
+        self.tables.exchange = Exchange.from_message(order["options"]["exchange"])
+        self._lost = {int(host) for host in order["lost"]}
+        self._carrier.begin_anew(order["lives"], self._lost)
+        for line in order["workers"]:
+            write_line(self.control, line, None)
+        self.barriers.begin_at(int(order["released"]))
+        for peer in set(range(self.roster.host)) - self._lost:
+            self._connect(peer, order["addresses"][peer])
+
+    def _connect(self, peer: int, address: list[Any]) -> None:
+        """Of two hosts the higher one connects."""
+        self._mover.put(functools.partial(self._carrier.connect, peer, self._note_address(peer, address)))
+
+    def _note_address(self, peer: int, address: list[Any]) -> tuple[str, int]:
+        name, port = address
+        self._addresses[peer] = to = (str(name), int(port))
+        return to
+
+    # -- what is known of the other hosts --------------------------------------------------------------------
+
+    def links(self) -> list[dict[str, Any]]:
+        """Returns what went to and came from each other host with the tables' values, for `multiverso top`."""
+        counted = self._carrier.statistics()["peers"]
+        return [
+            {
+                "host": self.roster.names[peer],
+                "state": "lost" if peer in self._lost else "connected" if link["connected"] else "cut",
+                "connections": link["connections"],
+                "bytes_sent": link["bytes_sent"],
+                "bytes_received": link["bytes_received"],
+            }
+            for peer, link in sorted(counted.items())
+        ]
+
+    @property
+    def lost_hosts(self) -> list[str]:
+        """The names of the hosts that are lost."""
+        return [self.roster.names[host] for host in sorted(self._lost)]

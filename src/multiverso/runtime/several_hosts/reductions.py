@@ -1,0 +1,182 @@
+"""What a node does for an all_reduce of the workers of several hosts.
+
+Its workers put their parts side by side into memory of this host and say so; a thread here combines them, exchanges
+the result with the other nodes, and says in that memory which pieces are done. What decides is `hosts.combining`.
+
+The memory has a line of words, which the node alone writes, and then for each of the pieces that may be under way a
+slot for each worker of this host and one for the result. Small arrays have memory of their own, as most jobs reduce
+nothing else.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from multiverso.errors import MultiversoError, ShapeMismatchError, StartupError
+from multiverso.hosts.combining import COMBINE, PIECE_BYTES, PIECES, SMALL_BYTES, Array, Combining, Piece
+from multiverso.hosts.mail import Mail
+from multiverso.hosts.roster import Roster
+from multiverso.hosts.stream import Body
+from multiverso.memory.segment import Segment
+from multiverso.memory.words import load64, store64
+from multiverso.node_log import log
+from multiverso.records import Record
+from multiverso.runtime.job.control import Control
+from multiverso.spec import DTYPES
+from multiverso.wire.messages import Message
+
+SMALL_NAME, LARGE_NAME = "multiverso-reduce-hosts-small", "multiverso-reduce-hosts"
+
+LINE = Record(128)
+DONE = LINE.int64("done")  # the last piece whose result is here
+MISSING = LINE.int64("missing")  # the workers that the next one waits for, a bit each
+FAILED = LINE.int64("failed")  # why no other piece will be done: one of the below
+DIFFERENT, BROKEN = 1, 2
+
+_JOIN_SECONDS = 10.0
+
+
+def slots_at(small: bool, number: int, workers: int) -> tuple[int, int]:
+    """Returns where a piece's slots begin, and how many bytes each has; the last one is the result's."""
+    stride = SMALL_BYTES if small else PIECE_BYTES
+    return (LINE.size if small else 0) + number % PIECES * (workers + 1) * stride, stride
+
+
+def memory_bytes(small: bool, workers: int) -> int:
+    """Returns how large the memory is."""
+    begin, stride = slots_at(small, PIECES - 1, workers)
+    return begin + (workers + 1) * stride
+
+
+class Reductions:
+    """Owner: the node, which calls `close`; `told` and `arrived` may be called by any thread.
+
+    Args:
+        roster: the job's hosts.
+        control: the job's control segment.
+        mail: the way to the other nodes.
+        memory: returns what workers share under a name, all of it mapped; None if nobody has asked for it.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        control: Control,
+        mail: Mail,
+        memory: Callable[[str], Segment | None],
+    ) -> None:
+        self._roster, self._control, self._mail, self._memory = roster, control, mail, memory
+        self._local = list(roster.local)
+        self._combining = Combining(roster.host, list(range(roster.hosts)), mail.send, mail.free)
+        self._told: dict[int, dict[int, tuple[Any, ...]]] = {}
+        self._segments: dict[str, Segment] = {}
+        self._done = 0
+        self._events: queue.SimpleQueue[Callable[[], list[int]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="multiverso-reductions", daemon=True)
+        self._thread.start()
+
+    def told(self, worker: int, request: Message) -> None:
+        """A worker of this host has put its part of a piece into its slot.
+
+        Raises:
+            StartupError: that is not a piece.
+        """
+        number, nbytes, dtype = int(request["number"]), int(request["nbytes"]), str(request["dtype"])
+        operation = str(request["operation"])
+        if dtype not in DTYPES or operation not in COMBINE or not 0 < nbytes <= PIECE_BYTES or number < 1:
+            raise StartupError("that is not a piece of a reduction")
+        said = (int(request["signature"]), operation, dtype, nbytes)
+        self._mail.open()
+        self._events.put(lambda: self._note(worker, number, said))
+
+    def arrived(self, host: int, message: Body) -> None:
+        """Another node says something."""
+        self._events.put(lambda: self._combining.arrived(host, message))
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._events.put(None)
+        self._thread.join(_JOIN_SECONDS)
+
+    # -- the thread ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        failed = 0
+        while (event := self._events.get()) is not None:
+            if failed:
+                self._fail(failed)  # for whoever has come since
+                continue
+            try:
+                for number in event():
+                    self._done = number
+                    del self._told[number]
+                self._show()
+            except ShapeMismatchError:
+                failed = DIFFERENT
+                self._fail(failed)
+            except (MultiversoError, ValueError, TypeError, OSError) as error:
+                failed = BROKEN
+                log(f"nothing more can be reduced between the hosts: {error}")
+                self._fail(failed)
+
+    def _note(self, worker: int, number: int, said: tuple[Any, ...]) -> list[int]:
+        if number <= self._done:
+            return []  # it was interrupted after it had told, and tells again
+        told = self._told.setdefault(number, {})
+        if worker in told:
+            return []
+        told[worker] = said
+        if len(told) < len(self._local):
+            return []
+        if len(set(told.values())) > 1:
+            raise ShapeMismatchError("the workers of this host do not reduce the same things")
+        signature, operation, dtype, nbytes = said
+        piece = Piece(number, signature, operation, np.dtype(dtype), nbytes)
+        slots = [self._slot(piece, i) for i in range(len(self._local) + 1)]
+        own = slots[0] if len(slots) == 2 else COMBINE[operation](slots[0], slots[1])
+        for other in slots[2:-1]:
+            COMBINE[operation](own, other, out=own)
+        return self._combining.begin(piece, own, slots[-1])
+
+    def _slot(self, piece: Piece, index: int) -> Array:
+        small = piece.nbytes <= SMALL_BYTES
+        begin, stride = slots_at(small, piece.number, len(self._local))
+        segment = self._segment(SMALL_NAME if small else LARGE_NAME)
+        return segment.array(begin + index * stride, piece.nbytes, np.uint8).view(piece.dtype)
+
+    def _segment(self, name: str) -> Segment:
+        if name not in self._segments:
+            segment = self._memory(name)
+            if segment is None:
+                raise MultiversoError(f"nobody shares memory by the name {name}")
+            self._segments[name] = segment
+        return self._segments[name]
+
+    def _show(self) -> None:
+        """Publishes in shared memory how far the reductions are, and wakes whoever waits for that."""
+        if not self._told and SMALL_NAME not in self._segments:
+            return  # only other hosts have begun
+        number = self._done + 1
+        told = self._told.get(number, {})
+        missing = set(self._local) - set(told)
+        for host in self._combining.missing(number):
+            missing |= set(self._roster.workers_of(host))
+        mask = sum(1 << worker for worker in missing)
+        line = self._segment(SMALL_NAME).address
+        before = load64(line + DONE)
+        store64(line + MISSING, mask - (1 << 64) if mask >> 63 else mask)
+        store64(line + DONE, self._done)
+        if self._done != before:
+            self._control.notify()
+
+    def _fail(self, why: int) -> None:
+        segment = self._segments.get(SMALL_NAME) or self._memory(SMALL_NAME)
+        if segment is not None:
+            self._segments[SMALL_NAME] = segment
+            store64(segment.address + FAILED, why)
+            self._control.notify()

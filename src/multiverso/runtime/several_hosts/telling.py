@@ -1,0 +1,103 @@
+"""What a node tells the coordinator of its workers: twenty times a second, and at once where somebody waits for it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from multiverso.hosts.roster import Roster
+from multiverso.runtime.job.control import Control
+from multiverso.runtime.several_hosts.mirror import Line, read_lines, read_progress
+from multiverso.shards.shard import Shard
+from multiverso.wire.messages import Message
+
+_LOOK_SECONDS = 0.05
+_STATISTICS_EVERY = 10  # looks
+_JOIN_SECONDS = 10.0
+
+
+class Teller:
+    """A thread that looks at this host's workers. Any thread may call it. Owner: `OtherHosts`.
+
+    Args:
+        roster: the job's hosts.
+        report: brings a report to the coordinator.
+        closing: set once everything ends.
+    """
+
+    def __init__(self, roster: Roster, report: Callable[[Message], None], closing: threading.Event) -> None:
+        self._roster = roster
+        self._report = report
+        self._closing = closing
+        self._control: Control | None = None
+        self._shards: Callable[[], Mapping[int, Shard]] = dict
+        self._telling = threading.Lock()
+        self._told: dict[int, Line] = {}
+        self._told_of: dict[int, dict[int, list[int]]] = {}
+        self._thread = threading.Thread(target=self._tell, name="multiverso-hosts-report", daemon=True)
+
+    def begin(self, control: Control, shards: Callable[[], Mapping[int, Shard]]) -> None:
+        """Begins to look at the workers in the control segment, and at the tables by number."""
+        self._control = control
+        self._shards = shards
+        self._thread.start()
+
+    def join(self) -> None:
+        """Waits for its end, for ten seconds at most, once ``closing`` is set."""
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_SECONDS)
+
+    def report(self, message: Message) -> None:
+        """Tells the coordinator something, after what this host's workers have done so far."""
+        with self._telling:
+            self._tell_changes()
+            self._report(message)
+
+    def tell_now(self) -> None:
+        """Tells what this host's workers do, without waiting for the next regular look."""
+        with self._telling:
+            self._tell_changes()
+
+    def _tell(self) -> None:
+        told: dict[str, dict[str, dict[str, float]]] = {}
+        for look in itertools.count():
+            if self._closing.wait(_LOOK_SECONDS):
+                return
+            self.tell_now()
+            if look % _STATISTICS_EVERY == 0:
+                found = self._statistics()
+                if found != told:
+                    told = found
+                    self._report({"do": "statistics", "tables": found})
+
+    def _statistics(self) -> dict[str, dict[str, dict[str, float]]]:
+        return {
+            str(number): {str(i): shard.statistics(i) for i in self._roster.local}
+            for number, shard in self._shards().items()
+        }
+
+    def _tell_changes(self) -> None:
+        if self._control is None:
+            return
+        now = time.monotonic_ns()
+        lines = {line[0]: line for line in read_lines(self._control, self._roster.local)}
+        changed = [line for worker_id, line in lines.items() if self._told.get(worker_id) != line]
+        lines_of_tables = self._progress()
+        if lines_of_tables:
+            self._report({"do": "progress", "tables": lines_of_tables})
+        if changed:
+            self._told = lines
+            self._report({"do": "workers", "workers": changed, "now": now})
+
+    def _progress(self) -> dict[int, dict[int, list[int]]]:
+        """How far this host's workers are in the rounds and clocks of tables, where that has changed."""
+        found = {
+            number: read_progress(shard, self._roster.local)
+            for number, shard in self._shards().items()
+            if shard.consistency.in_rounds
+        }
+        changed = {number: lines for number, lines in found.items() if lines != self._told_of.get(number)}
+        self._told_of = found
+        return changed
