@@ -301,21 +301,21 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def warm() -> Iterator[Any]:
     """An interpreter from which programs of ours are forked that are not about how a program starts."""
+    from frameworks import PROGRAMS
     from warm import Warm
 
-    modules = ["multiverso.cli.main", "multiverso.launch.local", "llvmlite.binding"]
-    with Warm(*modules, "platoon.channel", "platoon.param_sync", forks=True) as made:
+    with Warm(*PROGRAMS, "multiverso.cli.main", "platoon.channel", "platoon.param_sync", forks=True) as made:
         yield made
 
 
 @pytest.fixture(scope="session")
 def warm_torch() -> Iterator[Any]:
     """The same, which has imported PyTorch and scikit-learn, too."""
-    from frameworks import TORCH
+    from frameworks import PROGRAMS, TORCH
     from warm import Warm
 
-    modules = ["multiverso.cli.main", "multiverso.launch.local", "multiverso.torch", "sklearn.datasets"]
-    with Warm(*TORCH, *modules, "platoon.launcher", "platoon.param_sync", "platoon.ops", forks=True) as made:
+    modules = [*TORCH, *PROGRAMS, "multiverso.cli.main", "multiverso.torch", "sklearn.datasets"]
+    with Warm(*modules, "platoon.launcher", "platoon.param_sync", "platoon.ops", forks=True) as made:
         yield made
 
 

@@ -189,13 +189,11 @@ def test_every_variable_of_the_environment_is_documented() -> None:
 
 
 def test_the_command_line_page_has_every_command_and_option() -> None:
-    import typer
-
     from multiverso.cli.main import app
 
     page = (ROOT / "docs/reference/cli.md").read_text()
     sections = {part.split("\n")[0]: part for part in page.split("\n## multiverso ")[1:]}
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = app.commands
     assert set(sections) == set(commands)
     for name, command in commands.items():
         shown = [o for o in command.params if o.param_type_name == "option" and not o.hidden]

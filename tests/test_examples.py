@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from frameworks import PROGRAMS
 from warm import Warm
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,8 +24,7 @@ LAST_LINE = r"workers={} accuracy=(0\.9\d\d) seconds=\d+\.\d\d exchanges_per_sec
 @pytest.fixture(scope="module")
 def warm() -> Iterator[Warm]:
     """Has imported what the example does: for runs that are about what it learns, and not about how it starts."""
-    modules = ("sklearn.datasets", "multiverso.cli.main", "multiverso.launch.local", "llvmlite.binding")
-    with Warm(*modules, forks=True) as made:
+    with Warm(*PROGRAMS, "multiverso.cli.main", "sklearn.datasets", forks=True) as made:
         yield made
 
 

@@ -64,12 +64,12 @@ class Environment(dict):
     def get(self, name, default=None): read.append(name); return super().get(name, default)
 import numpy, numba  # what these read is theirs
 os.environ = Environment(os.environ)
-import multiverso
+from multiverso import *
 ours = ("MULTIVERSO", "OMPI", "PMI", "SLURM", "TORCHELASTIC")
 assert [name for name in read if name.startswith(ours)] == [], read
 assert threading.active_count() == 1
 assert open(f"/proc/self/task/{os.getpid()}/children").read() == ""
-heavy = {"torch", "keras", "jax", "theano", "pytensor", "mpi4py", "sklearn", "zmq", "typer", "rich"}
+heavy = {"torch", "keras", "jax", "theano", "pytensor", "mpi4py", "sklearn", "zmq", "click", "rich"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
     result = start(sys.executable, "-W", "error", "-c", probe)

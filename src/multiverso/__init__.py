@@ -3,44 +3,43 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-from multiverso import errors, rules, updaters
-from multiverso.api import (
-    barrier,
-    batches,
-    incarnation,
-    init,
-    is_master_worker,
-    live_workers,
-    load,
-    log,
-    num_workers,
-    save,
-    server_id,
-    shard,
-    shutdown,
-    stats,
-    worker_id,
-    workers_num,
-)
-from multiverso.runtime.discovery.restarts import restarts
-from multiverso.runtime.session.current import current
-from multiverso.tables import (
-    ArrayTableHandler,
-    Counter,
-    Eviction,
-    KeyedTable,
-    MatrixTableHandler,
-    ReadOnlyKeyedTable,
-    ReadOnlyTable,
-    TableHandler,
-    attach_read_only,
-)
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from multiverso import errors, rules, updaters
+    from multiverso.api import (
+        barrier,
+        batches,
+        incarnation,
+        init,
+        is_master_worker,
+        live_workers,
+        load,
+        log,
+        num_workers,
+        save,
+        server_id,
+        shard,
+        shutdown,
+        stats,
+        worker_id,
+        workers_num,
+    )
     from multiverso.checkpoints.checkpoint import Checkpoint, checkpoint
     from multiverso.launch.function import run
+    from multiverso.runtime.session.current import current
+    from multiverso.runtime.discovery.restarts import restarts
+    from multiverso.tables import (
+        ArrayTableHandler,
+        Counter,
+        Eviction,
+        KeyedTable,
+        MatrixTableHandler,
+        ReadOnlyKeyedTable,
+        ReadOnlyTable,
+        TableHandler,
+        attach_read_only,
+    )
 
 __version__ = "1.0.0.dev0"
 
@@ -80,19 +79,33 @@ __all__ = [
     "workers_num",
 ]
 
-# Imported when it is first used: most workers start no others, and each pays for what it imports.
-_LATER = {
-    "Checkpoint": "multiverso.checkpoints.checkpoint",
-    "checkpoint": "multiverso.checkpoints.checkpoint",
-    "run": "multiverso.launch.function",
+# Imported when it is first used: the command line, the launcher and the node import this package and no table.
+_MODULES = {
+    "multiverso.api": (
+        "barrier batches incarnation init is_master_worker live_workers load log num_workers save server_id shard "
+        "shutdown stats worker_id workers_num"
+    ),
+    "multiverso.checkpoints.checkpoint": "Checkpoint checkpoint",
+    "multiverso.launch.function": "run",
+    "multiverso.runtime.session.current": "current",
+    "multiverso.runtime.discovery.restarts": "restarts",
+    "multiverso.tables": (
+        "ArrayTableHandler Counter Eviction KeyedTable MatrixTableHandler ReadOnlyKeyedTable ReadOnlyTable "
+        "TableHandler attach_read_only"
+    ),
 }
+_LATER = {name: module for module, names in _MODULES.items() for name in names.split()}
+_PARTS = ("errors", "rules", "updaters")
 
+if not TYPE_CHECKING:  # which would take any name for one of ours
 
-def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
-    return value
+    def __getattr__(name):
+        if name in _PARTS:
+            return importlib.import_module(f"multiverso.{name}")
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
+        return value
 
 
 def __dir__() -> list[str]:

@@ -375,8 +375,12 @@ def test_importing_loads_no_framework_and_no_numba_and_starts_nothing() -> None:
 import os, sys, threading
 os.environ.clear()
 before = set(os.listdir("/proc/self/fd"))
-import multiverso
-heavy = {"numba", "llvmlite", "torch", "keras", "jax", "theano", "pytensor", "mpi4py", "typer", "rich", "zmq"}
+import multiverso.cli.main
+assert not {"numpy", "multiverso.api", "multiverso.launch.local"} & set(sys.modules)  # to say its version
+import multiverso.launch.local
+assert not {"multiverso.tables", "multiverso.runtime.several_hosts.other_hosts", "multiverso.hosts.fabric"} & set(sys.modules)
+from multiverso import *
+heavy = {"numba", "llvmlite", "torch", "keras", "jax", "theano", "pytensor", "mpi4py", "rich", "zmq"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 assert threading.active_count() == 1
 assert set(os.listdir("/proc/self/fd")) == before

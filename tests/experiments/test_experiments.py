@@ -16,7 +16,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from frameworks import TORCH
+from frameworks import PROGRAMS, TORCH
 from warm import Warm
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -29,13 +29,7 @@ pytestmark = pytest.mark.timeout(600)  # several processes, each of which import
 @pytest.fixture(scope="module")
 def start() -> Iterator[Callable[..., str]]:
     """Runs a program and returns what it said; all, and their workers, are forked from one that has imported torch."""
-    modules = (
-        *TORCH,
-        "sklearn.datasets",
-        "matplotlib.pyplot",
-        "multiverso.torch",
-        "multiverso.launch.local",
-    )
+    modules = (*TORCH, *PROGRAMS, "sklearn.datasets", "matplotlib.pyplot", "multiverso.torch")
     with Warm(*modules, forks=True) as warm:
         yield functools.partial(_start, warm)
 

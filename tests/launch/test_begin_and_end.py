@@ -13,7 +13,7 @@ from launch_support import SECONDS, Running, command, environ, multiverso, scrip
 MOMENTS = {
     "its first import": ("import", "multiverso.cli"),
     "numpy": ("import", "numpy"),
-    "the command line": ("import", "typer"),
+    "the command line": ("import", "click"),
     "its options": ("import", "multiverso.launch.local"),
     "the node's socket": ("socket.bind", ""),
     "the guard": ("subprocess.Popen", "_guard.py"),

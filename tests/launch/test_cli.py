@@ -298,10 +298,16 @@ def test_version_and_unknown_commands(tmp_path: Path) -> None:
         [sys.executable, "-m", "multiverso", "run", "-h"], capture_output=True, text=True, timeout=SECONDS
     )
     assert "--on-failure" in package.stdout
-    # a shell as its parent: completion asks which one it is
-    shell = ["bash", "-c", f"{sys.executable} -m multiverso --show-completion; exit $?"]
-    shown = subprocess.run(shell, capture_output=True, text=True, timeout=SECONDS)
-    assert "_MULTIVERSO_COMPLETE" in shown.stdout
+    assert multiverso("completion", SHELL="/bin/zsh").stdout.startswith("#compdef multiverso")
+    asked = {
+        "_MULTIVERSO_COMPLETE": "bash_complete",
+        "COMP_WORDS": "multiverso run --on-f",
+        "COMP_CWORD": "2",
+    }
+    assert multiverso(**asked).stdout == "plain,--on-failure\n"
+    assert "_MULTIVERSO_COMPLETE" in multiverso("completion", "bash").stdout
+    refused = multiverso("completion", SHELL="/bin/tcsh")
+    assert (refused.returncode, "there is none for tcsh" in refused.stderr) == (2, True)
     forgot = multiverso(script(tmp_path, ""), "-n", "4", COLUMNS="300")
     assert forgot.returncode == 2
     assert f"multiverso run -n 4 {tmp_path}/job.py" in forgot.stderr

@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+# What a program or a worker of ours imports at the latest when it is at work.
+PROGRAMS = (
+    "multiverso.api",
+    "multiverso.rules",
+    "multiverso.launch.function",
+    "multiverso.launch.local",
+    "multiverso.launch.rehearsing",
+    "multiverso.runtime.several_hosts.other_hosts",
+    "llvmlite.binding",
+)
 # With what most files of tests import: a function of one is found there, by importing it.
-OURS = ("multiverso", "multiverso.launch.local", "llvmlite.binding", "pytest")
+OURS = (*PROGRAMS, "pytest")
 
 
 @dataclass(frozen=True)

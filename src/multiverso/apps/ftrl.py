@@ -14,16 +14,16 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
+import click
 import numpy as np
 import numpy.typing as npt
-import typer
 
 import multiverso as mv
 from multiverso.apps import pieces, svmlight
 from multiverso.apps.svmlight import Samples
-from multiverso.apps.work import Work, once, start
+from multiverso.apps.work import SHOWN, Work, once, start
 from multiverso.files import write_whole
 
 Array = npt.NDArray[Any]
@@ -150,20 +150,37 @@ def draw(path: Path, curve: Array) -> None:
     figure.savefig(path, dpi=120)
 
 
+@click.command(context_settings=SHOWN)
+@click.argument("source", type=click.Path(path_type=Path))
+@click.option("--test", "test_file", type=click.Path(path_type=Path), help="A file to test on at the end.")
+@click.option(
+    "--run",
+    type=click.Path(path_type=Path),
+    default="ftrl-run",
+    help="Folder of this run: saves, weights.txt.",
+)
+@click.option("--alpha", type=float, default=0.1, help="Learning rate alpha / (beta + sqrt(n)).")
+@click.option("--beta", type=float, default=1.0, help="See alpha.")
+@click.option("--l1", type=float, default=1.0, help="L1 weight: makes weights 0.")
+@click.option("--l2", type=float, default=1.0, help="L2 weight.")
+@click.option("--batch", type=int, default=64, help="Samples in a step.")
+@click.option("--epochs", type=int, default=1, help="How often the samples are read.")
+@click.option("--save-seconds", type=float, default=60.0, help="Save when the last save is so old.")
+@click.option("--picture", is_flag=True, help="Draw the loss: loss.png (matplotlib).")
 def main(
-    source: Annotated[Path, typer.Argument(help="A LIBSVM file, or a folder of them.")],
-    test_file: Annotated[Path | None, typer.Option("--test", help="A file to test on at the end.")] = None,
-    run: Annotated[Path, typer.Option(help="Folder of this run: saves, weights.txt.")] = Path("ftrl-run"),
-    alpha: Annotated[float, typer.Option(help="Learning rate alpha / (beta + sqrt(n)).")] = 0.1,
-    beta: Annotated[float, typer.Option(help="See alpha.")] = 1.0,
-    l1: Annotated[float, typer.Option(help="L1 weight: makes weights 0.")] = 1.0,
-    l2: Annotated[float, typer.Option(help="L2 weight.")] = 1.0,
-    batch: Annotated[int, typer.Option(help="Samples in a step.")] = 64,
-    epochs: Annotated[int, typer.Option(help="How often the samples are read.")] = 1,
-    save_seconds: Annotated[float, typer.Option(help="Save when the last save is so old.")] = 60.0,
-    picture: Annotated[bool, typer.Option(help="Draw the loss: loss.png (matplotlib).")] = False,
+    source: Path,
+    test_file: Path | None,
+    run: Path,
+    alpha: float,
+    beta: float,
+    l1: float,
+    l2: float,
+    batch: int,
+    epochs: int,
+    save_seconds: float,
+    picture: bool,
 ) -> None:
-    """Sparse logistic regression by FTRL-Proximal."""
+    """Sparse logistic regression by FTRL-Proximal on SOURCE: a LIBSVM file, or a folder of them."""
     mv.init()
     began = time.perf_counter()
     result = train(Settings(source, run, alpha, beta, l1, l2, batch, epochs, save_seconds))

@@ -21,15 +21,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
+import click
 import numpy as np
 import numpy.typing as npt
-import typer
 
 import multiverso as mv
 from multiverso.apps import pieces, text
-from multiverso.apps.work import Work, once, start
+from multiverso.apps.work import SHOWN, Work, once, start
 from multiverso.files import write_whole
 
 Array = npt.NDArray[Any]
@@ -320,31 +320,43 @@ def train(settings: Settings) -> tuple[list[str], Array, int]:
     return (train_by_keys if settings.hashed else train_in_place)(settings)
 
 
+@click.command(context_settings=SHOWN)
+@click.argument("source")
+@click.option(
+    "--run",
+    type=click.Path(path_type=Path),
+    default="word2vec-run",
+    help="Folder of this run: saves, vocabulary, vectors.txt.",
+)
+@click.option("--dim", type=int, default=100, help="Numbers in a vector.")
+@click.option("--window", type=int, default=5, help="The most words on either side.")
+@click.option("--negative", type=int, default=5, help="Noise words for each pair.")
+@click.option("--epochs", type=int, default=5, help="How often the text is read.")
+@click.option("--min-count", type=int, default=5, help="Rarer words are left out (not with --hashed).")
+@click.option("--sample", type=float, default=1e-3, help="Words above this share are thinned out; 0: none.")
+@click.option("--alpha", type=float, default=0.025, help="Learning rate; it falls to 0.0001.")
+@click.option("--seed", type=int, default=1, help="Of the first vectors.")
+@click.option("--hashed", is_flag=True, help="No vocabulary: words are hashes, and the table grows.")
+@click.option("--save-seconds", type=float, default=60.0, help="Save when the last save is so old.")
+@click.option("--like", multiple=True, help="Show this word's neighbours at the end.")
+@click.option("--picture", is_flag=True, help="Draw the most frequent words: words.png (matplotlib).")
 def main(
-    source: Annotated[
-        str, typer.Argument(help='A folder or file of text; "python": what Python has to say.')
-    ],
-    run: Annotated[Path, typer.Option(help="Folder of this run: saves, vocabulary, vectors.txt.")] = Path(
-        "word2vec-run"
-    ),
-    dim: Annotated[int, typer.Option(help="Numbers in a vector.")] = 100,
-    window: Annotated[int, typer.Option(help="The most words on either side.")] = 5,
-    negative: Annotated[int, typer.Option(help="Noise words for each pair.")] = 5,
-    epochs: Annotated[int, typer.Option(help="How often the text is read.")] = 5,
-    min_count: Annotated[int, typer.Option(help="Rarer words are left out (not with --hashed).")] = 5,
-    sample: Annotated[float, typer.Option(help="Words above this share are thinned out; 0: none.")] = 1e-3,
-    alpha: Annotated[float, typer.Option(help="Learning rate; it falls to 0.0001.")] = 0.025,
-    seed: Annotated[int, typer.Option(help="Of the first vectors.")] = 1,
-    hashed: Annotated[
-        bool, typer.Option(help="No vocabulary: words are hashes, and the table grows.")
-    ] = False,
-    save_seconds: Annotated[float, typer.Option(help="Save when the last save is so old.")] = 60.0,
-    like: Annotated[list[str] | None, typer.Option(help="Show this word's neighbours at the end.")] = None,
-    picture: Annotated[
-        bool, typer.Option(help="Draw the most frequent words: words.png (matplotlib).")
-    ] = False,
+    source: str,
+    run: Path,
+    dim: int,
+    window: int,
+    negative: int,
+    epochs: int,
+    min_count: int,
+    sample: float,
+    alpha: float,
+    seed: int,
+    hashed: bool,
+    save_seconds: float,
+    like: tuple[str, ...],
+    picture: bool,
 ) -> None:
-    """Vectors of words from text."""
+    """Vectors of words from SOURCE: a folder or file of text, or "python": what Python has to say."""
     settings = Settings(
         source, run, dim, window, negative, epochs, min_count, sample, alpha,
         seed=seed, hashed=hashed, save_seconds=save_seconds,
@@ -364,7 +376,7 @@ def main(
 
     once(run, lambda: exported.value > 0, export)
     if mv.is_master_worker():
-        for word in like or []:
+        for word in like:
             near = neighbours(names, vectors, word) if word in names else []
             print(
                 f"{word}: {', '.join(f'{name} {cosine:.2f}' for name, cosine in near) or 'not in the text'}"

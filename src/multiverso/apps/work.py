@@ -6,28 +6,32 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import click
 import numpy as np
 
 import multiverso as mv
 from multiverso.errors import MultiversoError
 
+SHOWN = {"show_default": True, "max_content_width": 110}  # by the help of these programs
 _NUMBER = len("saved-")
 
 
-def start(main: Callable[..., None]) -> None:
+def start(main: click.Command) -> None:
     """Runs a program by its command line; what the job cannot do is a sentence on standard error, and exit code 1."""
-    import typer
-
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(main)
     try:
-        app()
+        main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(128 + signal.SIGINT)
     except MultiversoError as error:
         sys.exit(f"{Path(sys.argv[0]).stem}: {error}")
 

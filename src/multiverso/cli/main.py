@@ -1,151 +1,147 @@
 """The command line: parse, call, print. A command's imports are made when it runs, so that help is quick."""
 
+import os
 import signal
 from collections.abc import Callable
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-from typer.core import TyperGroup
+import click
 
 
-class Commands(TyperGroup):
+class Commands(click.Group):
     """The commands; a script in the place of one is pointed out."""
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Find the command."""
         if self.get_command(ctx, args[0]) is None and Path(args[0]).is_file():
             ctx.fail(f"{args[0]} is a file, not a command; to start it: multiverso run -n 4 {args[0]}")
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise click.exceptions.Exit(128 + signal.SIGINT) from None
 
-app = typer.Typer(
+
+def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        _say_version()
+        ctx.exit()
+
+
+def _say_version() -> None:
+    from multiverso import __version__
+
+    click.echo(f"multiverso {__version__}")
+
+
+@click.group(
     cls=Commands,
-    help="Shared model parameters for training processes.",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True, "max_content_width": 110},
 )
-
-
-class OnFailure(StrEnum):
-    """What happens to the other workers when one fails."""
-
-    stop = "stop"
-    carry_on = "continue"
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        version()
-        raise typer.Exit
-
-
-@app.callback()
-def options(
-    context: typer.Context,
-    _: Annotated[
-        bool,
-        typer.Option("--version", "-V", help="Print the version.", is_eager=True, callback=_show_version),
-    ] = False,
-) -> None:
+@click.option(
+    "--version", "-V", is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
+    help="Print the version.",
+)  # fmt: skip
+@click.pass_context
+def app(context: click.Context) -> None:
     """Shared model parameters for training processes."""
     if context.invoked_subcommand != "run":  # which has no use for a KeyboardInterrupt
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-_RUN_SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
-
-
-@app.command(name="run", context_settings=_RUN_SETTINGS)
+@app.command(name="run", context_settings={"allow_interspersed_args": False})
+@click.argument("target")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.option("-n", "-np", "--workers", type=int, help="How many workers to start.", show_default="1")
+@click.option("-m", "module", is_flag=True, help="Run the target as `python -m` does.")
+@click.option(
+    "--on-failure",
+    type=click.Choice(["stop", "continue"]),
+    default="stop",
+    help="When a worker fails: stop the others, or let them continue without it.",
+)
+@click.option("--gpus", help="'auto' or a list such as 0,1: worker i sees only the i-th of them.")
+@click.option("--bind", is_flag=True, help="Divide the cores among the workers.")
+@click.option(
+    "--log-dir",
+    type=click.Path(path_type=Path),
+    help="Write each worker's output to worker-<i>.log in this folder, too.",
+)
+@click.option("--json", is_flag=True, help="Write one JSON object a line.")
+@click.option(
+    "--summary",
+    "show_summary",
+    is_flag=True,
+    help="Say at the end what each worker did: operations, staleness, waits, mv.log.",
+)
+@click.option(
+    "--timeout", "timeout_seconds", type=float, help="End the job after this many seconds.", metavar="SECONDS"
+)
+@click.option(
+    "--max-restarts",
+    type=int,
+    default=0,
+    help="Restart a failed job, up to this many times, from its newest checkpoint, where it makes some "
+    "(multiverso.checkpoint).",
+)
+@click.option(
+    "--replace",
+    type=int,
+    default=0,
+    help="With --on-failure continue: restart a failed worker in the same place, while the others go on; this "
+    "many restarts in all (with --hosts, on each host, and as many lost hosts in all).",
+)
+@click.option(
+    "--resume", is_flag=True, help="Go on from the newest checkpoint of an earlier run, if there is one."
+)
+@click.option(
+    "--hosts",
+    help="Hosts' names with commas between them, reached by ssh; or a number: rehearse that many on this "
+    "machine, each with a node and memory of its own. -n workers in all are spread over them evenly.",
+)
+@click.option(
+    "--port", type=int, default=29600, help="Where the first of several hosts listens for the others."
+)
+@click.option("--ssh", default="ssh -o BatchMode=yes", help="The command that reaches a host.")
+@click.option(
+    "--insecure-fabric", is_flag=True, help="Between hosts: encrypt nothing, on a network you trust."
+)
+@click.option(
+    "--host-grace",
+    type=float,
+    default=30.0,
+    help="Seconds without a word of a host until it counts as lost; a shorter cut is survived.",
+)
+@click.option(
+    "--wire", help="How changes travel between hosts: native, float32, bfloat16, int8, topk or topk:F."
+)
+@click.option(
+    "--every",
+    help="How often a host sends what has changed: a number of seconds, or a text such as '100 adds'.",
+)
+@click.option(
+    "--between",
+    help="What is made of the hosts' changes: sum, mean, local_sgd, diloco or diloco:LR,MOMENTUM.",
+)
+@click.option(
+    "--grace",
+    "grace_seconds",
+    type=float,
+    default=1.0,
+    help="Seconds that workers get to end by themselves, before they are killed.",
+)
 def run_command(
-    target: Annotated[str, typer.Argument(help="A Python script, or any program; with -m a module.")],
-    arguments: Annotated[list[str] | None, typer.Argument(help="The target's own arguments.")] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option("-n", "-np", "--workers", help="How many workers to start.", show_default="1"),
-    ] = None,
-    module: Annotated[bool, typer.Option("-m", help="Run the target as `python -m` does.")] = False,
-    on_failure: Annotated[
-        OnFailure, typer.Option(help="When a worker fails: stop the others, or let them continue without it.")
-    ] = OnFailure.stop,
-    gpus: Annotated[
-        str | None, typer.Option(help="'auto' or a list such as 0,1: worker i sees only the i-th of them.")
-    ] = None,
-    bind: Annotated[bool, typer.Option("--bind", help="Divide the cores among the workers.")] = False,
-    log_dir: Annotated[
-        Path | None, typer.Option(help="Write each worker's output to worker-<i>.log in this folder, too.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object a line.")] = False,
-    show_summary: Annotated[
-        bool,
-        typer.Option(
-            "--summary", help="Say at the end what each worker did: operations, staleness, waits, mv.log."
-        ),
-    ] = False,
-    timeout: Annotated[float | None, typer.Option(help="End the job after this many seconds.")] = None,
-    max_restarts: Annotated[
-        int,
-        typer.Option(
-            help="Restart a failed job, up to this many times, from its newest checkpoint, where it makes some "
-            "(multiverso.checkpoint)."
-        ),
-    ] = 0,
-    replace: Annotated[
-        int,
-        typer.Option(
-            help="With --on-failure continue: restart a failed worker in the same place, while the others go on; this "
-            "many restarts in all (with --hosts, on each host, and as many lost hosts in all)."
-        ),
-    ] = 0,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Go on from the newest checkpoint of an earlier run, if there is one."),
-    ] = False,
-    hosts: Annotated[
-        str | None,
-        typer.Option(
-            help="Hosts' names with commas between them, reached by ssh; or a number: rehearse that many on this "
-            "machine, each with a node and memory of its own. -n workers in all are spread over them evenly."
-        ),
-    ] = None,
-    port: Annotated[
-        int, typer.Option(help="Where the first of several hosts listens for the others.")
-    ] = 29600,
-    ssh: Annotated[str, typer.Option(help="The command that reaches a host.")] = "ssh -o BatchMode=yes",
-    insecure_fabric: Annotated[
-        bool,
-        typer.Option("--insecure-fabric", help="Between hosts: encrypt nothing, on a network you trust."),
-    ] = False,
-    host_grace: Annotated[
-        float,
-        typer.Option(
-            help="Seconds without a word of a host until it counts as lost; a shorter cut is survived."
-        ),
-    ] = 30.0,
-    wire: Annotated[
-        str | None,
-        typer.Option(
-            help="How changes travel between hosts: native, float32, bfloat16, int8, topk or topk:F."
-        ),
-    ] = None,
-    every: Annotated[
-        str | None,
-        typer.Option(
-            help="How often a host sends what has changed: a number of seconds, or a text such as '100 adds'."
-        ),
-    ] = None,
-    between: Annotated[
-        str | None,
-        typer.Option(
-            help="What is made of the hosts' changes: sum, mean, local_sgd, diloco or diloco:LR,MOMENTUM."
-        ),
-    ] = None,
-    grace: Annotated[
-        float, typer.Option(help="Seconds that workers get to end by themselves, before they are killed.")
-    ] = 1.0,
+    show_summary: bool,
+    insecure_fabric: bool,
+    wire: str | None,
+    every: str | None,
+    between: str | None,
+    **given: Any,
 ) -> None:
     """Start a program in several workers of one job, on this host or, with --hosts, on several.
 
@@ -168,49 +164,31 @@ def run_command(
 
     exchange = {"wire": wire, "every": every, "between": between}
     options = RunOptions(
-        target=target,
-        arguments=tuple(arguments or ()),
-        workers=workers,
-        module=module,
-        on_failure="continue" if on_failure is OnFailure.carry_on else "stop",
-        gpus=gpus,
-        bind=bind,
-        log_dir=log_dir,
-        json=as_json,
-        timeout_seconds=timeout,
-        grace_seconds=grace,
+        **given,
         summary=summary,
-        hosts=hosts,
-        port=port,
-        ssh=ssh,
         encrypted=not insecure_fabric,
-        host_grace=host_grace,
-        max_restarts=max_restarts,
-        replace=replace,
-        resume=resume,
         exchange={name: text for name, text in exchange.items() if text is not None},
     )
     start = launch
-    if hosts is not None:
+    if options.hosts is not None:
         from multiverso.launch.hosts import launch_on_hosts as start
-    raise typer.Exit(_or_complain(lambda: start(options)))
+    raise click.exceptions.Exit(_or_complain(lambda: start(options)))
 
 
 @app.command()
-def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object.")] = False,
-    hosts: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B", help="Can these hosts run a job together? Versions, ports, clocks, encryption."
-        ),
-    ] = None,
-    ssh: Annotated[str, typer.Option(metavar="COMMAND", help="What reaches a host.")] = (
-        "ssh -o BatchMode=yes"  # as `run` does: a question that somebody answers here nobody answers there
-    ),
-    port: Annotated[int, typer.Option(help="Where the first host would listen for the others.")] = 29600,
-    probe: Annotated[bool, typer.Option("--probe", hidden=True)] = False,
-) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
+@click.option(
+    "--hosts", metavar="A,B", help="Can these hosts run a job together? Versions, ports, clocks, encryption."
+)
+@click.option(
+    "--ssh",
+    metavar="COMMAND",
+    default="ssh -o BatchMode=yes",  # as `run` does: a question that somebody answers here nobody answers there
+    help="What reaches a host.",
+)
+@click.option("--port", type=int, default=29600, help="Where the first host would listen for the others.")
+@click.option("--probe", is_flag=True, hidden=True)
+def doctor(as_json: bool, hosts: str | None, ssh: str, port: int, probe: bool) -> None:
     """Try what multiverso depends on here, and say what to do where it fails.
 
     With --hosts, try what a job on several hosts depends on. The exit code is 1 when something failed.
@@ -223,23 +201,21 @@ def doctor(
 
         answer()
     elif hosts is None:
-        raise typer.Exit(show_findings(examine(), as_json))
+        raise click.exceptions.Exit(show_findings(examine(), as_json))
     else:
         from multiverso.cli.host_doctor import examine_hosts
 
-        raise typer.Exit(_or_complain(lambda: show_findings(examine_hosts(hosts, ssh, port), as_json)))
+        raise click.exceptions.Exit(
+            _or_complain(lambda: show_findings(examine_hosts(hosts, ssh, port), as_json))
+        )
 
 
 @app.command()
-def top(
-    once: Annotated[bool, typer.Option("--once", help="Show the jobs once and end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Write the jobs once as a JSON list.")] = False,
-    interval: Annotated[float, typer.Option(help="Seconds from one look to the next.")] = 1.0,
-    job: Annotated[
-        str | None,
-        typer.Option("--job", help="Only this one: its script's name, a worker's pid, or its address."),
-    ] = None,
-) -> None:
+@click.option("--once", is_flag=True, help="Show the jobs once and end.")
+@click.option("--json", "as_json", is_flag=True, help="Write the jobs once as a JSON list.")
+@click.option("--interval", type=float, default=1.0, help="Seconds from one look to the next.")
+@click.option("--job", help="Only this one: its script's name, a worker's pid, or its address.")
+def top(once: bool, as_json: bool, interval: float, job: str | None) -> None:
     """Show the running jobs of this user, live: workers, what they wait for, tables. Ctrl-C ends it.
 
     Of each worker: operations a second, how many pushes of others come between its reads (stale), how many operations
@@ -248,16 +224,13 @@ def top(
     from multiverso.cli.top import show_jobs
 
     show = partial(show_jobs, once=once, as_json=as_json, interval_seconds=interval, job=job)
-    raise typer.Exit(_or_complain(show))
+    raise click.exceptions.Exit(_or_complain(show))
 
 
 @app.command()
-def bench(
-    full: Annotated[
-        bool, typer.Option("--full", help="All sizes and up to 4 workers: some minutes.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object.")] = False,
-) -> None:
+@click.option("--full", is_flag=True, help="All sizes and up to 4 workers: some minutes.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
+def bench(full: bool, as_json: bool) -> None:
     """Measure the tables on this machine, beside the same loops on private memory in the same run."""
     import json
 
@@ -268,20 +241,19 @@ def bench(
     say = Console(stderr=True)
     result = measure(FULL if full else QUICK, lambda what: say.print(f"measuring: {what} ..."))
     if as_json:
-        typer.echo(json.dumps(result))
+        click.echo(json.dumps(result))
     else:
         Console().print(render(result))
 
 
 @app.command()
-def warmup(
-    dtype: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--dtype", help="For tables of this dtype only (may be given again).", show_default="all"
-        ),
-    ] = None,
-) -> None:
+@click.option(
+    "--dtype",
+    multiple=True,
+    show_default="all",
+    help="For tables of this dtype only (may be given again).",
+)
+def warmup(dtype: tuple[str, ...]) -> None:
     """Compile all kernels now, so that no job has to (a container image, a login node, the first of many jobs)."""
     from multiverso.cli.warmup import report
     from multiverso.errors import DtypeMismatchError
@@ -290,16 +262,30 @@ def warmup(
     try:
         dtypes = [checked_dtype(name) for name in dtype] if dtype else DTYPES
     except DtypeMismatchError as error:
-        raise typer.BadParameter(str(error)) from None
-    typer.echo(report(dtypes))
+        raise click.BadParameter(str(error)) from None
+    click.echo(report(dtypes))
 
 
 @app.command()
 def version() -> None:
     """Print the version."""
-    from multiverso import __version__
+    _say_version()
 
-    typer.echo(f"multiverso {__version__}")
+
+@app.command()
+@click.argument("shell", type=click.Choice(["bash", "fish", "zsh"]), required=False)
+def completion(shell: str | None) -> None:
+    """Print what teaches a shell to complete commands and options: eval "$(multiverso completion bash)".
+
+    Without a name it is for the shell in the variable SHELL.
+    """
+    from click.shell_completion import get_completion_class
+
+    name = shell or Path(os.environ.get("SHELL", "bash")).name
+    made = get_completion_class(name)
+    if made is None:
+        raise click.BadParameter(f"there is none for {name}; there is for bash, fish and zsh")
+    click.echo(made(app, {}, "multiverso", "_MULTIVERSO_COMPLETE").source())
 
 
 def _or_complain(action: Callable[[], int]) -> int:
@@ -309,11 +295,11 @@ def _or_complain(action: Callable[[], int]) -> int:
     try:
         return action()
     except (StartupError, OutOfMemoryError) as error:
-        typer.echo(f"multiverso: {error}", err=True)
+        click.echo(f"multiverso: {error}", err=True)
     except OSError as error:
         if error.errno not in NONE_LEFT:
             raise
-        typer.echo(f"multiverso: {error.strerror}; {HOW_TO_GET_MORE}", err=True)
+        click.echo(f"multiverso: {error.strerror}; {HOW_TO_GET_MORE}", err=True)
     return 2
 
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict
 
-import typer
+import click
 
 from multiverso.cli.doctor import Finding
 
@@ -17,14 +17,14 @@ def show_findings(findings: Iterable[Finding], as_json: bool) -> int:
     for finding in findings:
         seen.append(finding)
         if not as_json:
-            state = typer.style(f"{finding.state:4}", fg=_COLOURS[finding.state], bold=True)
-            typer.echo(f"{state}  {finding.name:16}  {finding.text}")
+            state = click.style(f"{finding.state:4}", fg=_COLOURS[finding.state], bold=True)
+            click.echo(f"{state}  {finding.name:16}  {finding.text}")
             if finding.advice:
-                typer.echo(f"{'':24}-> {finding.advice}")
+                click.echo(f"{'':24}-> {finding.advice}")
     failed = any(finding.state == "fail" for finding in seen)
     if as_json:
         checks = [asdict(finding) for finding in seen]
-        typer.echo(json.dumps({"ok": not failed, "checks": checks}, indent=2))
+        click.echo(json.dumps({"ok": not failed, "checks": checks}, indent=2))
     else:
-        typer.echo("multiverso does not work here." if failed else "multiverso works here.")
+        click.echo("multiverso does not work here." if failed else "multiverso works here.")
     return int(failed)
