@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     )
     from multiverso.checkpoints.checkpoint import Checkpoint, checkpoint
     from multiverso.launch.function import run
-    from multiverso.runtime.session.current import current
     from multiverso.runtime.discovery.restarts import restarts
+    from multiverso.runtime.session.current import current
     from multiverso.tables import (
         ArrayTableHandler,
         Counter,

@@ -378,7 +378,7 @@ before = set(os.listdir("/proc/self/fd"))
 import multiverso.cli.main
 assert not {"numpy", "multiverso.api", "multiverso.launch.local"} & set(sys.modules)  # to say its version
 import multiverso.launch.local
-assert not {"multiverso.tables", "multiverso.runtime.several_hosts.other_hosts", "multiverso.hosts.fabric"} & set(sys.modules)
+assert not [m for m in sys.modules if m.startswith(("multiverso.tables", "multiverso.hosts.fabric"))]
 from multiverso import *
 heavy = {"numba", "llvmlite", "torch", "keras", "jax", "theano", "pytensor", "mpi4py", "rich", "zmq"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)

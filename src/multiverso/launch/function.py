@@ -16,7 +16,6 @@ from multiverso.launch.job import Job, OnFailure
 from multiverso.launch.outcomes import conclude, read_answer, write_call
 from multiverso.launch.output import Output
 from multiverso.launch.place import JOB_VARIABLE, Place, place_in
-from multiverso.launch.rehearsing import hosts_here
 from multiverso.launch.restarting import Replacements
 from multiverso.launch.results import WorkerExit
 from multiverso.launch.sinks import text_sink
@@ -138,6 +137,9 @@ def _nodes(
         node = Node(workers=workers, on_lost=on_failure, secret=secret, replaces=replaces)
         yield stack.enter_context(closing(node)), Place.alone(workers)
         return
+    # not above: it takes long to import, and a job on one host has no use for it
+    from multiverso.launch.rehearsing import hosts_here
+
     made = hosts_here(spread(workers, hosts), on_lost=on_failure, secret=secret, replaces=replaces)
     roster, nodes = stack.enter_context(made)
     for host, node in enumerate(nodes):

@@ -1,13 +1,18 @@
 """Which part of a job this launcher runs: all of it, or one host's workers of a job on several."""
 
+from __future__ import annotations
+
 import os
 import signal
 import threading
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster
-from multiverso.hosts.transport import Listener
-from multiverso.runtime.several_hosts.carrier import Carrier, means
+
+if TYPE_CHECKING:
+    from multiverso.hosts.transport import Listener
+    from multiverso.runtime.several_hosts.carrier import Carrier
 
 FROM_INPUT = "-"  # what the variable of the roster says where that comes by standard input, see `_ssh`
 JOB_VARIABLE = "MULTIVERSO_JOB"  # its value is one job's: how all of its processes are found
@@ -64,7 +69,7 @@ class Place:
         return self.other_hosts is not None and self.other_hosts[0].generation > 0
 
     @classmethod
-    def alone(cls, workers_num: int) -> "Place":
+    def alone(cls, workers_num: int) -> Place:
         """A job on one host."""
         return cls(range(workers_num), workers_num, workers_num)
 
@@ -83,6 +88,9 @@ def here(workers_num: int) -> Place:
     if text is None:
         return Place.alone(workers_num)
     roster = Roster.from_text(text)
+    # not above: it takes long to import, and a job on one host has no use for it
+    from multiverso.runtime.several_hosts.carrier import means
+
     return place_in(roster, means(roster, None if descriptor is None else int(descriptor)))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from multiverso import layout as at
 from multiverso.memory import mutex
 from multiverso.memory.heap import Heap
@@ -10,7 +12,9 @@ from multiverso.runtime.job.control import Control
 from multiverso.runtime.node.catalogue import Catalogue
 from multiverso.runtime.node.creation import Creations
 from multiverso.runtime.node.host_creation import HostCreations
-from multiverso.runtime.several_hosts.other_hosts import OtherHosts
+
+if TYPE_CHECKING:
+    from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 
 _ELASTIC_CAPACITY = at.MAX_WORKERS
 

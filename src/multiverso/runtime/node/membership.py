@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from multiverso import layout as at
 from multiverso.consistency_modes import MODES
@@ -17,9 +18,11 @@ from multiverso.runtime.node.deaths import Deaths
 from multiverso.runtime.node.generation import Generation
 from multiverso.runtime.node.host_creation import HostCreations
 from multiverso.runtime.node.numbers import Attached, Numbers
-from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 from multiverso.wire import messages
 from multiverso.wire.messages import Message
+
+if TYPE_CHECKING:
+    from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 
 
 class Membership:

@@ -15,12 +15,10 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from multiverso import layout as at
 from multiverso.errors import StartupError
-from multiverso.hosts.roster import Roster
-from multiverso.hosts.transport import Listener
 from multiverso.in_process import InProcess
 from multiverso.node_log import log
 from multiverso.runtime.node.connection import Connection
@@ -31,9 +29,13 @@ from multiverso.runtime.node.membership import Membership
 from multiverso.runtime.node.orders import obey
 from multiverso.runtime.node.questions import Questions
 from multiverso.runtime.node.requests import Requests
-from multiverso.runtime.several_hosts.carrier import Carrier
-from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 from multiverso.wire import messages
+
+if TYPE_CHECKING:
+    from multiverso.hosts.roster import Roster
+    from multiverso.hosts.transport import Listener
+    from multiverso.runtime.several_hosts.carrier import Carrier
+    from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 
 _nodes: weakref.WeakSet[Node] = weakref.WeakSet()
 _WATCH_SECONDS = 1.0
@@ -103,6 +105,9 @@ class Node(InProcess):
             self._mailbox.open()
             self._deaths.open()
             if other_hosts is not None:
+                # not above: a third of what a node is made of, which a job on one host has no use for
+                from multiverso.runtime.several_hosts.other_hosts import OtherHosts
+
                 self._other_hosts = OtherHosts(*other_hosts, self._mailbox.post_order)
                 self._questions = Questions(self._other_hosts.report)
             self._membership = Membership(workers, on_lost, self._deaths, self._other_hosts, replaces)

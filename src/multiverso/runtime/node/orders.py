@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from multiverso.node_log import log
 from multiverso.runtime.node.host_creation import HostCreations
 from multiverso.runtime.node.membership import Membership
 from multiverso.runtime.node.questions import Questions
-from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 from multiverso.wire.messages import Message
+
+if TYPE_CHECKING:
+    from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 
 _OF_TABLES = ("make", "write", "join", "push", "finish", "drop", "used", "part", "free")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from multiverso.errors import MultiversoError, StartupError
 from multiverso.runtime.node.connection import Connection
@@ -12,10 +12,12 @@ from multiverso.runtime.node.membership import Membership
 from multiverso.runtime.node.outside_readers import look
 from multiverso.runtime.node.questions import Questions
 from multiverso.runtime.node.status import status_of
-from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 from multiverso.spec import MemorySpec, TableSpec
 from multiverso.wire.messages import Message
 from multiverso.wire.requests import asked, check
+
+if TYPE_CHECKING:
+    from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 
 
 class Requests:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from multiverso import layout as at
 from multiverso.runtime.job.notes import MEMORY, read
 from multiverso.runtime.node.membership import Membership
-from multiverso.runtime.several_hosts.other_hosts import OtherHosts
+
+if TYPE_CHECKING:
+    from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 
 _LIVENESS = {at.ALIVE: "alive", at.LOST: "lost", at.GONE: "left"}
 
