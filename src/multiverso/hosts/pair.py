@@ -12,7 +12,7 @@ from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
 from multiverso.hosts.books import Outgoing
 from multiverso.hosts.channel import Channel, RefusedError, start_or_raise
-from multiverso.hosts.frames import ProtocolError, Reader
+from multiverso.hosts.frames import OF_ROUNDS, ProtocolError, Reader
 from multiverso.hosts.link import Link
 from multiverso.hosts.pace import Pace
 from multiverso.hosts.transport import HANDSHAKE_SECONDS, Begun, Hello
@@ -74,8 +74,7 @@ class Pair:
         A change of threads costs more than that. What waits for the other side is the sender's, and so are large
         pushes, which are computed first: meanwhile this thread may receive.
         """
-        left = self.link.wait(time.monotonic())
-        if left == 0.0 and self._sending.acquire(blocking=False):
+        if self._sending.acquire(blocking=False):
             try:
                 left = self._pump(self._live)
             except (OSError, MemoryError) as error:
@@ -85,24 +84,25 @@ class Pair:
                 return
             finally:
                 self._sending.release()
+        else:
+            left = self.link.wait(time.monotonic())
         if left is not None:
             self.poke()
 
     def _pump(self, channel: Channel | None) -> float | None:
         """Returns the seconds until there is something for the sender, 0 for at once, None for nothing."""
-        if channel is None or self._unsent is not None:
+        if channel is None:
+            return None
+        if self._unsent is not None:
             return 0.0
-        left: float | None = 0.0
-        while left == 0.0:
+        while True:
             outgoing = self.link.next(time.monotonic(), channel.at_once, _SMALL_BYTES)
             if outgoing is None:
-                break
+                return self.link.wait(time.monotonic())
             self._unsent = outgoing
             if not channel.send_now(outgoing.header.pack(), outgoing.body):
-                break
+                return 0.0
             self._sent()
-            left = self.link.wait(time.monotonic())
-        return left
 
     def _sent(self) -> None:
         """What :meth:`pump` has begun to send is sent, or its connection has ended."""
@@ -262,7 +262,8 @@ class Pair:
             if whole is None:
                 continue
             self.link.arrived(*whole, time.monotonic())
-            self.pump()
+            if whole[0].kind not in OF_ROUNDS:  # what these have moved is sent already
+                self.pump()
             used = self._spend(used)
             pause = self.link.pause(time.monotonic())
             if pause:  # this node has done enough for others lately: what they push waits in the connection

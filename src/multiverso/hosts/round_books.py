@@ -35,6 +35,9 @@ class Staged(Protocol):
     def fold(self, round_number: int, chunk: int, members: int, total: Array, count: int) -> int:
         """Adds the members' part of a chunk to a sum of ``count`` contributions; returns how many there are then."""
 
+    def finish(self, round_number: int, chunk: int, members: int, total: Array, count: int) -> int:
+        """``fold`` and ``take`` at once, where no host comes after this one."""
+
     def take(self, round_number: int, chunk: int, total: Array, count: int) -> None:
         """A chunk's total has come."""
 
@@ -51,12 +54,14 @@ class Sum:
 
     Attributes:
         overwrites: the chunk is of a turn that overwrites the values with one host's.
+        known: the last step whose total the head had when it began this one.
     """
 
     count: int
     buffer: Array
     length: int
     overwrites: bool = False
+    known: int = 0
 
     @property
     def body(self) -> memoryview:
@@ -82,6 +87,7 @@ class RoundTable:
         incoming: sums that wait for this host's workers, by step.
         sums, totals: what was passed on and may be asked for again, by step.
         theirs: neighbours that have said how far they are.
+        known: the last step whose total every host has: nobody asks for it any more.
         wanted: the last round that somebody behind waits for; ``told``: and that the host before was told of.
         waits_since: since when somebody waits for the round that is due; None: nobody does.
     """
@@ -103,19 +109,21 @@ class RoundTable:
     sums: dict[int, Sum] = field(default_factory=dict)
     totals: dict[int, Sum] = field(default_factory=dict)
     theirs: set[int] = field(default_factory=set)
+    known: int = 0
     wanted: int = 0
     told: int = 0
     waits_since: float | None = None
 
-    @property
-    def chunks(self) -> int:
-        """How many chunks a turn has."""
-        return -(-self.staged.elements // self.staged.chunk)
+    def __post_init__(self) -> None:
+        staged = self.staged
+        self.chunks = -(-staged.elements // staged.chunk)
+        """How many a turn has."""
+        self._size = staged.chunk * staged.dtype.itemsize
+        self._last_size = (staged.elements - (self.chunks - 1) * staged.chunk) * staged.dtype.itemsize
 
     def size(self, chunk: int) -> int:
         """Bytes of a chunk."""
-        low = chunk * self.staged.chunk
-        return (min(self.staged.elements, low + self.staged.chunk) - low) * self.staged.dtype.itemsize
+        return self._size if chunk < self.chunks - 1 else self._last_size
 
     def turn_and_chunk(self, step: int) -> tuple[int, int]:
         """Returns which turn a step belongs to, and which chunk it is."""
@@ -123,7 +131,8 @@ class RoundTable:
 
     def round_of(self, turn: int) -> int:
         """Returns which of the workers' rounds a turn is: turns that overwrite are none."""
-        return turn - self.passed - sum(other < turn for other in self.overwrites)
+        before = sum(other < turn for other in self.overwrites) if self.overwrites else 0
+        return turn - self.passed - before
 
     def is_wanted(self, round_number: int) -> bool:
         """Returns whether somebody here or behind waits for a round of which the host before was not told yet."""

@@ -11,6 +11,7 @@ from multiverso.layout import MAX_WORKERS
 from multiverso.spec import DTYPES
 
 _OVERWRITES = 1  # flag of SUM and TOTAL: the values are overwritten by one host's
+_BEHIND_BITS = 8  # above these, of SUM: how many steps the last total that the head had is behind
 
 
 def at_frame(table: RoundTable, epoch: int) -> Outgoing:
@@ -35,7 +36,9 @@ def _what(table: RoundTable) -> tuple[int, int, int]:
 def step_frame(kind: int, table: RoundTable, epoch: int, step: int, found: Sum) -> Outgoing:
     """Returns a step's SUM or TOTAL. Its body is the sum's own memory, not a copy."""
     body = found.body
-    flags = _OVERWRITES if table.turn_and_chunk(step)[0] in table.overwrites else 0
+    flags = _OVERWRITES if table.overwrites and table.turn_and_chunk(step)[0] in table.overwrites else 0
+    if kind == frames.SUM:
+        flags |= step - found.known << _BEHIND_BITS
     header = RoundHeader(kind, epoch, flags, table.number, found.count, len(body), step)
     return Outgoing(header, body)
 
@@ -43,7 +46,8 @@ def step_frame(kind: int, table: RoundTable, epoch: int, step: int, found: Sum) 
 def sum_of(table: RoundTable, header: RoundHeader, body: memoryview) -> Sum:
     """Returns what has come of a step, in the memory that it came into."""
     size = table.size(table.turn_and_chunk(header.number)[1])
-    return Sum(header.contributions, owner(body), size, bool(header.flags & _OVERWRITES))
+    known = header.number - (header.flags >> _BEHIND_BITS)
+    return Sum(header.contributions, owner(body), size, bool(header.flags & _OVERWRITES), known)
 
 
 def memory_for_word(header: RoundHeader) -> memoryview:
@@ -73,6 +77,11 @@ def check_step(table: RoundTable, header: RoundHeader, last: int) -> None:
     size = table.size(table.turn_and_chunk(step)[1])
     if step != last + 1 or step > table.arrived + WINDOW:
         raise ProtocolError(f"step {step} of table {header.table} came after step {last}")
+    known = step - (header.flags >> _BEHIND_BITS)
+    if header.kind == frames.SUM and not step - WINDOW <= known <= table.arrived:
+        raise ProtocolError(
+            f"the total {known} of table {header.table} is said to be known before step {step}, of {table.arrived}"
+        )
     if header.length != (size if header.contributions else 0) or header.contributions > MAX_WORKERS:
         raise ProtocolError(
             f"{header.length} bytes cannot be a sum of {header.contributions} contributions to {size} bytes"

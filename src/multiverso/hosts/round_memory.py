@@ -41,7 +41,7 @@ class RoundMemory:
             chained_node.fold.compiled(name),
             chained_node.fold_values.compiled(name),
         )
-        self._take = chained_node.take.compiled(name)
+        self._take, self._finish = chained_node.take.compiled(name), chained_node.finish.compiled(name)
 
     def members(self, number: int) -> int | None:
         """Returns who of this host takes part in a round, a bit each, or None while one is not ready."""
@@ -61,6 +61,11 @@ class RoundMemory:
         if number == 0:
             return self._fold_values(self._shard.base, chunk, total, count)
         return self._fold(self._shard.base, number, chunk, members, self._begins, total, count)
+
+    def finish(self, number: int, chunk: int, members: int, total: Array, count: int) -> int:
+        """Adds this host's part of a chunk, and writes the total where the workers wait for it."""
+        base, begins = self._shard.base, self._begins
+        return self._finish(self._control, base, number, chunk, members, begins, total, count)
 
     def take(self, number: int, chunk: int, total: Array, count: int) -> None:
         """Writes a chunk's total where the workers wait for it."""

@@ -37,7 +37,7 @@ from multiverso.errors import MultiversoError
 from multiverso.hosts import frames
 from multiverso.hosts.books import Outgoing
 from multiverso.hosts.buffers import Buffers, view
-from multiverso.hosts.distance import FAR, megabytes_for
+from multiverso.hosts.chain import Chain
 from multiverso.hosts.frames import ProtocolError, Reached, RoundHeader
 from multiverso.hosts.round_books import NO_BYTES, WINDOW, RoundTable, Staged, Sum, numbers_of
 from multiverso.hosts.round_frames import (
@@ -50,7 +50,6 @@ from multiverso.hosts.round_frames import (
 )
 
 _PATIENCE_SECONDS = 0.01  # before the host before is told that somebody waits: it begins by itself as a rule
-_EPOCHS = 256
 
 
 class Rounds:
@@ -72,43 +71,22 @@ class Rounds:
     ) -> None:
         self.host = host
         self._wake, self._moved = wake, moved
-        self._live = sorted(live)
-        self._epoch = 0
+        self._chain = Chain(host, live, WINDOW)
         self._tables: dict[int, RoundTable] = {}
         self._closed: set[int] = set()
         self._outboxes: dict[int, deque[Outgoing]] = {}  # of each connected peer: what is not a sum
         self._pool = Buffers(2 * WINDOW)
-        self._distances: dict[int, float] = {}  # seconds there and back, by peer
         self._memory_lock = threading.RLock()
         self._state_lock = threading.RLock()
 
     def at_distance(self, peer: int, seconds: float) -> None:
         """Sets the shortest round-trip time to a host, in seconds."""
-        self._distances[peer] = seconds
-
-    @property
-    def _ahead(self) -> int:
-        """How many steps the head begins before the total of the first is there: as the way down the chain is long."""
-        to_next = megabytes_for(self._distances.get(self._next, FAR)) if self._next is not None else 1
-        return min(WINDOW, 2 * to_next * (len(self._live) - 1) or 1)
-
-    # -- the chain -------------------------------------------------------------------------------------------
-
-    @property
-    def _before(self) -> int | None:
-        index = self._live.index(self.host)
-        return self._live[index - 1] if index else None
-
-    @property
-    def _next(self) -> int | None:
-        index = self._live.index(self.host) + 1
-        return self._live[index] if index < len(self._live) else None
+        self._chain.at_distance(peer, seconds)
 
     def regroup(self, live: Sequence[int]) -> None:
         """Goes on without lost hosts; every host that is left has to call it alike."""
         with self._memory_lock, self._state_lock:
-            self._live = sorted(live)
-            self._epoch = (self._epoch + 1) % _EPOCHS
+            self._chain.regroup(live)
             for table in self._tables.values():
                 # their memory may be on its way to a peer: it is not used again
                 table.sums.clear()
@@ -221,11 +199,11 @@ class Rounds:
                 self._say(peer, table)
 
     def _say(self, peer: int, table: RoundTable) -> None:
-        if peer in self._outboxes and peer in (self._before, self._next):
-            self._outboxes[peer].append(at_frame(table, self._epoch))
+        if peer in self._outboxes and peer in (self._chain.before, self._chain.next):
+            self._outboxes[peer].append(at_frame(table, self._chain.epoch))
 
     def _wake_neighbours(self) -> None:
-        for peer in (self._before, self._next):
+        for peer in (self._chain.before, self._chain.next):
             if peer is not None:
                 self._wake(peer)
 
@@ -234,26 +212,34 @@ class Rounds:
     def has(self, peer: int) -> bool:
         """Returns whether there is something to send."""
         with self._state_lock:
-            return self._choose(peer) is not None
+            return self._find(peer) is not None
 
     def next(self, peer: int, most: int) -> Outgoing | None:
         """Returns the next frame for a peer, unless its body has more bytes than that."""
         with self._state_lock:
-            found = self._choose(peer)
-            if found is None or len(found[0].body) > most:
+            found = self._find(peer)
+            if isinstance(found, Outgoing):
+                if len(found.body) > most:
+                    return None
+                return self._outboxes[peer].popleft()
+            if found is None:
                 return None
-            found[1]()
-            return found[0]
+            table, kind, step, passed = found
+            if passed.count and passed.length > most:
+                return None
+            if kind == frames.SUM:
+                table.pushed = step
+            else:
+                table.returned = step
+            return step_frame(kind, table, self._chain.epoch, step, passed)
 
-    def _choose(self, peer: int) -> tuple[Outgoing, Callable[[], object]] | None:
+    def _find(self, peer: int) -> Outgoing | tuple[RoundTable, int, int, Sum] | None:
         outbox = self._outboxes.get(peer)
         if outbox is None:
             return None
         if outbox:
-            return outbox[0], outbox.popleft
-        if not self._tables:
-            return None
-        before, after = self._before, self._next
+            return outbox[0]
+        before, after = self._chain.before, self._chain.next
         for table in self._tables.values():
             if peer not in table.theirs:
                 continue
@@ -261,14 +247,12 @@ class Rounds:
                 step = max(table.pushed, table.arrived) + 1
                 found = table.sums.get(step)
                 if found is not None:
-                    frame = step_frame(frames.SUM, table, self._epoch, step, found)
-                    return frame, _setter(table, "pushed", step)
+                    return table, frames.SUM, step, found
             elif peer == before:
                 step = table.returned + 1
                 found = table.totals.get(step)
                 if found is not None:
-                    frame = step_frame(frames.TOTAL, table, self._epoch, step, found)
-                    return frame, _setter(table, "returned", step)
+                    return table, frames.TOTAL, step, found
         return None
 
     # -- receiving -------------------------------------------------------------------------------------------
@@ -287,8 +271,8 @@ class Rounds:
                 if header.table in self._closed:
                     return None
                 raise ProtocolError(f"a step of table {header.table}, which this side has not opened")
-            from_whom = self._before if header.kind == frames.SUM else self._next
-            if header.epoch != self._epoch or peer != from_whom or peer not in table.theirs:
+            from_whom = self._chain.before if header.kind == frames.SUM else self._chain.next
+            if header.epoch != self._chain.epoch or peer != from_whom or peer not in table.theirs:
                 return None
             last = table.received if header.kind == frames.SUM else table.arrived
             if header.number <= last:
@@ -313,13 +297,13 @@ class Rounds:
         elif header.kind == frames.SUM:
             found = sum_of(table, header, body)
             with self._state_lock:
-                if header.epoch != self._epoch or header.number != table.received + 1:
+                if header.epoch != self._chain.epoch or header.number != table.received + 1:
                     return
                 table.incoming[header.number] = found
-                table.received = header.number
+                table.received, table.known = header.number, max(table.known, found.known)
         else:
             with self._memory_lock:
-                if header.epoch != self._epoch or header.number != table.arrived + 1:
+                if header.epoch != self._chain.epoch or header.number != table.arrived + 1:
                     return
                 if self._tables.get(header.table) is not table:
                     return
@@ -329,11 +313,15 @@ class Rounds:
     def _hear(self, peer: int, header: RoundHeader, table: RoundTable, theirs: Reached) -> None:
         check_same(table, theirs, peer)
         with self._state_lock:
-            if header.epoch != self._epoch or peer in table.theirs or peer not in (self._before, self._next):
+            if (
+                header.epoch != self._chain.epoch
+                or peer in table.theirs
+                or peer not in (self._chain.before, self._chain.next)
+            ):
                 return
             table.theirs.add(peer)
             self._say(peer, table)  # when it was said before, the peer may not have had the table
-            if peer == self._next:
+            if peer == self._chain.next:
                 table.pushed = theirs.received
             else:
                 table.returned = max(theirs.arrived, table.arrived - WINDOW)
@@ -349,7 +337,7 @@ class Rounds:
 
     def _tell(self, table: RoundTable, round_number: int) -> int | None:
         """Asks the host before for a round; returns which host that is, or None where it need not be asked."""
-        before = self._before
+        before = self._chain.before
         if before is None or before not in table.theirs or round_number <= table.told:
             return None
         table.told = round_number
@@ -387,7 +375,7 @@ class Rounds:
             the seconds after which that should be said, or None; the host that it was said to, or None.
         """
         round_number = table.round_of(table.decided + 1)
-        if self._before is None or not table.is_wanted(round_number):
+        if self._chain.before is None or not table.is_wanted(round_number):
             table.waits_since = None
             return None, None
         if table.waits_since is None:
@@ -404,36 +392,42 @@ class Rounds:
 
     def _step(self, table: RoundTable) -> bool:
         step = table.folded + 1
+        heads, after = self._chain.before is None, self._chain.next
         with self._state_lock:
-            if self._before is None:
-                found = None if step > table.arrived + self._ahead else Sum(0, NO_BYTES, 0)
+            if heads:
+                found = None
+                if step <= table.arrived + self._chain.ahead:
+                    found = Sum(0, NO_BYTES, 0, known=table.arrived)
             else:
                 found = table.incoming.get(step)
         turn, chunk = table.turn_and_chunk(step)
-        heads = self._before is None
         members = None if found is None else table.members_if_ready(turn, found.overwrites, heads)
         if found is None or members is None:
             return False
         table.fix_members(turn, members)
         size = table.size(chunk)
         if found.buffer.size < size:
-            found = Sum(0, self._pool.take(size), size)
+            found.buffer, found.length = self._pool.take(size), size
         total = numbers_of(table, found)
+        round_number = table.round_of(turn)
         if turn in table.overwrites:
             if table.overwrites[turn] == self.host:
                 table.staged.written(chunk, total)
                 found.count = 1
+        elif after is None and round_number > 0:
+            found.count = table.staged.finish(round_number, chunk, table.members, total, found.count)
+            self._note_total(table, step, found)
+            return True
         else:
-            found.count = table.staged.fold(table.round_of(turn), chunk, table.members, total, found.count)
+            found.count = table.staged.fold(round_number, chunk, table.members, total, found.count)
+        if after is None:
+            self._take(table, step, found)
+            return True
         with self._state_lock:
             table.incoming.pop(step, None)
             table.folded = step
-            if self._next is not None:
-                table.sums[step] = found
-        if self._next is None:
-            self._take(table, step, found)
-        else:
-            self._wake(self._next)
+            table.sums[step] = found
+        self._wake(after)
         return True
 
     def _take(self, table: RoundTable, step: int, total: Sum) -> None:
@@ -442,21 +436,27 @@ class Rounds:
             table.staged.take(table.round_of(turn), chunk, numbers_of(table, total), total.count)
         elif total.count:  # the host whose values they were may be lost
             table.staged.overwrite(chunk, numbers_of(table, total))
+        self._note_total(table, step, total)
+
+    def _note_total(self, table: RoundTable, step: int, total: Sum) -> None:
+        """A step's total is where the workers read it, and goes to the host before until all have it."""
+        before = self._chain.before
         with self._state_lock:
             table.arrived = step
-            table.totals[step] = total
             table.folded, table.received = max(table.folded, step), max(table.received, step)
-            old = table.totals.pop(step - WINDOW, None)
-            used = [table.sums.pop(step, None), table.incoming.pop(step, None), old]
+            used = [table.sums.pop(step, None), table.incoming.pop(step, None)]
+            if before is not None:
+                table.totals[step] = total
+            else:
+                used.append(total)
+            while table.totals and (oldest := next(iter(table.totals))) <= table.known:
+                used.append(table.totals.pop(oldest))
+            kept = table.totals.get(step)
             for found in used:
-                # its receiver has it: the total came after it, and the head has got that of a window before
-                if found is not None and found.buffer is not total.buffer:
+                # its receiver has it: the total came after it, or the head says so
+                if found is not None and (kept is None or found.buffer is not kept.buffer):
                     self._pool.give(found.buffer)
-        if self._before is not None:
-            self._wake(self._before)
+        if before is not None:
+            self._wake(before)
         if step % table.chunks == 0:
             self._moved()
-
-
-def _setter(table: RoundTable, name: str, step: int) -> Callable[[], object]:
-    return lambda: setattr(table, name, step)

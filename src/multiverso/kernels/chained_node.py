@@ -10,9 +10,9 @@ import numpy as np
 
 from multiverso import layout as at
 from multiverso.compiling.atomics import add32, array_at, futex_wait, load32, load64, store64
-from multiverso.compiling.declaring import Address, Data, Int, kernel
+from multiverso.compiling.declaring import Address, Data, Int, inner, kernel
 from multiverso.kernels.dense import add_into, copy_into
-from multiverso.kernels.folding import NOTHING, add_one, bounds, buffer_of, slot_at, step_of
+from multiverso.kernels.folding import NOTHING, PART, add_one, bounds, buffer_of, slot_at, step_of
 from multiverso.kernels.waits import header_of, is_live, line_of, notify
 
 
@@ -62,15 +62,10 @@ def decide(base: Address, number: Int, members: Int) -> None:
     store64(base + at.DECIDED, number)
 
 
-@kernel
-def fold(base: Address, number: Int, chunk: Int, members: Int, begins: Int, total: Data, count: Int) -> Int:
-    """Adds the members' slots of a chunk to a sum of ``count`` contributions; returns how many there are then.
-
-    Where there are none yet, nothing is in ``total``; the sum then begins with the old values if ``begins`` says so.
-    """
-    lo, hi = bounds(base, chunk)
-    elements = header_of(base).elements
-    old = array_at(base + buffer_of(base, number - 1), elements, total)[lo:hi]
+@inner
+def _add_part(base, number, members, begins, total, lo, count):
+    """As ``fold``, of the elements from ``lo`` on."""
+    hi = lo + total.size
     for worker in range(header_of(base).table_workers):
         source = load32(line_of(base, worker) + at.SOURCES + 4 * (number & 1))
         if not (members >> worker) & 1 or source == NOTHING:
@@ -79,11 +74,21 @@ def fold(base: Address, number: Int, chunk: Int, members: Int, begins: Int, tota
         if count > 0:
             add_into(total, part)
         elif begins:
-            add_one(total, old, part)
+            old = array_at(base + buffer_of(base, number - 1), header_of(base).elements, total)
+            add_one(total, old[lo:hi], part)
         else:
             copy_into(total, part)
         count += 1
     return count
+
+
+@kernel
+def fold(base: Address, number: Int, chunk: Int, members: Int, begins: Int, total: Data, count: Int) -> Int:
+    """Adds the members' slots of a chunk to a sum of ``count`` contributions; returns how many there are then.
+
+    Where there are none yet, nothing is in ``total``; the sum then begins with the old values if ``begins`` says so.
+    """
+    return _add_part(base, number, members, begins, total, bounds(base, chunk)[0], count)
 
 
 @kernel
@@ -98,26 +103,61 @@ def fold_values(base: Address, chunk: Int, total: Data, count: Int) -> Int:
     return count + 1
 
 
+@inner
+def _place_of(base, number, chunk, begins, like):
+    """Where a chunk's whole sum goes: to the values after the round, or to where an updater finds it."""
+    lo, hi = bounds(base, chunk)
+    place = base + buffer_of(base, number) if begins else base + load64(base + at.TOTALS)
+    return array_at(place, header_of(base).elements, like)[lo:hi]
+
+
+@inner
+def _arrive(control, base, number, chunk, begins, count, like):
+    """A chunk's whole sum of ``count`` contributions is in its place: says so to the workers."""
+    if begins:
+        if count == 0 and number > 0:
+            copy_into(
+                _place_of(base, number, chunk, begins, like), _place_of(base, number - 1, chunk, begins, like)
+            )
+        if chunk == header_of(base).chunk_count - 1:
+            store64(base + at.COMMITTED, number)
+    else:
+        counts = base + load64(base + at.TOTALS) + header_of(base).small_slots
+        store64(counts + 8 * chunk, count)
+    store64(base + at.ARRIVED, step_of(base, number, chunk))
+    notify(control)
+
+
 @kernel
 def take(
     control: Address, base: Address, number: Int, chunk: Int, begins: Int, total: Data, count: Int
 ) -> None:
     """A chunk's whole sum is here: for the workers to read, or for their updater."""
+    begins = 1 if begins or number == 0 else 0
+    if count > 0:
+        copy_into(_place_of(base, number, chunk, begins, total), total)
+    _arrive(control, base, number, chunk, begins, count, total)
+
+
+@kernel
+def finish(
+    control: Address,
+    base: Address,
+    number: Int,
+    chunk: Int,
+    members: Int,
+    begins: Int,
+    total: Data,
+    count: Int,
+) -> Int:
+    """``fold`` and ``take`` in one pass, on the last host: what was added is stored while it is in the cache."""
     lo, hi = bounds(base, chunk)
-    head = header_of(base)
-    elements, last = head.elements, head.chunk_count - 1
-    if begins or number == 0:
-        new = array_at(base + buffer_of(base, number), elements, total)[lo:hi]
-        if count > 0:
-            copy_into(new, total)
-        elif number > 0:
-            copy_into(new, array_at(base + buffer_of(base, number - 1), elements, total)[lo:hi])
-        if chunk == last:
-            store64(base + at.COMMITTED, number)
-    else:
-        totals = base + load64(base + at.TOTALS)
-        if count > 0:
-            copy_into(array_at(totals, elements, total)[lo:hi], total)
-        store64(totals + header_of(base).small_slots + 8 * chunk, count)
-    store64(base + at.ARRIVED, step_of(base, number, chunk))
-    notify(control)
+    place = _place_of(base, number, chunk, begins, total)
+    now = count
+    for a in range(0, hi - lo, PART):
+        b = min(hi - lo, a + PART)
+        now = _add_part(base, number, members, begins, total[a:b], lo + a, count)
+        if now > 0:
+            copy_into(place[a:b], total[a:b])
+    _arrive(control, base, number, chunk, begins, now, total)
+    return now

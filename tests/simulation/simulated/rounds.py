@@ -60,6 +60,11 @@ class Staged:
     def overwrite(self, chunk: int, total: np.ndarray) -> None:
         self.values[-1][self.place(chunk)] = total
 
+    def finish(self, number: int, chunk: int, members: int, total: np.ndarray, count: int) -> int:
+        count = self.fold(number, chunk, members, total, count)
+        self.take(number, chunk, total, count)
+        return count
+
     def take(self, number: int, chunk: int, total: np.ndarray, count: int) -> None:
         assert len(self.values) == number, "a round has begun before the one before was over"
         if chunk == 0:
