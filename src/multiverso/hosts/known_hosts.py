@@ -13,7 +13,8 @@ Order = tuple[int, Message]
 """A host's number, and what it is told."""
 
 ID, PID, FATE, STATE, BARRIER, CREATED = range(6)
-"""Where a worker's line has what: the first columns; the others are for the mirror only (`several_hosts/mirror.py`)."""
+"""Where a worker's line has what: the first columns. The others are for the mirror only
+(`runtime/several_hosts/mirror.py`)."""
 
 
 @dataclass
