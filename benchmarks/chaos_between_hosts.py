@@ -57,7 +57,7 @@ from multiverso.errors import NodeLostError, StartupError, WorkerLostError
 from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.roster import Roster
 from multiverso.runtime import Node, Session
-from multiverso.runtime.several_hosts.carrier import means
+from multiverso.runtime.several_hosts.carrier import means_of
 
 KINDS = ("worker", "node", "host", "coordinator")
 MODES: dict[str, dict[str, Any]] = {"async": {}, "sync": {"sync": True}, "bounded": {"staleness": 1}}
@@ -94,7 +94,7 @@ def serve(
     roster: Roster, listener: socket.socket | None, on_lost: str, replaces: bool, say: int, orders: int
 ) -> None:
     """A host's node. It reads one byte for each order: a worker's number whose process is dead, or 255 for the end."""
-    other_hosts = means(roster, None if listener is None else listener.detach())
+    other_hosts = means_of(roster, None if listener is None else listener.detach())
     with Node(roster.workers_num, on_lost=on_lost, other_hosts=other_hosts, replaces=replaces) as node:
         os.write(say, node.address.encode())
         while (order := os.read(orders, 1)) and order[0] != 255:

@@ -28,6 +28,7 @@ from multiverso.hosts.transport import Listener
 from multiverso.runtime import Node, Session
 from multiverso.runtime.collective.reducer import Reducer
 from multiverso.runtime.node.numbers import Numbers
+from multiverso.runtime.several_hosts.carrier import Means
 
 SIZE = 300_000  # two chunks: homes on different hosts
 JOB: dict[str, dict[str, Any]] = {"async": {}, "bounded": {"staleness": 2}}
@@ -37,7 +38,7 @@ JOB: dict[str, dict[str, Any]] = {"async": {}, "bounded": {"staleness": 2}}
 def anew(job: Rehearsal, host: int, generation: int = 1) -> Iterator[Node]:
     """A node in a lost host's place."""
     roster = replace(job.roster.on(host), generation=generation)
-    other_hosts = (roster, Fabric(host, roster.hosts, credentials_of(roster)), None)
+    other_hosts = Means(roster, Fabric(host, roster.hosts, credentials_of(roster)))
     with Node(roster.workers_num, on_lost="continue", other_hosts=other_hosts, replaces=True) as node:
         job.nodes[host] = node
         yield node
@@ -223,7 +224,7 @@ def test_a_host_that_was_lost_before_it_had_come_begins_with_the_others() -> Non
         nodes = []
         for here in (roster, replace(roster.on(1), generation=1)):
             fabric = Fabric(here.host, 2, credentials_of(roster))
-            other_hosts = (here, fabric, listener if here.leads else None)
+            other_hosts = Means(here, fabric, listener if here.leads else None)
             nodes.append(
                 stack.enter_context(Node(2, on_lost="continue", other_hosts=other_hosts, replaces=True))
             )

@@ -25,6 +25,7 @@ from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport import CONTROL, Hello, connect
 from multiverso.runtime import Node, Session
 from multiverso.runtime.collective.agreement import tell_all
+from multiverso.runtime.several_hosts.carrier import Means
 from multiverso.tables import ArrayTableHandler
 
 
@@ -102,7 +103,7 @@ def test_nothing_stays_of_a_node_that_the_first_host_turns_away() -> None:
         roster = Roster(1, ("a", "b"), (1, 1), first.listen(), mine.to_text(), rehearsal=True)
         before = set(threading.enumerate())
         with pytest.raises(StartupError, match="another job"):
-            Node(2, other_hosts=(roster, Fabric(1, 2, mine), None))
+            Node(2, other_hosts=Means(roster, Fabric(1, 2, mine)))
         wait_for(lambda: set(threading.enumerate()) <= before)
 
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster
 
 if TYPE_CHECKING:
-    from multiverso.hosts.transport import Listener
-    from multiverso.runtime.several_hosts.carrier import Carrier
+    from multiverso.runtime.several_hosts.carrier import Means
 
 FROM_INPUT = "-"  # what the variable of the roster says where that comes by standard input, see `_ssh`
 JOB_VARIABLE = "MULTIVERSO_JOB"  # its value is one job's: how all of its processes are found
@@ -56,17 +55,17 @@ class Place:
     on_machine: int
     first_on_machine: int = 0
     name: str = ""
-    other_hosts: tuple[Roster, Carrier, Listener | None] | None = None
+    other_hosts: Means | None = None
 
     @property
     def keeps_stdin(self) -> bool:
         """Whether standard input is the first worker's, and not the way from the job's launcher."""
-        return self.other_hosts is None or self.other_hosts[0].rehearsal
+        return self.other_hosts is None or self.other_hosts.roster.rehearsal
 
     @property
     def goes_on(self) -> bool:
         """Whether this host was lost, and goes on in a job that has begun."""
-        return self.other_hosts is not None and self.other_hosts[0].generation > 0
+        return self.other_hosts is not None and self.other_hosts.roster.generation > 0
 
     @classmethod
     def alone(cls, workers_num: int) -> Place:
@@ -89,12 +88,12 @@ def here(workers_num: int) -> Place:
         return Place.alone(workers_num)
     roster = Roster.from_text(text)
     # not above: it takes long to import, and a job on one host has no use for it
-    from multiverso.runtime.several_hosts.carrier import means
+    from multiverso.runtime.several_hosts.carrier import means_of
 
-    return place_in(roster, means(roster, None if descriptor is None else int(descriptor)))
+    return place_in(roster, means_of(roster, None if descriptor is None else int(descriptor)))
 
 
-def place_in(roster: Roster, other_hosts: tuple[Roster, Carrier, Listener | None] | None = None) -> Place:
+def place_in(roster: Roster, other_hosts: Means | None = None) -> Place:
     """Returns the part of a job that a roster gives its host, whose node needs what ``other_hosts`` is."""
     workers = roster.local
     assert isinstance(workers, range)  # a launcher of ours has numbered them

@@ -12,6 +12,7 @@ from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport import Listener
 from multiverso.runtime import Node
+from multiverso.runtime.several_hosts.carrier import Means
 
 Address = tuple[str, int]
 
@@ -49,7 +50,7 @@ def hosts_here(
         nodes = []
         for host in range(roster.hosts):
             own = replace(roster.on(host), coordinator=way(host, listener.address))
-            other_hosts = (own, Fabric(host, own.hosts, credentials_of(own)), None if host else listener)
+            other_hosts = Means(own, Fabric(host, own.hosts, credentials_of(own)), None if host else listener)
             node = Node(
                 own.workers_num, on_lost=on_lost, secret=secret, other_hosts=other_hosts, replaces=replaces
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,10 @@ from platoon.util import PlatoonError, counted
 
 if TYPE_CHECKING:
     from multiverso.runtime import Node
+    from multiverso.runtime.several_hosts.carrier import Means
 
 _INSECURE_VARIABLE = "MULTIVERSO_INSECURE_FABRIC"
 _LOOPBACK, _ANY = "127.0.0.1", "0.0.0.0"
-_LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class _Met:
     """What a controller knows of the others."""
 
     roster: Roster
-    other_hosts: Any  # what `Node` takes as such
+    other_hosts: Means | None
 
 
 class Hosts:
@@ -61,7 +62,7 @@ class Hosts:
 
         other_hosts = here(0).other_hosts
         assert other_hosts is not None
-        roster = other_hosts[0]
+        roster = other_hosts.roster
         if len(roster.local) != local_size:
             raise PlatoonError(
                 f"{roster.names[roster.host]} was to have {counted(len(roster.local), 'worker')}, and this controller "
@@ -109,9 +110,9 @@ class Hosts:
         )
         if len(names) == 1:
             return _Met(roster, None)
-        from multiverso.runtime.several_hosts.carrier import means
+        from multiverso.runtime.several_hosts.carrier import means_of
 
-        return _Met(roster, means(roster, None if listening is None else listening.detach()))
+        return _Met(roster, means_of(roster, None if listening is None else listening.detach()))
 
     def node(self) -> Node:
         """Returns this host's node, which has found the first host's.
@@ -126,7 +127,7 @@ class Hosts:
         except MultiversoError as error:
             raise PlatoonError("this host's node cannot begin", error) from error
 
-    def stay(self, node: Node, stopped: Any) -> bool:
+    def stay(self, node: Node, stopped: Callable[[], bool]) -> bool:
         """This host's workers are done: waits until the others' are too, since they may need its copies until then.
 
         Args:
@@ -140,11 +141,7 @@ class Hosts:
             return True
         for worker in self.roster.local:
             node.absent(worker)  # one that never used the shared memory
-        while not stopped():
-            ended = node.stay(_LOOK_SECONDS)
-            if ended is not None:
-                return ended
-        return False
+        return node.stay(stopped)
 
     def close(self, failed: bool) -> None:
         """If this controller failed, ends all of them: the others would wait for it."""

@@ -15,7 +15,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from multiverso import layout as at
 from multiverso.errors import StartupError
@@ -32,13 +32,11 @@ from multiverso.runtime.node.requests import Requests
 from multiverso.wire import messages
 
 if TYPE_CHECKING:
-    from multiverso.hosts.roster import Roster
-    from multiverso.hosts.transport import Listener
-    from multiverso.runtime.several_hosts.carrier import Carrier
+    from multiverso.runtime.several_hosts.carrier import Means
     from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 
 _nodes: weakref.WeakSet[Node] = weakref.WeakSet()
-_WATCH_SECONDS = 1.0
+_LOOK_SECONDS = 0.5
 
 
 class Node(InProcess):
@@ -74,7 +72,7 @@ class Node(InProcess):
         listener: socket.socket | None = None,
         secret: str | None = None,
         linger: Callable[[], None] | None = None,
-        other_hosts: tuple[Roster, Carrier, Listener | None] | None = None,
+        other_hosts: Means | None = None,
         replaces: bool = False,
     ) -> None:
         if workers is not None and not 1 <= workers <= at.MAX_WORKERS:
@@ -108,7 +106,7 @@ class Node(InProcess):
                 # not above: a third of what a node is made of, which a job on one host has no use for
                 from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 
-                self._other_hosts = OtherHosts(*other_hosts, self._mailbox.post_order)
+                self._other_hosts = OtherHosts(other_hosts, self._mailbox.post_order)
                 self._questions = Questions(self._other_hosts.report)
             self._membership = Membership(workers, on_lost, self._deaths, self._other_hosts, replaces)
             self._served = Requests(
@@ -147,28 +145,20 @@ class Node(InProcess):
                 lambda: members.had_workers and not members.attached, timeout_seconds
             )
 
-    @overload
-    def stay(self) -> bool: ...
-    @overload
-    def stay(self, timeout_seconds: float) -> bool | None: ...
-    def stay(self, timeout_seconds: float | None = None) -> bool | None:
+    def stay(self, stopped: Callable[[], bool] | None = None) -> bool:
         """Waits until no host of the job needs this one's copies.
 
         Args:
-            timeout_seconds: for how long; by default until it is so, or other hosts have never come.
+            stopped: asked twice a second: whether to wait no longer. By default, whether other hosts have never come.
 
         Returns:
-            False when the node has ended before that; None at the timeout.
+            False when it has stopped, or the node has ended, before that.
         """
-        if self._other_hosts is None:
+        others = self._other_hosts
+        if others is None:
             return True
-        slice_seconds = _WATCH_SECONDS if timeout_seconds is None else timeout_seconds
-        while not self._other_hosts.over.wait(slice_seconds):
-            if self._closing.is_set():
-                return False
-            if timeout_seconds is not None:
-                return None
-            if not self._other_hosts.needed:
+        while not others.over.wait(_LOOK_SECONDS):
+            if self._closing.is_set() or (stopped() if stopped else not others.needed):
                 return False
         return True
 

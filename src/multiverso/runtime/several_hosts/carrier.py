@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from multiverso.deadline import Deadline
@@ -80,7 +81,22 @@ class Carrier(Protocol):
         """Ends all connections."""
 
 
-def means(roster: Roster, descriptor: int | None) -> tuple[Roster, Carrier, Listener | None]:
+@dataclass(frozen=True)
+class Means:
+    """What a node of a job on several hosts is made with.
+
+    Attributes:
+        roster: the job's hosts.
+        carrier: moves tables' values; the node closes it.
+        listener: where the coordinator listens, on its own host.
+    """
+
+    roster: Roster
+    carrier: Carrier
+    listener: Listener | None = None
+
+
+def means_of(roster: Roster, descriptor: int | None) -> Means:
     """Returns what a node of a job on several hosts is made with.
 
     Args:
@@ -92,7 +108,8 @@ def means(roster: Roster, descriptor: int | None) -> tuple[Roster, Carrier, List
         listener = _Inherited(descriptor)
     elif roster.leads:
         listener = Listener((roster.bind, roster.coordinator[1]))
-    return roster, Fabric(roster.host, roster.hosts, credentials_of(roster), bind=(roster.bind, 0)), listener
+    fabric = Fabric(roster.host, roster.hosts, credentials_of(roster), bind=(roster.bind, 0))
+    return Means(roster, fabric, listener)
 
 
 class _Inherited(Listener):

@@ -16,14 +16,13 @@ from multiverso.errors import StartupError
 from multiverso.hosts.control_connections import Centre, Outpost, credentials_of
 from multiverso.hosts.exchange import Exchange
 from multiverso.hosts.mail import Mail
-from multiverso.hosts.roster import Roster
 from multiverso.hosts.stream import Body
 from multiverso.hosts.transport import MAIL, Listener
 from multiverso.memory.segment import Segment
 from multiverso.node_log import log
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.several_hosts.barriers import HostBarriers
-from multiverso.runtime.several_hosts.carrier import Carrier
+from multiverso.runtime.several_hosts.carrier import Means
 from multiverso.runtime.several_hosts.exchanged_tables import ExchangedTables
 from multiverso.runtime.several_hosts.mirror import write_line
 from multiverso.runtime.several_hosts.moving import Mover
@@ -38,9 +37,7 @@ class OtherHosts:
     """Owner: the node; ``close`` ends it.
 
     Args:
-        roster: the job's hosts.
-        carrier: moves the values; closed with this.
-        listener: where the coordinator listens, on its own host.
+        means: what it is made with; its carrier is closed with this.
         post: hands an order, or something to call, to the node's thread; from any thread.
 
     Attributes:
@@ -51,10 +48,9 @@ class OtherHosts:
         reductions: arrays that workers of all hosts reduce, once the memory is there.
     """
 
-    def __init__(
-        self, roster: Roster, carrier: Carrier, listener: Listener | None, post: Callable[[Order], None]
-    ) -> None:
-        self.roster = roster
+    def __init__(self, means: Means, post: Callable[[Order], None]) -> None:
+        self.roster, carrier = means.roster, means.carrier
+        roster = self.roster
         self.over = threading.Event()
         self.reductions: Reductions | None = None
         self._carrier = carrier
@@ -72,7 +68,7 @@ class OtherHosts:
         self.tables = ExchangedTables(roster, carrier, self._mover, self.teller.report, self._tell)
         self.barriers = HostBarriers(roster, carrier, self._mover, self.tables.joined, self.teller.report)
         try:
-            self._centre = self._meet(listener)
+            self._centre = self._meet(means.listener)
         except BaseException:
             carrier.close()
             raise
