@@ -11,8 +11,8 @@ from typing import IO, Any
 from multiverso.deadline import checked_seconds
 from multiverso.errors import StartupError
 from multiverso.hosts.roster import spread
-from multiverso.launch.commands import worker_commands
-from multiverso.launch.job import Job, OnFailure
+from multiverso.launch.job import OnFailure
+from multiverso.launch.on_nodes import Part, Watcher, job_on
 from multiverso.launch.outcomes import conclude, read_answer, write_call
 from multiverso.launch.output import Output
 from multiverso.launch.place import JOB_VARIABLE, Place, place_in
@@ -87,37 +87,19 @@ def run(
         python = (sys.executable, str(Path(__file__).with_name("_call.py")))
         job_id = uuid.uuid4().hex
         environ = {**os.environ, **(env or {}), SECRET_VARIABLE: secret, JOB_VARIABLE: job_id}
-        nodes: dict[int, Node] = {}
-        commands = []
+        parts = []
         for node, place in _nodes(stack, workers, hosts, on_failure, secret, replace > 0):
-            nodes |= dict.fromkeys(place.workers, node)
             theirs = [descriptors[worker_id] for worker_id in place.workers]
-            commands += worker_commands(
-                [(*python, *map(str, pair)) for pair in theirs],  # inherited under the same numbers
-                address=node.address,
-                environ=environ,
-                on_failure=on_failure,
-                descriptors=theirs,
-                place=place,
-            )
-        replacements = Replacements(replace)
-
-        def again(end: WorkerExit) -> float | None:
-            node = nodes[end.worker_id]
-            seconds = replacements.after(end) if node.may_be_replaced(end.worker_id) else None
-            if seconds is not None:
-                answers[end.worker_id].seek(0)
-                answers[end.worker_id].truncate()
-            return seconds
-
-        job = Job(
-            commands,
+            programs = [(*python, *map(str, pair)) for pair in theirs]  # inherited under the same numbers
+            parts.append(Part(node, place, programs, theirs))
+        job = job_on(
+            parts,
+            Replacements(replace),
+            _Answers(answers),
+            environ=environ,
             marker=f"{JOB_VARIABLE}={job_id}",
             output=Output(text_sink(sys.stdout, sys.stderr)),
             on_failure=on_failure,
-            on_exit=lambda end: nodes[end.worker_id].absent(end.worker_id),
-            again=again,
-            lost_workers=nodes[0].lost_workers,
         )
         result = job.run(timeout_seconds)
         outcomes = [read_answer(answers[end.worker_id], end) for end in result.exits]
@@ -127,6 +109,17 @@ def run(
         else None
     )
     return conclude(outcomes, on_failure, late)
+
+
+class _Answers(Watcher):
+    """A worker that takes another's place writes its answer anew."""
+
+    def __init__(self, answers: Sequence[IO[bytes]]) -> None:
+        self._answers = answers
+
+    def replacing(self, end: WorkerExit, replacements: Replacements, seconds: float) -> None:
+        self._answers[end.worker_id].seek(0)
+        self._answers[end.worker_id].truncate()
 
 
 def _nodes(

@@ -7,15 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from multiverso.launch.commands import worker_commands
-from multiverso.launch.job import Job
+from multiverso.launch.on_nodes import Part, job_on
 from multiverso.launch.options import RunOptions, check, log_files, misplaced_workers, program_of
 from multiverso.launch.output import Output
 from multiverso.launch.place import Place, here
 from multiverso.launch.reports import JsonReport, Report, TextReport
 from multiverso.launch.resources import choose_gpus
 from multiverso.launch.restarting import Replacements, Starts
-from multiverso.launch.results import JobResult, WorkerExit
+from multiverso.launch.results import JobResult
 from multiverso.launch.signals import Signals, let_signals_end_us
 from multiverso.launch.sinks import unbuffered
 from multiverso.runtime.discovery.restarts import restarts
@@ -71,7 +70,6 @@ def _start(
     """Runs the job once; returns how it ended, its exit code, and what says so."""
     workers = options.workers_num
     secret = new_secret()
-    replacements = Replacements(options.replace)
     with closing(
         Node(
             workers=place.workers_num,
@@ -88,39 +86,18 @@ def _start(
         )
         report.output = output
         environ = {**os.environ, SECRET_VARIABLE: secret}
-        commands = worker_commands(
-            [program] * len(place.workers),
-            address=node.address,
+        job = job_on(
+            [Part(node, place, [program] * len(place.workers))],
+            Replacements(options.replace),
+            report,
             environ=environ if place.other_hosts else starts.environ(environ, options.resume),
-            on_failure=options.on_failure,
-            devices=devices,
-            bind=options.bind,
-            place=place,
-        )
-
-        def ended(end: WorkerExit) -> None:
-            node.absent(end.worker_id)
-            report.ended(end)
-
-        def again(end: WorkerExit) -> float | None:
-            seconds = replacements.after(end) if node.may_be_replaced(end.worker_id) else None
-            if seconds is not None:
-                report.replacing(end, replacements, seconds)
-            return seconds
-
-        job = Job(
-            commands,
             marker=f"MULTIVERSO_NODE={node.address}",
             output=output,
             on_failure=options.on_failure,
+            devices=devices,
+            bind=options.bind,
             grace_seconds=options.grace_seconds,
             keep_stdin=place.keeps_stdin,
-            on_start=report.started,
-            on_exit=ended,
-            again=again,
-            on_trouble=report.warn,
-            lost_workers=node.lost_workers,
-            first=place.workers.start,
         )
         result = job.run(starts.seconds_left, signals=starts.signals)
         if place.other_hosts is not None:

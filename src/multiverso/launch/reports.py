@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, BinaryIO
 
+from multiverso.launch.on_nodes import Watcher
 from multiverso.launch.options import RunOptions
 from multiverso.launch.output import Output
 from multiverso.launch.restarting import Replacements, Starts
@@ -12,7 +13,7 @@ from multiverso.launch.results import JobResult, WorkerExit
 from multiverso.launch.sinks import Sink, json_sink, prefix_sink, unbuffered, wants_colour, write_event
 
 
-class TextReport:
+class TextReport(Watcher):
     """Tells a person what happens: output to where it belongs, our own words to standard error.
 
     Args:
@@ -43,9 +44,6 @@ class TextReport:
             self.output.notice(write)
         else:
             write()
-
-    def started(self, worker_id: int, pid: int) -> None:
-        """A worker's process has begun: nothing that a person waits for."""
 
     def summarise(self, status: dict[str, Any], text_of: Callable[[dict[str, Any]], str]) -> None:
         """Shows the job's last status."""
@@ -83,7 +81,7 @@ class TextReport:
             self.warn(f"ended by a signal after {result.seconds:.1f} s.")
 
 
-class JsonReport:
+class JsonReport(Watcher):
     """Tells a program what happens: one JSON object a line on standard output.
 
     Args:
