@@ -333,6 +333,7 @@ def test_schedules_rise_and_fall() -> None:
         lambda u: u.chain(u.schedule(lambda step: 0.1), u.add()),
         lambda u: u.chain(u.schedule(lambda step: 0.0), u.adagrad()),
         lambda u: u.chain(u.weight_decay(0.1), u.adamw()),
+        lambda u: u.chain(u.weight_decay(0.1), u.chain(u.weight_decay(0.1), u.sgd())),
         lambda u: u.chain(u.weight_decay(0.1), u.adam(count_per="table")),
         lambda u: u.schedule(0.1),
         lambda u: u.clip(),

@@ -40,7 +40,7 @@ def _decayed(inner: Callable[..., None], rate_index: int, place: int) -> Callabl
 
 def decayed(updater: Updater, decay: float) -> Updater:
     """Returns an updater before whose step ``values -= rate decay values``; see ``transformations.weight_decay``."""
-    if updater.name in ("ftrl", "adamw"):
+    if updater.decays:
         raise ValueError(f"{updater.name} brings a decay of its own: give it that")
     if any(state.per == "table" for state in states_of(updater.states)):
         raise ValueError(
@@ -50,7 +50,11 @@ def decayed(updater: Updater, decay: float) -> Updater:
     rate_index = -1 if updater.rate_index is None else updater.rate_index
     loop = _decayed(updater.apply, rate_index, len(updater.hyper))
     return replace(
-        updater, name=f"weight_decay+{updater.name}", apply=loop, hyper=(*updater.hyper, float(decay))
+        updater,
+        name=f"weight_decay+{updater.name}",
+        apply=loop,
+        hyper=(*updater.hyper, float(decay)),
+        decays=True,
     )
 
 

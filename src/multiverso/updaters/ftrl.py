@@ -43,4 +43,4 @@ def ftrl(alpha: float = 0.1, beta: float = 1.0, l1: float = 0.0, l2: float = 0.0
         l2: weight of the squared L2 norm, 0 or more.
     """
     hyper = (positive(alpha, "alpha"), positive(beta, "beta"), not_negative(l1, "l1"), not_negative(l2, "l2"))
-    return Updater("ftrl", _apply, states=(State("n"), State("z")), hyper=hyper, rate_index=0)
+    return Updater("ftrl", _apply, states=(State("n"), State("z")), hyper=hyper, rate_index=0, decays=True)

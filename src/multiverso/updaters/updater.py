@@ -31,6 +31,7 @@ class Updater:
             Those with a rate multiply by it in ``apply``; for ``add`` and ``sgd``, which have none, the worker does it
             before it adds.
         mean: in synchronous mode, gets the mean over the workers that contributed instead of their sum.
+        decays: lets values decay by itself, so that a chain adds no second decay; see ``weight_decay``.
         clip: what adds are bounded by, before they reach ``apply``; see ``chain``.
         schedule: what sets the learning rate; see ``chain``.
     """
@@ -41,6 +42,7 @@ class Updater:
     hyper: tuple[float, ...] = ()
     mean: bool = False
     rate_index: int | None = None
+    decays: bool = False
     clip: Clip | None = None
     schedule: Schedule | None = field(default=None, compare=False)
 
