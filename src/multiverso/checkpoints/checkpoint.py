@@ -35,9 +35,9 @@ from multiverso.runtime.collective.agreement import count_as_done
 from multiverso.runtime.session.current import current
 
 Own = dict[str, Any] | Callable[[], dict[str, Any]] | None
-_STUCK_SECONDS = (
-    1.0  # a worker that has waited that long may wait for the leader: a shorter wait ends by itself
-)
+_NAME = "checkpoint"  # of what is to be done before a session ends
+# a worker that has waited that long may wait for the leader: a shorter wait ends by itself
+_STUCK_SECONDS = 1.0
 
 
 class Manager(Protocol):
@@ -99,11 +99,11 @@ class Checkpoint(InProcess):
         self._own: Own = None
         self._closed = False
         self._held = contextlib.ExitStack()
-        if any(getattr(f, "__self__", None).__class__ is Checkpoint for f in self._session.before_end):
+        if _NAME in self._session.before_end:
             raise SnapshotError("this worker has a checkpoint already: close it before the next one is made")
         begin = begin_alone if self._session.incarnation else begin_together
         self._last, self._resumes = begin(self._session, self._store, self._board, self._held, resume)
-        self._session.before_end.append(self.close)
+        self._session.before_end[_NAME] = self.close
 
     # -- what users call ------------------------------------------------------------------------------------
 
@@ -344,8 +344,8 @@ class Checkpoint(InProcess):
         self._writer.end()
         self._board.close()
         self._held.close()
-        if self.close in self._session.before_end:
-            self._session.before_end.remove(self.close)
+        if self._session.before_end.get(_NAME) == self.close:
+            del self._session.before_end[_NAME]
 
 
 def _quoted(name: str) -> str:

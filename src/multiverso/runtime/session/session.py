@@ -111,7 +111,9 @@ class Session(InProcess):
         self._flushed = self._over = False
         self.made_by = threading.get_ident()
         self._handlers: list[Handler] = []
-        self.before_end: list[Callable[[], None]] = []  # called by `shutdown` while everything still works
+        self.before_end: dict[
+            str, Callable[[], None]
+        ] = {}  # what `shutdown` calls while everything still works
         self.keyed_tables: dict[str, Any] = {}  # the first of each, by what the job calls it
         # held while a table's object is made: threads that open one table at once share its calls, and its hand
         self.making = threading.RLock()
@@ -438,7 +440,7 @@ class Session(InProcess):
     def _flush_once(self) -> None:
         if not self._flushed:
             self._flushed = True
-            for finish in list(self.before_end):
+            for finish in list(self.before_end.values()):
                 finish()
             self.flush(_MOST_WAIT)
 
