@@ -2,6 +2,8 @@
 
     MultiversoError
     ├── StartupError          the job cannot start here, or not with these options
+    │   ├── NotInThisJobError   this job's mode, or its being on several hosts, does not allow the call
+    │   └── NoSuchTableError    no job here has a table of this name
     ├── NotInitializedError   no session yet: call init() first
     ├── ClosedError           the session is over, or belongs to another process
     ├── InterruptedRoundError a synchronous round has to be finished first
@@ -32,6 +34,14 @@ class MultiversoError(Exception):
 
 class StartupError(MultiversoError, RuntimeError):
     """The job cannot start here, or not with these options."""
+
+
+class NotInThisJobError(StartupError, ValueError):
+    """The call is not for a job of this mode, or not for one on several hosts. Nothing was changed."""
+
+
+class NoSuchTableError(StartupError, LookupError):
+    """No job of this user on this host has a table of this name, or not yet; or several have."""
 
 
 class NotInitializedError(MultiversoError, RuntimeError):

@@ -16,7 +16,7 @@ from rich.console import Console
 import multiverso as mv
 from multiverso.cli.top import render
 from multiverso.deadline import Deadline
-from multiverso.errors import MultiversoError, StartupError, WaitTimeoutError
+from multiverso.errors import NotInThisJobError, StartupError, WaitTimeoutError
 from multiverso.hosts.coordinator import Coordinator
 from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.exchange import Exchange
@@ -88,7 +88,7 @@ def test_what_works_on_one_host_only_is_refused_in_a_sentence() -> None:
             lambda: ArrayTableHandler(5, dtype="int32", initial="mean", session=session),
         ]
         errors = [outcome(call) for call in calls]
-        assert all(type(error) is MultiversoError for error in errors), errors
+        assert all(type(error) is NotInThisJobError for error in errors), errors
         assert table.get().tolist() == [0, 1, 2, 3]
         return [str(error) for error in errors]
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from multiverso import layout as at
 from multiverso.deadline import Deadline
-from multiverso.errors import StartupError, TableMismatchError, WorkerLostError
+from multiverso.errors import NotInThisJobError, StartupError, TableMismatchError, WorkerLostError
 from multiverso.memory.words import load32, wait_for_change
 from multiverso.records import Record
 from multiverso.runtime.collective.shared_lock import held, prepare
@@ -245,7 +245,7 @@ class Dealer:
 
     def __init__(self, session: Session) -> None:
         if session.consistency.reads_wait:
-            raise StartupError(
+            raise NotInThisJobError(
                 "mv.batches gives a slow worker fewer batches than the others, but in "
                 f"{session.consistency.name} mode all have to read equally often: use mv.shard(n, epoch=...), or "
                 "init() without sync and staleness"

@@ -8,7 +8,7 @@ from typing import Any, overload
 import numpy as np
 
 from multiverso import layout as at
-from multiverso.errors import MultiversoError
+from multiverso.errors import NotInThisJobError
 from multiverso.memory import words
 from multiverso.runtime.session.refusals import refuse_under_rule
 from multiverso.runtime.session.replacing import leaves_values
@@ -38,11 +38,11 @@ class Contents(HeldTable):
         by itself. Not in synchronous mode, where the values change places with each round.
 
         Raises:
-            MultiversoError: the session is in synchronous mode.
+            NotInThisJobError: the session is in synchronous mode.
         """
         self._session.check()
         if self._session.consistency.in_rounds:
-            raise MultiversoError("there is no memory() in synchronous mode, whose rounds keep two copies")
+            raise NotInThisJobError("there is no memory() in synchronous mode, whose rounds keep two copies")
         return self._shard.values().reshape(self.shape)
 
     def note_written(self) -> None:
@@ -86,7 +86,7 @@ class Contents(HeldTable):
 
         Raises:
             ShapeMismatchError, DtypeMismatchError: the values do not fit; nothing was changed.
-            MultiversoError: a rule between hosts would make something else of them; nothing was changed.
+            NotInThisJobError: a rule between hosts would make something else of them; nothing was changed.
         """
         self._ready(None)
         refuse_under_rule(self._session.hosts, self._session.exchange, "set", self._dtype)

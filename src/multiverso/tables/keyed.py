@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from multiverso.compiling.on_demand import compile_update
 from multiverso.deadline import Deadline
-from multiverso.errors import ShapeMismatchError
+from multiverso.errors import NotInThisJobError, ShapeMismatchError
 from multiverso.kernels.keyed_passes import KEY
 from multiverso.runtime.session.current import current
 from multiverso.runtime.session.refusals import refuse_across_hosts
@@ -67,7 +67,8 @@ class KeyedTable(KeyedContents):
 
     Raises:
         TableMismatchError: other workers asked for another table of this name.
-        ValueError: a synchronous session or one with bounded staleness; an invalid ``initial`` or name.
+        NotInThisJobError: a synchronous session, one with bounded staleness, or one on several hosts.
+        ValueError: an invalid ``initial`` or name.
 
     Example:
         >>> import multiverso as mv
@@ -100,7 +101,7 @@ class KeyedTable(KeyedContents):
         self._session = session or current()
         self._session.check()
         if self._session.consistency.reads_wait:
-            raise ValueError(
+            raise NotInThisJobError(
                 f"keyed tables are asynchronous, and this session is {self._session.consistency.name}: "
                 "call init() without sync= and staleness=, or use a MatrixTableHandler"
             )

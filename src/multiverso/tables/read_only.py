@@ -16,7 +16,13 @@ from multiverso import keyed_layout
 from multiverso import layout as at
 from multiverso.consistency_modes import BY_CODE
 from multiverso.deadline import Deadline
-from multiverso.errors import MultiversoError, NodeLostError, RowIdError, StartupError, WaitTimeoutError
+from multiverso.errors import (
+    MultiversoError,
+    NodeLostError,
+    NoSuchTableError,
+    RowIdError,
+    WaitTimeoutError,
+)
 from multiverso.in_process import InProcess
 from multiverso.kernels import read_only as kernels
 from multiverso.memory.segment import Segment
@@ -130,7 +136,7 @@ class ReadOnlyKeyedTable(_ReadOnly):
             return load64(view.address + getattr(keyed_layout.at, which))
 
         if not word("IDENTITY"):
-            raise StartupError(f"the keyed table {name!r} is just being made: attach again in a moment")
+            raise NoSuchTableError(f"the keyed table {name!r} is just being made: attach again in a moment")
         super().__init__(view, name, DTYPES[word("DTYPE")], timeout_seconds)
         self.dim = word("COLUMNS")
 
@@ -238,7 +244,7 @@ def attach_read_only(
         timeout_seconds: deadline of this call, and of each read: for a part that a stopped worker holds.
 
     Raises:
-        StartupError: no job has such a table, or several; or this process is another user's.
+        NoSuchTableError: no job has such a table, or several; or this process is another user's.
         NodeLostError, WaitTimeoutError: the job's node has not answered.
 
     Example:
@@ -263,14 +269,14 @@ def attach_read_only(
         if len(found) == 1:
             return found.pop()
         if found:
-            raise StartupError(
+            raise NoSuchTableError(
                 f"{len(found)} jobs of this user have a table named {name!r}: say which, by job=, the address that "
                 "`multiverso top --json` shows"
             )
     finally:
         for table in found:
             table.close()
-    raise StartupError(
+    raise NoSuchTableError(
         f"no job of this user on this host has a table named {name!r}: {'; '.join(refusals) or 'none is running'}"
     )
 
@@ -289,7 +295,7 @@ def _attach(
             if kind == "memory":
                 return ReadOnlyKeyedTable(view, name, timeout_seconds)
             return ReadOnlyTable(view, name, answer, timeout_seconds)
-        raise StartupError(f"it has no table named {name!r} (yet)")
+        raise NoSuchTableError(f"it has no table named {name!r} (yet)")
     except BaseException:
         link.close()
         raise

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from multiverso.errors import MultiversoError
+from multiverso.errors import NotInThisJobError
 from multiverso.hosts.exchange import Exchange
 
 
@@ -19,10 +19,10 @@ def refuse_across_hosts(hosts: tuple[str, ...], what: str, instead: str) -> None
         instead: what to do, as half a sentence.
 
     Raises:
-        MultiversoError: the job is on several hosts. Nothing was changed.
+        NotInThisJobError: the job is on several hosts. Nothing was changed.
     """
     if hosts:
-        raise MultiversoError(
+        raise NotInThisJobError(
             f"{what} works on one host only yet, and this job is on {len(hosts)} ({', '.join(hosts)}): {instead}"
         )
 
@@ -37,10 +37,10 @@ def refuse_under_rule(hosts: tuple[str, ...], exchange: Exchange, what: str, dty
         dtype: the table's.
 
     Raises:
-        MultiversoError: the job is on several hosts, with such a rule. Nothing was changed.
+        NotInThisJobError: the job is on several hosts, with such a rule. Nothing was changed.
     """
     if hosts and exchange.rule_of(dtype) != "sum":
-        raise MultiversoError(
+        raise NotInThisJobError(
             f"{what} cannot replace values that hosts share by between={exchange.between!r}: give them as "
             "init_value=, or use between='sum'"
         )
