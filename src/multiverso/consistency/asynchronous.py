@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Self
 
 from multiverso import kernels
 from multiverso import layout as at
@@ -40,6 +41,10 @@ class Asynchronous:
             self._add_rows, self._get_rows = rows.add_rows.compiled(dtype), rows.get_rows.compiled(dtype)
             self._exchange_rows = rows.exchange_rows.compiled(dtype)
             self._get_stripes = rows.get_stripes.compiled(dtype)
+
+    @property
+    def by_stripe(self) -> Self:
+        return self
 
     def add(self, delta: Array, call: Call, deadline: Deadline | None = None) -> None:
         arguments = (self._control, self._base, self._update, self._me, delta, call.address)

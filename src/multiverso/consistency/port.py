@@ -124,6 +124,23 @@ def bad_row(ids: RowIds, position: int, spec: TableSpec) -> RowIdError:
     )
 
 
+class ByStripe(Protocol):
+    """What there is beside `Consistency` where adds take effect at once, one stripe after another."""
+
+    def exchange_rows(
+        self, ids: RowIds, local: Array, last: Array, call: Call, deadline: Deadline | None
+    ) -> None:
+        """Pushes ``local - last`` of some rows and pulls the result into both; RowIdError before anything changes."""
+
+    def changed_stripes(self, seen: Versions, found: Versions) -> int:
+        """Writes the numbers of the stripes of a matrix whose version is not the one seen; returns how many."""
+
+    def get_stripes(
+        self, stripes: Versions, versions: Versions, out: Array, call: Call, deadline: Deadline | None
+    ) -> None:
+        """Reads stripes of a matrix one after another, and the version that each has."""
+
+
 class Consistency(Protocol):
     """What reads and adds of one table mean.
 
@@ -136,11 +153,14 @@ class Consistency(Protocol):
     ``stripes`` and ``versions`` for each that is read, int64. What is only read (``delta``, ``ids``) is never changed.
 
     Attributes:
-        in_rounds: whether adds take effect in rounds. If so, an exchange of rows is an ``add_rows`` and a
-            ``get_rows``, and stripes have no versions.
+        in_rounds: whether adds take effect in rounds.
     """
 
     in_rounds: bool
+
+    @property
+    def by_stripe(self) -> ByStripe | None:
+        """What goes by stripe; None in rounds: there an exchange of rows is an ``add_rows`` and a ``get_rows``."""
 
     def add(self, delta: Array, call: Call, deadline: Deadline | None = None) -> None:
         """Adds to the whole table."""
@@ -165,21 +185,8 @@ class Consistency(Protocol):
     def get_rows(self, ids: RowIds, out: Array, call: Call, deadline: Deadline | None) -> None:
         """Reads some rows."""
 
-    def exchange_rows(
-        self, ids: RowIds, local: Array, last: Array, call: Call, deadline: Deadline | None
-    ) -> None:
-        """Pushes ``local - last`` of some rows and pulls the result into both; RowIdError before anything changes."""
-
     def get_rows_again(self, ids: RowIds, out: Array) -> None:
         """As ``get_again``."""
-
-    def changed_stripes(self, seen: Versions, found: Versions) -> int:
-        """Writes the numbers of the stripes of a matrix whose version is not the one seen; returns how many."""
-
-    def get_stripes(
-        self, stripes: Versions, versions: Versions, out: Array, call: Call, deadline: Deadline | None
-    ) -> None:
-        """Reads stripes of a matrix one after another, and the version that each has."""
 
     def snapshot(self, out: Array) -> None:
         """Reads the whole table outside the rounds and clocks."""

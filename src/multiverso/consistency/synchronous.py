@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from multiverso import layout as at
-from multiverso.consistency.port import Array, Call, CompiledRule, Port, RowIds, Versions, bad_row
+from multiverso.consistency.port import Array, Call, CompiledRule, Port, RowIds, bad_row
 from multiverso.deadline import Deadline
 from multiverso.errors import InterruptedRoundError, MultiversoError, WaitTimeoutError
 from multiverso.kernels import chained, rounds, rules
@@ -26,6 +26,7 @@ class Synchronous:
     """
 
     in_rounds = True
+    by_stripe = None
 
     def __init__(self, port: Port) -> None:
         self.port = port
@@ -87,19 +88,6 @@ class Synchronous:
             call.address,
         )
         self._read("get", lambda: self._kernels.read_rows.compiled(self._dtype)(*arguments), deadline)
-
-    def exchange_rows(
-        self, ids: RowIds, local: Array, last: Array, call: Call, deadline: Deadline | None
-    ) -> None:
-        raise AssertionError("in rounds an exchange of rows is an add and a get")
-
-    def changed_stripes(self, seen: Versions, found: Versions) -> int:
-        raise AssertionError("in rounds stripes have no versions")
-
-    def get_stripes(
-        self, stripes: Versions, versions: Versions, out: Array, call: Call, deadline: Deadline | None
-    ) -> None:
-        raise AssertionError("in rounds stripes have no versions")
 
     def get_rows_again(self, ids: RowIds, out: Array) -> None:
         self._check_rows(ids)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from multiverso.consistency.port import Array, Call, Consistency, RowIds, Versions
+from multiverso.consistency.port import Array, ByStripe, Call, RowIds, Versions
 from multiverso.deadline import Deadline
 from multiverso.spec import Partition, TableSpec
 
@@ -40,7 +40,7 @@ class Changes:
         self._partition = Partition.of(spec)
         self._seen: Versions | None = None  # of each stripe; none has a version below 0
 
-    def read(self, how: Consistency, call: Call, deadline: Deadline | None) -> Changed:
+    def read(self, how: ByStripe, call: Call, deadline: Deadline | None) -> Changed:
         """Reads the stripes that have changed since what was last noted: each as it was at one moment."""
         seen = self._versions()
         found = np.empty_like(seen)

@@ -161,10 +161,11 @@ class MatrixTableHandler(TableHandler):
         return self._operations.get_rows(ids, output.flat, deadline, output.give)
 
     def _get_changed(self, timeout_seconds: float | None) -> tuple[RowIds, Array]:
-        if self._how.in_rounds:
+        by_stripe = self._how.by_stripe
+        if by_stripe is None:
             values: Array = super().get(timeout_seconds=timeout_seconds)
             return np.arange(self._spec.rows), values
-        changed = self._operations.get_changed(self._changes, self._ready(timeout_seconds))
+        changed = self._operations.get_changed(by_stripe, self._changes, self._ready(timeout_seconds))
         result = changed.row_ids, changed.values.reshape(-1, self._spec.columns)
         # the last step: if an exception comes before it, the next call returns them again
         self._changes.note(changed)

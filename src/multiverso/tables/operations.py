@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from multiverso.consistency.port import Array, Call, CompiledRule, Consistency, RowIds
+from multiverso.consistency.port import Array, ByStripe, Call, CompiledRule, Consistency, RowIds
 from multiverso.deadline import Deadline
 from multiverso.errors import InterruptedRoundError
 from multiverso.tables.changes import Changed, Changes
@@ -185,7 +185,8 @@ class Operations:
 
     def exchange_rows(self, ids: RowIds, local: Array, last: Array, deadline: Deadline | None) -> None:
         """Pushes ``local - last`` of some rows and pulls them into both; in rounds an add and a read."""
-        if self.how.in_rounds:
+        by_stripe = self.how.by_stripe
+        if by_stripe is None:
             mine, arguments = self._mine, (ids.copy(), local, last)
             if mine.pushed is None or not _same_rows(mine.pushed, arguments):
                 self.add_rows(ids, local - last, deadline)
@@ -200,7 +201,7 @@ class Operations:
             if self._interrupted:
                 call = self._before("exchange_rows", (ids.tobytes(), local, last), call, deadline)
             if not call.complete.value:
-                self.how.exchange_rows(ids, local, last, call, deadline)
+                by_stripe.exchange_rows(ids, local, last, call, deadline)
             self._forget(call)
         except BaseException:
             self._keep(Interrupted("exchange_rows", (ids.tobytes(), local, last), call))
@@ -208,12 +209,12 @@ class Operations:
         call.complete.value = 0
         calls[0] = call
 
-    def get_changed(self, changes: Changes, deadline: Deadline | None) -> Changed:
+    def get_changed(self, how: ByStripe, changes: Changes, deadline: Deadline | None) -> Changed:
         """Reads what has changed since ``changes`` was last told; the caller notes what comes, in its last step."""
         found: list[Changed] = []
 
         def read(call: Call) -> None:
-            found[:] = [changes.read(self.how, call, deadline)]
+            found[:] = [changes.read(how, call, deadline)]
 
         self._read("get_changed", read, lambda: read(Call()), deadline, None)
         return found[0]
