@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         worker_id,
         workers_num,
     )
-    from multiverso.checkpoints.checkpoint import Checkpoint, checkpoint
+    from multiverso.checkpoints.periodic import Checkpoint, checkpoint
     from multiverso.launch.function import run
     from multiverso.runtime.discovery.restarts import restarts
     from multiverso.runtime.session.current import current
@@ -85,7 +85,7 @@ _MODULES = {
         "barrier batches incarnation init is_master_worker live_workers load log num_workers save server_id shard "
         "shutdown stats worker_id workers_num"
     ),
-    "multiverso.checkpoints.checkpoint": "Checkpoint checkpoint",
+    "multiverso.checkpoints.periodic": "Checkpoint checkpoint",
     "multiverso.launch.function": "run",
     "multiverso.runtime.session.current": "current",
     "multiverso.runtime.discovery.restarts": "restarts",

@@ -15,8 +15,7 @@ from core_support import bits, outcome, together, wait_for
 
 import multiverso as mv
 from multiverso import layout as at
-from multiverso.checkpoints import Parts, beginning, generations, writing
-from multiverso.checkpoints import checkpoint as beside
+from multiverso.checkpoints import Parts, beginning, generations, periodic, writing
 from multiverso.checkpoints.manifests import read_generations
 from multiverso.checkpoints.stores import Remote, open_store
 from multiverso.errors import ClosedError, SnapshotError
@@ -318,7 +317,7 @@ def test_what_is_being_written_is_waited_for(tmp_path: Path, monkeypatch: pytest
         return write(store, generation, me, *part)
 
     monkeypatch.setattr(writing, "write_part", slowly)
-    monkeypatch.setattr(beside, "_STUCK_SECONDS", 0.05)
+    monkeypatch.setattr(periodic, "_STUCK_SECONDS", 0.05)
 
     def save(session: Session) -> None:
         mv.ArrayTableHandler(3, session=session)
@@ -344,7 +343,7 @@ def test_nobody_is_given_up_for_a_moment_or_a_lock(tmp_path: Path, monkeypatch: 
             said = []
             for kind, seconds in ((at.FOR_BARRIER, 1000.0), (at.FOR_LOCK, 0.0), (at.FOR_BARRIER, 0.0)):
                 session.barrier()
-                monkeypatch.setattr(beside, "_STUCK_SECONDS", seconds)
+                monkeypatch.setattr(periodic, "_STUCK_SECONDS", seconds)
                 if session.worker_id == 1:
                     waits.begin_wait.compiled()(session.control.address, 1, kind, 0, 0)
                     ready.set()
@@ -356,7 +355,7 @@ def test_nobody_is_given_up_for_a_moment_or_a_lock(tmp_path: Path, monkeypatch: 
                     ready.clear()
                     said.append(checkpoint._all_wait())
                     looked.set()
-            monkeypatch.setattr(beside, "_STUCK_SECONDS", 1.0)
+            monkeypatch.setattr(periodic, "_STUCK_SECONDS", 1.0)
             return said
 
     ready, looked = threading.Event(), threading.Event()

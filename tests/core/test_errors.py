@@ -95,6 +95,8 @@ def _mismatch() -> None:
 
 PROVOKED: dict[str, Callable[[], Any]] = {
     "StartupError": lambda: mv.init(sync=True, staleness=1),
+    "NotInThisJobError": _alone(lambda s: mv.KeyedTable(4, session=s), sync=True),
+    "NoSuchTableError": lambda: mv.attach_read_only("nobody has it"),
     "NotInitializedError": lambda: mv.current(),
     "ClosedError": _closed,
     "InterruptedRoundError": _interrupted,

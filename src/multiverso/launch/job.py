@@ -23,7 +23,7 @@ from multiverso.launch.processes import (
     signal_name,
     spawn,
 )
-from multiverso.launch.results import JobResult, Reason, WorkerExit
+from multiverso.launch.results import JobResult, Reason, WorkerExit, result_of
 from multiverso.launch.signals import Handler, Signals, ignore_signals, pass_signals_to
 
 OnFailure = Literal["stop", "continue"]
@@ -35,7 +35,6 @@ _LOOK_SECONDS = 0.5
 # `timeout` and some terminals send a signal twice.
 _SAME_SIGNAL_SECONDS = 0.2
 _GIVE_UP = 0
-_EXIT_CODES = {"timeout": 124, "output closed": 128 + signal.SIGPIPE}
 
 
 class Job:
@@ -382,23 +381,15 @@ class Job:
 
     def result(self) -> JobResult:
         """Returns how the workers ended."""
-        exits = tuple(self._exits[worker_id] for worker_id in sorted(self._exits))
-        failures = [end for end in self._exits.values() if end.failed]
-        # What the node lost first made the others fail, even when their end was seen before its own.
-        failures.sort(key=lambda end: end.worker_id != self._suspect)
-        culprit = failures[0] if failures else None
-        if self._reason == "signal":
-            code = 128 + self._signal
-        elif self._reason in _EXIT_CODES:
-            code = _EXIT_CODES[self._reason]
-        elif culprit and (self._on_failure == "stop" or all(end.code for end in exits)):
-            code = culprit.code
-        else:
-            code = 0
-        deserter = self._exits.get(self._suspect) if self._suspect is not None and culprit else None
-        if deserter is not None and (deserter.code != 0 or deserter.worker_id not in self._lost_workers()):
-            deserter = None  # one that was lost and started again has not left anybody
-        return JobResult(self._reason, code, culprit, deserter, exits, time.monotonic() - self._began)
+        return result_of(
+            list(self._exits.values()),
+            self._reason,
+            self._signal,
+            goes_on=self._on_failure == "continue",
+            suspect=self._suspect,
+            lost=self._lost_workers(),
+            seconds=time.monotonic() - self._began,
+        )
 
 
 def _undo(process: subprocess.Popen[bytes]) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from multiverso import errors
 from multiverso import layout as at
-from multiverso.errors import MultiversoError, OutOfMemoryError, TableMismatchError
+from multiverso.errors import MultiversoError, NotInThisJobError, OutOfMemoryError, TableMismatchError
 from multiverso.hosts.roster import Roster
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.node.catalogue import Catalogue, Key, Piece, Spec, words
@@ -147,7 +147,7 @@ class HostCreations(Creations):
                 f"{words(creation.key)}: initial='mean' of whole numbers works on one host only yet, as each host "
                 "would round its own part: use 'sum' or 'master', or a float table"
             )
-            self._refuse(creation, MultiversoError(told))
+            self._refuse(creation, NotInThisJobError(told))
             return
         report = {
             "spec": first.spec.as_message(),

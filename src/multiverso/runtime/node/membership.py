@@ -18,6 +18,7 @@ from multiverso.runtime.node.deaths import Deaths
 from multiverso.runtime.node.generation import Generation
 from multiverso.runtime.node.host_creation import HostCreations
 from multiverso.runtime.node.numbers import Attached, Numbers
+from multiverso.runtime.node.told import Told
 from multiverso.wire import messages
 from multiverso.wire.messages import Message
 
@@ -62,9 +63,8 @@ class Membership:
         self._on_lost = on_lost
         self._deaths = deaths
         self._ended: set[int] = set()  # workers that will not come again, in any generation
-        self._missed: set[int] = (
-            set()
-        )  # workers that died in a generation that was over before others came for them
+        # workers that died in a generation that was over before others came for them
+        self._missed: set[int] = set()
         self._other_hosts = other_hosts
         if other_hosts is not None and replaces:
             ended = self._ended  # and not this: a cycle would keep the memory until the next collection
@@ -72,7 +72,7 @@ class Membership:
         self._lives = 0
         self._waiting_ready: list[tuple[Connection, Message]] = []
         self._waiting_attach: list[tuple[Connection, Message]] = []
-        self._waiting_told: list[tuple[Connection, Message]] = []
+        self._told = Told()
         self._begin()
 
     def _begin(self) -> None:
@@ -322,7 +322,7 @@ class Membership:
         """A process no longer waits for a place or for the start: it gave up, or its socket is closed."""
         self._waiting_attach = [w for w in self._waiting_attach if w[0] is not connection]
         self._waiting_ready = [w for w in self._waiting_ready if w[0] is not connection]
-        self._waiting_told = [w for w in self._waiting_told if w[0] is not connection]
+        self._told.forget(connection)
 
     def absent(self, worker_id: int) -> None:
         """A worker's process has ended; if it never attached, the others need not wait for it."""
@@ -374,25 +374,18 @@ class Membership:
         """A worker tells the workers of all hosts something, and waits for what they tell."""
         assert self._other_hosts is not None
         worker = {"worker": connection.attached_id, "note": request["note"]}
-        self._waiting_told.append((connection, request))
+        self._told.wait(connection, request)
         self._other_hosts.report({"do": "tell", "number": request["number"], **worker})
         self._refuse_told()
 
     def told(self, number: int, notes: Message) -> None:
         """All workers have told something."""
-        for connection, request in self._waiting_told:
-            if request["number"] == number:
-                connection.reply(request, {"notes": notes})
-        self._waiting_told = [w for w in self._waiting_told if w[1]["number"] != number]
+        self._told.answer(number, notes)
 
     def _refuse_told(self) -> None:
         lost = self.lost()
         if lost and not self.control.continues:
-            for connection, request in self._waiting_told:
-                connection.refuse(
-                    request, self.creations.lost_error(lost, "before it had told what others wait for")
-                )
-            self._waiting_told.clear()
+            self._told.refuse(self.creations.lost_error(lost, "before it had told what others wait for"))
 
     def changed(self, worker_id: int) -> None:
         """A worker of another host has come, left or died."""
