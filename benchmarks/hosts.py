@@ -6,10 +6,15 @@ Each host is a process; the same phases follow each other several times, so that
 the figures are medians. With ``--link 10gbit`` (and as root) each is in a network namespace of its own, and the link
 between them is limited.
 
-There are three floors: a plain stream, whose receiver does nothing with what comes; *adding*, where both hosts send
-and add what they receive to as much memory as the table has; and *passes*, what is computed for frames without any
-network. Stream and passes together, on all cores, are the most that frames can reach on this machine (``limit``).
+There are four floors: a plain stream, whose receiver does nothing with what comes; *adding*, where both hosts send
+and add what they receive to as much memory as the table has; *passes*, what is computed for frames without any
+network; and *cipher*, encrypting and decrypting as many bytes. Stream and passes together, on all cores, are the most
+that frames can reach on this machine (``limit``), with the cipher the most that encrypted ones can.
 Seconds of the processor for a gigabyte say what the rates on a machine with other work do not.
+
+A stream goes one way. Frames go both ways at once, as does *adding*: their rates are both ways together, and each way
+is told beside it. Where the processor is the limit, as over loopback, bytes either way cost the same, and the sum is
+what to compare; where the link is, which carries as much each way, compare each way.
 
 BBR, which some machines have, paces by time what goes over a loopback device, and its rates differ by a factor of four
 from one second to the next. ``--control reno`` (as root) measures without it.
@@ -49,6 +54,7 @@ from namespaces import ADDRESSES, congestion_control, enter, own_loopback, two_h
 
 _PIECE = 4 << 20
 _CHUNK = 1 << 18  # floats of a chunk
+_RECORD = 1 << 14  # bytes, the longest of TLS
 _DEADLINE_SECONDS = 60.0
 
 
@@ -135,6 +141,18 @@ class Host:
                 home.serve(chunk, theirs, part)
                 mine.land(chunk, agreed[chunk.number], part)
                 done += 2 * part.nbytes
+        return done / (time.perf_counter() - began)
+
+    def cipher(self, seconds: float) -> float:
+        """Bytes a second that are encrypted and decrypted here, in records as TLS has them, without anything else."""
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        key, nonce, plain = AESGCM(bytes(32)), bytes(12), bytes(_RECORD)
+        done, began = 0, time.perf_counter()
+        while time.perf_counter() < began + seconds:
+            for _ in range(64):
+                key.decrypt(nonce, key.encrypt(nonce, plain, None), None)
+            done += 64 * _RECORD
         return done / (time.perf_counter() - began)
 
     def there_and_back(self, times: int) -> float:
@@ -320,6 +338,7 @@ def measure(both: Both, quick: bool) -> dict[str, Any]:
         "stream": ("stream", seconds),
         "adding": ("adding", elements, seconds),
         "passes": ("passes", elements, seconds),
+        "cipher": ("cipher", seconds / 4),
         "frames": ("frames", plain, elements, seconds),
         "frames_tls": ("frames", tls, elements, seconds),
     }
@@ -333,7 +352,8 @@ def measure(both: Both, quick: bool) -> dict[str, Any]:
     }
     processor = {
         name: statistics.median(
-            sum(cpu for _, cpu in pair) / (sum(rate for rate, _ in pair) * seconds / 1e9) for pair in kept
+            sum(cpu for _, cpu in pair) / (sum(rate for rate, _ in pair) * floors[name][-1] / 1e9)
+            for pair in kept
         )
         for name, kept in runs.items()
     }
@@ -377,14 +397,22 @@ def measure(both: Both, quick: bool) -> dict[str, Any]:
     both.end()
     cores = len(os.sched_getaffinity(0))
     limit = 1e9 * cores / (processor["stream"] + processor["passes"])
+    limit_tls = 1e9 * cores / (processor["stream"] + processor["passes"] + processor["cipher"])
     return {
         "machine": {"cores": cores, "load": os.getloadavg()[0]},
         "megabytes_a_second": {name: rate / 1e6 for name, rate in rates.items()},
+        "megabytes_a_second_each_way": {
+            name: rates[name] / 2e6 for name in ("adding", "frames", "frames_tls")
+        },
         "processor_seconds_a_gigabyte": processor,
         "frames_of_stream": rates["frames"] / rates["stream"],
+        "frames_each_way_of_stream": rates["frames"] / 2 / rates["stream"],
+        "limit_of_stream": limit / rates["stream"],
         "frames_of_adding": rates["frames"] / rates["adding"],
         "frames_of_limit": rates["frames"] / limit,
         "tls_of_plain": rates["frames_tls"] / rates["frames"],
+        "tls_limit_of_plain": limit_tls / limit,
+        "tls_of_its_limit": rates["frames_tls"] / limit_tls,
         "home_and_back_microseconds": {name: 1e6 * statistics.median(kept) for name, kept in back.items()},
         "exchange": workers,
     }

@@ -54,17 +54,28 @@ def received(channel: Channel, count: int) -> bytes:
 def test_what_the_system_does_not_take_at_once_is_sent_by_flush_without_a_copy() -> None:
     ours, theirs = socket.socketpair()
     first, second = Plain(ours), Plain(theirs)
+    check_that_what_is_left_is_sent_later(first, second)
+    first.close()
+    second.close()
+
+
+def test_what_is_left_of_a_large_part_is_encrypted_only_when_it_is_sent() -> None:
+    with connected() as (first, second, socket_of_first):
+        socket_of_first.settimeout(None)  # as the handshake leaves it; with one, Python waits before it sends
+        check_that_what_is_left_is_sent_later(first, second)
+
+
+def check_that_what_is_left_is_sent_later(first: Channel, second: Channel) -> None:
     body = bytearray(8 << 20)
     assert not first.send_now(b"head", body)
     body[-4:] = b"late"  # of what is left nothing was copied
+    assert not first.send_now(b"next")  # and what follows waits behind it
     sender = threading.Thread(target=lambda: first.send(b"tail"))  # what is left goes first
     sender.start()
-    assert received(second, 4 + len(body) + 4) == b"head" + bytes(body) + b"tail"
+    assert received(second, 4 + len(body) + 8) == b"head" + bytes(body) + b"nexttail"
     sender.join()
     assert first.send_now(b"whole")
     assert received(second, 5) == b"whole"
-    first.close()
-    second.close()
 
 
 def test_large_and_small_parts_come_in_order_from_both_sides() -> None:

@@ -66,4 +66,4 @@ def test_a_link_pushes_as_many_chunks_before_an_answer(seconds: float, under_way
     while go(receiver, sender) + go(sender, receiver):
         pass
     assert ticket.done
-    assert receiver._tables[1].copy.shard.values()[39] == 78
+    assert receiver._books.tables[1].copy.shard.values()[39] == 78

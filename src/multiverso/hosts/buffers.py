@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
-_SMALLEST_BITS = 6
+_SMALLEST = 64
 
 
 class Buffers:
@@ -21,22 +21,22 @@ class Buffers:
 
     def __init__(self, kept: int) -> None:
         self._most = kept
-        self._free: dict[int, list[Array]] = {}
-        self._lock = threading.Lock()
+        # of each size; a list's append and pop are one step each, so that no lock is needed
+        self._free: defaultdict[int, list[Array]] = defaultdict(list)
 
     def take(self, nbytes: int) -> Array:
         """Returns memory of at least so many bytes, with anything in it."""
-        size = 1 << max(_SMALLEST_BITS, (nbytes - 1).bit_length())
-        with self._lock:
-            kept = self._free.get(size)
-            return kept.pop() if kept else np.empty(size, np.uint8)
+        size = 1 << (nbytes - 1).bit_length() if nbytes > _SMALLEST else _SMALLEST
+        try:
+            return self._free[size].pop()
+        except IndexError:
+            return np.empty(size, np.uint8)
 
     def give(self, buffer: Array) -> None:
         """Takes memory back, whose holder has forgotten it."""
-        with self._lock:
-            kept = self._free.setdefault(buffer.nbytes, [])
-            if len(kept) < self._most:
-                kept.append(buffer)
+        kept = self._free[buffer.nbytes]
+        if len(kept) < self._most:
+            kept.append(buffer)
 
 
 def view(buffer: Array, length: int) -> memoryview:

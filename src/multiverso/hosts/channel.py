@@ -17,7 +17,6 @@ from typing import Protocol
 from multiverso.deadline import Deadline
 from multiverso.errors import StartupError
 from multiverso.hosts.distance import FAR
-from multiverso.hosts.frames import LONGEST_BODY
 
 _MANY = 64
 _MIN_RTT_AT = 148  # of Linux's struct tcp_info: tcpi_min_rtt, in microseconds
@@ -33,10 +32,6 @@ class Channel(Protocol):
 
     def send(self, *parts: bytes | bytearray | memoryview) -> None:
         """Sends all of the parts, one after another; one thread at a time."""
-
-    @property
-    def at_once(self) -> int:
-        """How many bytes :meth:`send_now` takes."""
 
     def send_now(self, *parts: bytes | bytearray | memoryview) -> bool:
         """Sends without waiting for the other side; False if some of it is left for :meth:`flush`, or the next send.
@@ -67,10 +62,6 @@ class Plain:
         self._socket = connection
         sockets.add(connection)
         self._rest: list[memoryview] = []
-
-    @property
-    def at_once(self) -> int:
-        return LONGEST_BODY
 
     def send(self, *parts: bytes | bytearray | memoryview) -> None:
         self.flush()

@@ -35,7 +35,7 @@ def check_push(table: LinkTable, header: Header, answering: int) -> Here:
         raise ProtocolError("the first push of a chunk is fresh, and no other")
     if answering >= MOST_ANSWERS:
         raise ProtocolError(f"more than {MOST_ANSWERS} pushes wait for an answer")
-    _check_size(table, part, header)
+    _check_size(part, header)
     return part
 
 
@@ -52,12 +52,15 @@ def check_answer(table: LinkTable, header: Header) -> Away:
         )
     if header.kind == frames.VALUE and header.wire != wires.NATIVE:
         raise ProtocolError("the agreed value itself travels as it is")
-    _check_size(table, part, header)
+    _check_size(part, header)
     return part
 
 
-def _check_size(table: LinkTable, part: Here | Away, header: Header) -> None:
-    if not wires.fits(header.wire, header.length, part.chunk.size, table.copy.dtype.itemsize):
+def _check_size(part: Here | Away, header: Header) -> None:
+    agreed, length = part.agreed, header.length
+    if header.wire == wires.NATIVE and (length == 0 or length == agreed.nbytes):
+        return
+    if not wires.fits(header.wire, length, agreed.size, agreed.itemsize):
         raise ProtocolError(
-            f"{header.length} bytes in wire format {header.wire} are no difference of {part.chunk.size} numbers"
+            f"{length} bytes in wire format {header.wire} are no difference of {agreed.size} numbers"
         )

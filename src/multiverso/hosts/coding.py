@@ -10,31 +10,33 @@ import numpy as np
 from multiverso.hosts import frames, wires
 from multiverso.hosts.books import Away, Here, LinkTable, UnderWay
 from multiverso.hosts.buffers import Array, Buffers, view
-from multiverso.hosts.copies import Chunk
 from multiverso.hosts.frames import Header, ProtocolError
 from multiverso.kernels.agreeing import REST, SOME
 
 
-def numbers(table: LinkTable, chunk: Chunk, buffer: Array) -> Array:
+def numbers(part: Away | Here, buffer: Array) -> Array:
     """Returns a buffer as a chunk's numbers."""
-    frame: Array = buffer[: chunk.size * table.copy.dtype.itemsize].view(table.copy.dtype)
+    agreed = part.agreed
+    frame: Array = buffer[: agreed.nbytes].view(agreed.dtype)
     return frame
 
 
 def make_push(table: LinkTable, part: Away, header: Header, ticket: int, pool: Buffers) -> UnderWay:
     """Takes what has changed in this host's copy of a chunk into S and a frame."""
-    buffer = pool.take(part.chunk.size * table.copy.dtype.itemsize)
-    frame = numbers(table, part.chunk, buffer)
-    if header.wire == wires.NATIVE:
+    buffer = pool.take(part.agreed.nbytes)
+    frame = numbers(part, buffer)
+    kind, wire, flags, table_number, chunk, length, number = header
+    if wire == wires.NATIVE:
         found = table.copy.push(part.chunk, part.agreed, frame)
         some, rest = bool(found & SOME), bool(found & REST)
-        length = frame.nbytes if some else 0
+        if some:
+            length = frame.nbytes
     else:
-        wire, length = header.wire, 0
         if table.copy.differ(part.chunk, part.agreed, frame):
             wire, length, buffer = _coded(table, part, buffer, frame, pool)
-        header, some, rest = header._replace(wire=wire), length > 0, True
-    return UnderWay(header._replace(length=length), view(buffer, length), buffer, some, rest, ticket)
+        some, rest = length > 0, True
+    made = Header(kind, wire, flags, table_number, chunk, length, number)
+    return UnderWay(made, view(buffer, length), buffer, some, rest, ticket)
 
 
 def take_push(
@@ -48,15 +50,15 @@ def take_push(
         ProtocolError: it is not a coded difference; nothing has changed.
     """
     copy, chunk = table.home, part.chunk
-    buffer = _decoded(table, chunk, header, buffer, pool)
-    frame = numbers(table, chunk, buffer)
+    buffer = _decoded(part, header, buffer, pool)
+    frame = numbers(part, buffer)
     if header.flags & frames.RULED and table.outer is not None and header.length:
         if not header.flags & frames.FRESH:
             copy.advance(part.agreed, frame)
         table.outer.step(chunk.number, None if header.flags & frames.REST else peer, frame)
         if not header.flags & frames.FRESH:
             spare = pool.take(frame.nbytes)
-            before = numbers(table, chunk, spare)
+            before = numbers(part, spare)
             if copy.convex:  # what the host has, less what comes: S as it would be before
                 np.subtract(part.agreed, frame, out=before)
             copy.land(chunk, before, frame)  # into the values alone: S has it already
@@ -86,7 +88,7 @@ def take_push(
 
 def repeat_answer(table: LinkTable, part: Here, header: Header, buffer: Array) -> tuple[Header, Array]:
     """The answer to a push that was applied before: S itself."""
-    frame = numbers(table, part.chunk, buffer)
+    frame = numbers(part, buffer)
     frame[:] = part.agreed
     return _answer(header, frames.VALUE, wires.NATIVE, frame.nbytes, 0), buffer
 
@@ -104,18 +106,18 @@ def take_answer(table: LinkTable, part: Away, header: Header, buffer: Array, poo
     if header.kind == frames.ANSWER and not header.length:
         pool.give(buffer)
         return
-    buffer = _decoded(table, part.chunk, header, buffer, pool)
+    buffer = _decoded(part, header, buffer, pool)
     do = table.copy.catch_up if header.kind == frames.VALUE else table.copy.land
-    do(part.chunk, part.agreed, numbers(table, part.chunk, buffer))
+    do(part.chunk, part.agreed, numbers(part, buffer))
     pool.give(buffer)
 
 
 def take_back(table: LinkTable, part: Away, frame: UnderWay, pool: Buffers) -> None:
     """S goes back to what it was before a push that will never be answered."""
     if frame.header.length:
-        buffer = _decoded(table, part.chunk, frame.header, frame.buffer, pool)
+        buffer = _decoded(part, frame.header, frame.buffer, pool)
         with np.errstate(all="ignore"):
-            part.agreed -= numbers(table, part.chunk, buffer)
+            part.agreed -= numbers(part, buffer)
 
 
 def _coded(
@@ -133,16 +135,16 @@ def _coded(
     return table.wire.number, length, coded
 
 
-def _decoded(table: LinkTable, chunk: Chunk, header: Header, buffer: Array, pool: Buffers) -> Array:
+def _decoded(part: Away | Here, header: Header, buffer: Array, pool: Buffers) -> Array:
     if not header.length:
-        numbers(table, chunk, buffer)[:] = 0
+        numbers(part, buffer)[:] = 0
         return buffer
     if header.wire == wires.NATIVE:
         return buffer
-    plain = pool.take(chunk.size * table.copy.dtype.itemsize)
+    plain = pool.take(part.agreed.nbytes)
     try:
-        wires.decode(header.wire, buffer[: header.length], numbers(table, chunk, plain))
+        wires.decode(header.wire, buffer[: header.length], numbers(part, plain))
     except ValueError as error:
-        raise ProtocolError(f"a push or answer of chunk {chunk.number}: {error}") from error
+        raise ProtocolError(f"a push or answer of chunk {part.chunk.number}: {error}") from error
     pool.give(buffer)
     return plain

@@ -79,9 +79,10 @@ class Copy:
         self.chunks = chunks_of(
             self.elements, int(shard.header["stripe_size"]), self.dtype.itemsize, chunk_bytes
         )
-        self._closed = threading.Event()
+        self._closed = False
         self._inside = 0  # calls that are in the table's memory now
-        self._left = threading.Condition()
+        self._gate = threading.Lock()
+        self._left = threading.Condition(self._gate)
         name = shard.spec.dtype
         self._push = agreeing.push.compiled(name)
         self._serve = agreeing.serve.compiled(name)
@@ -98,8 +99,8 @@ class Copy:
 
     def close(self) -> None:
         """Ends calls that wait for a lock, and refuses all that follow. The memory may be freed afterwards."""
-        with self._left:
-            self._closed.set()
+        with self._gate:
+            self._closed = True
             while self._inside:  # a kernel that waits for a lock gives up by itself
                 self._left.wait()
 
@@ -132,27 +133,28 @@ class Copy:
         self._advance(agreed, frame)
 
     def _go(self, kernel: Callable[..., int], chunk: Chunk, agreed: Array, frame: Array) -> int:
-        with self._left:
+        with self._gate:
+            self._check_open()
             self._inside += 1
         try:
-            return self._call(kernel, chunk, agreed, frame)
+            record = _Record(0, 0, self.convex)
+            where = (self._control, self.shard.base, chunk.low, agreed, frame, addressof(record))
+            while (
+                code := kernel(*where)
+            ) == TIMED_OUT:  # a lock's owner is stopped: it is waited for, as workers do
+                self._check_open()
+            if code != DONE:
+                raise MultiversoError(f"a lock of table {self.shard.header['table_id']} is broken ({code})")
+            return record[1]
         finally:
-            with self._left:
+            with self._gate:
                 self._inside -= 1
-                if self._closed.is_set():
+                if self._closed:
                     self._left.notify_all()
 
-    def _call(self, kernel: Callable[..., int], chunk: Chunk, agreed: Array, frame: Array) -> int:
-        record = _Record(0, 0, self.convex)
-        address = addressof(record)
-        while True:
-            if self._closed.is_set():
-                raise ClosedError("the table is closed")
-            code = kernel(self._control, self.shard.base, chunk.low, agreed, frame, address)
-            if code == DONE:
-                return record[1]
-            if code != TIMED_OUT:  # a lock's owner is stopped: it is waited for, as workers do
-                raise MultiversoError(f"a lock of table {self.shard.header['table_id']} is broken ({code})")
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the table is closed")
 
 
 class Versions:

@@ -81,7 +81,7 @@ class Header(NamedTuple):
         Raises:
             ProtocolError: no such kind, or a body that nobody sends.
         """
-        header = cls(*_HEADER.unpack(data))
+        header = tuple.__new__(cls, _HEADER.unpack(data))
         if header.kind not in KINDS:
             raise ProtocolError(f"no kind of frame has the number {header.kind}")
         if header.length > LONGEST_BODY:

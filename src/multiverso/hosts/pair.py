@@ -74,6 +74,11 @@ class Pair:
         A change of threads costs more than that. What waits for the other side is the sender's, and so are large
         pushes, which are computed first: meanwhile this thread may receive.
         """
+        if self._pump_leaves_some():
+            self.poke()
+
+    def _pump_leaves_some(self) -> bool:
+        """Like :meth:`pump`; returns whether the sender is to be told."""
         if self._sending.acquire(blocking=False):
             try:
                 left = self._pump(self._live)
@@ -81,13 +86,12 @@ class Pair:
                 self._log_if_unsendable(error)
                 if self._live is not None:
                     self._live.shutdown()
-                return
+                return False
             finally:
                 self._sending.release()
         else:
             left = self.link.wait(time.monotonic())
-        if left is not None:
-            self.poke()
+        return left is not None
 
     def _pump(self, channel: Channel | None) -> float | None:
         """Returns the seconds until there is something for the sender, 0 for at once, None for nothing."""
@@ -96,7 +100,7 @@ class Pair:
         if self._unsent is not None:
             return 0.0
         while True:
-            outgoing = self.link.next(time.monotonic(), channel.at_once, _SMALL_BYTES)
+            outgoing = self.link.next(time.monotonic(), _SMALL_BYTES)
             if outgoing is None:
                 return self.link.wait(time.monotonic())
             self._unsent = outgoing
@@ -262,10 +266,14 @@ class Pair:
             if whole is None:
                 continue
             self.link.arrived(*whole, time.monotonic())
-            if whole[0].kind not in OF_ROUNDS:  # what these have moved is sent already
-                self.pump()
+            # what frames of rounds have moved is sent already
+            leaves_some = whole[0].kind not in OF_ROUNDS and self._pump_leaves_some()
             used = self._spend(used)
             pause = self.link.pause(time.monotonic())
+            # last: whoever wakes before this thread waits again has to wait for the interpreter, and wakes twice
+            self.link.tell_settled()
+            if leaves_some:
+                self.poke()
             if pause:  # this node has done enough for others lately: what they push waits in the connection
                 self._closing.wait(min(pause, _MOST_PAUSE_SECONDS))
 

@@ -95,17 +95,13 @@ class Queues:
             return 0.0
         return self._pace.wait(now) if self._todo else None
 
-    @property
-    def made(self) -> bool:
-        """Whether a frame is there that need not be made first."""
-        return bool(self.words or self.answers or self._again)
-
-    def take_made(self, most: int) -> Outgoing | None:
-        """Returns the first of these, if its body has no more bytes than that."""
-        for queue in (self.words, self.answers):
-            if queue:
-                return queue.popleft() if len(queue[0].body) <= most else None
-        if self._again and len(self._again[0].body) <= most:
+    def take_made(self) -> Outgoing | None:
+        """Returns the first frame that need not be made first."""
+        if self.words:
+            return self.words.popleft()
+        if self.answers:
+            return self.answers.popleft()
+        if self._again:
             frame = self._again.popleft()
             return Outgoing(frame.header, frame.body)
         return None

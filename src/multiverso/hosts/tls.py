@@ -23,7 +23,6 @@ from multiverso.hosts.channel import (
     round_trip_of,
     sockets,
 )
-from multiverso.hosts.frames import LONGEST_BODY
 
 _PIECE = 256 * 1024  # measured: of a plain stream 28 % with 64 KiB, 32 % with 256
 _SMALL = 256  # bytes
@@ -60,10 +59,6 @@ class Encrypted:
         self._records = memoryview(bytearray(2 * _PIECE))
         self._left: list[memoryview] = []  # to be encrypted
         self._unsent = self._records[:0]
-
-    @property
-    def at_once(self) -> int:
-        return LONGEST_BODY
 
     def send(self, *parts: bytes | bytearray | memoryview) -> None:
         self._left += [memoryview(part) for part in parts if len(part)]

@@ -68,13 +68,15 @@ class Wire:
 
 def longest(wire: int, size: int, itemsize: int) -> int:
     """Returns the most bytes that so many numbers take in a format."""
-    return {
-        NATIVE: size * itemsize,
-        FLOAT32: 4 * size,
-        BFLOAT16: 2 * size,
-        INT8: size + 2 * -(-size // BLOCK),
-        TOPK: size * (4 + itemsize),
-    }[wire]
+    if wire == NATIVE:
+        return size * itemsize
+    if wire == FLOAT32:
+        return 4 * size
+    if wire == BFLOAT16:
+        return 2 * size
+    if wire == INT8:
+        return size + 2 * -(-size // BLOCK)
+    return size * (4 + itemsize)
 
 
 def fits(wire: int, length: int, size: int, itemsize: int) -> bool:

@@ -100,7 +100,7 @@ class RoundsWorld(World):
             rounds = Rounds(host.number, range(scene.hosts), lambda peer, host=host: self._wake(host, peer))  # type: ignore[misc]
             self.rounds.append(rounds)
             for link in host.links.values():
-                link._rounds = rounds
+                link._books.rounds = rounds
             self._later(0.005, self._attach, host)
 
     def _numbers(self, size: int) -> np.ndarray:
