@@ -317,7 +317,7 @@ class Places:
         words = hands = 0
         if not synchronous:
             partition = Partition.of(spec)
-            words = take(8 * partition.stripe_count, at.CACHE_LINE)
+            words = take(partition.stripe_count << at.WORD_SPACING, at.CACHE_LINE)
             hand = partition.hand_bytes(len(spec.state_names))
             hands = take(hand * at.HANDS_EACH * (workers + 1), at.CACHE_LINE)
         align, skew = (at.PAGE, at.SKEW) if whole >= at.PAGE else (at.CACHE_LINE, 0)

@@ -63,7 +63,7 @@ def test_the_parts_of_a_table_do_not_overlap(spec: TableSpec, workers: int, sync
     if not synchronous:
         part = Partition.of(spec)
         hands = at.HANDS_EACH * (workers + 1) * part.hand_bytes(len(spec.state_names))
-        parts += [(places.words, 8 * part.stripe_count), (places.hands, hands)]
+        parts += [(places.words, part.stripe_count << at.WORD_SPACING), (places.hands, hands)]
     parts += [(buffer, whole) for buffer in sorted(set(places.buffers))]
     if spec.state_names:
         parts += [(state, whole * len(spec.state_names)) for state in sorted(set(places.states))]

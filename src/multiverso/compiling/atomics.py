@@ -209,6 +209,11 @@ def move(to: int, source: int, nbytes: int) -> None:
     ctypes.memmove(to, source, nbytes)
 
 
+def move_line(to: int, source: int) -> None:
+    """Copies 64 bytes at once; either may begin anywhere."""
+    ctypes.memmove(to, source, 64)
+
+
 def add_line(to: int, source: int, like: Any) -> None:
     """Adds 64 bytes of numbers of ``like``'s dtype to as many others, at once; either may begin anywhere."""
     count = 64 // like.itemsize

@@ -334,6 +334,17 @@ def move(typingctx, to, source, nbytes):
 
 
 @intrinsic
+def move_line(typingctx, to, source):
+    def codegen(context, builder, signature, args):
+        line = ir.VectorType(_I64, _LINE // 8).as_pointer()
+        to, source = (builder.inttoptr(a, line) for a in args)
+        builder.store(builder.load(source, align=1), to, align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.uintp, types.uintp), codegen
+
+
+@intrinsic
 def add_line(typingctx, to, source, like):
     def codegen(context, builder, signature, args):
         number = context.get_data_type(signature.args[2].dtype)

@@ -22,7 +22,16 @@ from multiverso.compiling.atomics import (
 )
 from multiverso.compiling.declaring import Address, Data, Int, inner, kernel
 from multiverso.kernels.locking import rows_of
-from multiverso.kernels.stripe_words import OWNER, drop_hand, give_back, hold, let_go, owner_of, take_hand
+from multiverso.kernels.stripe_words import (
+    OWNER,
+    drop_hand,
+    give_back,
+    hold,
+    let_go,
+    owner_of,
+    take_hand,
+    word_at,
+)
 from multiverso.kernels.waits import header_of, line_of, tell_watchers, tick
 
 _CHUNK = 4096
@@ -199,7 +208,7 @@ def add(
 @inner
 def read_stripe(rows, control, me, stripe, out, values):
     """Copies a stripe as it is at one moment: the word that it had then, or -TIMED_OUT."""
-    address = rows.words + 8 * stripe
+    address = word_at(rows, stripe)
     for _ in range(_TRIES):
         word = load_acquire64(address)
         if word & OWNER != 0:

@@ -36,6 +36,7 @@ from multiverso.kernels.stripe_words import (
     owner_of,
     settle_hands,
     take_hand,
+    word_at,
 )
 from multiverso.kernels.waits import header_of, line_of
 
@@ -49,6 +50,7 @@ def rows_of(base, me):
         head.table_id,
         line_of(base, me) + at.COUNTS,
         base + head.words,
+        at.WORD_SPACING,
         head.shift,
         base + head.hands,
         head.hand_stride,
@@ -81,7 +83,7 @@ def lock_stripe(control, base, me, stripe):
 def unlock_stripe(base, me, stripe):
     """Lets go of a stripe that ``lock_stripe`` has taken: what it guards has changed."""
     rows = rows_of(base, me)
-    held = load_acquire64(rows.words + 8 * stripe)
+    held = load_acquire64(word_at(rows, stripe))
     let_go(rows, stripe, held & ~OWNER)
     drop_hand(rows.hands + rows.hand_bytes * hand_in(held))
 
@@ -90,7 +92,7 @@ def unlock_stripe(base, me, stripe):
 def leave_stripe(base, me, stripe):
     """Lets go of a stripe that ``lock_stripe`` has taken: what it guards is as it was."""
     rows = rows_of(base, me)
-    held = load_acquire64(rows.words + 8 * stripe)
+    held = load_acquire64(word_at(rows, stripe))
     give_back(rows, stripe, held & ~OWNER)
     drop_hand(rows.hands + rows.hand_bytes * hand_in(held))
 

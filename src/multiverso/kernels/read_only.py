@@ -25,6 +25,7 @@ from multiverso.kernels.initial_rows import write_initial
 from multiverso.kernels.keyed_buckets import scan
 from multiverso.kernels.keyed_index import ABSENT, depth_of, fetch, segment_at, word_at
 from multiverso.keyed_layout import CANDIDATE, NO_ROW, OWNER, at
+from multiverso.layout import WORD_SPACING
 
 _AHEAD = 16
 _PAUSES = 100
@@ -154,7 +155,8 @@ def look_at_rows(
             for line in range(0, stride, 64):
                 prefetch(values + int(ids[k + _AHEAD]) * stride + line)
         row = int(ids[k])
-        if _copy(words + 8 * (row >> shift), out + k * stride, values + row * stride, stride, until) != DONE:
+        word = words + ((row >> shift) << WORD_SPACING)
+        if _copy(word, out + k * stride, values + row * stride, stride, until) != DONE:
             return (k << 16) | TIMED_OUT
     return 0
 
@@ -167,6 +169,6 @@ def look_at_all(
     for k in range(progress, (size + stripe - 1) // stripe):
         start = k * stripe
         part = min(stripe, size - start)
-        if _copy(words + 8 * k, out + start, values + start, part, until) != DONE:
+        if _copy(words + (k << WORD_SPACING), out + start, values + start, part, until) != DONE:
             return (k << 16) | TIMED_OUT
     return 0

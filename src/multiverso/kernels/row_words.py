@@ -36,6 +36,7 @@ from multiverso.kernels.stripe_words import (
 )
 from multiverso.keyed_layout import KEYED, LINE_BYTES, LINES, OWNER, ROW_VERSION, at
 
+_SPACING = 3  # words lie side by side: a large table has thousands of cache lines of them
 _AHEAD = 16  # rows that are on their way from memory meanwhile
 _TRIES = 64  # of a read without the word
 
@@ -78,6 +79,7 @@ def rows_at(base, me):
         KEYED,
         base + LINES + LINE_BYTES * me + at.TAKEN_OVER,
         base + load_acquire64(base + at.ROW_WORDS),
+        _SPACING,
         load_acquire64(base + at.SHIFT),
         base + load_acquire64(base + at.HANDS),
         load_acquire64(base + at.HAND_BYTES),

@@ -13,7 +13,6 @@ from multiverso.compiling.atomics import (
     fence_release,
     load64,
     load_acquire64,
-    move,
     prefetch_to_write,
     scratch,
     store64,
@@ -40,9 +39,11 @@ from multiverso.kernels.stripe_words import (
     hold,
     keep,
     let_go,
+    move_row,
     owner_of,
     read_rows,
     take_hand,
+    word_at,
 )
 from multiverso.kernels.waits import header_of
 from multiverso.layout import CACHE_LINE
@@ -81,7 +82,7 @@ def _bad_row(base, ids, call):
 def _send_for(rows, row):
     """Sends for a row that is going to be changed, and for what the updater keeps of it."""
     place = row * rows.stride
-    prefetch_to_write(rows.words + 8 * (row >> rows.shift))
+    prefetch_to_write(word_at(rows, row >> rows.shift))
     for line in range(0, rows.stride, CACHE_LINE):
         prefetch_to_write(rows.values + place + line)
     for state in range(rows.states):
@@ -163,7 +164,7 @@ def add_rows(
     for i in range(first, ids.size):
         if i + _AHEAD < ids.size:
             # of the word too: another worker may have had it last
-            prefetch_to_write(words + 8 * (int(ids[i + _AHEAD]) >> shift))
+            prefetch_to_write(words + ((int(ids[i + _AHEAD]) >> shift) << at.WORD_SPACING))
             if states > 0:
                 _send_for(rows, int(ids[i + _AHEAD]))
             else:
@@ -171,7 +172,7 @@ def add_rows(
                 for line in range(0, stride, CACHE_LINE):
                     prefetch_to_write(ahead + line)
         row = int(ids[i])
-        address = words + 8 * (row >> shift)
+        address = words + ((row >> shift) << at.WORD_SPACING)
         store_release64(hand + at.HAND_POSITION, i)
         store_release64(hand + at.HAND_ROW, 0)
         store_release64(hand + at.HAND_WORD, (row >> shift) + 1)
@@ -186,7 +187,7 @@ def add_rows(
         if states > 0:
             keep(rows, hand, row)
         elif kept > 0:
-            move(hand + at.HAND_BYTES, start + row * stride, kept)
+            move_row(hand + at.HAND_BYTES, start + row * stride, kept)
             store_release64(hand + at.HAND_ROW, row + 1)
             fence_release()
         part = delta[i * columns : (i + 1) * columns]
@@ -298,7 +299,7 @@ def changed_stripes(base: Address, me: Int, seen: Words, found: Words) -> Int:
     rows = rows_of(base, me)
     number = 0
     for stripe in range(seen.size):
-        if load_acquire64(rows.words + 8 * stripe) & ~OWNER != seen[stripe]:
+        if load_acquire64(word_at(rows, stripe)) & ~OWNER != seen[stripe]:
             found[number] = stripe
             number += 1
     return number

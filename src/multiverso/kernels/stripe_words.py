@@ -34,6 +34,7 @@ from multiverso.compiling.atomics import (
     load_acquire64,
     monotonic_ns,
     move,
+    move_line,
     pause,
     prefetch,
     sched_yield,
@@ -42,6 +43,7 @@ from multiverso.compiling.atomics import (
 from multiverso.compiling.declaring import inner
 from multiverso.kernels.codes import DONE, TIMED_OUT
 from multiverso.kernels.waits import block_of, end_wait, nap_nanoseconds, publish_wait, slice_end
+from multiverso.layout import CACHE_LINE
 
 OWNER, VERSION = at.OWNER, at.VERSION
 _HAND = (1 << at.HAND_BITS) - 1
@@ -58,6 +60,7 @@ class Rows(NamedTuple):
     table: int  # the table's number, for whoever looks at waits
     counts: int  # this worker's counters of what happens to words
     words: int
+    spacing: int  # word w lies at words + (w << spacing)
     shift: int  # row r is guarded by word r >> shift
     hands: int
     hand_bytes: int  # from one hand to the next
@@ -69,6 +72,22 @@ class Rows(NamedTuple):
     state: int  # the same row's part in the updater's first array
     state_stride: int  # from one of the updater's arrays to the next
     states: int
+
+
+@inner
+def word_at(rows, word):
+    """Returns the address of a word."""
+    return rows.words + (word << rows.spacing)
+
+
+@inner
+def move_row(to, source, nbytes):
+    """Copies a row, by cache lines: to call libc for it takes longer than to copy 64 floats that are in the cache."""
+    whole = nbytes & ~(CACHE_LINE - 1)
+    for line in range(0, whole, CACHE_LINE):
+        move_line(to + line, source + line)
+    if whole < nbytes:
+        move(to + whole, source + whole, nbytes - whole)
 
 
 # -- owners ----------------------------------------------------------------------------------------------------
@@ -165,10 +184,10 @@ def keep(rows, hand, row):
     """The hand keeps a row as it is, before its first byte changes."""
     if rows.kept == 0:
         return
-    move(hand + rows.copy, rows.values + row * rows.stride, rows.kept)
+    move_row(hand + rows.copy, rows.values + row * rows.stride, rows.kept)
     for state in range(rows.states):
         place = rows.state + state * rows.state_stride + row * rows.stride
-        move(hand + rows.copy + (state + 1) * rows.kept, place, rows.kept)
+        move_row(hand + rows.copy + (state + 1) * rows.kept, place, rows.kept)
     store_release64(hand + at.HAND_ROW, row + 1)
     fence_release()
 
@@ -184,7 +203,7 @@ def _put_back(rows, hand, row):
 @inner
 def _take_over(rows, owner, hand, word, value):
     """The word's owner is dead: its copy goes into my hand first, then the word to me, then the row back."""
-    address = rows.words + 8 * word
+    address = word_at(rows, word)
     dead = rows.hands + rows.hand_bytes * hand_in(value)
     row = load_acquire64(dead + at.HAND_ROW) - 1  # of this word, if the swap below succeeds
     same = dead == hand  # an earlier life's of this very hand: the copy is there already
@@ -217,7 +236,7 @@ def settle_hands(rows, control, me):
         owner = owner_of(rows, control, me, hand)
         word = load_acquire64(hand + at.HAND_WORD) - 1
         if word >= 0:
-            value = load_acquire64(rows.words + 8 * word)
+            value = load_acquire64(word_at(rows, word))
             # of any earlier life: the last one may have been killed before it came here
             if hand_in(value) == hand_in(owner) and value & OWNER != owner:
                 _take_over(rows, owner, hand, word, value)
@@ -249,7 +268,7 @@ def nap(rows, control, me, value, address, tries, began):
 @inner
 def await_word(rows, control, me, hand, word):
     """Waits until nobody holds a word, taking it over from the dead: its value, or -TIMED_OUT."""
-    address = rows.words + 8 * word
+    address = word_at(rows, word)
     owner = owner_of(rows, control, me, hand)
     add64(rows.counts + at.WAITS, 1)
     began = monotonic_ns()
@@ -278,7 +297,7 @@ def name_word(hand, word):
 
 @inner
 def _hold_slowly(rows, control, me, owner, hand, word):
-    address = rows.words + 8 * word
+    address = word_at(rows, word)
     while True:
         value = await_word(rows, control, me, hand, word)
         if value < 0:
@@ -290,7 +309,7 @@ def _hold_slowly(rows, control, me, owner, hand, word):
 @inner
 def hold(rows, control, me, owner, hand, word):
     """Takes a word with a hand of this worker's: its value before, or -TIMED_OUT."""
-    address = rows.words + 8 * word
+    address = word_at(rows, word)
     name_word(hand, word)
     value = load_acquire64(address)
     if value & OWNER != 0 or compare_swap64(address, value, value | owner) != value:
@@ -304,19 +323,19 @@ def hold(rows, control, me, owner, hand, word):
 @inner
 def let_go(rows, word, value):
     """Gives a word back that was ``value`` before, with its next version: what it guards has changed."""
-    store_release64(rows.words + 8 * word, value + VERSION)
+    store_release64(word_at(rows, word), value + VERSION)
 
 
 @inner
 def give_back(rows, word, value):
     """Gives a word back as it was: nothing has changed."""
-    store_release64(rows.words + 8 * word, value)
+    store_release64(word_at(rows, word), value)
 
 
 @inner
 def settled(rows, control, me, word):
     """Waits until nobody holds a word, for a caller that has no hand: its value, or -TIMED_OUT."""
-    value = load_acquire64(rows.words + 8 * word)
+    value = load_acquire64(word_at(rows, word))
     if value & OWNER == 0:
         return value
     hand = take_hand(rows, control, me)
@@ -346,6 +365,7 @@ def _read_held(rows, control, me, row, to, size):
 def read_rows(rows, control, me, ids, out, size, first):
     """Copies ``size`` bytes of each row from ``ids[first]`` on; those below 0 are left out. ``(done << 16) | code``."""
     values, words, shift, stride = rows.values, rows.words, rows.shift, rows.stride
+    spacing = rows.spacing
     for k in range(first, min(first + _AHEAD, ids.size)):
         for line in range(0, size, 64):
             prefetch(values + max(int(ids[k]), 0) * stride + line)
@@ -358,12 +378,12 @@ def read_rows(rows, control, me, ids, out, size, first):
         if row < 0:
             continue
         place, to = values + row * stride, out + k * size
-        address = words + 8 * (row >> shift)
+        address = words + ((row >> shift) << spacing)
         tries = 0
         while True:
             value = load_acquire64(address)
             if value & OWNER == 0:
-                move(to, place, size)
+                move_row(to, place, size)
                 fence_acquire()
                 if load_acquire64(address) == value:
                     break

@@ -180,6 +180,7 @@ def atomics(memory: Memory) -> ModuleType:
         "prefetch_to_write": lambda address: None,
         "pause": lambda: memory.scheduler.give_way(),
         "move": move,
+        "move_line": lambda to, source: move(to, source, 64),
         "add_line": add_line,
         "call_update": call_update,
         "compare_swap64": compare_swap64,
