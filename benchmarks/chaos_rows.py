@@ -216,10 +216,7 @@ def run(kills: int, workers: int, seed: int, stepped: float = 0.0, epoch: int = 
                 left.end(kill=False)
                 ledger.close(left.worker_id, left.life)
             result["wrong"] += ledger.wrong()
-            words = table._shard.segment.array(
-                table._shard.places.words, int(table._shard.header["stripe_count"]), np.int64
-            )
-            result["held"] += int(np.count_nonzero(words & 0xFFFFF))
+            result["held"] += int(np.count_nonzero(table._shard.stripe_words() & 0xFFFFF))
         result["torn"] = int(log[:, 2].sum())
         ledger.count(0)
         result |= {"taken_over": ledger.taken_over, "rows_put_back": ledger.put_back}

@@ -202,7 +202,7 @@ ASYNCHRONOUS, SYNCHRONOUS, BOUNDED = 0, 1, 2
 
 TABLE_MAGIC = 0x6D756C7469763031
 STRIPE_BYTES = 128 * 1024  # of an array
-BLOCK_BYTES = 16 * 1024  # of a matrix: its stripes
+BLOCK_BYTES = 8 * 1024  # of a matrix: its stripes
 WORD_SPACING = 6  # word w lies w << 6 bytes behind the first: in a cache line of its own
 MOST_KEPT = 64 * 1024  # of a row with its state: wider ones are not kept while they are changed
 # measured, rounds of 1e7 floats, 2 workers: 11.8 ms with 256 KiB, 9.1, 10.6 with 1 MiB, 15.1 with 2

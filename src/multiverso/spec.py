@@ -261,7 +261,7 @@ class Partition:
 
     @classmethod
     def of(cls, spec: TableSpec) -> Partition:
-        """Returns the stripes of a table: 128 KiB each; of a matrix as many rows, a power of two, as 16 KiB hold."""
+        """Returns the stripes of a table: 128 KiB each; of a matrix as many rows, a power of two, as 8 KiB hold."""
         if not spec.is_matrix:
             length = max(1, at.STRIPE_BYTES // spec.itemsize)
             return cls(length, math.ceil(spec.elements / length))

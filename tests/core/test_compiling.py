@@ -69,9 +69,15 @@ def test_a_compiled_kernel_does_what_its_python_does() -> None:
     "wrong, why",
     [
         ((1, 2), "takes 4 arguments"),
-        (([1.0], np.arange(1), 1, 0), "data has to be a flat, contiguous, aligned float32 array"),
+        (
+            ([1.0], np.arange(1), 1, 0),
+            "data has to be a flat or two-dimensional, contiguous, aligned float32 array",
+        ),
         ((np.ones(2), np.arange(1), 1, 0), "float32"),
-        ((np.ones((2, 2), "f4"), np.arange(1), 1, 0), "flat"),
+        ((np.ones((2, 1, 2), "f4"), np.arange(1), 1, 0), "flat or two-dimensional"),
+        ((np.array(1, "f4"), np.arange(1), 1, 0), "flat or two-dimensional"),
+        ((np.ones((2, 2), "f4").T[:, 1:], np.arange(1), 1, 0), "contiguous"),
+        ((np.ones(2, "f4"), np.zeros((1, 1), int), 1, 0), "ids has to be a flat, contiguous"),
         ((np.ones(4, "f4")[::2], np.arange(1), 1, 0), "contiguous"),
         ((np.ones(2, ">f4"), np.arange(1), 1, 0), "float32"),
         ((np.frombuffer(bytes(9), "f4", 2, 1), np.arange(1), 1, 0), "aligned"),
@@ -88,10 +94,13 @@ def test_a_kernel_refuses_what_it_was_not_compiled_for(wrong: Any, why: str) -> 
         scale()(*wrong)
 
 
-def test_a_kernel_takes_subclasses_and_both_of_cs_names_of_int64() -> None:
+def test_a_kernel_takes_matrices_subclasses_and_both_of_cs_names_of_int64() -> None:
     class Own(np.ndarray):
         pass
 
+    matrix = np.ones((2, 3), "f4")  # which it sees flat, to its last number
+    assert scale()(matrix, np.array([1, 5]), 4, 0) == 6
+    assert matrix.tolist() == [[1, 4, 1], [1, 1, 4]]
     data = np.ones(2, "f4").view(Own)
     assert scale()(data, np.array([1], "longlong"), np.int64(3), True) == 3
     assert data.tolist() == [1, 3]

@@ -41,7 +41,7 @@ def test_stripes_cover_every_element_once(spec: TableSpec) -> None:
 @settings(deadline=None)
 @given(specs)
 def test_a_row_is_never_cut_and_a_stripe_is_as_large_as_may_be(spec: TableSpec) -> None:
-    """128 KiB of an array; of a matrix as many rows, a power of two, as 16 KiB hold."""
+    """128 KiB of an array; of a matrix as many rows, a power of two, as 8 KiB hold."""
     part = Partition.of(spec)
     if spec.kind == "array":
         assert part.stripe_size * spec.itemsize == at.STRIPE_BYTES

@@ -146,9 +146,13 @@ class _Entry:
         arguments = []
         for position, (name, kind) in enumerate(self.parameters):
             value = _load(builder, given, 8 * position, _I64)
+            if kind == "object":
+                arguments.append(value)
+                continue
             if kind in ("data", "words"):
                 dtype = "int64" if kind == "words" else str(self.dtype)
-                message = f"{self.name}: {name} has to be a flat, contiguous, aligned {dtype} array"
+                shape = "flat" if kind == "words" else "flat or two-dimensional"
+                message = f"{self.name}: {name} has to be a {shape}, contiguous, aligned {dtype} array"
                 array_type = _global(module, NDARRAY)
                 kept = _load(builder, value, HEAD - 8, _I64)
                 is_array = builder.icmp_signed("==", kept, array_type)
@@ -163,9 +167,9 @@ class _Entry:
                 chosen.add_incoming(_I1(1), exact)
                 chosen.add_incoming(is_sub, other)
                 refuse_unless(chosen, message)
-                refuse_unless(self._fits(builder, value, dtype), message)
+                refuse_unless(self._fits(builder, value, dtype, 1 if kind == "words" else 2), message)
                 arguments.append(_load(builder, value, HEAD, _I64))
-                arguments.append(_load(builder, _load(builder, value, HEAD + 16, _I64), 0, _I64))
+                arguments.append(self._size(builder, value))
                 continue
             integer = call("PyLong_AsLongLong", _I64, value)
             with builder.if_then(builder.icmp_signed("==", integer, _I64(-1)), likely=False):
@@ -173,19 +177,31 @@ class _Entry:
                 with builder.if_then(failed, likely=False):
                     builder.ret(_I64(0))
             arguments.append(builder.trunc(integer, _I32) if kind == "int32" else integer)
-        thread = call("PyEval_SaveThread", _I64)
+        looks = any(kind == "object" for _, kind in self.parameters)  # which only who has the GIL may do
+        thread = None if looks else call("PyEval_SaveThread", _I64)
         result_type = _I64 if self.answers else ir.VoidType()
         result = call(self.symbol, result_type, *arguments)
-        call("PyEval_RestoreThread", ir.VoidType(), thread)
+        if thread is not None:
+            call("PyEval_RestoreThread", ir.VoidType(), thread)
         if self.answers:
             builder.ret(call("PyLong_FromLongLong", _I64, result))
         else:
             builder.ret(call("Py_BuildValue", _I64, self._text(module, ""), variadic=True))
 
     @staticmethod
-    def _fits(builder: ir.IRBuilder, array: Any, dtype: str) -> Any:
-        """The fields of an array object have the same places in NumPy 1 and 2."""
+    def _size(builder: ir.IRBuilder, array: Any) -> Any:
+        """How many numbers there are in an array of one or two dimensions."""
+        shape = _load(builder, array, HEAD + 16, _I64)
         flat = builder.icmp_signed("==", _load(builder, array, HEAD + 8, _I32), _I32(1))
+        first = _load(builder, shape, 0, _I64)
+        last = _load(builder, builder.select(flat, shape, builder.add(shape, _I64(8))), 0, _I64)
+        return builder.mul(first, builder.select(flat, _I64(1), last))
+
+    @staticmethod
+    def _fits(builder: ir.IRBuilder, array: Any, dtype: str, dimensions: int) -> Any:
+        """The fields of an array object have the same places in NumPy 1 and 2."""
+        beyond = builder.sub(_load(builder, array, HEAD + 8, _I32), _I32(1))
+        flat = builder.icmp_unsigned("<", beyond, _I32(dimensions))
         flags = builder.and_(_load(builder, array, HEAD + 48, _I32), _I32(_C_CONTIGUOUS_AND_ALIGNED))
         plain = builder.icmp_signed("==", flags, _I32(_C_CONTIGUOUS_AND_ALIGNED))
         descr = _load(builder, array, HEAD + 40, _I64)
@@ -209,6 +225,7 @@ class _Entry:
 
 _PASSED: dict[str, tuple[Any, ...]] = {
     "address": (uintp,),
+    "object": (uintp,),
     "int64": (int64,),
     "int32": (int32,),
     "words": (uintp, int64),

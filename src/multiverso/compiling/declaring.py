@@ -32,7 +32,9 @@ Address = Annotated[int, "address"]
 Int = Annotated[int, "int64"]
 Int32 = Annotated[int, "int32"]
 Words = Annotated[npt.NDArray[np.int64], "words"]  # flat int64, writable
-Data = Annotated[npt.NDArray[Any], "data"]  # flat, of the dtype that the kernel is compiled for, writable
+# of the dtype that the kernel is compiled for, contiguous, writable; the kernel sees it flat
+Data = Annotated[npt.NDArray[Any], "data"]
+Thing = Annotated[Any, "object"]  # anything: the kernel gets its address, and keeps the GIL
 
 INNER = "__multiverso_inner__"
 

@@ -133,6 +133,12 @@ class Shard:
         """The current values themselves, flat and writable."""
         return self.segment.array(self.values_offset(), self.spec.elements, self.spec.dtype)
 
+    def stripe_words(self) -> npt.NDArray[np.int64]:
+        """The word of each stripe itself; none in rounds."""
+        apart = (1 << at.WORD_SPACING) // 8
+        count = int(self.header["stripe_count"]) * apart
+        return self.segment.array(self.places.words, count, np.int64)[::apart]
+
     def states(self) -> list[npt.NDArray[Any]]:
         """The updater's arrays themselves, flat and writable."""
         start = self.places.states[self.committed & 1]

@@ -60,7 +60,7 @@ class Contents(HeldTable):
     def snapshot(self, out: Any = None) -> Any:
         """Returns a copy of the values outside the rounds and clocks, at any time, in any mode.
 
-        In synchronous mode it is the last finished round. Otherwise each stripe (128 KiB; 16 KiB of a matrix) is
+        In synchronous mode it is the last finished round. Otherwise each stripe (128 KiB; 8 KiB of a matrix) is
         consistent. It does first what is left of calls that this worker has begun (asynchronous ones, and one that
         raised), and waits for no worker's progress, only for one that is writing to the same stripe, as :meth:`get`
         does; the deadline is the session's.

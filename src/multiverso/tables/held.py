@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -14,6 +15,7 @@ from multiverso.compiling.on_demand import compile_update
 from multiverso.consistency.by_mode import OF_MODE
 from multiverso.consistency.port import Consistency, Port
 from multiverso.deadline import Deadline
+from multiverso.kernels.plain_arrays import is_plain
 from multiverso.memory.words import load64
 from multiverso.runtime.session.session import Session
 from multiverso.shards.shard import Shard
@@ -41,6 +43,8 @@ class HeldTable(Steered):
         self._spec = spec
         self._dtype = np.dtype(spec.dtype)
         self._size = spec.elements
+        # (array): whether a kernel can take it as it is, for the whole table
+        self._is_plain = partial(is_plain.compiled(), id(np.ndarray), id(self._dtype), self._size)
         update = 0 if updater.name == "add" else compile_update(updater.apply, spec.dtype)
         name = self._name = f"table {spec.name!r}" if spec.name else f"the {spec}"
         self._queue = Queue(spec.name or spec.kind)
@@ -182,16 +186,6 @@ class HeldTable(Steered):
             self._how.leave()
 
     # -- arrays in and out -----------------------------------------------------------------------------------
-
-    def _is_plain(self, array: Any) -> bool:
-        """Returns whether a kernel can take an array of the table's size as it is: most calls, so it is quick."""
-        return (
-            type(array) is np.ndarray
-            and array.dtype is self._dtype
-            and array.ndim == 1
-            and array.size == self._size
-            and array.flags.carray
-        )
 
     def _delta(self, data: Any, what: str = "data") -> Array:
         array = as_numpy(data, what)

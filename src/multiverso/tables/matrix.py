@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy import ndarray
 from multiverso.consistency.port import RowIds, bad_row
 from multiverso.errors import ShapeMismatchError
 from multiverso.hosts.exchange import table_words
+from multiverso.kernels.plain_arrays import are_plain_rows
 from multiverso.runtime.session.current import current
 from multiverso.runtime.session.session import Session
 from multiverso.spec import Initial, TableSpec, checked_count, checked_dtype
@@ -73,9 +75,12 @@ class MatrixTableHandler(TableHandler):
             wire=own["wire"],
             every=own["every"],
         )
-        self._columns = spec.columns
         super().__init__(session or current(), spec, rule, init_value, master)
         self._changes = Changes(spec)
+        # (row_ids, rows): whether a kernel can take both as they are
+        self._are_plain = partial(
+            are_plain_rows.compiled(), id(ndarray), id(self._dtype), id(INT64), spec.columns
+        )
 
     @overload  # type: ignore[override]
     def get(
@@ -131,7 +136,7 @@ class MatrixTableHandler(TableHandler):
             out: written to and returned: (len(row_ids), num_col), or flat.
             changed: return ``(row_ids, values)``: the rows that anybody, this worker included, has changed since the
                 last such call of this handler, and the rest of their stripes (rows that lie together in up to
-                16 KiB); the first time all rows. In synchronous mode, which ends a round, all rows each time. What
+                8 KiB); the first time all rows. In synchronous mode, which ends a round, all rows each time. What
                 was written to ``memory()`` does not count. Not with ``row_ids``, ``out`` or ``dtype``.
             sync, dtype, timeout_seconds: see :meth:`TableHandler.get`.
 
@@ -154,7 +159,7 @@ class MatrixTableHandler(TableHandler):
             return super().get(out, sync, dtype=dtype, timeout_seconds=timeout_seconds)
         deadline = self._ready(timeout_seconds)
         if self._are_plain(row_ids, out):
-            self._operations.get_rows(row_ids, out.ravel(), deadline, None)
+            self._operations.get_rows(row_ids, out, deadline, None)
             return out
         ids = as_row_ids(row_ids, self._spec.rows)
         output = self._output(out, dtype, (ids.size, self._spec.columns))
@@ -191,7 +196,7 @@ class MatrixTableHandler(TableHandler):
             return
         self._ready(None)
         if self._are_plain(row_ids, data):
-            ids, delta = row_ids, data.ravel()
+            ids, delta = row_ids, data
         else:
             ids, delta = self._rows(data, row_ids)
         if self._transforms:
@@ -309,22 +314,9 @@ class MatrixTableHandler(TableHandler):
             )
         return ids, a, b
 
-    def _are_plain(self, row_ids: Any, rows: Any) -> bool:
-        """Whether a kernel can take both arrays as they are: most calls, so it is quick."""
-        return (
-            type(rows) is ndarray
-            and type(row_ids) is ndarray
-            and rows.dtype is self._dtype
-            and row_ids.dtype is INT64  # another object that is equal to it is converted
-            and row_ids.ndim == 1
-            and rows.shape == (row_ids.size, self._columns)
-            and rows.flags.carray
-            and row_ids.flags.carray
-        )
-
     def _rows(self, data: Any, row_ids: Any) -> tuple[RowIds, Array]:
         if self._are_plain(row_ids, data):
-            return row_ids, data.ravel()
+            return row_ids, data
         ids = as_row_ids(row_ids, self._spec.rows)
         array = as_numpy(data, "data")
         check_size(array, (ids.size, self._spec.columns), self._spec, "data")

@@ -58,8 +58,9 @@ class Interrupted:
 
 
 def equal_bits(one: Array, other: Array) -> bool:
-    """Bit by bit: NaN is NaN."""
-    return one.size == other.size and bool(np.array_equal(one.view(np.uint8), other.view(np.uint8)))
+    """Bit by bit: NaN is NaN. Of any shape: a matrix is the same as its numbers flat."""
+    one, other = (array.reshape(-1).view(np.uint8) for array in (one, other))
+    return bool(np.array_equal(one, other))
 
 
 def _same_rows(one: tuple[Array, Array, Array], other: tuple[Array, Array, Array]) -> bool:

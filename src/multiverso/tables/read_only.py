@@ -190,7 +190,7 @@ class ReadOnlyTable(_ReadOnly):
     def get(self, row_ids: Any = None, out: Any = None) -> Any:
         """Returns the values, in the table's shape, or some rows of a matrix.
 
-        A row of a matrix is never torn, and neither is a stripe (16 or 128 KiB); the whole is not of one moment.
+        A row of a matrix is never torn, and neither is a stripe (8 or 128 KiB); the whole is not of one moment.
 
         Args:
             row_ids: as for ``MatrixTableHandler.get``.

@@ -89,9 +89,7 @@ def judge_words(world: World, shard: Any) -> None:
     at, words = world.at, world.source["stripe_words"]
 
     def held() -> int:
-        number = int(shard.header["stripe_count"])
-        guards = shard.segment.array(shard.places.words, number, np.int64)
-        return int(np.count_nonzero(guards & words.OWNER))
+        return int(np.count_nonzero(shard.stripe_words() & words.OWNER))
 
     assert world.quietly(held) <= len(world.dead), "a word is held by nobody who died"
     taken = sum(

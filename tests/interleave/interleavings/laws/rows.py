@@ -127,9 +127,7 @@ class _Job:
         """Kills a worker that may die, rather one that holds a word."""
         alive = [w for w in mortal if w not in self.world.dead and w in self.world.actors]
         words = self.world.source["stripe_words"]
-        guards = self.table.segment.array(
-            self.table.places.words, int(self.table.header["stripe_count"]), np.int64
-        )
+        guards = self.table.stripe_words()
         each = self.world.at.HANDS_EACH
         holders = {words.hand_in(int(word)) // each for word in guards if int(word) & words.OWNER}
         at_work = [w for w in alive if w in holders] if random.random() < 0.8 else []
