@@ -26,10 +26,10 @@ from multiverso.hosts.frames import ProtocolError
 from multiverso.hosts.stream import Body
 
 Array = npt.NDArray[Any]
-PIECE_BYTES = 4 << 20
+PIECE_BYTES = 2 << 20
 CHUNK_BYTES = 512 << 10
 SMALL_BYTES = 64 << 10
-PIECES = 2  # under way at a time
+PIECES = 4  # under way at a time
 PART, WHOLE, REFUSE = 1, 2, 3
 _HEAD = struct.Struct("!BxxxIQQQ")  # kind, chunk, piece, signature, bytes of the piece
 HEAD_BYTES = _HEAD.size
@@ -76,7 +76,7 @@ class _Under:
 
 
 class Combining:
-    """Owner: the node's combining thread.
+    """One thread at a time may call.
 
     Args:
         host: this host's number.
@@ -222,7 +222,9 @@ class Combining:
 
     def _home(self, piece: Piece, chunk: int) -> int | None:
         """Returns where a chunk is combined; None: everywhere."""
-        return None if piece.nbytes <= SMALL_BYTES else self._hosts[chunk % len(self._hosts)]
+        if piece.nbytes <= SMALL_BYTES:
+            return None
+        return self._hosts[(piece.number * (PIECE_BYTES // CHUNK_BYTES) + chunk) % len(self._hosts)]
 
     def _chunks(self, piece: Piece) -> int:
         return _chunks(piece.nbytes)

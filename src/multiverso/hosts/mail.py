@@ -2,7 +2,8 @@
 
 What is sent arrives exactly once and in order, through any number of cut connections (``stream.py``). Of each two
 hosts the higher connects, as in the fabric, at the same port: the connections' role tells them apart. A thread for
-each peer receives, and connects anew; another one sends.
+each peer receives, and connects anew. Whoever has a message sends what the system takes at once; another thread sends
+what is left.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class _Peer:
     incarnation: int | None = None
     failed: str | None = None
     poked: bool = False
+    sending: threading.Lock = field(default_factory=threading.Lock)  # who has it sends
+    live: Channel | None = None  # for whoever has that
 
     def poke(self) -> None:
         """Wakes the sender: there may be something to send."""
@@ -97,7 +100,27 @@ class Mail:
     def send(self, peer: int, *parts: Body) -> None:
         """Sends a message, the memory of whose parts must not change afterwards. Does not wait."""
         self._peers[peer].stream.put(*parts)
-        self._peers[peer].poke()
+        self._send_now(self._peers[peer])
+
+    def _send_now(self, peer: _Peer) -> None:
+        """Sends what the system takes at once; the rest is the sending thread's."""
+        if peer.sending.acquire(blocking=False):
+            try:
+                if peer.live is None:
+                    return  # what there is goes with the next connection
+                while (found := peer.stream.next()) is not None:
+                    if not peer.live.send_now(*found):
+                        break
+                else:
+                    return
+            except (OSError, MemoryError) as error:
+                _log_if_unsendable(peer, error)
+                if peer.live is not None:
+                    peer.live.shutdown()
+                return
+            finally:
+                peer.sending.release()
+        peer.poke()
 
     def free(self, message: Body) -> None:
         """Takes the memory of a message back, or of a part of it; nobody reads it any more."""
@@ -214,6 +237,8 @@ class Mail:
                 if self._closing.is_set() or peer.offered is not None:
                     return
             peer.stream.connected()
+            with peer.sending:
+                peer.live = channel
             start_or_raise(sender)
             self._receive(peer, channel)
         finally:
@@ -222,6 +247,8 @@ class Mail:
             peer.poke()
             if sender.ident is not None:
                 sender.join()
+            with peer.sending:
+                peer.live = None
             with peer.wake:
                 peer.channel = None
             channel.close()
@@ -234,10 +261,10 @@ class Mail:
             if not _fill(channel, body):
                 return
             message = peer.stream.arrived(head, body)
-            if peer.stream.has():
-                peer.poke()
             if message is not None:
                 self._deliver(peer.host, message)
+            if peer.stream.has():
+                self._send_now(peer)
 
     def _send(self, peer: _Peer, channel: Channel, ended: threading.Event) -> None:
         try:
@@ -247,14 +274,19 @@ class Mail:
                     peer.poked = False
                 if ended.is_set():
                     return
-                while (found := peer.stream.next()) is not None:
-                    channel.send(*found)
-        except OSError:
-            pass  # the connection is over
-        except MemoryError as error:
-            log(f"the connection to host {peer.host} was closed, since nothing can be sent: {error!r}")
+                with peer.sending:
+                    channel.flush()
+                    while (found := peer.stream.next()) is not None:
+                        channel.send(*found)
+        except (OSError, MemoryError) as error:
+            _log_if_unsendable(peer, error)
         finally:
             channel.shutdown()  # whatever it was: the receiver goes on to the next connection
+
+
+def _log_if_unsendable(peer: _Peer, error: Exception) -> None:
+    if isinstance(error, MemoryError):  # else the connection is over
+        log(f"the connection to host {peer.host} was closed, since nothing can be sent: {error!r}")
 
 
 def _fill(channel: Channel, view: memoryview) -> bool:

@@ -1,7 +1,9 @@
 """What a node does for an all_reduce of the workers of several hosts.
 
-Its workers put their parts side by side into memory of this host and say so; a thread here combines them, exchanges
-the result with the other nodes, and says in that memory which pieces are done. What decides is `hosts.combining`.
+Its workers put their parts side by side into memory of this host and say so; the node combines them, exchanges the
+result with the other nodes, and says in that memory which pieces are done. What decides is `hosts.combining`. No thread
+is woken for what another can do at once: small parts are combined by the thread that hears of them, what other nodes
+send by the one that receives it, and large parts, which take a while, by one of their own.
 
 The memory has a line of words, which the node alone writes, and then for each of the pieces that may be under way a
 slot for each worker of this host and one for the result. Small arrays have memory of their own, as most jobs reduce
@@ -72,10 +74,15 @@ class Reductions:
     ) -> None:
         self._roster, self._control, self._mail, self._memory = roster, control, mail, memory
         self._local = list(roster.local)
+        self._bits = {
+            host: sum(1 << worker for worker in roster.workers_of(host)) for host in range(roster.hosts)
+        }
         self._combining = Combining(roster.host, list(range(roster.hosts)), mail.send, mail.free)
         self._told: dict[int, dict[int, tuple[Any, ...]]] = {}
         self._segments: dict[str, Segment] = {}
-        self._done = 0
+        self._done = self._failed = 0
+        self._closed = False
+        self._lock = threading.Lock()
         self._events: queue.SimpleQueue[Callable[[], list[int]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="multiverso-reductions", daemon=True)
         self._thread.start()
@@ -92,37 +99,44 @@ class Reductions:
             raise StartupError("that is not a piece of a reduction")
         said = (int(request["signature"]), operation, dtype, nbytes)
         self._mail.open()
-        self._events.put(lambda: self._note(worker, number, said))
+        if nbytes <= SMALL_BYTES:
+            self._do(lambda: self._note(worker, number, said))
+        else:  # the node's thread has others to serve
+            self._events.put(lambda: self._note(worker, number, said))
 
     def arrived(self, host: int, message: Body) -> None:
-        """Another node says something."""
-        self._events.put(lambda: self._combining.arrived(host, message))
+        """Another node says something: whoever has received it combines it, and sends what comes of it."""
+        self._do(lambda: self._combining.arrived(host, message))
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the thread; what still arrives is dropped."""
+        with self._lock:
+            self._closed = True
         self._events.put(None)
         self._thread.join(_JOIN_SECONDS)
 
-    # -- the thread ------------------------------------------------------------------------------------------
-
     def _run(self) -> None:
-        failed = 0
         while (event := self._events.get()) is not None:
-            if failed:
-                self._fail(failed)  # for whoever has come since
-                continue
+            self._do(event)
+
+    def _do(self, event: Callable[[], list[int]]) -> None:
+        """Does what moves a reduction, and shows how far they are."""
+        with self._lock:
+            if self._closed:
+                return
             try:
-                for number in event():
-                    self._done = number
-                    del self._told[number]
-                self._show()
+                if not self._failed:
+                    for number in event():
+                        self._done = number
+                        del self._told[number]
+                    self._show()
+                    return
             except ShapeMismatchError:
-                failed = DIFFERENT
-                self._fail(failed)
+                self._failed = DIFFERENT
             except (MultiversoError, ValueError, TypeError, OSError) as error:
-                failed = BROKEN
+                self._failed = BROKEN
                 log(f"nothing more can be reduced between the hosts: {error}")
-                self._fail(failed)
+            self._fail(self._failed)  # also for whoever has come since
 
     def _note(self, worker: int, number: int, said: tuple[Any, ...]) -> list[int]:
         if number <= self._done:
@@ -162,11 +176,11 @@ class Reductions:
         if not self._told and SMALL_NAME not in self._segments:
             return  # only other hosts have begun
         number = self._done + 1
-        told = self._told.get(number, {})
-        missing = set(self._local) - set(told)
+        mask = self._bits[self._roster.host]
+        for worker in self._told.get(number, {}):
+            mask &= ~(1 << worker)
         for host in self._combining.missing(number):
-            missing |= set(self._roster.workers_of(host))
-        mask = sum(1 << worker for worker in missing)
+            mask |= self._bits[host]
         line = self._segment(SMALL_NAME).address
         before = load64(line + DONE)
         store64(line + MISSING, mask - (1 << 64) if mask >> 63 else mask)
