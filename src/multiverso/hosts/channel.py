@@ -55,12 +55,29 @@ class Channel(Protocol):
         """Frees the socket, once no thread is in here."""
 
 
-class Plain:
-    """Bytes as they are."""
+class OnSocket:
+    """What all channels do with their socket."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         sockets.add(connection)
+
+    def round_trip(self) -> float:
+        return round_trip_of(self._socket)
+
+    def shutdown(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Plain(OnSocket):
+    """Bytes as they are."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(connection)
         self._rest: list[memoryview] = []
 
     def send(self, *parts: bytes | bytearray | memoryview) -> None:
@@ -82,16 +99,6 @@ class Plain:
     def recv_into(self, view: memoryview) -> int:
         # a large frame comes in dozens of pieces: the system puts them together without waking this thread for each
         return self._socket.recv_into(view, 0, socket.MSG_WAITALL)
-
-    def round_trip(self) -> float:
-        return round_trip_of(self._socket)
-
-    def shutdown(self) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._socket.close()
 
 
 def send_all(connection: socket.socket, parts: Sequence[bytes | bytearray | memoryview]) -> None:
@@ -118,14 +125,6 @@ def round_trip_of(connection: socket.socket) -> float:
     if len(told) < _MIN_RTT_AT + 4:  # Linux before 4.6
         return FAR
     return int.from_bytes(told[_MIN_RTT_AT:], sys.byteorder) * 1e-6
-
-
-def send_some(connection: socket.socket, data: bytes) -> bytes:
-    """Sends what the system takes at once; returns the rest."""
-    try:
-        return data[connection.send(data, socket.MSG_DONTWAIT) :]
-    except BlockingIOError:
-        return data
 
 
 def receive_some(connection: socket.socket, most: int, deadline: Deadline) -> bytes:

@@ -21,6 +21,7 @@ from multiverso.node_log import log
 _SOONEST_SECONDS, _LATEST_SECONDS = 0.02, 1.0
 _MOST_PAUSE_SECONDS = 0.05
 _SMALL_BYTES = 16 * 1024
+_COUNTED_TOGETHER = 8  # small frames
 Dial = Callable[[int, Deadline, Begun], tuple[Channel, Hello]]
 
 
@@ -257,7 +258,7 @@ class Pair:
 
     def _receive(self, channel: Channel) -> None:
         reader = Reader(self.link.accept)
-        used = time.thread_time()
+        used, uncounted = time.thread_time(), 0
         while True:
             count = channel.recv_into(reader.room())
             if not count:
@@ -265,11 +266,15 @@ class Pair:
             whole = reader.filled(count)
             if whole is None:
                 continue
-            self.link.arrived(*whole, time.monotonic())
+            header, body = whole
+            self.link.arrived(header, body, time.monotonic())
             # what frames of rounds have moved is sent already
-            leaves_some = whole[0].kind not in OF_ROUNDS and self._pump_leaves_some()
-            used = self._spend(used)
-            pause = self.link.pause(time.monotonic())
+            leaves_some = header.kind not in OF_ROUNDS and self._pump_leaves_some()
+            uncounted += 1 + header.length // _SMALL_BYTES
+            pause = 0.0
+            if uncounted >= _COUNTED_TOGETHER:  # a small frame takes as long as counting it does
+                used, uncounted = self._spend(used), 0
+                pause = self.link.pause(time.monotonic())
             # last: whoever wakes before this thread waits again has to wait for the interpreter, and wakes twice
             self.link.tell_settled()
             if leaves_some:

@@ -17,15 +17,11 @@ import threading
 from typing import Any
 
 from multiverso.deadline import Deadline
-from multiverso.hosts.channel import (
-    RefusedError,
-    receive_some,
-    round_trip_of,
-    sockets,
-)
+from multiverso.hosts.channel import OnSocket, RefusedError, receive_some
 
 _PIECE = 256 * 1024  # measured: of a plain stream 28 % with 64 KiB, 32 % with 256
 _SMALL = 256  # bytes
+_LONGEST_RECORD = 5 + (1 << 14) + 256  # RFC 8446, section 5.2
 _TLS_RECORDS = (0x15, 0x16)  # alert, handshake
 _WANT_READ, _ENDED = 2, 6  # SSL_ERROR_WANT_READ, SSL_ERROR_ZERO_RETURN
 _FUNCTIONS = (
@@ -34,14 +30,13 @@ _FUNCTIONS = (
 )
 
 
-class Encrypted:
+class Encrypted(OnSocket):
     """TLS 1.3, by an ``OpenSSL.SSL.Connection`` over memory BIOs that has done its handshake."""
 
     def __init__(self, connection: socket.socket, tls: Any) -> None:
         from OpenSSL import SSL, __version__
 
-        self._socket = connection
-        sockets.add(connection)
+        super().__init__(connection)
         self._tls = tls  # keeps what is below
         try:
             self._ssl, self._out, self._in = tls._ssl, tls._from_ssl, tls._into_ssl
@@ -106,35 +101,34 @@ class Encrypted:
         return end
 
     def recv_into(self, view: memoryview) -> int:
+        got = 0
         while True:
-            got = self._decrypt(view)
-            if got >= 0:
+            got, ended = self._decrypt(view, got)
+            if ended or got == len(view):
                 return got
-            count = self._socket.recv_into(self._received)
+            # while more than what is read at a time has to come: the system puts it together, as for plain connections
+            whole = len(view) - got > _PIECE + _LONGEST_RECORD
+            count = self._socket.recv_into(self._received, 0, socket.MSG_WAITALL if whole else 0)
             if not count:
-                return 0
+                return got
             with self._lock:
                 taken = self._library.BIO_write(self._in, self._address_of(self._received), count)
             if taken != count:
                 raise MemoryError("OpenSSL has no memory for what was received")
 
-    def _decrypt(self, view: memoryview) -> int:
-        """Returns how many bytes are there, 0 at the end, -1 if more have to come first."""
+    def _decrypt(self, view: memoryview, got: int) -> tuple[int, bool]:
+        """Goes on to fill the view; returns how many bytes are in it now, and whether the other side has ended."""
         plain = self._address_of(view)
-        got = 0
         with self._lock:
             while got < len(view):
                 count = self._library.SSL_read(self._ssl, plain + got, len(view) - got)
-                if count > 0:
-                    got += count
-                    continue
-                why = self._library.SSL_get_error(self._ssl, count)
-                if why == _WANT_READ:
-                    return got or -1
-                if why == _ENDED:
-                    return got
-                raise self._error(why)
-        return got
+                if count <= 0:
+                    why = self._library.SSL_get_error(self._ssl, count)
+                    if why not in (_WANT_READ, _ENDED):
+                        raise self._error(why)
+                    return got, why == _ENDED
+                got += count
+        return got, False
 
     def _error(self, why: int) -> ConnectionError:
         """What OpenSSL says, which it forgets by that."""
@@ -143,16 +137,6 @@ class Encrypted:
             text = self._library.ERR_reason_error_string(code)
             texts.append(self._string(text).decode() if text else f"error {code}")
         return ConnectionError(f"TLS: {', '.join(texts) or f'error {why}'}")
-
-    def round_trip(self) -> float:
-        return round_trip_of(self._socket)
-
-    def shutdown(self) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._socket.close()
 
 
 def context_of(certificate: bytes, key: bytes, server: bool) -> Any:
