@@ -40,7 +40,7 @@ from typing import Any
 import numpy as np
 
 from multiverso import layout as at
-from multiverso.consistency.port import Call
+from multiverso.consistency.protocol import Call
 from multiverso.deadline import Deadline
 from multiverso.hosts.copies import Copy
 from multiverso.hosts.credentials import Credentials, new_credentials

@@ -190,7 +190,7 @@ REDUCTION = Record(REDUCTION_STRIDE)
 PHASE = REDUCTION.int64("phase")  # how far it is
 SIGNATURES = REDUCTION.int64("signatures", 2)  # for even and odd phases: what it reduces
 
-# a call's record, in the caller's own memory: see consistency/port.py
+# a call's record, in the caller's own memory: see consistency/protocol.py
 CALL_DONE = 0  # int64: stripes or rows done
 CALL_COMPLETE = 8  # int64: 1 once all is done
 

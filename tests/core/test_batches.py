@@ -215,7 +215,7 @@ def test_a_death_between_two_stores_loses_and_doubles_nothing(kept: str) -> None
             loops.append(deal(session, 12, 2))
             next(loops[-1])
             session.barrier()
-            dealer: Any = batches._dealers[session].hands
+            dealer: Any = batches._dealers[session].source
             taken = dealer._lines[session.worker_id]["taken"]
             if session.worker_id == 1:
                 if kept == "note":  # of the batch that comes next, which it has not yet taken

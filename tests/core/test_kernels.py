@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from multiverso import kernels, updaters
 from multiverso import layout as at
 from multiverso.compiling.on_demand import compile_update, load_module
-from multiverso.consistency.port import Call
+from multiverso.consistency.protocol import Call
 from multiverso.consistency_modes import MODES
 from multiverso.kernels import dense as dense_kernels
 from multiverso.kernels import locking

@@ -38,7 +38,7 @@ class Adder:
     """A worker of a shard: adds under the stripes' locks, by the kernel that workers call."""
 
     def __init__(self, shard: Shard, worker_id: int = 0) -> None:
-        from multiverso.consistency.port import Call
+        from multiverso.consistency.protocol import Call
         from multiverso.kernels import dense
 
         self._shard, self._worker, self._call = shard, worker_id, Call()

@@ -1,1 +1,1 @@
-"""What reads and adds of a table mean: one file for each consistency, over the port of a table's memory."""
+"""What reads and adds of a table mean: one file for each consistency, over what it knows of a table."""

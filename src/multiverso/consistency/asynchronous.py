@@ -12,7 +12,7 @@ from typing import Self
 
 from multiverso import kernels
 from multiverso import layout as at
-from multiverso.consistency.port import Array, Call, CompiledRule, Port, RowIds, Versions, bad_row
+from multiverso.consistency.protocol import Array, Call, CompiledRule, RowIds, TableAccess, Versions, bad_row
 from multiverso.deadline import Deadline
 from multiverso.kernels import dense, locking, rows, rules
 from multiverso.memory.words import load64
@@ -22,22 +22,22 @@ _IDLE_SECONDS, _LOOK_SECONDS = 5.0, 0.001
 
 
 class Asynchronous:
-    """The default consistency. Its methods are those of :class:`~multiverso.consistency.port.Consistency`."""
+    """The default consistency. Its methods are those of :class:`~multiverso.consistency.protocol.Consistency`."""
 
     ticks = NO_TICK  # of this worker's clock, at each read
     open_round: str | None = None
     in_rounds = False
 
-    def __init__(self, port: Port) -> None:
-        self.port = port
-        self._control, self._base, self._me = port.control, port.base, port.worker_id
-        self._update = port.update
-        dtype = port.spec.dtype
+    def __init__(self, access: TableAccess) -> None:
+        self.access = access
+        self._control, self._base, self._me = access.control, access.base, access.worker_id
+        self._update = access.update
+        dtype = access.spec.dtype
         locking.enter.compiled()(self._control, self._base, self._me)
         self._add, self._get = dense.add.compiled(dtype), dense.get.compiled(dtype)
         self._put, self._exchange = dense.put.compiled(dtype), dense.exchange.compiled(dtype)
         self._version = dense.version.compiled()
-        if port.spec.is_matrix:
+        if access.spec.is_matrix:
             self._add_rows, self._get_rows = rows.add_rows.compiled(dtype), rows.get_rows.compiled(dtype)
             self._exchange_rows = rows.exchange_rows.compiled(dtype)
             self._get_stripes = rows.get_stripes.compiled(dtype)
@@ -79,7 +79,7 @@ class Asynchronous:
     def apply_rule(
         self, rule: CompiledRule, local: Array, push: bool, pull: bool, call: Call, deadline: Deadline | None
     ) -> None:
-        kernel = rules.apply_rule.compiled(self.port.spec.dtype)
+        kernel = rules.apply_rule.compiled(self.access.spec.dtype)
         arguments = (
             self._control,
             self._base,
@@ -210,11 +210,11 @@ class Asynchronous:
 
     def _resume(self, code: int, again: Callable[[], int], deadline: Deadline | None) -> None:
         """Goes on where a kernel stopped at a word that it did not get in half a second."""
-        self.port.resume(code, again, deadline, f"a lock of {self.port.name}")
+        self.access.resume(code, again, deadline, f"a lock of {self.access.name}")
 
     def _resume_rows(
         self, code: int, ids: RowIds, again: Callable[[], int], deadline: Deadline | None
     ) -> None:
         if code & 0xFFFF == kernels.BAD_ROW:
-            raise bad_row(ids, code >> 16, self.port.spec)
+            raise bad_row(ids, code >> 16, self.access.spec)
         self._resume(code, again, deadline)

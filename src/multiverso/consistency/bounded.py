@@ -13,19 +13,19 @@ from __future__ import annotations
 
 from multiverso import layout as at
 from multiverso.consistency.asynchronous import NO_TICK, TICK, Asynchronous
-from multiverso.consistency.port import Array, Call, CompiledRule, Port, RowIds, Versions
+from multiverso.consistency.protocol import Array, Call, CompiledRule, RowIds, TableAccess, Versions
 from multiverso.deadline import Deadline
 from multiverso.kernels import waits
 from multiverso.memory.words import load64
 
 
 class Bounded(Asynchronous):
-    """Its methods are those of :class:`~multiverso.consistency.port.Consistency`."""
+    """Its methods are those of :class:`~multiverso.consistency.protocol.Consistency`."""
 
     ticks = TICK
 
-    def __init__(self, port: Port) -> None:
-        super().__init__(port)
+    def __init__(self, access: TableAccess) -> None:
+        super().__init__(access)
         self._wait_clock = waits.wait_clock.compiled()
 
     def get(self, out: Array, call: Call, deadline: Deadline | None) -> None:
@@ -61,17 +61,17 @@ class Bounded(Asynchronous):
 
     def _wait_for_slowest(self, deadline: Deadline | None) -> None:
         """Waits until this read may go ahead: until the slowest worker's clock is at most the bound behind ours."""
-        port = self.port
-        port.check_may_wait()
-        target = load64(port.line + at.CLOCK) - port.staleness
+        access = self.access
+        access.check_may_wait()
+        target = load64(access.line + at.CLOCK) - access.staleness
         self.ticks = TICK
         code = self._wait_unless_excused(target)
         if code:
-            what = f"tick {target} (bounded staleness) of {port.name}"
-            port.resume(code, lambda: self._wait_unless_excused(target), deadline, what)
+            what = f"tick {target} (bounded staleness) of {access.name}"
+            access.resume(code, lambda: self._wait_unless_excused(target), deadline, what)
 
     def _wait_unless_excused(self, target: int) -> int:
-        if self.port.is_awaited is not None and self.port.is_awaited(target):
+        if self.access.is_awaited is not None and self.access.is_awaited(target):
             self.ticks = NO_TICK
             return 0
         return self._wait_clock(self._control, self._base, self._me, target)

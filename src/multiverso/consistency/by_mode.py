@@ -7,10 +7,10 @@ from collections.abc import Callable
 from multiverso import layout as at
 from multiverso.consistency.asynchronous import Asynchronous
 from multiverso.consistency.bounded import Bounded
-from multiverso.consistency.port import Consistency, Port
+from multiverso.consistency.protocol import Consistency, TableAccess
 from multiverso.consistency.synchronous import Synchronous
 
-OF_MODE: dict[int, Callable[[Port], Consistency]] = {
+OF_MODE: dict[int, Callable[[TableAccess], Consistency]] = {
     at.ASYNCHRONOUS: Asynchronous,
     at.BOUNDED: Bounded,
     at.SYNCHRONOUS: Synchronous,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from multiverso import layout as at
-from multiverso.consistency.port import Array, Call, CompiledRule, Port, RowIds, bad_row
+from multiverso.consistency.protocol import Array, Call, CompiledRule, RowIds, TableAccess, bad_row
 from multiverso.deadline import Deadline
 from multiverso.errors import InterruptedRoundError, MultiversoError, WaitTimeoutError
 from multiverso.kernels import chained, rounds, rules
@@ -19,7 +19,7 @@ _SNAPSHOT_TRIES = 1000
 
 
 class Synchronous:
-    """Its methods are those of :class:`~multiverso.consistency.port.Consistency`. One thread at a time gets in.
+    """Its methods are those of :class:`~multiverso.consistency.protocol.Consistency`. One thread at a time gets in.
 
     Everything about the unfinished round is in ``_progress``, which only kernels write (``kernels.rounds``): an
     exception may come between any two steps here.
@@ -28,12 +28,12 @@ class Synchronous:
     in_rounds = True
     by_stripe = None
 
-    def __init__(self, port: Port) -> None:
-        self.port = port
-        self._control, self._base, self._me = port.control, port.base, port.worker_id
-        self._update = port.update
-        self._dtype = port.spec.dtype
-        self._spans_hosts = load32(port.control + at.SPANS_HOSTS) == 1
+    def __init__(self, access: TableAccess) -> None:
+        self.access = access
+        self._control, self._base, self._me = access.control, access.base, access.worker_id
+        self._update = access.update
+        self._dtype = access.spec.dtype
+        self._spans_hosts = load32(access.control + at.SPANS_HOSTS) == 1
         self._kernels: Any = chained if self._spans_hosts else rounds
         self._apply_rule = chained.apply_rule if self._spans_hosts else rules.apply_rule_in_round
         # compiled now, and not while others wait for this worker
@@ -43,10 +43,10 @@ class Synchronous:
             self._kernels.leave.compiled(),
         )
         self._lock = new_lock()
-        self._progress = np.zeros(at.ROUND_MEMBERS + load64(port.base + at.CHUNK_COUNT), np.int64)
-        self._progress[at.ROUND_NUMBER] = port.first_round
+        self._progress = np.zeros(at.ROUND_MEMBERS + load64(access.base + at.CHUNK_COUNT), np.int64)
+        self._progress[at.ROUND_NUMBER] = access.first_round
         self._reading: str | None = None  # what the open round's read is
-        if self._spans_hosts and port.update:
+        if self._spans_hosts and access.update:
             self._refuse_stale_copy()
 
     @property
@@ -54,18 +54,18 @@ class Synchronous:
         return self._reading if self._progress[at.ROUND_OPEN] else None
 
     def add(self, delta: Array, call: Call, deadline: Deadline | None = None) -> None:
-        with turn(self._lock, self.port.name):
+        with turn(self._lock, self.access.name):
             self._refuse_in_round()
             rounds.stage.compiled(self._dtype)(self._base, self._me, self._progress, delta, call.address)
 
     def add_rows(self, ids: RowIds, delta: Array, call: Call, deadline: Deadline | None = None) -> None:
-        with turn(self._lock, self.port.name):
+        with turn(self._lock, self.access.name):
             self._refuse_in_round()
             bad = rounds.stage_rows.compiled(self._dtype)(
                 self._base, self._me, self._progress, ids, delta, call.address
             )
             if bad >= 0:
-                raise bad_row(ids, bad, self.port.spec)
+                raise bad_row(ids, bad, self.access.spec)
 
     def get(self, out: Array, call: Call, deadline: Deadline | None) -> None:
         arguments = (self._control, self._base, self._update, self._me, self._progress, out, call.address)
@@ -136,11 +136,11 @@ class Synchronous:
             if self.version() == number:
                 return
         raise WaitTimeoutError(
-            f"no consistent copy of {self.port.name} in {_SNAPSHOT_TRIES} tries: its rounds are too quick"
+            f"no consistent copy of {self.access.name} in {_SNAPSHOT_TRIES} tries: its rounds are too quick"
         )
 
     def put(self, values: Array) -> None:
-        with turn(self._lock, self.port.name):
+        with turn(self._lock, self.access.name):
             self._refuse_in_round()
             rounds.committed_put.compiled(self._dtype)(self._base, self.version(), values)
             if self._spans_hosts:  # at the next barrier the node gives it to the others
@@ -150,12 +150,12 @@ class Synchronous:
         return load64(self._base + at.COMMITTED)
 
     def staged(self) -> Array | None:
-        with turn(self._lock, self.port.name):
+        with turn(self._lock, self.access.name):
             self._refuse_in_round()
-            return self.port.slot().copy() if self._progress[at.ROUND_STAGED] else None
+            return self.access.slot().copy() if self._progress[at.ROUND_STAGED] else None
 
     def restage(self, delta: Array | None) -> None:
-        with turn(self._lock, self.port.name):
+        with turn(self._lock, self.access.name):
             self._refuse_in_round()
             self._progress[at.ROUND_STAGED] = 0
         if delta is not None:
@@ -166,44 +166,44 @@ class Synchronous:
         self._kernels.leave.compiled()(self._control, self._base, self._me, self._progress)
 
     def refuse_unfinished(self) -> None:
-        with turn(self._lock, self.port.name):
+        with turn(self._lock, self.access.name):
             self._refuse_in_round()
             if self._progress[at.ROUND_STAGED]:
                 raise InterruptedRoundError(
-                    f"this worker has added to {self.port.name} since its last read, which no round has taken up; "
+                    f"this worker has added to {self.access.name} since its last read, which no round has taken up; "
                     "get() first, in every worker, or shutdown()"
                 )
 
     def _refuse_stale_copy(self) -> None:
         """Across hosts an updater is run by workers: on a host that had none the values stayed what they were."""
-        decided, done = load64(self.port.base + at.DECIDED), load64(self.port.base + at.COMMITTED)
-        here = load64(self.port.base + at.TAKING_PART + 8 * (decided & 1))
+        decided, done = load64(self.access.base + at.DECIDED), load64(self.access.base + at.COMMITTED)
+        here = load64(self.access.base + at.TAKING_PART + 8 * (decided & 1))
         if decided > done + 1 or (decided > done and not here):
             raise MultiversoError(
-                f"{self.port.name} has an updater, and has gone through rounds while no worker of this host had it: "
+                f"{self.access.name} has an updater, and has gone through rounds while no worker of this host had it: "
                 "make it on every host before the first round"
             )
 
     def _check_rows(self, ids: RowIds) -> None:
-        if ids.size and (ids.min() < 0 or ids.max() >= self.port.spec.rows):
-            outside = (ids < 0) | (ids >= self.port.spec.rows)
-            raise bad_row(ids, int(np.argmax(outside)), self.port.spec)
+        if ids.size and (ids.min() < 0 or ids.max() >= self.access.spec.rows):
+            outside = (ids < 0) | (ids >= self.access.spec.rows)
+            raise bad_row(ids, int(np.argmax(outside)), self.access.spec)
 
     def _refuse_in_round(self) -> None:
         if self._progress[at.ROUND_OPEN]:
             raise InterruptedRoundError(
-                f"a {self._reading} of {self.port.name} was interrupted in round "
+                f"a {self._reading} of {self.access.name} was interrupted in round "
                 f"{self._progress[at.ROUND_NUMBER]}; call {self._reading} again to finish it first"
             )
 
     def _read(self, reading: str, go: Callable[[], int], deadline: Deadline | None) -> None:
         """Goes through a round, or through what is left of it."""
-        with turn(self._lock, self.port.name):
+        with turn(self._lock, self.access.name):
             if self._reading != reading:
                 self._refuse_in_round()
                 self._reading = reading
-            self.port.check_may_wait()
+            self.access.check_may_wait()
             code = go()
             if code:
-                what = f"round {self._progress[at.ROUND_NUMBER]} of {self.port.name}"
-                self.port.resume(code, go, deadline, what)
+                what = f"round {self._progress[at.ROUND_NUMBER]} of {self.access.name}"
+                self.access.resume(code, go, deadline, what)

@@ -17,7 +17,7 @@ from multiverso.runtime.session.session import Session
 from multiverso.tables.epochs import Epoch
 
 
-class AskedHands:
+class AskedBatches:
     """Owner: one worker's `Dealer`."""
 
     def __init__(self, session: Session) -> None:

@@ -29,7 +29,7 @@ from multiverso.runtime.collective.shared_lock import held, prepare
 from multiverso.runtime.job.wait_graph import names
 from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.session import Session
-from multiverso.tables.asked_batches import AskedHands
+from multiverso.tables.asked_batches import AskedBatches
 from multiverso.tables.epochs import Epoch, Words
 
 HEAD = Record(128)
@@ -48,8 +48,8 @@ _NOBODY = at.MAX_WORKERS
 MOST_AHEAD = 56
 
 
-class SharedHands:
-    """The hands of workers of one host, in memory that they share. Owner: one worker's `Dealer`."""
+class SharedBatches:
+    """What workers of one host take from: memory that they share. Owner: one worker's `Dealer`."""
 
     def __init__(self, session: Session) -> None:
         self._reference = weakref.ref(session)
@@ -227,7 +227,7 @@ class SharedHands:
         session.control.notify()
 
 
-class Hands(Protocol):
+class BatchSource(Protocol):
     """What is behind a `Dealer`: who is given which batch."""
 
     def begin(self, dealt: Epoch, deadline: Deadline) -> int:
@@ -251,7 +251,7 @@ class Dealer:
                 "init() without sync and staleness"
             )
         self._reference = weakref.ref(session)
-        self.hands: Hands = AskedHands(session) if session.hosts else SharedHands(session)
+        self.source: BatchSource = AskedBatches(session) if session.hosts else SharedBatches(session)
         self._inside = False
         self._next_epoch: dict[tuple[int, int, int], int] = {}
 
@@ -283,17 +283,17 @@ class Dealer:
         dealt = Epoch(*key, self._next_epoch.get(key, 0) if epoch is None else epoch)
         self._inside = True
         try:
-            number = self.hands.begin(dealt, session.start_deadline(timeout_seconds))
+            number = self.source.begin(dealt, session.start_deadline(timeout_seconds))
             self._next_epoch[key] = dealt.epoch + 1
             order = dealt.order()
             while True:
-                batch = self.hands.take(number, dealt, ahead, session.start_deadline(timeout_seconds))
+                batch = self.source.take(number, dealt, ahead, session.start_deadline(timeout_seconds))
                 if batch is None:
                     return
                 yield order[batch * size : (batch + 1) * size].copy()
         finally:
             self._inside = False
-            self.hands.leave(unfinished=ahead > 0)
+            self.source.leave(unfinished=ahead > 0)
 
 
 _dealers: weakref.WeakKeyDictionary[Session, Dealer] = weakref.WeakKeyDictionary()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from multiverso.consistency.port import Array, ByStripe, Call, RowIds, Versions
+from multiverso.consistency.protocol import Array, ByStripe, Call, RowIds, Versions
 from multiverso.deadline import Deadline
 from multiverso.spec import Partition, TableSpec
 

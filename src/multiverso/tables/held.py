@@ -13,7 +13,7 @@ import numpy.typing as npt
 from multiverso import layout as at
 from multiverso.compiling.on_demand import compile_update
 from multiverso.consistency.by_mode import OF_MODE
-from multiverso.consistency.port import Consistency, Port
+from multiverso.consistency.protocol import Consistency, TableAccess
 from multiverso.deadline import Deadline
 from multiverso.kernels.plain_arrays import is_plain
 from multiverso.memory.words import load64
@@ -200,7 +200,7 @@ class HeldTable(Steered):
 
 def _consistency_of(session: Session, shard: Shard, update: int, name: str) -> Consistency:
     """Returns what the session's consistency is for this table."""
-    port = Port(
+    access = TableAccess(
         control=session.control.address,
         base=shard.base,
         worker_id=session.worker_id,
@@ -214,7 +214,7 @@ def _consistency_of(session: Session, shard: Shard, update: int, name: str) -> C
         resume=session.resume,
         is_awaited=_awaits(session, shard) if session.incarnation else None,
     )
-    return OF_MODE[shard.mode](port)
+    return OF_MODE[shard.mode](access)
 
 
 def _awaits(session: Session, shard: Shard) -> Callable[[int], bool]:

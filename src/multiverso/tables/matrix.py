@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy import ndarray
 
-from multiverso.consistency.port import RowIds, bad_row
+from multiverso.consistency.protocol import RowIds, bad_row
 from multiverso.errors import ShapeMismatchError
 from multiverso.hosts.exchange import table_words
 from multiverso.kernels.plain_arrays import are_plain_rows

@@ -6,7 +6,7 @@ stopped. The rule that a user can rely on:
     **A call that raised has not returned: call it again, with the same arguments, and it is finished.** What it had
     done is not done again, also where it had done everything.
 
-Kernels write how far a call is into its ``Call`` in one step with their effects (``consistency/port.py``), and
+Kernels write how far a call is into its ``Call`` in one step with their effects (``consistency/protocol.py``), and
 :class:`Operations` keeps that when an exception passes, together with what makes the next call the same one:
 
 - ``add``, ``add_rows``: equal numbers. Another call on the table, or a flush, first finishes one of which a part is
@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from multiverso.consistency.port import Array, ByStripe, Call, CompiledRule, Consistency, RowIds
+from multiverso.consistency.protocol import Array, ByStripe, Call, CompiledRule, Consistency, RowIds
 from multiverso.deadline import Deadline
 from multiverso.errors import InterruptedRoundError
 from multiverso.tables.changes import Changed, Changes

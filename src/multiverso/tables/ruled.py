@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from multiverso.compiling.on_demand import compile_pull, compile_push
-from multiverso.consistency.port import CompiledRule
+from multiverso.consistency.protocol import CompiledRule
 from multiverso.kernels import rules
 from multiverso.tables.convert import Array, writable
 from multiverso.tables.handler import TableHandler

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 
 from multiverso.deadline import Deadline
 from multiverso.kernels import waits
-from multiverso.runtime.session.port import SessionPort
+from multiverso.runtime.session.view import SessionView
 
 
 class Barrier:
@@ -25,7 +25,7 @@ class Barrier:
 
     def wait(
         self,
-        session: SessionPort,
+        session: SessionView,
         lock: AbstractContextManager[object],
         tell: Callable[[int], None],
         deadline: Deadline,

@@ -16,7 +16,7 @@ from multiverso.memory.segment import Segment
 from multiverso.memory.shared import SharedMemory
 from multiverso.runtime.session.node_link import NodeLink
 from multiverso.runtime.session.patience import Patience
-from multiverso.runtime.session.port import SessionPort
+from multiverso.runtime.session.view import SessionView
 from multiverso.shards.shard import Shard
 from multiverso.spec import MemorySpec, TableSpec
 from multiverso.wire.messages import Message
@@ -32,10 +32,10 @@ class Holdings:
         link: its connection to the node.
     """
 
-    def __init__(self, session: SessionPort, link: NodeLink) -> None:
+    def __init__(self, session: SessionView, link: NodeLink) -> None:
         self.tables: dict[int, Shard] = {}
         self._memories: dict[int, SharedMemory] = {}
-        self._session: SessionPort = weakref.proxy(session)  # no cycle: its memory goes when it goes
+        self._session: SessionView = weakref.proxy(session)  # no cycle: its memory goes when it goes
         self._link = link
         self._memory: FileIO | None = (
             None  # closing it twice is harmless, as it is not with a bare descriptor

@@ -10,7 +10,7 @@ from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
 from multiverso.runtime.session.node_link import NodeLink
 from multiverso.runtime.session.patience import Patience
-from multiverso.runtime.session.port import SessionPort
+from multiverso.runtime.session.view import SessionView
 from multiverso.wire.messages import Message
 
 
@@ -23,8 +23,8 @@ class NodeClient:
         lock: held while the connection is used.
     """
 
-    def __init__(self, session: SessionPort, link: NodeLink, lock: AbstractContextManager[object]) -> None:
-        self._session: SessionPort = weakref.proxy(session)  # no cycle: its memory goes when it goes
+    def __init__(self, session: SessionView, link: NodeLink, lock: AbstractContextManager[object]) -> None:
+        self._session: SessionView = weakref.proxy(session)  # no cycle: its memory goes when it goes
         self._link, self._lock = link, lock
         self._gatherings = 0  # what `gather` has asked for, by this worker
 

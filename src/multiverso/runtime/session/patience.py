@@ -12,7 +12,7 @@ from multiverso.errors import ClosedError, DeadlockError, MultiversoError, WaitT
 from multiverso.runtime.job.wait_graph import COLLECTIVE, names
 from multiverso.runtime.job.worker_state import WorkerState
 from multiverso.runtime.session.node_link import NodeLink
-from multiverso.runtime.session.port import SessionPort
+from multiverso.runtime.session.view import SessionView
 
 _WARN_SECONDS = 10.0
 _STOPPED_SECONDS = 1.0
@@ -33,7 +33,7 @@ class Patience:
     """
 
     def __init__(
-        self, session: SessionPort, deadline: Deadline, what: str, link: NodeLink | None = None
+        self, session: SessionView, deadline: Deadline, what: str, link: NodeLink | None = None
     ) -> None:
         self._session = session
         self._began = time.monotonic()

@@ -12,7 +12,7 @@ from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.wait_graph import WaitGraph
 
 
-class SessionPort(Protocol):
+class SessionView(Protocol):
     """A session, to its parts; see `Session`, where each of these is described.
 
     Attributes:

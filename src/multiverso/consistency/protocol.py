@@ -2,8 +2,8 @@
 
 A consistency (``asynchronous``, ``bounded``, ``synchronous``) is what reads and adds mean. It gets flat arrays that
 have been checked, works on the table's memory through kernels, and knows no session, node or process: what it needs
-of them is a :class:`Port`. A new one is a file beside those three, with the methods of :class:`Consistency`, and a
-line in ``by_mode.py``.
+of them is a :class:`TableAccess`. A new one is a file beside those three, with the methods of :class:`Consistency`,
+and a line in ``by_mode.py``.
 
 **What a call that raised has done is in memory.** An exception (Ctrl-C, an alarm's handler, a deadline) may come
 between any two steps of Python, also after a kernel is done and before anybody knows it. So every kernel writes how
@@ -78,7 +78,7 @@ class CompiledRule:
 
 
 @dataclass(frozen=True)
-class Port:
+class TableAccess:
     """One worker's way to the memory of one table.
 
     Attributes:
