@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
-import importlib
 import types
 from pathlib import Path
 from typing import Any
@@ -99,7 +98,8 @@ class Source:
                 if full in self._modules or self._is_private(full):
                     setattr(found, wanted, self.module(full))
                 else:
-                    setattr(found, wanted, getattr(importlib.import_module(name), wanted))
+                    whole = builtins.__import__(name, fromlist=(wanted,))  # a module of it is imported, too
+                    setattr(found, wanted, getattr(whole, wanted))
             return found
         return builtins.__import__(name, globals, locals, fromlist, level)
 
