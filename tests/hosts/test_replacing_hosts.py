@@ -29,6 +29,7 @@ from multiverso.runtime import Node, Session
 from multiverso.runtime.collective.reducer import Reducer
 from multiverso.runtime.node.numbers import Numbers
 from multiverso.runtime.several_hosts.carrier import Means
+from multiverso.updaters import adam
 
 SIZE = 300_000  # two chunks: homes on different hosts
 JOB: dict[str, dict[str, Any]] = {"async": {}, "bounded": {"staleness": 2}}
@@ -176,13 +177,8 @@ def test_what_is_left_of_the_lost_host_is_refused() -> None:
                 session.shutdown()
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [({"sync": True}, "a synchronous job takes in no host again"), ({"exchange": "mean"}, "between='sum'")],
-)
-def test_a_host_that_cannot_be_taken_in_again_is_told_why(options: dict[str, Any], words: str) -> None:
-    if "exchange" in options:
-        options = {"exchange": Exchange.of(wire=None, every=None, between="mean")}
+def test_a_host_that_cannot_be_taken_in_again_is_told_why() -> None:
+    options: dict[str, Any] = {"exchange": Exchange.of(wire=None, every=None, between="mean")}
     with rehearsal(1, 1, on_lost="continue") as job:
         sessions = dict(enumerate(in_threads([lambda i=i: job.session(i, **options) for i in range(2)])))
         all_do(sessions, lambda session: mv.ArrayTableHandler(4, session=session))
@@ -192,8 +188,72 @@ def test_a_host_that_cannot_be_taken_in_again_is_told_why(options: dict[str, Any
             patch.setattr("multiverso.runtime.node.orders.log", said.append)
             with anew(job, 1), pytest.raises((StartupError, NodeLostError)):
                 job.session(1, **options)
-        assert any(words in line for line in said), said
+        assert any("between='sum'" in line for line in said), said
         sessions[0].shutdown()
+
+
+def test_workers_of_a_host_that_came_again_join_the_next_round_and_have_everybodys_bits() -> None:
+    """Rounds go on without it meanwhile; then it has the others' values, their updaters' states and set rates."""
+    size = 300_000  # three chunks
+
+    def open_tables(session: Session) -> list[Any]:
+        first = np.full(size, 7.0 if session.incarnation else 0.1, np.float32)
+        plain = mv.ArrayTableHandler(size, first, session=session)
+        counted = mv.ArrayTableHandler(5, updater=adam(count_per="table"), session=session)
+        return [plain, counted, mv.MatrixTableHandler(90_000, 3, updater="momentum", session=session)]
+
+    def go(tables: list[Any], number: int, seed: int) -> list[Any]:
+        rng, seen = np.random.default_rng(seed), []
+        for _ in range(number):
+            for table in tables:
+                table.add(rng.standard_normal(table.shape).astype(np.float32))
+                seen.append(table.get().copy())
+        return seen
+
+    def all_read(tables: dict[int, Any], number: int) -> list[Any]:
+        first, *others = in_threads([lambda t=t, w=w: go(t, number, w) for w, t in tables.items()])
+        for other in others:
+            for mine, theirs in zip(first, other, strict=True):
+                np.testing.assert_array_equal(mine, theirs, strict=True)
+        return first
+
+    with rehearsal(1, 2, 1, on_lost="continue", replaces=True) as job, ExitStack() as stack:
+        sessions = dict(enumerate(in_threads([lambda i=i: job.session(i, sync=True) for i in range(4)])))
+        tables = dict(enumerate(all_do(sessions, open_tables)))
+        all_read(tables, 2)
+        for lost in ([1], [2], [1, 2]):  # one in the middle, the last one, both
+            workers = [worker for host in lost for worker in job.roster.workers_of(host)]
+            for host in lost:
+                lose(job, host, sessions)
+            left = {worker: tables[worker] for worker in sessions}
+            tables[0][0].set(np.full(size, 3.0))
+            all_do(sessions, lambda session: session.barrier())
+            all_read(left, 2)
+            for host in lost:
+                stack.enter_context(anew(job, host))
+            all_read(left, 3)  # a mere relay so far
+            begun = in_threads([lambda w=w: job.session(w, sync=True) for w in workers])
+            for worker, again in zip(workers, begun, strict=True):
+                sessions[worker] = again
+                assert again.incarnation > 0
+                values = [table.snapshot() for table in left[0]]
+                tables[worker] = open_tables(again)
+                for table, value in zip(tables[worker], values, strict=True):
+                    np.testing.assert_array_equal(table.snapshot(), value)
+
+            def catch_up(session: Session) -> None:
+                while session.barriers < sessions[0].barriers:
+                    session.barrier()
+
+            in_threads([lambda s=s: catch_up(s) for s in begun])
+            all_read(tables, 3)
+            all_do(sessions, lambda session: session.barrier())
+            tables[workers[-1]][0].set(np.arange(size))  # theirs counts as anybody's
+            all_do(sessions, lambda session: session.barrier())
+            assert all(table[0].snapshot()[-1] == size - 1 for table in tables.values())
+        late = all_do(sessions, lambda session: mv.ArrayTableHandler(3, session=session))
+        all_read({worker: [table] for worker, table in enumerate(late)}, 2)
+        all_do(sessions, lambda session: session.shutdown())
 
 
 def test_a_host_that_came_again_counts_barriers_from_where_its_workers_had_saved(tmp_path: Path) -> None:
@@ -301,18 +361,64 @@ def test_a_host_is_let_in_once_no_table_is_half_made() -> None:
     assert went_on == [(0, "make"), (1, "make")], "what waited for it does not any more"
 
 
-def test_a_killed_host_of_a_rehearsal_is_started_again(tmp_path: Path) -> None:
-    (tmp_path / "job.py").write_text(KILLED)
-    run = [sys.executable, "-m", "multiverso", "run", "--hosts", "2", "-n", "2", "--on-failure", "continue"]
+def run_killed(folder: Path, workers: int, job: str) -> subprocess.CompletedProcess[str]:
+    (folder / "job.py").write_text(job)
+    run = [sys.executable, "-m", "multiverso", "run", "--hosts", "2", "-n", str(workers)]
     done = subprocess.run(
-        [*run, "--replace", "1", "--log-dir", "logs", "job.py"],
-        cwd=tmp_path,
+        [*run, "--on-failure", "continue", "--replace", "1", "--log-dir", "logs", "job.py"],
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_a_killed_host_of_a_synchronous_job_is_started_again_and_ends_with_everybodys_bits(
+    tmp_path: Path,
+) -> None:
+    done = run_killed(tmp_path, 3, KILLED_IN_ROUNDS)
+    lines = [line.split(" ", 1)[1] for line in done.stdout.splitlines()]
+    lives, ends = zip(*(line.split(": ") for line in lines), strict=True)
+    assert sorted(lives) == ["life 0", "life 0", "life 1"], done.stdout
+    assert len(set(ends)) == 1, done.stdout
+    rounds, with_both, made = map(int, ends[0].split()[:3])
+    assert (rounds, with_both) == (made, 20), "each round counted once"
+
+
+KILLED_IN_ROUNDS = """
+import os, signal, time, zlib
+import numpy as np
+import multiverso as mv
+mv.init(sync=True)
+me, life = mv.worker_id(), mv.incarnation()
+first = np.full(1000, 7.0 if life else 0.1)
+table = mv.ArrayTableHandler(1000, init_value=first)
+trained = mv.ArrayTableHandler(1000, updater="momentum")
+counts = mv.ArrayTableHandler(2)  # rounds of worker 0, and of the one that came again
+while True:
+    table.add(np.random.default_rng(me).standard_normal(1000))
+    trained.add(np.ones(1000))
+    table.get(), trained.get()
+    counts.add(np.array([me == 0, life == 1]))
+    seen = counts.get()
+    if seen[1] == 20:
+        break
+    if me == 2 and life == 0 and seen[0] == 50:
+        os.kill(os.getppid(), signal.SIGKILL)  # the host's launcher, which has its node
+        time.sleep(100)
+    time.sleep(0.005)
+mv.barrier()
+bits = [zlib.crc32(t.snapshot().tobytes()) for t in (table, trained, counts)]
+print(f"life {life}: {seen[0]:g} {seen[1]:g} {counts.version} {bits}", flush=True)
+mv.shutdown()
+"""
+
+
+def test_a_killed_host_of_a_rehearsal_is_started_again(tmp_path: Path) -> None:
+    done = run_killed(tmp_path, 2, KILLED)
     assert sorted(done.stdout.splitlines()) == ["[0] life 0: [108.0]", "[1] life 1: [108.0]"]
     assert "host-1" in done.stderr
     log = (tmp_path / "logs" / "worker-1.log").read_text().splitlines()

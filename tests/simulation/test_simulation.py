@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from simulated import clocks, rounds, statistics
+from simulated import clocks, rejoining, rounds, statistics
 from simulated.world import Memory, run
 
 from multiverso.hosts.rounds import WINDOW, Rounds
@@ -46,6 +46,17 @@ def test_rounds_have_the_same_bits_whatever_the_network_does() -> None:
             raise AssertionError(f"make simulate SEED={seed} ARGS='--rounds --replay': {error}") from error
         faults, lost = faults + world.faults, lost + world.moves
     assert faults > lost > 0, "these schedules had no fault in them"
+
+
+def test_rounds_have_the_same_bits_whoever_is_lost_and_comes_again() -> None:
+    """It passes on what the others send, gets their values between two rounds, and is in all that follow."""
+    filled = 0
+    for seed in range(FEW):
+        try:
+            filled += rejoining.run(seed).filled
+        except Exception as error:
+            raise AssertionError(f"make simulate SEED={seed} ARGS='--rejoining --replay': {error}") from error
+    assert filled > FEW // 2, "in these schedules nobody came again"
 
 
 def test_statistics_stay_between_those_of_the_hosts_whatever_the_network_does() -> None:

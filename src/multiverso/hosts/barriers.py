@@ -9,20 +9,26 @@ from __future__ import annotations
 
 from multiverso.hosts.known_hosts import KnownHosts, Message, Order
 
+_KEPT = (
+    64  # turns that a host which comes later might not have gone through: the others are at most a few behind
+)
+
 
 class Barriers:
     """Owner: the coordinator, one call at a time. A call returns what the hosts are to do.
 
     Args:
         hosts: what is known of them.
+        overwritten: gets, by table, the turns at which a host's values become everybody's, and whose these are.
 
     Attributes:
         released: the last barrier that all have passed.
     """
 
-    def __init__(self, hosts: KnownHosts) -> None:
+    def __init__(self, hosts: KnownHosts, overwritten: dict[int, dict[int, int]]) -> None:
         self.released = 0
         self._hosts = hosts
+        self._overwritten = overwritten
         self._written: dict[int, int] = {}  # since the last barrier: whose values a synchronous table has got
         self._turns: dict[int, dict[int, int]] = {}  # how far each host's rounds are, by table
         # by host and number: the hosts that still have to bring
@@ -57,6 +63,10 @@ class Barriers:
             turns = [self._turns[host][number] for host in there if number in self._turns.get(host, {})]
             if turns:  # else it is closed
                 found[number] = (writer, max(turns), min(turns) == max(turns))
+                kept = self._overwritten.setdefault(number, {})
+                kept[max(turns)] = writer
+                while len(kept) > _KEPT:
+                    del kept[next(iter(kept))]
         return found
 
     # -- everything to one host ------------------------------------------------------------------------------

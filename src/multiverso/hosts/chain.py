@@ -10,7 +10,7 @@ _EPOCHS = 256
 
 
 class Chain:
-    """One host's place. It changes when hosts are lost, which begins a new *epoch*.
+    """One host's place. It changes when hosts are lost or come again, which begins a new *epoch*.
 
     Args:
         host: its number.
@@ -31,9 +31,19 @@ class Chain:
         self._place(live)
 
     def regroup(self, live: Sequence[int]) -> None:
-        """Goes on without lost hosts."""
+        """Goes on without lost hosts, or with one that has come again."""
         self.epoch = (self.epoch + 1) % _EPOCHS
         self._place(live)
+
+    def begin_anew(self, live: Sequence[int], epoch: int) -> None:
+        """In a host that takes a lost one's place: who is there, and how often that has changed."""
+        self.epoch = epoch % _EPOCHS
+        self._place(live)
+
+    @property
+    def live(self) -> list[int]:
+        """The hosts in their order."""
+        return list(self._live)
 
     def at_distance(self, peer: int, seconds: float) -> None:
         """Sets the shortest round-trip time to a host."""

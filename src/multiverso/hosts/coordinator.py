@@ -40,11 +40,12 @@ class Coordinator:
         self._hosts = KnownHosts(KnownHost() for _ in range(roster.hosts))
         self._coming: dict[int, list[Any]] = {}  # hosts that take a lost one's place, and their addresses
         self._tables = TableSteps(roster.names, self._hosts, self._coming)
-        self._barriers = Barriers(self._hosts)
+        self._barriers = Barriers(self._hosts, self._tables.overwritten)
         self._notes: dict[int, dict[int, str]] = {}  # what workers tell each other: by number, then by worker
         self._options: Message | None = None
         self._desk = Desk()
         self._lives: list[list[int]] = []  # who was left after each loss
+        self._came_again = 0
         self._dead: set[int] = set()  # workers that are lost
         self._since: dict[
             int, int
@@ -117,8 +118,6 @@ class Coordinator:
             return "no worker of the job has begun, or all have ended"
         if options["on_lost"] != "continue":
             return "the job does not go on without it (init(on_lost='continue'))"
-        if options["consistency"]["mode"] == "sync":
-            return "a synchronous job takes in no host again"
         if Exchange.from_message(options["exchange"]).between != "sum":
             return "between='sum' is the only rule with which a host is taken in again"
         return ""
@@ -133,6 +132,7 @@ class Coordinator:
         orders: list[Order] = []
         for host, address in coming.items():
             self._hosts[host] = KnownHost(address, settled=self._barriers.released)
+            self._came_again += 1
             orders += self._hosts.to_all({"do": "joined", "host": host, "address": address}, but=host)
             lines = [line for known in self._hosts for line in known.workers.values()]
             what: Message = {
@@ -140,10 +140,13 @@ class Coordinator:
                 "released": self._barriers.released,
                 "workers": lines,
                 "clocks": self._tables.clocks,
+                "progress": self._tables.progress,
+                "overwritten": self._tables.overwritten,
             }
             what |= {"tables": self._tables.made(), "ordered": self._tables.ordered}
             who = {
                 "lives": self._lives,
+                "epoch": len(self._lives) + self._came_again,
                 "lost": [other for other, known in enumerate(self._hosts) if known.lost],
                 "addresses": [known.address for known in self._hosts],
             }
@@ -204,9 +207,9 @@ class Coordinator:
             }
             for number, lines in report["tables"].items()
         }
-        if report["do"] == "clocks":
-            for number, told in tables.items():
-                self._tables.clocks.setdefault(number, {}).update(told)
+        kept = self._tables.clocks if report["do"] == "clocks" else self._tables.progress
+        for number, told in tables.items():
+            kept.setdefault(number, {}).update(told)
         return self._hosts.to_all({"do": report["do"], "tables": tables}, but=host)
 
     def _gone(self, host: int, report: Message) -> list[Order]:

@@ -191,7 +191,14 @@ class Fabric:
     def _ends_of(self, held: Held) -> Iterable[Pair | Loop]:
         return self._pairs.values() if held.outer is None else self._ends().values()
 
-    def attach_rounds(self, table_id: int, shard: Shard, control: int, local: Iterable[int]) -> None:
+    def attach_rounds(
+        self,
+        table_id: int,
+        shard: Shard,
+        control: int,
+        local: Iterable[int],
+        overwritten: Mapping[int, int] | None = None,
+    ) -> None:
         """Begins to take part in the rounds of a synchronous table; the next `settle` of it gives its initial values.
 
         Args:
@@ -199,8 +206,24 @@ class Fabric:
             shard: all of it mapped.
             control: address of the job's control segment.
             local: the workers of this host.
+            overwritten: where the other hosts have the table already: the last turns that were given to
+                :meth:`overwrite` before this one came, and whose values. It gets values by :meth:`refill`.
         """
-        self._rounds.attach(table_id, RoundMemory(shard, control, local))
+        memory = RoundMemory(shard, control, local)
+        self._rounds.attach(table_id, memory, blank=overwritten is not None, overwrites=overwritten)
+
+    def refill(self, table_id: int, then: Callable[[bool], None]) -> None:
+        """Begins no turn of a synchronous table until :meth:`release`, and gets its values where they are not here.
+
+        Args:
+            table_id: its number.
+            then: called by any thread, with whether they are here now; no other host has them where not.
+        """
+        self._rounds.refill(table_id, then)
+
+    def release(self, table_id: int) -> None:
+        """Whoever waited for :meth:`refill` takes part from the next turn on."""
+        self._rounds.release(table_id)
 
     def turns(self) -> dict[int, int]:
         """Returns how far each synchronous table is here, for :meth:`overwrite`."""
@@ -364,19 +387,22 @@ class Fabric:
         if peer > self.host and self._door is not None:
             pair.start()
 
-    def begin_anew(self, lives: Sequence[Sequence[int]], lost: Iterable[int]) -> None:
+    def begin_anew(self, lives: Sequence[Sequence[int]], lost: Iterable[int], epoch: int) -> None:
         """Before any table is attached, in a host that takes a lost one's place: who was left after each loss so far.
 
         Args:
             lives: the hosts that were left after each loss.
             lost: those that are lost now.
+            epoch: how often hosts were lost or came again.
         """
         self._tables.lives = [list(live) for live in lives]
         self._lost = set(lost)
+        self._rounds.begin_anew([host for host in range(self.hosts) if host not in self._lost], epoch)
 
     def joined(self, peer: int) -> None:
         """A lost host has come again, as one that has nothing: it takes all values. The higher of two connects."""
         self._lost.discard(peer)
+        self._rounds.regroup([*self._rounds.live, peer])
 
     # -- watching ----------------------------------------------------------------------------------------------
 

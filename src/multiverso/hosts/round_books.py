@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -47,6 +48,23 @@ class Staged(Protocol):
     def overwrite(self, chunk: int, total: Array) -> None:
         """Overwrites a chunk of the last finished round."""
 
+    # what a host that lacks the values gets from another one, in pieces
+
+    def complete(self, round_number: int) -> bool | None:
+        """Returns whether the values after a round are here; None while workers make them, False if nobody will."""
+
+    def pieces(self) -> list[int]:
+        """Returns the bytes of each piece."""
+
+    def give(self, piece: int, into: Array) -> None:
+        """Writes a piece of what there is after the last finished round."""
+
+    def put(self, piece: int, found: Array) -> None:
+        """Takes a piece; they come in their order."""
+
+    def filled(self) -> int:
+        """All pieces are there: returns after which round that was."""
+
 
 @dataclass(eq=False, slots=True)
 class Sum:
@@ -67,6 +85,44 @@ class Sum:
     def body(self) -> memoryview:
         """What travels."""
         return view(self.buffer, self.length) if self.count else NOTHING
+
+
+@dataclass(eq=False, slots=True)
+class Refill:
+    """The values of a table are asked of another host, between two turns: none begins here meanwhile.
+
+    Attributes:
+        then: called once they are here, or nobody has them.
+        source: the host that is asked; None: none yet.
+        asked: those that had nothing, and that one.
+        epoch: of the chain when it was asked.
+        confirmed: the last host of the chain has said that nothing has gone beyond this turn.
+        piece: which comes next.
+        over: they are here, and the next turn waits for ``Rounds.release``.
+    """
+
+    then: Callable[[bool], None]
+    source: int | None = None
+    asked: set[int] = field(default_factory=set)
+    epoch: int = 0
+    confirmed: bool = False
+    piece: int = 0
+    over: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Giving:
+    """What another host has asked for: ``ready`` is `Staged.complete` once that is known, ``piece`` goes next.
+
+    Attributes:
+        confirms: nothing but whether anything has gone beyond the step.
+    """
+
+    step: int
+    epoch: int
+    confirms: bool
+    piece: int = 0
+    ready: bool | None = None
 
 
 @dataclass(eq=False)
@@ -90,6 +146,9 @@ class RoundTable:
         known: the last step whose total every host has: nobody asks for it any more.
         wanted: the last round that somebody behind waits for; ``told``: and that the host before was told of.
         waits_since: since when somebody waits for the round that is due; None: nobody does.
+        blank: the values are not here: sums and totals pass, and nothing is done with them (``refills.py``).
+        placed: it is known how far the chain is: of a blank one, once the host before has said so.
+        refill: the values are asked for; ``gives``: others ask for them here.
     """
 
     number: int
@@ -113,6 +172,10 @@ class RoundTable:
     wanted: int = 0
     told: int = 0
     waits_since: float | None = None
+    blank: bool = False
+    placed: bool = True
+    refill: Refill | None = None
+    gives: dict[int, Giving] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         staged = self.staged
@@ -146,6 +209,10 @@ class RoundTable:
             overwrites: the host before says that it is one that overwrites.
             heads: whether this host is the first of the chain, which begins what somebody waits for.
         """
+        if turn > max(self.decided, 0) and self.refill is not None:
+            return None
+        if self.blank:
+            return 0
         if turn <= self.decided or turn in self.overwrites:
             return self.members
         if turn == 0:
@@ -163,7 +230,7 @@ class RoundTable:
         if turn <= self.decided:
             return
         self.members, self.decided = members, turn
-        if turn > 0 and turn not in self.overwrites:
+        if turn > 0 and turn not in self.overwrites and not self.blank:
             self.staged.decide(self.round_of(turn), members)
 
     def forget(self) -> None:

@@ -11,6 +11,10 @@ from multiverso.layout import MAX_WORKERS
 from multiverso.spec import DTYPES
 
 _OVERWRITES = 1  # flag of SUM and TOTAL: the values are overwritten by one host's
+UNPLACED = 1  # of AT: this host will know how far it is when the receiver has said how far that is
+CONFIRMS = 1  # of ASK: only whether totals have come here that are beyond it
+HAS_NONE = 1  # of FILL: no values: this host lacks them, too, or was asked to confirm
+AHEAD = 2  # of FILL: so many steps (`contributions`) have gone beyond what was asked for
 _BEHIND_BITS = 8  # above these, of SUM: how many steps the last total that the head had is behind
 
 
@@ -18,7 +22,8 @@ def at_frame(table: RoundTable, epoch: int) -> Outgoing:
     """Returns what says how far this host is with a table, and which table that is."""
     elements, dtype, chunk = _what(table)
     body = Reached(table.arrived, table.received, elements, dtype, chunk).pack()
-    header = RoundHeader(frames.AT, epoch, 0, table.number, length=len(body))
+    flags = 0 if table.placed else UNPLACED
+    header = RoundHeader(frames.AT, epoch, flags, table.number, length=len(body))
     return Outgoing(header, memoryview(body))
 
 
@@ -36,7 +41,7 @@ def _what(table: RoundTable) -> tuple[int, int, int]:
 def step_frame(kind: int, table: RoundTable, epoch: int, step: int, found: Sum) -> Outgoing:
     """Returns a step's SUM or TOTAL. Its body is the sum's own memory, not a copy."""
     body = found.body
-    flags = _OVERWRITES if table.overwrites and table.turn_and_chunk(step)[0] in table.overwrites else 0
+    flags = _OVERWRITES if found.overwrites else 0
     if kind == frames.SUM:
         flags |= step - found.known << _BEHIND_BITS
     header = RoundHeader(kind, epoch, flags, table.number, found.count, len(body), step)
@@ -51,7 +56,7 @@ def sum_of(table: RoundTable, header: RoundHeader, body: memoryview) -> Sum:
 
 
 def memory_for_word(header: RoundHeader) -> memoryview:
-    """Returns memory for the body of an AT or a WANT.
+    """Returns memory for the body of an AT, a WANT or an ASK.
 
     Raises:
         ProtocolError: the header announces another length.

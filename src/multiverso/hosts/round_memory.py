@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 import numpy as np
@@ -9,8 +10,11 @@ import numpy as np
 from multiverso import layout as at
 from multiverso.hosts.buffers import Array
 from multiverso.kernels import chained_node
-from multiverso.memory.words import store64
+from multiverso.memory.words import load32, load64, store64
 from multiverso.shards.shard import Shard
+
+_HYPER_BYTES = 64
+_WORDS = np.dtype([("round", "<i8"), ("steps_before", "<i8"), ("hyper", "u1", _HYPER_BYTES)])
 
 
 class RoundMemory:
@@ -78,6 +82,74 @@ class RoundMemory:
     def overwrite(self, chunk: int, total: Array) -> None:
         """Overwrites a chunk of the last finished round."""
         self._shard.values()[self._place(chunk)] = total
+
+    # -- for a host that lacks the values --------------------------------------------------------------------
+
+    def complete(self, round_number: int) -> bool | None:
+        """Returns whether the values after a round are here; None while workers still make them, False if nobody will.
+
+        With an updater the workers make them, each host's for itself.
+        """
+        if self._shard.committed >= round_number:
+            return True
+        return None if self._begins or any(map(self._works, range(self._shard.workers))) else False
+
+    def _works(self, worker: int) -> bool:
+        block = self._control + at.worker_block(worker)
+        here = (self._local >> worker) & 1 and self._shard.enrolled(worker)
+        alive = load32(block + at.LIVENESS) == at.ALIVE and load32(block + at.PARTICIPATION) == at.ACTIVE
+        return bool(here and alive)
+
+    @functools.cached_property
+    def _pieces(self) -> list[tuple[int, int, int]]:
+        """Of each piece but the first the array, the values' or the updater's, its first element, and the one after."""
+        bounds = range(0, self.elements, self.chunk)
+        arrays = range(1 + len(self._shard.spec.state_names))
+        return [(array, low, min(self.elements, low + self.chunk)) for array in arrays for low in bounds]
+
+    def pieces(self) -> list[int]:
+        """Returns the bytes of each piece; the first one has the words that go with the values."""
+        itemsize = self.dtype.itemsize
+        return [_WORDS.itemsize, *((high - low) * itemsize for _, low, high in self._pieces)]
+
+    def give(self, piece: int, into: Array) -> None:
+        """Writes a piece of what there is after the last finished round."""
+        shard = self._shard
+        if piece == 0:
+            words = into.view(_WORDS)
+            words["round"], words["steps_before"] = shard.committed, load64(shard.base + at.STEPS_BEFORE)
+            words["hyper"] = self._hyper()
+            return
+        array, low, high = self._pieces[piece - 1]
+        whole = shard.values() if array == 0 else shard.states()[array - 1]
+        into.view(self.dtype)[:] = whole[low:high]
+
+    def put(self, piece: int, found: Array) -> None:
+        """Takes a piece; they come in their order."""
+        shard = self._shard
+        if piece == 0:
+            self._found = found.view(_WORDS).copy()
+            return
+        array, low, high = self._pieces[piece - 1]
+        side = int(self._found["round"][0]) & 1
+        start = shard.places.buffers[side] if array == 0 else shard.places.states[side]
+        start += max(0, array - 1) * self.elements * self.dtype.itemsize
+        shard.segment.array(start, self.elements, shard.spec.dtype)[low:high] = found.view(self.dtype)
+
+    def filled(self) -> int:
+        """All pieces are there: returns after which round that was."""
+        base, done = self._shard.base, int(self._found["round"][0])
+        self._hyper()[:] = self._found["hyper"][0]
+        store64(base + at.STEPS_BEFORE, int(self._found["steps_before"][0]))
+        store64(base + at.TAKING_PART, 0)
+        store64(base + at.TAKING_PART + 8, 0)
+        store64(base + at.DECIDED, done)
+        store64(base + at.ARRIVED, done * int(self._shard.header["chunk_count"]))
+        store64(base + at.COMMITTED, done)
+        return done
+
+    def _hyper(self) -> Array:
+        return self._shard.segment.array(at.HYPER, _HYPER_BYTES, "uint8")
 
     def _place(self, chunk: int) -> slice:
         return slice(chunk * self.chunk, (chunk + 1) * self.chunk)

@@ -31,16 +31,27 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from multiverso.errors import MultiversoError
-from multiverso.hosts import frames
+from multiverso.hosts import frames, refills
 from multiverso.hosts.books import Outgoing
 from multiverso.hosts.buffers import Buffers, view
 from multiverso.hosts.chain import Chain
 from multiverso.hosts.frames import ProtocolError, Reached, RoundHeader
-from multiverso.hosts.round_books import NO_BYTES, WINDOW, RoundTable, Staged, Sum, numbers_of
+from multiverso.hosts.round_books import (
+    NO_BYTES,
+    WINDOW,
+    Giving,
+    Refill,
+    RoundTable,
+    Staged,
+    Sum,
+    numbers_of,
+)
 from multiverso.hosts.round_frames import (
+    CONFIRMS,
+    UNPLACED,
     at_frame,
     check_same,
     check_step,
@@ -83,8 +94,18 @@ class Rounds:
         """Sets the shortest round-trip time to a host, in seconds."""
         self._chain.at_distance(peer, seconds)
 
+    @property
+    def live(self) -> list[int]:
+        """The hosts of the chain."""
+        return self._chain.live
+
+    def begin_anew(self, live: Sequence[int], epoch: int) -> None:
+        """In a host that takes a lost one's place, before any table: who is there, and how often that has changed."""
+        with self._state_lock:
+            self._chain.begin_anew(live, epoch)
+
     def regroup(self, live: Sequence[int]) -> None:
-        """Goes on without lost hosts; every host that is left has to call it alike."""
+        """Goes on without lost hosts, or with one that has come again; every host there has to call it alike."""
         with self._memory_lock, self._state_lock:
             self._chain.regroup(live)
             for table in self._tables.values():
@@ -94,19 +115,31 @@ class Rounds:
                 table.theirs.clear()
                 table.folded = table.received = table.arrived
                 table.told = 0
+                refills.regrouped(table, self._chain.live)
             self._say_all()
         self._wake_neighbours()
         self.look_now()
 
     # -- tables ----------------------------------------------------------------------------------------------
 
-    def attach(self, number: int, staged: Staged) -> None:
-        """A table has been made. Its initial values go round once this host has said :meth:`begin`."""
+    def attach(
+        self, number: int, staged: Staged, *, blank: bool = False, overwrites: Mapping[int, int] | None = None
+    ) -> None:
+        """A table has been made. Its initial values go round once this host has said :meth:`begin`.
+
+        Args:
+            number: the table's, in the job.
+            staged: how its memory is reached.
+            blank: the other hosts have it already, and this one has none of its values until it asks: :meth:`refill`.
+            overwrites: the last turns that were given to :meth:`overwrite` before this host came, and whose values.
+        """
         with self._memory_lock, self._state_lock:
             if number in self._tables:
                 raise MultiversoError(f"table {number} is attached already")
             self._closed.discard(number)
-            self._tables[number] = table = RoundTable(number, staged)
+            self._tables[number] = table = RoundTable(
+                number, staged, began=blank, blank=blank, placed=not blank, overwrites=dict(overwrites or {})
+            )
             for peer in self._outboxes:
                 self._say(peer, table)
         self._wake_neighbours()
@@ -127,7 +160,7 @@ class Rounds:
     def turns(self) -> dict[int, int]:
         """Returns the first turn of each table that this host is not ready for, while its workers are at a barrier."""
         with self._state_lock:
-            return {table.number: table.decided + 1 for table in self._tables.values()}
+            return {table.number: table.decided + 1 for table in self._tables.values() if not table.blank}
 
     def overwrite(self, number: int, host: int, turn: int, awaited: bool = True) -> None:
         """At a barrier: the values of a host, whose worker has overwritten them, become everybody's.
@@ -152,8 +185,54 @@ class Rounds:
     def detach(self, number: int) -> None:
         """Forgets a table: its memory may be freed afterwards."""
         with self._memory_lock, self._state_lock:
-            if self._tables.pop(number, None) is not None:
+            table = self._tables.pop(number, None)
+            if table is not None:
                 self._closed.add(number)
+        if table is not None and table.refill is not None and not table.refill.over:
+            table.refill.then(False)
+
+    # -- a host that lacks the values ------------------------------------------------------------------------
+
+    def refill(self, number: int, then: Callable[[bool], None]) -> None:
+        """Begins no more turn of a table here, and gets its values from another host where they are not here.
+
+        Args:
+            number: of the table.
+            then: called by any thread, with whether they are here; the next turn waits for :meth:`release`.
+        """
+        with self._memory_lock, self._state_lock:
+            table = self._tables.get(number)
+            known = table is not None and table.refill is not None and table.refill.over
+            if table is not None and not known:
+                table.refill = Refill(then)
+        if table is None or known:
+            then(known)
+            return
+        self._run(table)
+
+    def release(self, number: int) -> None:
+        """Whoever waited for the values takes part from here on."""
+        with self._memory_lock, self._state_lock:
+            table = self._tables.get(number)
+            if table is not None:
+                table.refill = None
+        if table is not None:
+            self._run(table)
+
+    def _go_on_with_refill(self, table: RoundTable) -> None:
+        with self._memory_lock, self._state_lock:
+            if self._tables.get(table.number) is not table:
+                return
+            asked = refills.go_on(table, self.host, self._chain.live, self._chain.epoch)
+            if asked is not None:
+                self._ask(table, asked)
+            ready = refills.look(table, self._chain.epoch)
+        for peer in ready if asked is None else {*ready, asked}:
+            self._wake(peer)
+
+    def _ask(self, table: RoundTable, peer: int) -> None:
+        if peer in self._outboxes and table.refill is not None:
+            self._outboxes[peer].append(refills.question(table))
 
     @property
     def numbers(self) -> set[int]:
@@ -184,6 +263,8 @@ class Rounds:
             for table in self._tables.values():
                 table.theirs.discard(peer)
                 self._say(peer, table)
+                if table.refill is not None and table.refill.source == peer:
+                    self._ask(table, peer)
 
     def cut(self, peer: int) -> None:
         """It has ended."""
@@ -191,6 +272,7 @@ class Rounds:
             self._outboxes.pop(peer, None)
             for table in self._tables.values():
                 table.theirs.discard(peer)
+                table.gives.pop(peer, None)
                 table.told = 0
 
     def _say_all(self) -> None:
@@ -212,7 +294,7 @@ class Rounds:
     def has(self, peer: int) -> bool:
         """Returns whether there is something to send."""
         with self._state_lock:
-            return self._find(peer) is not None
+            return self._find(peer) is not None or self._asked_by(peer) is not None
 
     def next(self, peer: int, most: int) -> Outgoing | None:
         """Returns the next frame for a peer, unless its body has more bytes than that."""
@@ -223,7 +305,8 @@ class Rounds:
                     return None
                 return self._outboxes[peer].popleft()
             if found is None:
-                return None
+                asked = self._asked_by(peer)
+                return None if asked is None else refills.answer(asked, peer, most)
             table, kind, step, passed = found
             if passed.count and passed.length > most:
                 return None
@@ -232,6 +315,12 @@ class Rounds:
             else:
                 table.returned = step
             return step_frame(kind, table, self._chain.epoch, step, passed)
+
+    def _asked_by(self, peer: int) -> RoundTable | None:
+        """A table whose values a peer has asked for and can have."""
+        if peer not in self._outboxes:
+            return None
+        return next((table for table in self._tables.values() if refills.can_answer(table, peer)), None)
 
     def _find(self, peer: int) -> Outgoing | tuple[RoundTable, int, int, Sum] | None:
         outbox = self._outboxes.get(peer)
@@ -263,7 +352,7 @@ class Rounds:
         Raises:
             ProtocolError: no node sends this.
         """
-        if header.kind in (frames.AT, frames.WANT):
+        if header.kind in (frames.AT, frames.WANT, frames.ASK):
             return memory_for_word(header)
         with self._state_lock:
             table = self._tables.get(header.table)
@@ -271,6 +360,8 @@ class Rounds:
                 if header.table in self._closed:
                     return None
                 raise ProtocolError(f"a step of table {header.table}, which this side has not opened")
+            if header.kind == frames.FILL:
+                return refills.room(table, peer, header, self._pool)
             from_whom = self._chain.before if header.kind == frames.SUM else self._chain.next
             if header.epoch != self._chain.epoch or peer != from_whom or peer not in table.theirs:
                 return None
@@ -294,6 +385,13 @@ class Rounds:
             self._hear(peer, header, table, Reached.unpack(body))
         elif header.kind == frames.WANT:
             self._want(table, header.number)
+        elif header.kind == frames.ASK:
+            with self._state_lock:
+                table.gives[peer] = Giving(header.number, header.epoch, bool(header.flags & CONFIRMS))
+        elif header.kind == frames.FILL:
+            with self._memory_lock, self._state_lock:
+                if self._tables.get(header.table) is table:
+                    refills.take(table, peer, header, body, self._pool)
         elif header.kind == frames.SUM:
             found = sum_of(table, header, body)
             with self._state_lock:
@@ -312,6 +410,7 @@ class Rounds:
 
     def _hear(self, peer: int, header: RoundHeader, table: RoundTable, theirs: Reached) -> None:
         check_same(table, theirs, peer)
+        told = {peer}
         with self._state_lock:
             if (
                 header.epoch != self._chain.epoch
@@ -319,13 +418,27 @@ class Rounds:
                 or peer not in (self._chain.before, self._chain.next)
             ):
                 return
-            table.theirs.add(peer)
-            self._say(peer, table)  # when it was said before, the peer may not have had the table
-            if peer == self._chain.next:
-                table.pushed = theirs.received
-            else:
-                table.returned = max(theirs.arrived, table.arrived - WINDOW)
-        self._wake(peer)
+            if not header.flags & UNPLACED:
+                if not table.placed and peer == self._chain.before:
+                    refills.place(table, theirs)
+                    told |= self._say_to_next(table)
+                if not table.placed:
+                    return  # it says so again when it has heard from here
+                table.theirs.add(peer)
+                if peer == self._chain.next:
+                    table.pushed = theirs.received
+                else:
+                    table.returned = max(theirs.arrived, table.arrived - WINDOW)
+            if table.placed:
+                self._say(peer, table)  # when it was said before, the peer may not have had the table
+        for other in told:
+            self._wake(other)
+
+    def _say_to_next(self, table: RoundTable) -> set[int]:
+        if self._chain.next is None:
+            return set()
+        self._say(self._chain.next, table)
+        return {self._chain.next}
 
     def _want(self, table: RoundTable, round_number: int) -> None:
         """Somebody behind waits for a round."""
@@ -357,6 +470,8 @@ class Rounds:
                 if self._tables.get(table.number) is not table:
                     continue  # its memory may be another's by now
                 left, told = self._wish(table, now)
+                if table.gives or (table.refill is not None and not table.refill.over):
+                    left = _PATIENCE_SECONDS  # workers that make values of a sum say nothing when these are there
             if told is not None:
                 self._wake(told)
             if left is not None:
@@ -374,7 +489,7 @@ class Rounds:
         Returns:
             the seconds after which that should be said, or None; the host that it was said to, or None.
         """
-        round_number = table.round_of(table.decided + 1)
+        round_number = table.wanted if table.blank else table.round_of(table.decided + 1)
         if self._chain.before is None or not table.is_wanted(round_number):
             table.waits_since = None
             return None, None
@@ -389,6 +504,8 @@ class Rounds:
         with self._memory_lock:
             while self._tables.get(table.number) is table and self._step(table):
                 pass
+        if table.refill is not None or table.gives:
+            self._go_on_with_refill(table)
 
     def _step(self, table: RoundTable) -> bool:
         step = table.folded + 1
@@ -406,11 +523,14 @@ class Rounds:
             return False
         table.fix_members(turn, members)
         size = table.size(chunk)
-        if found.buffer.size < size:
+        if found.buffer.size < size and not table.blank:
             found.buffer, found.length = self._pool.take(size), size
         total = numbers_of(table, found)
         round_number = table.round_of(turn)
-        if turn in table.overwrites:
+        if table.blank:
+            pass  # what comes passes on
+        elif turn in table.overwrites:
+            found.overwrites = True
             if table.overwrites[turn] == self.host:
                 table.staged.written(chunk, total)
                 found.count = 1
@@ -432,7 +552,9 @@ class Rounds:
 
     def _take(self, table: RoundTable, step: int, total: Sum) -> None:
         turn, chunk = table.turn_and_chunk(step)
-        if turn not in table.overwrites:
+        if table.blank:
+            refills.gone_through(table, turn)
+        elif turn not in table.overwrites:
             table.staged.take(table.round_of(turn), chunk, numbers_of(table, total), total.count)
         elif total.count:  # the host whose values they were may be lost
             table.staged.overwrite(chunk, numbers_of(table, total))

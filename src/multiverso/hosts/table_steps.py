@@ -63,12 +63,15 @@ class TableSteps:
         coming: hosts that take a lost one's place; no table is begun before they are let in.
 
     Attributes:
-        clocks: by table and worker, as far as they have been told.
+        clocks: by table and worker, as far as they have been told; ``progress``: the same of rounds.
+        overwritten: of a synchronous table, the last turns at which a host's values became everybody's, and whose.
         ordered: tables made by order, those that are closed included.
     """
 
     def __init__(self, names: Sequence[str], hosts: KnownHosts, coming: dict[int, list[object]]) -> None:
         self.clocks: dict[str, dict[str, list[int]]] = {}
+        self.progress: dict[str, dict[str, list[int]]] = {}
+        self.overwritten: dict[int, dict[int, int]] = {}
         self.ordered = 0
         self._names = names
         self._hosts = hosts
@@ -233,6 +236,8 @@ class TableSteps:
                 return []
             del self._made[unused.key], self._orders_to_make[unused.key]
             self.clocks.pop(str(number), None)
+            self.progress.pop(str(number), None)
+            self.overwritten.pop(number, None)
             unused.waits_for = there
             return self._hosts.to_all({"do": "part", **which})
         if unused.waits_for & there:

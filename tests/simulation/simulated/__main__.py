@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from random import SystemRandom
 
-from simulated import clocks, rounds, statistics
+from simulated import clocks, rejoining, rounds, statistics
 from simulated.control import Control
 from simulated.world import Memory, World, run
 
@@ -27,6 +27,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="of the first schedule; the others follow")
     parser.add_argument("--replay", action="store_true", help="one schedule only, with all that happens")
     parser.add_argument("--rounds", action="store_true", help="synchronous rounds instead of sums")
+    parser.add_argument(
+        "--rejoining", action="store_true", help="rounds of hosts that are lost and come again"
+    )
     parser.add_argument(
         "--statistics", action="store_true", help="running means and variances instead of sums"
     )
@@ -43,6 +46,8 @@ def main() -> int:
             return control
         if options.clocks:
             return clocks.run(seed, memory, trace)
+        if options.rejoining:
+            return rejoining.run(seed, trace)
         if options.statistics:
             return statistics.run(seed, memory, trace)
         return rounds.run(seed, trace) if options.rounds else run(seed, memory, trace, options.joins)
@@ -63,7 +68,7 @@ def main() -> int:
         except Exception:
             failed += 1
             traceback.print_exc(limit=-2)
-            kinds = ("rounds", "control", "statistics", "clocks", "joins")
+            kinds = ("rounds", "rejoining", "control", "statistics", "clocks", "joins")
             kind = "".join(f"--{kind} " for kind in kinds if getattr(options, kind))
             again = f"'{kind}--replay'"
             print(f"seed {seed} failed: make simulate SEED={seed} ARGS={again}", flush=True)

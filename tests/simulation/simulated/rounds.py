@@ -182,6 +182,9 @@ class RoundsWorld(World):
         self._until(
             lambda: all(self.whole.get(host.number, lambda: False)() for host in self.live), "set values"
         )
+        self._check_set(writer, new)
+
+    def _check_set(self, writer: Host, new: np.ndarray) -> None:
         for host in self.live:
             values = self.staged[host.number].values[-1]
             if writer.dead:

@@ -316,7 +316,12 @@ class Creations:
 def check_equal(made: Piece, asked: Spec) -> None:
     """Raises TableMismatchError where a worker has asked for something else than what there is."""
     if made.spec != asked:
-        raise TableMismatchError(
-            f"{words(made.key)} is {made.spec}; this worker asked for {asked}. All workers must create the same "
-            "tables in the same order, or by the same names"
-        )
+        raise differs(made, asked)
+
+
+def differs(made: Piece, asked: Spec) -> TableMismatchError:
+    """Returns the error for a worker that has asked for something else."""
+    return TableMismatchError(
+        f"{words(made.key)} is {made.spec}; this worker asked for {asked}. All workers must create the same "
+        "tables in the same order, or by the same names"
+    )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from multiverso import errors
@@ -24,7 +24,7 @@ from multiverso.hosts.roster import Roster
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.node.catalogue import Catalogue, Key, Piece, Spec, words
 from multiverso.runtime.node.connection import Connection
-from multiverso.runtime.node.creation import Creation, Creations, check_equal
+from multiverso.runtime.node.creation import Creation, Creations, check_equal, differs
 from multiverso.shards.shard import Shard
 from multiverso.spec import TableSpec
 from multiverso.wire.messages import Message
@@ -41,8 +41,20 @@ class Copies(Protocol):
     def report(self, message: Message) -> None:
         """Tells the coordinator."""
 
-    def attach(self, number: int, shard: Shard, then: Callable[[], None]) -> None:
-        """A new table, whose values are what this host's workers wrote."""
+    def attach(
+        self,
+        number: int,
+        shard: Shard,
+        then: Callable[[], None],
+        overwritten: Mapping[int, int] | None = None,
+    ) -> None:
+        """A new table, whose values are what this host's workers wrote; or one in rounds that the others have."""
+
+    def refill(self, number: int, then: Callable[[bool], None]) -> None:
+        """The rounds of a table wait until :meth:`release`; ``then`` hears whether its values are here."""
+
+    def release(self, number: int) -> None:
+        """They go on."""
 
     def push(self, number: int, then: Callable[[], None]) -> None:
         """What is in this host's copy reaches the homes."""
@@ -217,12 +229,15 @@ class HostCreations(Creations):
             if creation.piece is not None and not creation.piece.holders:
                 self._tell_unused(creation.piece)
 
-    def take_over(self, tables: list[Message], ordered: int, then: Callable[[], None]) -> None:
+    def take_over(
+        self, tables: list[Message], ordered: int, overwritten: Message, then: Callable[[], None]
+    ) -> None:
         """In a host that takes a lost one's place: makes what there is, takes its values, then calls ``then``.
 
         Args:
             tables: of each its key, its number, its spec and its mode.
             ordered: tables made by order so far, those that are closed included.
+            overwritten: by synchronous table the last turns at which a host's values became everybody's, and whose.
             then: called from the node's thread.
 
         Raises:
@@ -236,7 +251,8 @@ class HostCreations(Creations):
             if piece.shard is not None and piece.shard.mode != at.ASYNCHRONOUS:
                 for worker in remote:
                     piece.shard.enrol(worker)
-            self._copies.attach(number, self._catalogue.whole(piece), lambda: None)
+            turns = {int(turn): int(host) for turn, host in overwritten.get(str(number), {}).items()}
+            self._copies.attach(number, self._catalogue.whole(piece), lambda: None, turns)
             self._copies.take(number, functools.partial(self._tell_unused, piece))
         self._catalogue.ordered = ordered
         self._copies.after(then)
@@ -268,8 +284,11 @@ class HostCreations(Creations):
             if parted is not None:
                 self._copies.detach(number, functools.partial(self._catalogue.release, parted))
             return
-        late = self._unused.pop(number, [])
         kept = self._catalogue.piece(number)
+        if do == "used" and kept is not None and kept.shard is not None and kept.shard.consistency.in_rounds:
+            self._copies.refill(number, lambda here: self._enter_rounds(number, here))
+            return
+        late = self._unused.pop(number, [])
         if do == "part" and kept is not None:
             self._catalogue.remove(kept)
             self._parting[number] = kept
@@ -283,6 +302,26 @@ class HostCreations(Creations):
             except MultiversoError as error:
                 connection.refuse(request, error)
         if do == "used" and kept is not None and not kept.holders:
+            self._tell_unused(kept)
+
+    def _enter_rounds(self, number: int, here: bool) -> None:
+        """A synchronous table that no worker of this host had: its rounds wait, and those who ask for it join them."""
+        late, kept = self._unused.pop(number, []), self._catalogue.piece(number)
+        for connection, request, key, spec, _mode in late:
+            if connection.worker_id is None or kept is None:
+                continue  # it is gone
+            if not here:
+                connection.refuse(request, _nobody_has(key))
+            elif kept.spec != spec:
+                connection.refuse(request, differs(kept, spec))
+            else:
+                # with an updater the values after a round are made by workers: there has to be one for the next
+                self._hand_over(
+                    connection, request, kept, late=kept.shard is None or kept.shard.spec.updater == "add"
+                )
+                connection.reply(request, {"turn": False})
+        self._copies.release(number)
+        if kept is not None and not kept.holders:
             self._tell_unused(kept)
 
     def _forget_late(self, connection: Connection) -> None:
@@ -319,6 +358,13 @@ class HostCreations(Creations):
             self._doomed[writes] = piece
         else:
             self._catalogue.release(piece)
+
+
+def _nobody_has(key: Key) -> MultiversoError:
+    return MultiversoError(
+        f"{words(key)} has an updater, and no host is left that has gone through all of its rounds: the hosts that "
+        "had its values are lost. Start again, from the newest checkpoint"
+    )
 
 
 def _which(key: Key, number: int) -> Message:

@@ -361,10 +361,11 @@ class Membership:
         self._host_generation = other_hosts.roster.generation
 
         def enter() -> None:
+            other_hosts.tables.show_progress(order["progress"])
             other_hosts.tables.show_progress(order["clocks"])
             self._is_entering = False
 
-        self.creations.take_over(order["tables"], int(order["ordered"]), enter)
+        self.creations.take_over(order["tables"], int(order["ordered"]), order["overwritten"], enter)
 
     def begin_with_others(self) -> None:
         """All hosts begin, this one with them: what was lost of it had not come to the others."""

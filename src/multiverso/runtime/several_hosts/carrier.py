@@ -38,8 +38,21 @@ class Carrier(Protocol):
     ) -> None:
         """Begins to keep a table near the other hosts' copies."""
 
-    def attach_rounds(self, table_id: int, shard: Shard, control: int, local: Iterable[int]) -> None:
-        """Begins to take part in the rounds of a synchronous table."""
+    def attach_rounds(
+        self,
+        table_id: int,
+        shard: Shard,
+        control: int,
+        local: Iterable[int],
+        overwritten: Mapping[int, int] | None = None,
+    ) -> None:
+        """Begins to take part in the rounds of a synchronous table; of one that the others have, without values."""
+
+    def refill(self, table_id: int, then: Callable[[bool], None]) -> None:
+        """Holds the rounds of a table, and gets its values where they are not here, then calls `then`."""
+
+    def release(self, table_id: int) -> None:
+        """Lets the rounds go on."""
 
     def turns(self) -> dict[int, int]:
         """Returns how far each synchronous table is here."""
@@ -65,8 +78,11 @@ class Carrier(Protocol):
     def regroup(self, live: Sequence[int]) -> None:
         """Goes on without lost hosts: what had its home there gets a new one. Waits for them end with an error."""
 
-    def begin_anew(self, lives: Sequence[Sequence[int]], lost: Iterable[int]) -> None:
-        """In a host that takes a lost one's place, before any table: who was left after each loss, who is lost now."""
+    def begin_anew(self, lives: Sequence[Sequence[int]], lost: Iterable[int], epoch: int) -> None:
+        """In a host that takes a lost one's place, before any table: who was left after each loss, who is lost now.
+
+        The epoch is how often hosts were lost or came again.
+        """
 
     def joined(self, peer: int) -> None:
         """A lost host has come again; a higher one then connects to it."""

@@ -79,20 +79,26 @@ class ExchangedTables:
 
     # -- a table's steps -------------------------------------------------------------------------------------
 
-    def attach(self, number: int, shard: Shard, then: Callable[[], None]) -> None:
+    def attach(
+        self,
+        number: int,
+        shard: Shard,
+        then: Callable[[], None],
+        overwritten: Mapping[int, int] | None = None,
+    ) -> None:
         """Lets a table join the exchange between hosts, then calls `then` in the node's thread."""
 
         def join() -> None:
             if shard.consistency.in_rounds:
-                self._join_rounds(number, shard)
+                self._join_rounds(number, shard, overwritten)
             else:
                 self._join_copies(number, shard)
 
         self._mover.do(join, then)
 
-    def _join_rounds(self, number: int, shard: Shard) -> None:
+    def _join_rounds(self, number: int, shard: Shard, overwritten: Mapping[int, int] | None) -> None:
         control = self._memory.address
-        self._carrier.attach_rounds(number, shard, control, self._roster.local)
+        self._carrier.attach_rounds(number, shard, control, self._roster.local, overwritten)
         self._attached.add(number)
         self.joined.add(number)
         if self._follower is None:
@@ -118,6 +124,18 @@ class ExchangedTables:
     def take(self, number: int, then: Callable[[], None]) -> None:
         """Brings what the homes have into this host's copy, then calls `then` in the node's thread."""
         self._mover.do(lambda: self._carrier.take(move_deadline(), [number]), then)
+
+    def refill(self, number: int, then: Callable[[bool], None]) -> None:
+        """Holds a synchronous table's rounds with its values here, then calls `then` in the node's thread."""
+
+        def told(here: bool) -> None:
+            self._mover.say(lambda: then(here))
+
+        self._mover.put(lambda: self._carrier.refill(number, told))
+
+    def release(self, number: int) -> None:
+        """Lets the rounds of a table go on, with those who take part now."""
+        self._mover.put(lambda: self._carrier.release(number))
 
     def after(self, then: Callable[[], None]) -> None:
         """Calls `then` in the node's thread once all that was asked for before is done."""

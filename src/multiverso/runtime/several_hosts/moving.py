@@ -60,6 +60,10 @@ class Mover:
 
         self._tasks.put(task)
 
+    def say(self, then: Callable[[], None]) -> None:
+        """Has something called in the node's thread."""
+        self._post(then)
+
     def again(self, action: Callable[[], None]) -> None:
         """Does something in the caller's thread; once more, where a host was lost and the others go on without it."""
         while True:

@@ -196,7 +196,7 @@ class OtherHosts:
         """This host takes a lost one's place: who is there, where, and what they have done together so far."""
         self.tables.exchange = Exchange.from_message(order["options"]["exchange"])
         self._lost = {int(host) for host in order["lost"]}
-        self._carrier.begin_anew(order["lives"], self._lost)
+        self._carrier.begin_anew(order["lives"], self._lost, int(order["epoch"]))
         for line in order["workers"]:
             write_line(self.control, line, None)
         self.barriers.begin_at(int(order["released"]))
