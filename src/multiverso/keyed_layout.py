@@ -115,7 +115,7 @@ for _name in layout.HAND.offsets:  # what every hand begins with: word, row, pos
     HAND.int64(_name.upper())
 HAND.int64("SEGMENT")  # 1 + number of the segment that is about to be held; 0: none
 HAND.int64("KEY")  # the key that the claimed row is for
-HAND.int64("CLAIM")  # [row 62 | UNCLAIMED, CLAIMED or CLAIMING]
+HAND.int64("CLAIM")  # [more rows after it 30 | row 32 | UNCLAIMED, CLAIMED or CLAIMING 2]
 HAND.int64("COPY", apart=True)  # the row as it was, from here on
 
 _named = {**HEADER.offsets, **LINE.offsets, **HAND.offsets}
@@ -141,6 +141,8 @@ KEYED = -1  # what a wait for a word of a keyed table names as its table
 CONSTANT, UNIFORM, NORMAL = range(3)
 FLOAT32, FLOAT64, INT32, INT64 = range(4)
 UNCLAIMED, CLAIMED, CLAIMING = range(3)
+MORE_SHIFT = 34  # in a claim
+ROWS_AT_ONCE = 16  # fresh ones that a worker gets: their stamps share a cache line
 
 OWNER = layout.OWNER  # words of rows and of segments name their owner as those of stripes do
 ROW_VERSION = layout.VERSION

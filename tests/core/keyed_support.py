@@ -19,7 +19,7 @@ from multiverso.memory.words import load64, store64
 from multiverso.updaters import Updater
 
 WRITES = (
-    *("store_release64", "store32", "compare_swap64", "add64", "move", "call_update"),
+    *("store_release64", "store_release32", "compare_swap64", "add64", "move", "call_update"),
     *("store_float64", "store_int64"),
 )
 
@@ -189,7 +189,8 @@ class Bench:
         hands = self.base + self.places["HANDS"]
         for worker in range(layout.MAX_WORKERS):
             claim = load64(hands + self.places["HAND_BYTES"] * worker + at.CLAIM)
-            rows += [claim >> 2] if claim & 3 == keyed.CLAIMED else []
+            first, number = (claim >> 2) & keyed.NO_ROW, (claim >> keyed.MORE_SHIFT) + 1
+            rows += range(first, first + number) if claim & 3 == keyed.CLAIMED else ()
         assert sorted(rows) == list(range(load64(self.base + at.NEXT_ROW) >> 16))
 
     def check_counts(self) -> None:

@@ -12,7 +12,15 @@ from multiverso.compiling.atomics import hash64, load_acquire64, store_release64
 from multiverso.compiling.declaring import Address, Int, Words, kernel
 from multiverso.kernels.initial_rows import write_initial
 from multiverso.kernels.keyed_fresh import pin, settle_claim, unpin
-from multiverso.kernels.keyed_index import ABSENT, fetch, find_row, seek, take_over_segment, word_at
+from multiverso.kernels.keyed_index import (
+    ABSENT,
+    fetch,
+    fetch_to_enter,
+    find_row,
+    seek,
+    take_over_segment,
+    word_at,
+)
 from multiverso.kernels.keyed_rows import enter_key, used
 from multiverso.kernels.row_words import (
     add_to_rows,
@@ -27,6 +35,7 @@ from multiverso.kernels.stripe_words import hand_in
 from multiverso.keyed_layout import CANDIDATE, LINE_BYTES, LINES, NO_ROW, OWNER, at
 
 _AHEAD = 16
+_TOGETHER = 8
 
 
 @kernel
@@ -60,10 +69,12 @@ def admit(
     line = keyed_line(base, owner)
     pin(base, line)
     for k in range(progress, min(progress + _AHEAD, keys.size)):
-        fetch(base, int(keys[k]))
+        fetch_to_enter(base, int(keys[k]))
     for k in range(progress, keys.size):
-        if k + _AHEAD < keys.size:
-            fetch(base, int(keys[k + _AHEAD]))
+        # several in a row: walks through the page tables overlap, but none overlaps the locked instruction of a key
+        if (k - progress) % _TOGETHER == 0:
+            for later in range(k + _AHEAD, min(k + _AHEAD + _TOGETHER, keys.size)):
+                fetch_to_enter(base, int(keys[later]))
         key = int(keys[k])
         key_hash = hash64(key)
         value, segment, word = seek(control, base, owner, key_hash, key)

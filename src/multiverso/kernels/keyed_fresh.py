@@ -1,10 +1,10 @@
 """Fresh rows of a keyed table, and how long a row that was found stays as it is.
 
-A new key's row is claimed in the worker's hand first, so that nobody else gets it and none is lost with a worker. A
-row that was found may be in use until the call that found it ends, so each call *pins* the epoch in which it begins;
-what was removed before every pinned epoch is in no call's hands (epoch-based reclamation: Fraser, Practical
-lock-freedom, 2004). A call of a worker that died counts no longer; one of a worker that was stopped keeps rows from
-being used again, and nobody from anything else.
+A new key's row is claimed in the worker's hand first, with a few more for the next keys, so that nobody else gets it
+and none is lost with a worker: the next life of its number goes on with them. A row that was found may be in use until
+the call that found it ends, so each call *pins* the epoch in which it begins; what was removed before every pinned
+epoch is in no call's hands (epoch-based reclamation: Fraser, Practical lock-freedom, 2004). A call of a worker that
+died counts no longer; one of a worker that was stopped keeps rows from being used again, and nobody from anything else.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
@@ -18,14 +18,24 @@ from multiverso.compiling.atomics import (
     load_acquire64,
     load_double,
     prefetch_to_write,
-    store32,
+    store_release32,
     store_release64,
 )
 from multiverso.compiling.declaring import inner
 from multiverso.kernels.initial_rows import store_number, write_initial
 from multiverso.kernels.row_words import hand_of, is_dead
 from multiverso.kernels.stripe_words import hand_in, owner_word
-from multiverso.keyed_layout import CLAIMED, CLAIMING, LINE_BYTES, LINES, UNCLAIMED, at
+from multiverso.keyed_layout import (
+    CLAIMED,
+    CLAIMING,
+    LINE_BYTES,
+    LINES,
+    MORE_SHIFT,
+    NO_ROW,
+    ROWS_AT_ONCE,
+    UNCLAIMED,
+    at,
+)
 from multiverso.layout import CACHE_LINE, MAX_WORKERS
 
 _LATER = 16  # rows: how long before they are written fresh ones are sent for
@@ -88,17 +98,36 @@ def stamp(base, row):
     generation = load_acquire64(base + at.GENERATION)
     place = base + load_acquire64(base + at.STAMPS) + 4 * row
     if load32(place) != generation:
-        store32(place, generation)
+        store_release32(place, generation)
+
+
+@inner
+def _end_of(claim):
+    """The number after those of the rows that a claim names."""
+    return ((claim >> 2) & NO_ROW) + (claim >> MORE_SHIFT) + 1
+
+
+@inner
+def claim_after(claim):
+    """What is left of a claim once a key has got its row."""
+    return claim + (1 << 2) - (1 << MORE_SHIFT) if claim >> MORE_SHIFT else UNCLAIMED
+
+
+@inner
+def give_claimed(base, owner):
+    """A key has got the row that this worker has claimed."""
+    claim = hand_of(base, owner) + at.CLAIM
+    store_release64(claim, claim_after(load_acquire64(claim)))
 
 
 @inner
 def settle_next(base, last):
-    """Whoever got the last row may have died before it could note that: then it is noted for it."""
+    """Whoever got the last rows may have died before it could note that: then it is noted for it."""
     if last & 0xFFFF:
-        row = (last >> 16) - 1
-        claim = hand_of(base, last & 0xFFFF) + at.CLAIM
-        if load_acquire64(claim) == (row << 2) | CLAIMING:
-            compare_swap64(claim, (row << 2) | CLAIMING, (row << 2) | CLAIMED)
+        place = hand_of(base, last & 0xFFFF) + at.CLAIM
+        claim = load_acquire64(place)
+        if claim & 3 == CLAIMING and _end_of(claim) == last >> 16:
+            compare_swap64(place, claim, claim - CLAIMING + CLAIMED)
 
 
 @inner
@@ -115,22 +144,24 @@ def _send_for_later(base, row):
 def claim_row(base, owner, hand, key):
     """Returns the row that the next key of this worker gets, written already, or -1: there is none."""
     claim = load_acquire64(hand + at.CLAIM)
-    if claim & 3 != CLAIMED:
+    if claim & 3 != CLAIMED:  # a few at once, or each key would cost one more locked instruction
         while True:
             last = load_acquire64(base + at.NEXT_ROW)
             if (last & 0xFFFF) - 1 != hand_in(owner):
                 settle_next(base, last)
             row = last >> 16
-            if row >= load_acquire64(base + at.CAPACITY):
+            more = min(ROWS_AT_ONCE, load_acquire64(base + at.CAPACITY) - row) - 1
+            if more < 0:
                 return -1
-            store_release64(hand + at.CLAIM, (row << 2) | CLAIMING)
-            taken = ((row + 1) << 16) | (hand_in(owner) + 1)
+            claim = (more << MORE_SHIFT) | (row << 2)
+            store_release64(hand + at.CLAIM, claim | CLAIMING)
+            taken = (_end_of(claim) << 16) | (hand_in(owner) + 1)
             if compare_swap64(base + at.NEXT_ROW, last, taken) == last:
                 break
-        claim = (row << 2) | CLAIMED
+        claim |= CLAIMED
         store_release64(hand + at.CLAIM, claim)
     store_release64(hand + at.KEY, key)
-    row = claim >> 2
+    row = (claim >> 2) & NO_ROW
     _send_for_later(base, row + _LATER)
     begin_row(base, row, key)
     return row
@@ -138,11 +169,11 @@ def claim_row(base, owner, hand, key):
 
 @inner
 def settle_claim(base, owner):
-    """A new life of a worker's number finds out whether the row that an earlier one tried to get is its own."""
-    claim = load_acquire64(hand_of(base, owner) + at.CLAIM)
+    """A new life of a worker's number finds out whether the rows that an earlier one tried to get are its own."""
+    place = hand_of(base, owner) + at.CLAIM
+    claim = load_acquire64(place)
     if claim & 3 == CLAIMING:
         last = load_acquire64(base + at.NEXT_ROW)
-        mine = (last & 0xFFFF) - 1 == hand_in(owner) and (last >> 16) - 1 == claim >> 2
+        mine = (last & 0xFFFF) - 1 == hand_in(owner) and last >> 16 == _end_of(claim)
         # somebody else may find it out at the same time
-        becomes = (claim & ~3) | CLAIMED if mine else UNCLAIMED
-        compare_swap64(hand_of(base, owner) + at.CLAIM, claim, becomes)
+        compare_swap64(place, claim, claim - CLAIMING + CLAIMED if mine else UNCLAIMED)

@@ -40,6 +40,7 @@ from multiverso.kernels.keyed_buckets import (
     scan,
     survey,
 )
+from multiverso.kernels.keyed_fresh import claim_after
 from multiverso.kernels.row_words import count_up, hand_of, is_dead, keyed_line, rows_at
 from multiverso.kernels.stripe_words import hand_in, nap
 from multiverso.kernels.waits import end_wait
@@ -53,7 +54,6 @@ from multiverso.keyed_layout import (
     OWNER,
     SEGMENT_BYTES,
     SEGMENT_VERSION,
-    UNCLAIMED,
     at,
 )
 from multiverso.layout import PAGE
@@ -115,6 +115,18 @@ def fetch(base, key):
     bucket = segment_at(base, resolve(base, key_hash)) + home_of(key_hash) * BUCKET_BYTES
     prefetch(bucket)
     prefetch(bucket + 64)
+
+
+@inner
+def fetch_to_enter(base, key):
+    """As ``fetch``, and for what else entering the key will look at: the next bucket, and the segment's counts."""
+    key_hash = hash64(key)
+    segment = resolve(base, key_hash)
+    home, place = home_of(key_hash), segment_at(base, segment)
+    prefetch(place + home * BUCKET_BYTES)
+    prefetch(place + home * BUCKET_BYTES + 64)
+    prefetch(place + ((home + 1) & (BUCKETS - 1)) * BUCKET_BYTES)
+    prefetch(counts_at(base, place))
 
 
 @inner
@@ -186,8 +198,8 @@ def _settle_claim(base, dead, segment):
         return
     key = load_acquire64(hand + at.KEY)
     entry = scan(segment_at(base, segment), hash64(key), key)
-    if entry and load_acquire64(entry + 8) & NO_ROW == claim >> 2:
-        compare_swap64(hand + at.CLAIM, claim, UNCLAIMED)
+    if entry and load_acquire64(entry + 8) & NO_ROW == (claim >> 2) & NO_ROW:
+        compare_swap64(hand + at.CLAIM, claim, claim_after(claim))
 
 
 @inner

@@ -19,7 +19,7 @@ from multiverso.compiling.atomics import (
 from multiverso.compiling.declaring import inner
 from multiverso.kernels.codes import FULL
 from multiverso.kernels.keyed_buckets import LOW_56, ONES, count, counts_at, fill, home_of, put, scan, tag_of
-from multiverso.kernels.keyed_fresh import begin_row, claim_row, safe_epoch, stamp
+from multiverso.kernels.keyed_fresh import begin_row, claim_row, give_claimed, safe_epoch, stamp
 from multiverso.kernels.keyed_index import (
     ABSENT,
     await_segment,
@@ -43,7 +43,6 @@ from multiverso.keyed_layout import (
     ROW_VERSION,
     SEGMENT_VERSION,
     TAGS,
-    UNCLAIMED,
     USED_SHIFT,
     at,
 )
@@ -142,7 +141,7 @@ def _admit_candidate(control, base, owner, place, entry, claimed, after):
     stamp(base, row)
     store_release64(entry + 8, row | beside)
     if row == claimed:
-        store_release64(hand_of(base, owner) + at.CLAIM, UNCLAIMED)
+        give_claimed(base, owner)
     return row
 
 
@@ -252,7 +251,7 @@ def enter_key(control, base, owner, key_hash, key, line, call, k, absent_from, a
         if value >= 0:
             candidate = value & CANDIDATE != 0
             if not candidate and value & NO_ROW == claimed:
-                store_release64(hand + at.CLAIM, UNCLAIMED)
+                give_claimed(base, owner)
             _let_go(base, address, word, place, 0 if candidate else 1, 1 if candidate else 0, 0)
             if candidate:
                 return ABSENT

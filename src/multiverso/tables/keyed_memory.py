@@ -99,12 +99,14 @@ class KeyedMemory:
         last = self.word("NEXT_ROW")
         return (last >> 16) - sum(self._claims(worker, last) for worker in range(MAX_WORKERS))
 
-    def _claims(self, worker: int, last: int) -> bool:
-        """Whether a worker has a row in hand that is not a key's yet."""
+    def _claims(self, worker: int, last: int) -> int:
+        """How many rows a worker has in hand that are not a key's yet."""
         claim = load64(self._hand(worker) + at.CLAIM)
+        number = (claim >> layout.MORE_SHIFT) + 1
         if claim & 3 == layout.CLAIMING:  # it may have died in the middle
-            return last == (((claim >> 2) + 1) << 16) | (worker + 1)
-        return claim & 3 == layout.CLAIMED
+            end = ((claim >> 2) & layout.NO_ROW) + number
+            return number if last == (end << 16) | (worker + 1) else 0
+        return number if claim & 3 == layout.CLAIMED else 0
 
     def _line(self, worker: int) -> int:
         return self.address + layout.LINES + layout.LINE_BYTES * worker
