@@ -186,12 +186,21 @@ class Bench:
     def check_rows(self) -> None:
         """Every row that was handed out belongs to exactly one entry, live or dead, or is claimed in one hand."""
         rows = [v & keyed.NO_ROW for _, v, _ in self.entries() if v & keyed.NO_ROW != keyed.NO_ROW]
+        assert sorted(rows + self.claimed()) == list(range(load64(self.base + at.NEXT_ROW) >> 16))
+
+    def claimed(self) -> list[int]:
+        """Rows that are in a hand for keys to come."""
+        rows: list[int] = []
         hands = self.base + self.places["HANDS"]
         for worker in range(layout.MAX_WORKERS):
             claim = load64(hands + self.places["HAND_BYTES"] * worker + at.CLAIM)
             first, number = (claim >> 2) & keyed.NO_ROW, (claim >> keyed.MORE_SHIFT) + 1
             rows += range(first, first + number) if claim & 3 == keyed.CLAIMED else ()
-        assert sorted(rows) == list(range(load64(self.base + at.NEXT_ROW) >> 16))
+        return rows
+
+    def rows_of_keys(self) -> int:
+        """How many rows were given to keys, those that are gone included."""
+        return (load64(self.base + at.NEXT_ROW) >> 16) - len(self.claimed())
 
     def check_counts(self) -> None:
         """What each segment says of how many there are of each kind is so."""

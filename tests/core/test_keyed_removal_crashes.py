@@ -12,7 +12,7 @@ import pytest
 from keyed_support import Bench
 
 from multiverso.compiling.atomics import hash64
-from multiverso.keyed_layout import at
+from multiverso.keyed_layout import ROWS_AT_ONCE, at
 from multiverso.memory.words import load64, store64
 
 OLD = list(range(40))
@@ -93,13 +93,13 @@ def test_what_is_left_out_is_noticed(law: str) -> None:
 
 
 def _claiming(bench: Bench) -> int:
-    """Worker 0 dies while it gets a fresh row, and another one gets the next row before its new life begins."""
+    """Worker 0 dies while it gets fresh rows, and another one gets the next ones before its new life begins."""
     for worker in range(2):
         bench.begin(worker)
     keys = iter(range(1000, 9000))
 
     def check() -> None:
-        bench.add(1, [next(keys)], 1)
+        bench.add(1, [next(keys) for _ in range(ROWS_AT_ONCE)], 1)
         _is_sound(bench)
 
     return _deaths(bench, lambda: bench.add(0, [50, 51], 1), check)
@@ -117,11 +117,9 @@ def _reading(bench: Bench) -> None:
     out = bench.array([0, 0, 0])
     assert bench.kernels["read"](bench.control, bench.base, 0, keys, rows, out.ctypes.data, 0) == 0
     assert out.tolist() == [1, 1, 1], "it has read another key's row"
-    before = load64(bench.base + at.NEXT_ROW)
+    before = bench.rows_of_keys()
     bench.add(1, range(1000, 1100), 9)
-    assert (load64(bench.base + at.NEXT_ROW) - before) >> 16 == 99, (
-        "nobody reads the row any more, and it is not used"
-    )
+    assert bench.rows_of_keys() - before == 99, "nobody reads the row any more, and it is not used"
 
 
 def test_a_row_goes_to_another_key_only_when_nobody_can_be_using_it() -> None:
