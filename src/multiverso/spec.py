@@ -171,11 +171,13 @@ class MemorySpec:
         name: what they call it; tables have names of their own.
         nbytes: its size.
         sparse: what is not written takes no memory, and none is set aside for it.
+        once: its name is not given again after all that had it have closed it.
     """
 
     name: str
     nbytes: int
     sparse: bool = False
+    once: bool = False
 
     def __post_init__(self) -> None:
         if self.name is None:
@@ -190,7 +192,10 @@ class MemorySpec:
     def from_message(cls, message: dict[str, Any]) -> MemorySpec:
         """The inverse of :meth:`as_message`."""
         spec = cls(
-            message["name"], checked_count(message["nbytes"], "nbytes"), bool(message.get("sparse", False))
+            message["name"],
+            checked_count(message["nbytes"], "nbytes"),
+            bool(message.get("sparse", False)),
+            bool(message.get("once", False)),
         )
         if len(spec.name) > _LONGEST_TEXT or spec.nbytes > _MOST_ELEMENTS:
             raise ValueError(f"a name has at most {_LONGEST_TEXT} characters, memory {_MOST_ELEMENTS} bytes")

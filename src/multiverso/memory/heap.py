@@ -89,8 +89,7 @@ class Heap:
         if place is None:
             self._end += size
         else:
-            room = self._free[place][1]
-            self._free[place : place + 1] = [(offset + size, room - size)] if room > size else []
+            self._take_out(*self._free[place], offset, size)
         return offset
 
     def reserve_sparse(self, nbytes: int, what: str) -> int:
@@ -101,6 +100,12 @@ class Heap:
                 some left.
         """
         size, gap = round_up(nbytes, PAGE), -self._end % HUGE_PAGE
+        for offset, room in self._free:  # another's place, or a job that makes and closes them would run out
+            inside = -offset % HUGE_PAGE
+            if room >= inside + size:
+                self._take_out(offset, room, offset + inside, size)
+                self._sparse += size
+                return offset + inside
         try:
             os.ftruncate(self.descriptor, self._end + gap + size)
         except OSError as error:
@@ -110,6 +115,12 @@ class Heap:
         self._end += gap + size
         self._sparse += size
         return self._end - size
+
+    def _take_out(self, offset: int, room: int, start: int, size: int) -> None:
+        """Notes that a part of a free place is given out."""
+        place = self._free.index((offset, room))
+        left = [(offset, start - offset), (start + size, offset + room - start - size)]
+        self._free[place : place + 1] = [part for part in left if part[1]]
 
     def make_huge(self, offset: int, nbytes: int, sparse: bool = False) -> None:
         """Lets reserved memory be put into huge pages in the background, if it is large; sparse memory as it fills."""

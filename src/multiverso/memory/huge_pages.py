@@ -83,7 +83,7 @@ class Collapser:
     def discard(self, offset: int, size: int) -> None:
         """Leaves a part alone that is given back: a hole that is made huge would be memory again."""
         with self._lock:
-            self._parts = [part for part in self._parts if part[1] <= offset or offset + size < part[0]]
+            self._parts = [part for part in self._parts if part[1] <= offset or offset + size <= part[0]]
             self._sparse.pop((offset, offset + size), None)
 
     def close(self) -> None:

@@ -149,6 +149,14 @@ class Segment(Mapping):
         if _libc.madvise(self.address, self.size, _MADV_REMOVE) != 0:
             np.asarray(self)[:] = 0
 
+    def abandon(self) -> None:
+        """Puts nothing, which reads as zeros, in the place of the memory, for whoever still has an address in it.
+
+        Where the system has no room even for nothing, all stays as it is until the mapping goes.
+        """
+        rights = _READ | (_WRITE if self._writable else 0)
+        _libc.mmap(self.address, self.size, rights, _SET_ASIDE | _MAP_FIXED, -1, 0)
+
     def cut(self) -> None:
         """Cuts windows that are still in use off from the shared memory: they keep what they show now."""
         for window in self._windows.values():

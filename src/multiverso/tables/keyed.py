@@ -10,19 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso.compiling.on_demand import compile_update
-from multiverso.deadline import Deadline
-from multiverso.errors import NotInThisJobError, ShapeMismatchError
+from multiverso.errors import ShapeMismatchError
 from multiverso.kernels.keyed_passes import KEY
 from multiverso.runtime.session.current import current
-from multiverso.runtime.session.refusals import refuse_across_hosts
 from multiverso.runtime.session.session import Session
 from multiverso.spec import check_name, checked_count, checked_dtype
 from multiverso.tables.convert import Array, Out, as_data, as_numpy
-from multiverso.tables.keyed_calls import KeyedCalls
 from multiverso.tables.keyed_contents import KeyedContents
-from multiverso.tables.keyed_memory import KeyedMemory
 from multiverso.tables.keyed_spec import Eviction, KeyedSpec
-from multiverso.tables.keyed_whole import KeyedPasses
 from multiverso.tables.keys import Keys, as_keys, summed
 from multiverso.tables.output import fresh, into
 from multiverso.updaters import Updater, resolve
@@ -48,8 +43,8 @@ class KeyedTable(KeyedContents):
     With a ``name`` the first worker creates the table and others attach to it; without, the n-th keyed table of each
     worker is the same table.
 
-    It cannot be closed: there is no ``close`` and no ``with``, and its memory stays with the job until that ends. Rows
-    of removed keys are used again.
+    It lasts until all workers that have it have closed it (:meth:`close`, or the end of a ``with``) or have left. Rows
+    of removed keys are used again before that.
 
     Args:
         dim: numbers in a row, 1 or more.
@@ -98,81 +93,21 @@ class KeyedTable(KeyedContents):
         session: Session | None = None,
     ) -> None:
         check_name(name)
-        self._session = session or current()
-        self._session.check()
-        if self._session.consistency.reads_wait:
-            raise NotInThisJobError(
-                f"keyed tables are asynchronous, and this session is {self._session.consistency.name}: "
-                "call init() without sync= and staleness=, or use a MatrixTableHandler"
-            )
-        refuse_across_hosts(
-            self._session.hosts,
-            "a KeyedTable",
-            "use a MatrixTableHandler, whose rows have numbers, or start all workers on one host",
-        )
         rule = resolve(updater)
-        super().__init__(self._session, rule)
-        tables = self._session.keyed_tables
-        with self._session.making:
-            called = (
-                f"name:{name}"
-                if name is not None
-                else f"order:{sum(t.name is None for t in tables.values()) + 1}"
-            )
-            self._spec = KeyedSpec.of(
-                checked_count(dim, "dim"),
-                checked_dtype(dtype),
-                initial,
-                seed,
-                rule,
-                name,
-                admission,
-                eviction,
-            )
-            self._dtype = np.dtype(self._spec.dtype)
-            twin: KeyedTable | None = tables.get(called)
-            if twin is None:
-                self._memory = KeyedMemory.of(self._session, called, self._spec)
-                self._calls = KeyedCalls(self._session, self._memory, self._spec)
-            else:
-                twin._memory.check_equal(self._spec)
-                self._memory, self._calls = twin._memory, twin._calls
-            self._passes = KeyedPasses(self._session, self._memory, self._calls)
-            self._update = compile_update(rule.apply, self._spec.dtype)
-            self._sums_first = bool(rule.states or rule.hyper or rule.clip or self._spec.admission > 1)
-            self._most_keys = (eviction.most_keys if eviction else None) or 0
-            tables.setdefault(called, self)
-
-    # -- what it is ------------------------------------------------------------------------------------------
-
-    @property
-    def dim(self) -> int:
-        """Numbers in a row."""
-        return self._spec.dim
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of the values in the shared memory."""
-        return self._dtype
-
-    @property
-    def name(self) -> str | None:
-        """Its name, or None for one that was created by order."""
-        return self._spec.name
-
-    @property
-    def spec(self) -> KeyedSpec:
-        """Everything that the workers have agreed on."""
-        return self._spec
-
-    def _hyper(self, index: int) -> Array:
-        return self._memory.hyper()[index : index + 1]
-
-    def _steps(self) -> int:
-        return self._memory.adds()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._spec}>"
+        asked = KeyedSpec.of(
+            checked_count(dim, "dim"),
+            checked_dtype(dtype),
+            initial,
+            seed,
+            rule,
+            name,
+            admission,
+            eviction,
+        )
+        self._update = compile_update(rule.apply, asked.dtype)
+        self._sums_first = bool(rule.states or rule.hyper or rule.clip or asked.admission > 1)
+        self._most_keys = (eviction.most_keys if eviction else None) or 0
+        super().__init__(session or current(), asked, rule)  # last: it is open then
 
     def __len__(self) -> int:
         """Keys that have a row: counted segment by segment, about 10 microseconds for a million keys."""
@@ -366,10 +301,6 @@ class KeyedTable(KeyedContents):
             a sound table.
         """
         return self._passes.check()
-
-    def _flush_until(self, deadline: Deadline) -> None:
-        """Finishes what a call that raised has left half."""
-        self._calls.settle(deadline)
 
 
 def _checked_seconds(seconds: float) -> float:

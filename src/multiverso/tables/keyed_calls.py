@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from multiverso import keyed_layout as layout
 from multiverso.deadline import Deadline
-from multiverso.errors import OutOfMemoryError
+from multiverso.errors import ClosedError, OutOfMemoryError
 from multiverso.kernels import keyed as kernels
 from multiverso.kernels import keyed_removal as removal
 from multiverso.kernels.codes import FULL
@@ -53,6 +53,7 @@ class KeyedCalls:
         self._lock = new_lock()
         self._mine = _Mine()
         self._unfinished: Adding | Removing | None = None
+        self._closed: str | None = None  # why nothing is done any more
         self._rows_done = memory.position(session.worker_id)  # of the add that is under way
         self._growth = Growth(memory, spec.row_bytes)
         self._budget = 0  # bytes that may be used before memory is looked at again
@@ -232,8 +233,10 @@ class KeyedCalls:
         self._mine.call = None
 
     def _clear(self, deadline: Deadline | None) -> None:
-        """Before each call, under the lock: the session is open, and nothing is half done."""
+        """Before each call, under the lock: session and table are open, and nothing is half done."""
         self._session.check()
+        if self._closed is not None:
+            raise ClosedError(self._closed)
         if self._unfinished is not None:
             self._finish(self._unfinished, deadline)
 
@@ -279,6 +282,13 @@ class KeyedCalls:
         if not rows.size or progress < rows.size:
             arguments = (rows, call.delta.ctypes.data)
             self.run(kernels.add, arguments, deadline, call.updater, progress=progress)
+
+    def close(self, reason: str) -> None:
+        """Finishes what is half done; every later call raises ClosedError. May be called again."""
+        with turn(self._lock, self._spec):
+            if self._closed is None:
+                self._ready(None)
+                self._closed = reason
 
     # -- inside ----------------------------------------------------------------------------------------------
 

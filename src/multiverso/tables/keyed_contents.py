@@ -7,7 +7,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,31 +15,16 @@ from multiverso.keyed_layout import NO_ROW
 from multiverso.runtime.session.replacing import leaves_values
 from multiverso.tables import keyed_export, keyed_saving, keyed_snapshots
 from multiverso.tables.convert import Array
-from multiverso.tables.keyed_calls import KeyedCalls
-from multiverso.tables.keyed_memory import KeyedMemory
+from multiverso.tables.keyed_held import HeldKeyedTable
 from multiverso.tables.keyed_saving import Content
 from multiverso.tables.keyed_snapshots import Snapshot
-from multiverso.tables.keyed_spec import KeyedSpec
-from multiverso.tables.keyed_whole import KeyedPasses
 from multiverso.tables.keys import Keys
-from multiverso.tables.steered import Steered
 
 _MOST_AT_ONCE = 1 << 16
 
 
-class KeyedContents(Steered):
-    """The part of a keyed table that writes and reads files. Whoever inherits has the table itself."""
-
-    _spec: KeyedSpec
-    _dtype: np.dtype[Any]
-    _memory: KeyedMemory
-    _calls: KeyedCalls
-    _passes: KeyedPasses
-
-    @property
-    @abstractmethod
-    def name(self) -> str | None:
-        """The table's name, if it has one."""
+class KeyedContents(HeldKeyedTable):
+    """The part of a keyed table that writes and reads files. Whoever inherits has the table's operations."""
 
     @property
     @abstractmethod

@@ -39,7 +39,7 @@ class KeyedMemory:
 
     def __init__(self, memory: SharedMemory, spec: KeyedSpec) -> None:
         self.address = memory.address
-        self._memory = memory
+        self.memory = memory
         self._spec = spec
 
     @classmethod
@@ -56,7 +56,10 @@ class KeyedMemory:
             _write_header(memory.address, spec, places)
             _begin(memory.address, places)
 
-        found = session.shared_memory(memory_name(called), places["size"], initialise, sparse=True)
+        by_order = spec.name is None
+        found = session.shared_memory(
+            memory_name(called), places["size"], initialise, sparse=True, once=by_order
+        )
         memory = cls(found, spec)
         memory.check_equal(spec)
         line = memory._line(session.worker_id)
@@ -162,7 +165,7 @@ class KeyedMemory:
 
     def array(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """Returns a part of the memory itself."""
-        return self._memory.array[offset : offset + nbytes]
+        return self.memory.array[offset : offset + nbytes]
 
 
 def memory_name(called: str) -> str:

@@ -80,6 +80,7 @@ class Catalogue:
         self._pieces: dict[int, Piece] = {}
         self._readers: dict[int, list[Connection]] = {}  # processes outside the job, by what they look at
         self._number_of: dict[Key, int] = {}
+        self._over: set[Key] = set()  # plain memory that is not made again
         self._tables = 0
         self._memories = 0
 
@@ -107,6 +108,10 @@ class Catalogue:
         """Returns all of plain memory, for the node's own use of it, or None where nobody has asked for it."""
         piece = self.find(("memory", name))
         return None if piece is None else self._whole(piece)
+
+    def is_over(self, key: Key) -> bool:
+        """Whether all that had a piece have closed it, and nobody can have another by that name or place."""
+        return key in self._over or (key[0] == "order" and int(key[1]) <= self.ordered)
 
     def piece(self, number: int | None) -> Piece | None:
         """Returns what has a number."""
@@ -196,9 +201,9 @@ class Catalogue:
         self._control.notify()
 
     def close(self, number: int, worker_id: int) -> None:
-        """A worker has unmapped a table for good. It may say so twice, when it was interrupted the first time."""
+        """A worker has unmapped a piece for good. It may say so twice, when it was interrupted the first time."""
         piece = self._pieces.get(number)
-        if piece is None or piece.shard is None or worker_id not in piece.holders:
+        if piece is None or worker_id not in piece.holders:
             return
         piece.closing = True
         self.withdraw(piece, worker_id)
@@ -213,9 +218,11 @@ class Catalogue:
     def _free_if_unused(self, piece: Piece) -> None:
         if piece.holders:
             return
-        if self.unused is not None:
+        if self.unused is not None and piece.shard is not None:
             self.unused(piece)
         elif piece.closing:
+            if isinstance(piece.spec, MemorySpec) and piece.spec.once:
+                self._over.add(piece.key)
             self.remove(piece)
             self.release(piece)
 

@@ -98,7 +98,7 @@ class Creations:
                 self._hand_over(connection, request, piece, late=True)
                 connection.reply(request, {"turn": False})
                 return
-            if key[0] == "order" and int(key[1]) <= self._catalogue.ordered:
+            if self._catalogue.is_over(key):
                 raise TableMismatchError(
                     f"{words(key)} was closed by all workers that had it, before this one asked for it"
                 )

@@ -35,6 +35,7 @@ class Holdings:
     def __init__(self, session: SessionView, link: NodeLink) -> None:
         self.tables: dict[int, Shard] = {}
         self._memories: dict[int, SharedMemory] = {}
+        self._mapped: dict[int, list[Segment]] = {}  # of plain memory
         self._session: SessionView = weakref.proxy(session)  # no cycle: its memory goes when it goes
         self._link = link
         self._memory: FileIO | None = (
@@ -132,6 +133,7 @@ class Holdings:
         number = self._open(
             request, place, write, f"the shared memory {spec.name!r}", deadline, 0, spec.sparse
         )
+        self._mapped.setdefault(number, []).extend(segments)
         self._memories[number] = memories[0]
         return memories[0]
 
@@ -195,14 +197,27 @@ class Holdings:
         if segment is not None:  # a thread in the middle of a call refers to it, or an array
             segment.detach()
             del segment
+        self._tell_closed(number, f"table {number} to be closed", may_ask)
+        del self._closing[number]
+
+    def close_memory(self, number: int, may_ask: bool = True) -> None:
+        """Ends this worker's part in plain memory, as `close_table` does; arrays in it show nothing any more."""
+        memory = self._memories.get(number)
+        if memory is None:
+            return
+        for segment in self._mapped[number]:
+            segment.abandon()
+        self._tell_closed(number, f"the shared memory {memory.name!r} to be closed", may_ask)
+        del self._memories[number]  # until here a repeated call does it all again
+        del self._mapped[number]
+
+    def _tell_closed(self, number: int, what: str, may_ask: bool) -> None:
         request = {"do": "close", "number": number}
         if may_ask:
-            what = f"table {number} to be closed"
             patience = Patience(self._session, self._session.start_deadline(), what, self._link)
             self._link.ask(request, patience.deadline.at, what, patience.raise_if_over)
         else:
             self._link.tell_aside(request)
-        del self._closing[number]
 
     def leave(self) -> None:
         """Leaves all memory to the others; windows on it keep what they show now. May be called again."""
@@ -210,6 +225,7 @@ class Holdings:
             shard.segment.cut()
         self.tables.clear()
         self._memories.clear()
+        self._mapped.clear()
         self.abandon()
 
     def abandon(self) -> None:

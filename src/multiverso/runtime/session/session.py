@@ -114,7 +114,8 @@ class Session(InProcess):
         self.before_end: dict[
             str, Callable[[], None]
         ] = {}  # what `shutdown` calls while everything still works
-        self.keyed_tables: dict[str, Any] = {}  # the first of each, by what the job calls it
+        # keyed tables by what the job calls them: the objects that are open here; none: it was closed
+        self.keyed_handles: dict[str, list[Any]] = {}
         # held while a table's object is made: threads that open one table at once share its calls, and its hand
         self.making = threading.RLock()
         self._barrier = Barrier()
@@ -266,6 +267,7 @@ class Session(InProcess):
         initialise: Callable[[SharedMemory], None] | None = None,
         *,
         sparse: bool = False,
+        once: bool = False,
         on_this_host: bool = False,
         timeout_seconds: float | None = None,
     ) -> SharedMemory:
@@ -273,7 +275,7 @@ class Session(InProcess):
 
         The first worker that asks creates it, all zero; the others attach to it whenever they come. It is no
         table: it has no clocks, and ``save``, ``stats`` and ``multiverso top`` do not show it. It lasts as long as
-        the job.
+        the job, or until all that have it have called :meth:`close_memory`.
 
         Args:
             name: what the workers call it; tables have names of their own.
@@ -282,6 +284,8 @@ class Session(InProcess):
                 worker dies meanwhile, the next one begins anew with zeros.
             sparse: a page takes memory once it is written, and none is set aside: it may be larger than the machine's
                 memory, but whoever writes to it has to make sure that some is left.
+            once: the name is not given again after :meth:`close_memory` by all that had it: whoever asks then is
+                refused, instead of getting memory that none of them will ever come to.
             on_this_host: the workers of one host are enough, in a job on several; otherwise that is refused.
             timeout_seconds: deadline, instead of the session's.
 
@@ -303,7 +307,7 @@ class Session(InProcess):
             refuse_across_hosts(
                 self.hosts, "memory that workers share directly", "start all of them on one host"
             )
-        spec = MemorySpec(name, checked_count(nbytes, "nbytes"), bool(sparse))
+        spec = MemorySpec(name, checked_count(nbytes, "nbytes"), bool(sparse), bool(once))
         deadline = self.start_deadline(timeout_seconds)
         with self._lock:
             return self._holdings.share(spec, initialise, deadline)
@@ -333,6 +337,21 @@ class Session(InProcess):
             if all(other is handler or other.number != handler.number for other in self._handlers):
                 self._holdings.close_table(handler.number, may_ask)
             self._handlers = [other for other in self._handlers if other is not handler]
+
+    def close_memory(self, memory: SharedMemory) -> None:
+        """Ends this worker's part in what :meth:`shared_memory` has returned, whose array shows zeros from here on.
+
+        When all workers that had it have closed it or left, it is freed, and its name is another's. An interrupted
+        call can be repeated; a second one does nothing.
+        """
+        may_ask = not holds(self._lock)  # as in `dismiss`
+        with self._lock:
+            self._holdings.close_memory(memory.number, may_ask)
+
+    @property
+    def keyed_tables(self) -> dict[str, Any]:
+        """The first open object of each keyed table, by what the job calls it."""
+        return {called: tables[0] for called, tables in list(self.keyed_handles.items()) if tables}
 
     def handlers(self) -> list[Any]:
         """Returns the handlers of this session's tables, in the order of their creation."""
@@ -459,7 +478,7 @@ class Session(InProcess):
         self._link.close()
         self._holdings.leave()
         self._handlers.clear()
-        self.keyed_tables.clear()
+        self.keyed_handles.clear()
         note_over(self)
         if self._on_close is not None:
             self._on_close()
