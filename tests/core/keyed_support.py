@@ -19,7 +19,7 @@ from multiverso.memory.words import load64, store64
 from multiverso.updaters import Updater
 
 WRITES = (
-    *("store_release64", "store_release32", "compare_swap64", "add64", "move", "call_update"),
+    *("store_release64", "store_int32", "compare_swap64", "add64", "move", "call_update"),
     *("store_float64", "store_int64"),
 )
 

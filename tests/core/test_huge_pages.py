@@ -100,3 +100,32 @@ def test_small_memory_and_memory_of_who_does_not_want_it_is_left_alone(
     monkeypatch.setenv("MULTIVERSO_HUGE_PAGES", "0")
     heap.make_huge(heap.reserve(SIZE), SIZE)
     assert heap._collapser is None
+
+
+def test_a_part_that_is_given_back_takes_no_neighbour_with_it(
+    heap: Heap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offset = heap.reserve(4 * HUGE_PAGE)
+    collapser = Collapser(heap.descriptor, rest=lambda seconds: False)
+    with monkeypatch.context() as patch:
+        patch.setattr(Collapser, "_begin", lambda self: None)
+        for place in (0, 1, 2):
+            collapser.add(offset + place * HUGE_PAGE, HUGE_PAGE)
+    collapser.discard(offset + HUGE_PAGE, HUGE_PAGE)
+    collapser.add(offset + 3 * HUGE_PAGE, HUGE_PAGE)
+    assert collapser.wait(SECONDS)
+    assert collapser.tried == 3
+    collapser.close()
+
+
+def test_the_place_of_sparse_memory_is_given_out_again(heap: Heap) -> None:
+    first = heap.reserve_sparse(3 * HUGE_PAGE, "a table")
+    heap.reserve(4096)
+    heap.release(first, 3 * HUGE_PAGE, sparse=True)
+    used = heap.used
+    again = [heap.reserve_sparse(HUGE_PAGE, "a table") for _ in range(4)]
+    assert again[:3] == [first, first + HUGE_PAGE, first + 2 * HUGE_PAGE]
+    assert again[3] > first + 3 * HUGE_PAGE
+    assert heap.used - used <= HUGE_PAGE  # the gap before the last one
+    for offset in again:
+        heap.release(offset, HUGE_PAGE, sparse=True)

@@ -165,11 +165,6 @@ def store_release64(address: int, value: int) -> None:
     store64(address, value)
 
 
-def store_release32(address: int, value: int) -> None:
-    """Stores an int32 after all that was stored before it."""
-    store32(address, value)
-
-
 def load_double(address: int) -> float:
     """Returns the float64 at an address, which nobody changes."""
     return ctypes.c_double.from_address(address).value

@@ -43,12 +43,12 @@ def _load(bits: ir.IntType, size: int, numba_type: Any) -> Any:
     return load
 
 
-def _store(bits: ir.IntType, size: int, numba_type: Any, order: str = "seq_cst") -> Any:
+def _store(bits: ir.IntType, size: int, numba_type: Any) -> Any:
     @intrinsic
     def store(typingctx, address, value):
         def codegen(context, builder, signature, args):
             pointer = builder.inttoptr(args[0], bits.as_pointer())
-            builder.store_atomic(args[1], pointer, order, size)
+            builder.store_atomic(args[1], pointer, "seq_cst", size)
             return context.get_dummy_value()
 
         return types.void(types.uintp, numba_type), codegen
@@ -71,7 +71,6 @@ load32 = _load(_I32, 4, types.int32)
 load64 = _load(_I64, 8, types.int64)
 store32 = _store(_I32, 4, types.int32)
 store64 = _store(_I64, 8, types.int64)
-store_release32 = _store(_I32, 4, types.int32, "release")
 add32 = _fetch_add(_I32, types.int32)
 add64 = _fetch_add(_I64, types.int64)
 

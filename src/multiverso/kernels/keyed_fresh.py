@@ -18,7 +18,7 @@ from multiverso.compiling.atomics import (
     load_acquire64,
     load_double,
     prefetch_to_write,
-    store_release32,
+    store_int32,
     store_release64,
 )
 from multiverso.compiling.declaring import inner
@@ -98,7 +98,7 @@ def stamp(base, row):
     generation = load_acquire64(base + at.GENERATION)
     place = base + load_acquire64(base + at.STAMPS) + 4 * row
     if load32(place) != generation:
-        store_release32(place, generation)
+        store_int32(place, generation)  # no locked instruction: whoever looks at it has met that word since
 
 
 @inner

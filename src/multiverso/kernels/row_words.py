@@ -18,7 +18,7 @@ from multiverso.compiling.atomics import (
     move,
     prefetch,
     prefetch_to_write,
-    store_release32,
+    store_int32,
     store_release64,
 )
 from multiverso.compiling.declaring import inner
@@ -149,7 +149,7 @@ def add_to_rows(control, base, updater, me, rows, delta, progress):
             base + at.GENERATION
         )  # under the word: see `pass_through` in keyed_snapshots
         if load32(stamps + 4 * row) != generation:
-            store_release32(stamps + 4 * row, generation)
+            store_int32(stamps + 4 * row, generation)
         move(hand + at.COPY, place, size)
         store_release64(hand + at.HAND_ROW, row + 1)
         fence_release()
