@@ -78,6 +78,30 @@ def check_that_what_is_left_is_sent_later(first: Channel, second: Channel) -> No
     assert received(second, 5) == b"whole"
 
 
+def test_a_small_part_after_a_large_one_and_one_that_ends_early_are_received_over_tcp() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        first = Plain(socket.create_connection(server.getsockname()))
+        second = Plain(server.accept()[0])
+    large = os.urandom((1 << 20) + 17)
+
+    def send() -> None:
+        first.send(large)
+        first.send(b"small")
+        first.send(large[: len(large) - 300_000])
+        first.shutdown()
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    view = memoryview(bytearray(len(large)))
+    assert (second.recv_into(view), bytes(view)) == (len(large), large)
+    assert received(second, 5) == b"small"  # is waited for by itself, whatever a large part waits for
+    assert second.recv_into(view) == len(large) - 300_000  # the end wakes whoever waits for more
+    assert second.recv_into(view) == 0
+    sender.join()
+    first.close()
+    second.close()
+
+
 def test_large_and_small_parts_come_in_order_from_both_sides() -> None:
     with connected() as (first, second, _):
         large = os.urandom((1 << 20) + 17)
