@@ -33,9 +33,8 @@ from multiverso.apps.work import SHOWN, Work, once, start
 from multiverso.files import write_whole
 
 Array = npt.NDArray[Any]
-_PIECE = (
-    10_000  # words that a worker gets at a time: with five times as many the others wait longer for the last
-)
+# words that a worker gets at a time: with five times as many the others wait longer for the last
+_PIECE = 10_000
 _BLOCK = 2_000  # words between two exchanges with a keyed table
 _NOISE = 1 << 20
 _ALL = (1 << 32) - 1
@@ -119,9 +118,11 @@ def train_in_place(settings: Settings) -> tuple[list[str], Array, int]:
     once(settings.run, (settings.run / "vocabulary.txt").exists, lambda: encode(settings))
     names, counts = vocabulary(settings)
     words = np.load(settings.run / "words.npy", mmap_mode="r")
+    # as gensim's
+    # as gensim's
     start = (
         np.random.default_rng(settings.seed).random((len(names), settings.dim), np.float32) * 2 - 1
-    ) / settings.dim  # as gensim's
+    ) / settings.dim
     inputs = mv.MatrixTableHandler(len(names), settings.dim, start, name="inputs")
     outputs = mv.MatrixTableHandler(len(names), settings.dim, name="outputs")
     del start

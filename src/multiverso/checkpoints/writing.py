@@ -59,9 +59,8 @@ class Writer:
         self.failure: Exception | None = None
         self._ending = False
         self._thread: threading.Thread | None = None
-        self._begun = self._last = (
-            0  # how often something was about to be handed over; the last number that was
-        )
+        # how often something was about to be handed over; the last number that was
+        self._begun = self._last = 0
 
     def begin(self) -> None:
         """Announces that something is about to be handed over."""

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from multiverso.hosts.known_hosts import KnownHosts, Message, Order
 
-_KEPT = (
-    64  # turns that a host which comes later might not have gone through: the others are at most a few behind
-)
+# turns that a host which comes later might not have gone through: the others are at most a few behind
+_KEPT = 64
 
 
 class Barriers:

@@ -9,9 +9,8 @@ from multiverso.errors import StartupError
 
 SHARE = 0.2
 _BURST_SECONDS = 0.02
-_DEEPEST_SECONDS = (
-    0.2  # what is owed after one large step; more is forgotten, or a stall would look like work
-)
+# what is owed after one large step; more is forgotten, or a stall would look like work
+_DEEPEST_SECONDS = 0.2
 
 
 class Pace:

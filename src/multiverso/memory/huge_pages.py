@@ -57,9 +57,8 @@ class Collapser:
         self._lock = threading.Lock()
         self._parts: list[tuple[int, int]] = []  # (offset, end) of what is still to be done
         self._sparse: dict[tuple[int, int], set[int]] = {}  # (offset, end): what has been tried there
-        self._blocks = self._walked = (
-            0  # of the file, at the last look and the last walk through sparse parts
-        )
+        # of the file, at the last look and the last walk through sparse parts
+        self._blocks = self._walked = 0
         self._thread: threading.Thread | None = None
         self.tried = self.made = 0  # huge pages
 

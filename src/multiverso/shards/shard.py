@@ -216,9 +216,8 @@ class Shard:
     def needs(self, worker_id: int) -> bool:
         """Returns whether an unfinished round may still ask for what a worker that is gone has staged."""
         last = self.committed * int(self.header["chunk_count"])
-        if load64(
-            self.base + at.TOTALS
-        ):  # on several hosts: nobody here may make values of the sum that has come
+        # on several hosts: nobody here may make values of the sum that has come
+        if load64(self.base + at.TOTALS):
             last = load64(self.base + at.ARRIVED)
         return self.enrolled(worker_id) and load64(self.line(worker_id) + at.STAGED) > last
 

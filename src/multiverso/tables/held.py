@@ -48,9 +48,8 @@ class HeldTable(Steered):
         update = 0 if updater.name == "add" else compile_update(updater.apply, spec.dtype)
         name = self._name = f"table {spec.name!r}" if spec.name else f"the {spec}"
         self._queue = Queue(spec.name or spec.kind)
-        self._unheard: tuple[tuple[str, Any], Pending] | None = (
-            None  # queued, but its caller got an exception
-        )
+        # queued, but its caller got an exception
+        self._unheard: tuple[tuple[str, Any], Pending] | None = None
         self._users: weakref.WeakSet[Any] = weakref.WeakSet()  # the rules that move it; see `Ruled`
 
         def take_turn(shard: Shard, last: bool, number: int) -> None:

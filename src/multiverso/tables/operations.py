@@ -81,9 +81,8 @@ class _Mine(threading.local):
         # Taken while in use: a signal's handler gets another, and finds nothing half done in it. An item of a list and
         # not one that is popped and appended: no handler runs between a call's end and that it is given back.
         self.calls: list[Call | None] = [None]
-        self.pushed: tuple[Array, Array, Array] | None = (
-            None  # ids and both arrays of an exchange of rows that raised
-        )
+        # ids and both arrays of an exchange of rows that raised
+        self.pushed: tuple[Array, Array, Array] | None = None
 
 
 class Operations:

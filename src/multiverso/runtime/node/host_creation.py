@@ -184,9 +184,8 @@ class HostCreations(Creations):
             return
         creation.piece = piece
         if piece.shard is not None and piece.shard.consistency.reads_wait:
-            for worker in order[
-                "workers"
-            ]:  # nobody may go ahead without one that another host tells of later
+            # nobody may go ahead without one that another host tells of later
+            for worker in order["workers"]:
                 if worker not in self._local:
                     piece.shard.enrol(int(worker))
         for worker_id, asked in list(creation.waiting.items()):

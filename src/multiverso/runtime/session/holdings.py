@@ -38,9 +38,8 @@ class Holdings:
         self._mapped: dict[int, list[Segment]] = {}  # of plain memory
         self._session: SessionView = weakref.proxy(session)  # no cycle: its memory goes when it goes
         self._link = link
-        self._memory: FileIO | None = (
-            None  # closing it twice is harmless, as it is not with a bare descriptor
-        )
+        # closing it twice is harmless, as it is not with a bare descriptor
+        self._memory: FileIO | None = None
         self._closing: dict[int, weakref.ref[Segment]] = {}
         self._created = 0  # tables made by order and taken over
 

@@ -111,9 +111,8 @@ class Session(InProcess):
         self._flushed = self._over = False
         self.made_by = threading.get_ident()
         self._handlers: list[Handler] = []
-        self.before_end: dict[
-            str, Callable[[], None]
-        ] = {}  # what `shutdown` calls while everything still works
+        # what `shutdown` calls while everything still works
+        self.before_end: dict[str, Callable[[], None]] = {}
         # keyed tables by what the job calls them: the objects that are open here; none: it was closed
         self.keyed_handles: dict[str, list[Any]] = {}
         # held while a table's object is made: threads that open one table at once share its calls, and its hand
@@ -482,9 +481,8 @@ class Session(InProcess):
         note_over(self)
         if self._on_close is not None:
             self._on_close()
-            self._on_close = (
-                None  # a table that somebody keeps would keep a node here, and all of the job's memory
-            )
+            # a table that somebody keeps would keep a node here, and all of the job's memory
+            self._on_close = None
         self._over = True
 
     def note_forked(self) -> None:
