@@ -107,9 +107,10 @@ def one_worker(batch: int, kind: str, seconds: float, private: bool = True) -> d
         # as many calls to each array, or one is more in the cache than another
         flat, other, flat_delta = memory.reshape(-1), memory.copy(), delta.reshape(-1)
         flat_other = other.reshape(-1)
+        taken_again = taken.copy()  # what has just been written to is in the cache for whoever is next
         calls["private add, ahead"] = lambda ids: ahead(flat, COLUMNS, ids, flat_delta)
         calls["private add, plain"] = lambda ids: plain(flat_other, COLUMNS, ids, flat_delta)
-        calls["take again"] = lambda ids: np.take(other, ids, axis=0, out=taken, mode="clip")
+        calls["take again"] = lambda ids: np.take(other, ids, axis=0, out=taken_again, mode="clip")
         before |= {"private add, ahead": calls["take"], "private add, plain": calls["take again"]}
         before["take again"] = calls["take again"]
     found = {"apart": turns(calls, lots, seconds), "just_read": turns(calls, lots, seconds, before)}

@@ -18,7 +18,7 @@ from multiverso.spec import DTYPES
 OF_A_DTYPE = ("dense", "rows", "rounds", "chained", "chained_node", "rules", "reduce", "agreeing")
 OF_A_FLOAT = ("row_cache",)
 OF_NONE = (
-    *("locking", "rows", "waits", "dense", "rounds", "chained", "chained_node"),
+    *("locking", "plain_arrays", "rows", "waits", "dense", "rounds", "chained", "chained_node"),
     *("agreeing", "keyed", "keyed_removal", "keyed_passes", "read_only", "row_cache"),
 )
 _RULES_DTYPES = ("float32", "float64")
