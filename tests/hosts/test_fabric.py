@@ -13,7 +13,7 @@ from fabric_support import Adder, barrier, changed, fabrics, new_shard
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, StartupError, WaitTimeoutError
-from multiverso.hosts import pair, transport
+from multiverso.hosts import pair, tls, transport
 from multiverso.hosts.copies import chunks_of, homes_of
 from multiverso.hosts.credentials import Credentials, new_credentials
 from multiverso.hosts.fabric import Fabric
@@ -41,6 +41,23 @@ def test_sums_are_exact_on_all_hosts_through_cut_connections(encrypted: bool) ->
             assert np.all(shard.values() == expected)
         connections = made[0].statistics()["peers"][1]["connections"]
         assert connections > 1, "the connection was never cut"
+
+
+def test_an_encrypted_connection_is_made_anew_before_its_key_is_used_too_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tls, "_MOST_RECORDS", 250)  # a pass over the table is about 200 each way
+    with fabrics(2, new_credentials(encrypted=True), share=0) as made:
+        shards = [new_shard(CHUNKS) for _ in made]
+        for fabric, shard in zip(made, shards, strict=True):
+            fabric.attach(1, shard)
+        adders = [Adder(shard) for shard in shards]
+        for _ in range(6):
+            for adder in adders:
+                adder.add(np.ones(CHUNKS.elements, "float32"))
+            barrier(made)
+        assert all(np.all(shard.values() == 12) for shard in shards)
+        assert made[0].statistics()["peers"][1]["connections"] > 2
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

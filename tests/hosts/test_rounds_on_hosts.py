@@ -338,3 +338,9 @@ def test_a_table_travels_its_own_way() -> None:
 def test_rounds_exchange_all_as_it_is_so_another_wire_format_is_refused() -> None:
     with rehearsal(1, 1) as job, pytest.raises(StartupError, match="leave wire=, every= and between="):
         job.session(0, sync=True, exchange=Exchange.of(wire="int8"))
+    with rehearsal(1, 1) as job:
+        sessions = in_threads([lambda i=i: job.session(i, **SYNC) for i in range(2)])  # type: ignore[misc]
+        for session in sessions:
+            with pytest.raises(StartupError, match="a table has wire='int8', every='2': leave that out"):
+                ArrayTableHandler(3, wire="int8", every=2, session=session)
+        in_threads([session.shutdown for session in sessions])

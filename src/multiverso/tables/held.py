@@ -17,6 +17,7 @@ from multiverso.consistency.protocol import Consistency, TableAccess
 from multiverso.deadline import Deadline
 from multiverso.kernels.plain_arrays import is_plain
 from multiverso.memory.words import load64
+from multiverso.runtime.job.options import check_table
 from multiverso.runtime.session.session import Session
 from multiverso.shards.shard import Shard
 from multiverso.spec import TableSpec
@@ -36,6 +37,7 @@ class HeldTable(Steered):
     def __init__(
         self, session: Session, spec: TableSpec, updater: Updater, init_value: Any, master: bool
     ) -> None:
+        check_table(session.consistency, spec)
         value = initial_value(init_value, spec)
         super().__init__(session, updater)
         self._closed = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from multiverso.consistency_modes import MODES, ConsistencyMode
 from multiverso.errors import StartupError
 from multiverso.hosts.exchange import Exchange
+from multiverso.spec import TableSpec
 from multiverso.wire.messages import Message
 
 
@@ -33,6 +34,20 @@ def check_exchange(mode: ConsistencyMode, exchange: Exchange) -> None:
         raise StartupError(
             f"with sync=True every round exchanges all that was added, as it is, and init has {exchange} beside it: "
             "leave wire=, every= and between= (or MULTIVERSO_WIRE, _EVERY and _BETWEEN) out"
+        )
+
+
+def check_table(mode: ConsistencyMode, spec: TableSpec) -> None:
+    """Refuses a way to travel of a table's own, where :func:`check_exchange` refuses one for the job.
+
+    Raises:
+        StartupError: a table of a synchronous job is to have one.
+    """
+    if mode.in_rounds and (spec.wire or spec.every):
+        asked = [f"{name}={text!r}" for name, text in (("wire", spec.wire), ("every", spec.every)) if text]
+        raise StartupError(
+            f"with sync=True every round exchanges all that was added, as it is, and a table has {', '.join(asked)}: "
+            "leave that out, or begin without sync=True"
         )
 
 
