@@ -12,7 +12,7 @@ from fabric_support import SECONDS, Adder, barrier, fabrics, new_shard
 from multiverso.deadline import Deadline
 from multiverso.errors import DtypeMismatchError, StartupError
 from multiverso.hosts.credentials import new_credentials
-from multiverso.hosts.outer import OuterRule
+from multiverso.hosts.outer import Outer, OuterRule
 from multiverso.hosts.pace import Every
 from multiverso.spec import TableSpec
 
@@ -56,6 +56,45 @@ def test_one_push_of_each_host_is_a_synchronous_outer_step(rule: str, wire: str)
             np.testing.assert_allclose(
                 shards[0].values(), _expected(rule, initial, rounds), rtol=1e-9, atol=1e-9
             )
+
+
+@pytest.mark.parametrize("rule", ["mean", "diloco"])
+def test_a_push_for_which_memory_was_missing_moves_the_values_once(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory that is missing ends the connection; on the next one the push comes again."""
+    missing, times = threading.local(), iter(range(2))
+    step = Outer.step
+
+    def then_none(self: Outer, *arguments: Any) -> None:
+        step(self, *arguments)
+        missing.now = arguments[1] != made[0].host if self is held[0].outer else arguments[1] == 0
+
+    with fabrics(2, share=0) as made:
+        shards = [new_shard(SPEC) for _ in made]
+        for fabric, shard in zip(made, shards, strict=True):
+            fabric.attach(1, shard, rule=rule, every=NEVER)
+            pool = fabric._pairs[1 - fabric.host].link._books.pool
+
+            def take(nbytes: int, of: Any = pool.take) -> Any:
+                if getattr(missing, "now", False) and next(times, None) is not None:
+                    missing.now = False
+                    raise MemoryError
+                return of(nbytes)
+
+            monkeypatch.setattr(pool, "take", take)
+        adders = [Adder(shard) for shard in shards]
+        held = [fabric._tables._held[1] for fabric in made]
+        barrier(made)
+        monkeypatch.setattr(Outer, "step", then_none)
+        rounds = [[np.full(SPEC.elements, 4.0), np.full(SPEC.elements, 8.0)]] * 3
+        for pushed in rounds:
+            for adder, delta in zip(adders, pushed, strict=True):
+                adder.add(delta)
+            barrier(made)
+        assert made[0].statistics()["peers"][1]["connections"] > 1, "memory was never missing"
+        for shard in shards:
+            np.testing.assert_allclose(shard.values(), _expected(rule, np.zeros(SPEC.elements), rounds))
 
 
 def test_hosts_average_beside_the_training_through_a_cut_and_the_loss_of_one() -> None:

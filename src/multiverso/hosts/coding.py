@@ -53,17 +53,19 @@ def take_push(
     buffer = _decoded(part, header, buffer, pool)
     frame = numbers(part, buffer)
     if header.flags & frames.RULED and table.outer is not None and header.length:
+        spare = pool.take(frame.nbytes)  # all memory that this needs comes before anything is changed
+        before = numbers(part, spare)
+        table.outer.make_room(chunk.number, frame)
         if not header.flags & frames.FRESH:
             copy.advance(part.agreed, frame)
-        table.outer.step(chunk.number, None if header.flags & frames.REST else peer, frame)
+        table.outer.step(chunk.number, None if header.flags & frames.REST else peer, frame, before)
         if not header.flags & frames.FRESH:
-            spare = pool.take(frame.nbytes)
-            before = numbers(part, spare)
             if copy.convex:  # what the host has, less what comes: S as it would be before
                 np.subtract(part.agreed, frame, out=before)
             copy.land(chunk, before, frame)  # into the values alone: S has it already
-            pool.give(spare)
+            part.applied = header.number
             header = header._replace(length=0)
+        pool.give(spare)
     if header.flags & frames.FRESH:
         copy.begin(chunk, part.agreed, frame)
         part.applied = header.number

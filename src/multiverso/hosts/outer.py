@@ -124,24 +124,29 @@ class Outer:
                 place = self.copy.chunks[chunk]
                 self.copy.shard.values()[place.low : place.high] = agreed
 
-    def step(self, chunk: int, peer: int | None, frame: Array) -> None:
+    def make_room(self, chunk: int, frame: Array) -> None:
+        """Gets the memory that :meth:`step` needs for a chunk, where it has none yet."""
+        with self._lock:
+            if self.rule.name == "diloco" and chunk not in self._momenta:
+                self._momenta[chunk] = _Momentum(np.zeros_like(frame), np.zeros_like(frame))
+
+    def step(self, chunk: int, peer: int | None, frame: Array, spare: Array) -> None:
         """Makes of what a host has pushed, in place, by how much the shared values of a chunk move.
 
         Args:
             chunk: its number.
             peer: who has pushed; None for what an earlier push has left.
             frame: what was pushed.
+            spare: memory of the same size, which is written to.
         """
         with self._lock:
-            self._step(chunk, peer, frame)
+            self._step(chunk, peer, frame, spare)
 
-    def _step(self, chunk: int, peer: int | None, frame: Array) -> None:
+    def _step(self, chunk: int, peer: int | None, frame: Array, spare: Array) -> None:
         frame /= frame.dtype.type(self.hosts)
         if self.rule.name != "diloco":
             return
-        state = self._momenta.get(chunk)
-        if state is None:
-            state = self._momenta[chunk] = _Momentum(np.zeros_like(frame), np.zeros_like(frame))
+        state = self._momenta[chunk]
         state.sum += frame
         if peer is not None:
             state.pushed.add(peer)
@@ -149,6 +154,7 @@ class Outer:
         if len(state.pushed) >= self.hosts:
             state.m *= frame.dtype.type(self.rule.momentum)
             state.m += state.sum
-            frame += state.m * frame.dtype.type(self.rule.lr * self.rule.momentum)
+            np.multiply(state.m, frame.dtype.type(self.rule.lr * self.rule.momentum), out=spare)
+            frame += spare
             state.sum[:] = 0
             state.pushed.clear()
