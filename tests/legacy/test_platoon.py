@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "platoon"))
 
 from platoon_support import SECONDS, Experiment
 
+from frameworks import PROGRAMS
 from warm import Warm
 
 pytestmark = pytest.mark.timeout(2 * SECONDS)
@@ -104,9 +105,15 @@ CONTROLLER = """
 
 @pytest.fixture(scope="module")
 def warm_theano() -> Iterator[Warm]:
-    modules = ("theano.tensor", "platoon.ops", "platoon.training.global_dynamics")
+    modules = (
+        "theano.tensor",
+        "platoon.launcher",
+        "platoon.ops",
+        "platoon.training.global_dynamics",
+        *PROGRAMS,
+    )
     # importing mpi4py, as Theano does where it is installed, starts MPI: nothing to fork with
-    with Warm(*modules, env={"THEANO_FLAGS": FLAGS}, without=("mpi4py",)) as made:
+    with Warm(*modules, env={"THEANO_FLAGS": FLAGS}, without=("mpi4py",), forks=True) as made:
         yield made
 
 
@@ -117,7 +124,8 @@ def experiment(tmp_path: Path, warm: Warm) -> Iterator[Experiment]:
     made.end()
 
 
-def test_training_and_reductions(experiment: Experiment) -> None:
+def test_training_and_reductions(experiment: Experiment, warm_theano: Warm) -> None:
+    experiment.warm = warm_theano
     experiment.write(fit_worker=TRAINING, fit_controller=CONTROLLER)
     result = experiment.launch("fit", "-D", "cpu", "cpu", "cpu", THEANO_FLAGS=FLAGS)
     assert result.code == 0, result

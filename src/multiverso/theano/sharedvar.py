@@ -209,14 +209,16 @@ def sync_all_mv_shared_vars() -> None:
 
 
 def _forget_ended() -> None:
-    # A variable of a session that is over cannot be exchanged; a new session starts a list of its own.
-    open_ones = []
-    for link in _shared_vars:
-        table = _links.get(link.variable)
-        session = table.session() if table is not None else None
-        if session is not None and session.closed is None:
-            open_ones.append(link)
-    _shared_vars[:] = open_ones
+    # A variable of a session that is over cannot be exchanged; a new session starts a list of its own. A process has
+    # one session at a time, so that the last variable's is that of all: asking each takes the square of their number.
+    if _shared_vars and not _is_open(_shared_vars[-1]):
+        _shared_vars.clear()
+
+
+def _is_open(link: MVSharedVariable) -> bool:
+    kept = _links.get(link.variable)
+    session = kept.session() if kept is not None else None
+    return session is not None and session.closed is None
 
 
 def _table_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
