@@ -242,7 +242,7 @@ def come_and_go(shared: Shared, address: str, place: int, seed: int) -> None:
                 out[:] = local
             words[SEEN] += mine
             words[LONGEST] = max(words[LONGEST], time.monotonic_ns() - began)
-            words[16 + table.version % ROUNDS] = table.version << 32 | zlib.crc32(out)
+            words[16 + table.version % ROUNDS] = table.version << 32 | zlib.crc32(out.data)
             words[WRONG] += int((out != out[0]).sum())
             words[LAPS] += 1
     words[STATE] = DONE
@@ -431,7 +431,7 @@ def kill_a_launcher(chance: random.Random, folder: str) -> float:
         text=True,
     )
     assert job.stdout is not None
-    ends = []
+    ends: list[int] = []
     while len(ends) < 2:
         line = job.stdout.readline()
         if not line:
@@ -539,7 +539,7 @@ def main() -> NoReturn:
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(text + "\n")
-    clean = not (trouble or wrong or any(result["left_behind"].values()))  # type: ignore[attr-defined]
+    clean = not (trouble or wrong or any(result["left_behind"].values()))
     raise SystemExit(0 if clean else 1)
 
 

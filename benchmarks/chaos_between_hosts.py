@@ -105,7 +105,11 @@ def work(shared: Shared, address: str, me: int, mode: str, on_lost: str, seed: i
     """A worker's life: laps of the same operations in all workers, with a barrier at the end of each."""
     words = shared.worker[me]
     try:
-        options = {"timeout_seconds": DEADLINE, "start_timeout_seconds": DEADLINE, "on_lost": on_lost}
+        options: dict[str, Any] = {
+            "timeout_seconds": DEADLINE,
+            "start_timeout_seconds": DEADLINE,
+            "on_lost": on_lost,
+        }
         with Session(address, me, **options, **MODES[mode]) as session:
             words[PHASE] = MAKING
             words[LIFE] = session.incarnation
@@ -183,7 +187,7 @@ def train(shared: Shared, session: Session, mode: str, laps: random.Random) -> N
         timed(get_rows)
     timed(session.barrier)
     values, rows = table.snapshot(), matrix.snapshot()
-    words[SUM] = zlib.crc32(values) << 31 ^ zlib.crc32(rows)
+    words[SUM] = zlib.crc32(values.data) << 31 ^ zlib.crc32(rows.data)
     live = session.live_workers()
     if me == min(live):
         check(shared, values, (BEGUN, RETURNED, SEEN), mode, live)
@@ -507,7 +511,7 @@ def main() -> NoReturn:
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(text + "\n")
-    sys.exit(bool(trouble or any(result["left_behind"].values())))  # type: ignore[attr-defined]
+    sys.exit(bool(trouble or any(result["left_behind"].values())))
 
 
 if __name__ == "__main__":

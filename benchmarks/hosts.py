@@ -29,10 +29,10 @@ import multiprocessing
 import os
 import socket
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -113,7 +113,7 @@ class Host:
 
             def receive() -> None:
                 piece, low = np.zeros(_CHUNK, np.float32), 0
-                view = memoryview(piece).cast("B")
+                view = piece.data.cast("B")
                 while connection.recv_into(view, 0, socket.MSG_WAITALL) == len(view):
                     part = values[low : low + _CHUNK]
                     np.add(part, piece, out=part)
@@ -160,7 +160,7 @@ class Host:
         taken = []
         with self.connection() as connection:
             values, piece = np.zeros(1000, np.float32), np.ones(1000, np.float32)
-            view = memoryview(piece).cast("B")
+            view = piece.data.cast("B")
             for _ in range(times):
                 began = time.perf_counter()
                 if self.number == 0:
@@ -344,9 +344,7 @@ def measure(both: Both, quick: bool) -> dict[str, Any]:
     }
     for job in (plain, tls):  # everything is compiled and loaded
         both.do("frames", job, elements, 0.1)
-    runs = medians(
-        2 * rounds, {name: lambda what=what: both.do("timed", *what) for name, what in floors.items()}
-    )
+    runs = medians(2 * rounds, {name: partial(both.do, "timed", *what) for name, what in floors.items()})
     rates = {
         name: statistics.median(sum(rate for rate, _ in pair) for pair in kept) for name, kept in runs.items()
     }
@@ -419,4 +417,4 @@ def measure(both: Both, quick: bool) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

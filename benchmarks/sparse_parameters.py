@@ -26,7 +26,7 @@ import multiverso.torch as mvt
 DIM, BAGS, IDS = 64, 256, 8
 
 
-class Model(torch.nn.Module):
+class Model(torch.nn.Module):  # type: ignore[misc]
     """Bags of ids, and one number for each."""
 
     def __init__(self, bags: Any) -> None:

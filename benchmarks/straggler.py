@@ -52,7 +52,8 @@ def gradient(weights: np.ndarray, images: np.ndarray, labels: np.ndarray) -> np.
     scores = np.exp(scores - scores.max(axis=1, keepdims=True))
     scores /= scores.sum(axis=1, keepdims=True)
     scores[np.arange(len(labels)), labels] -= 1
-    return images.T @ scores / np.float32(len(labels))
+    slopes: np.ndarray = images.T @ scores / np.float32(len(labels))
+    return slopes
 
 
 def train(mode: str, slowed: float, seed: int, options: argparse.Namespace, data: Data) -> tuple[float, int]:

@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,9 @@ def together(
             return function(session)
 
     if node is not None:
-        return in_threads([lambda i=i: work(node, i) for i in range(workers)])
+        return in_threads([partial(work, node, i) for i in range(workers)])
     with Node(workers) as made:
-        return in_threads([lambda i=i: work(made, i) for i in range(workers)])
+        return in_threads([partial(work, made, i) for i in range(workers)])
 
 
 def outcome(function: Callable[[], Any]) -> Any:

@@ -16,6 +16,7 @@ from multiverso.kernels import keyed_passes, keyed_removal  # rebound asks for w
 from multiverso.keyed_layout import at
 from multiverso.layout import CACHE_LINE, PAGE, round_up
 from multiverso.memory.words import load64, store64
+from multiverso.states import states_of
 from multiverso.updaters import Updater
 
 WRITES = (
@@ -54,7 +55,7 @@ class Bench:
         **header: int,
     ) -> None:
         self.dim, self.dtype = dim, np.dtype("int64" if integer else "float64")
-        self.states = len(updater.states) if updater else 0
+        self.states = len(states_of(updater.states)) if updater else 0
         self.writes_left = -1  # until the worker that is at work dies; -1: never
         self.writes = 0
         self._updater = updater
@@ -162,7 +163,7 @@ class Bench:
     def entries(self) -> list[tuple[int, int, int]]:
         """All (key, value, tag) that stand in segments: twins and dead ones, too."""
         words = self.memory[self.places["SEGMENT_WORDS"] :][: 8 << self.places["MOST_DEPTH"]].view(np.int64)
-        found = []
+        found: list[tuple[int, int, int]] = []
         for number in np.flatnonzero(words):
             start = self.places["SEGMENTS"] + keyed.SEGMENT_BYTES * int(number)
             buckets = self.memory[start : start + keyed.SEGMENT_BYTES].reshape(-1, keyed.BUCKET_BYTES)
@@ -239,7 +240,8 @@ def _uncompiled(bench: Bench) -> dict[str, Any]:
         dtype, size = bench.dtype, 8 * count
 
         def array(address: int, nbytes: int) -> Any:
-            return np.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype)
+            memory: Any = (ctypes.c_char * nbytes).from_address(address)
+            return np.frombuffer(memory, dtype)
 
         row, change = array(values, size), array(delta, size)
         kept = array(state, size * bench.states) if bench.states else np.empty(0, dtype)

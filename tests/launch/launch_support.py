@@ -62,7 +62,7 @@ class Running:
     def lines(self, number: int) -> list[str]:
         """Wait for so many lines (the test's own deadline ends the wait)."""
         assert self.process.stdout is not None
-        found = []
+        found: list[str] = []
         for _ in range(number):
             line = self.process.stdout.readline()
             assert line, f"ended after {found}: {self.process.communicate()[1]}"

@@ -145,7 +145,8 @@ class Experiment:
         """Waits for a process and returns what it printed; its exit code has to be as given."""
         out, err = process.communicate(timeout=SECONDS)
         assert code is None or process.returncode == code, f"exit code {process.returncode}\n{out}\n{err}"
-        return out + err
+        said: str = out + err
+        return said
 
 
 def _caches() -> dict[str, str]:

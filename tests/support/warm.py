@@ -321,7 +321,8 @@ def _wait_to_be_a_program(control: socket.socket, listener: socket.socket) -> li
         socket.socket, int
     ] = {}  # what `write_commands` wrote, and runs: the number of its process
     while True:
-        for ready in select.select([control, listener, *children, *commands], (), ())[0]:
+        heard: list[int | socket.socket] = [control, listener, *children, *commands]
+        for ready in select.select(heard, (), ())[0]:
             if isinstance(ready, int):
                 os.close(ready)
                 pid, asker = children.pop(ready)
