@@ -88,6 +88,10 @@ LONGEST_FIRST = (
     "launch/test_cli.py",
     "platoon/test_hosts.py",
     "platoon/test_param_sync.py",
+    "simulation/test_simulation.py",
+    "security/test_strangers.py",
+    "launch/test_begin_and_end.py",
+    "test_package.py",
 )
 # Folders, and files, whose tests share what has imported a framework.
 IN_ONE_PROCESS = ("tests/torch", "tests/keras", "tests/jax")
