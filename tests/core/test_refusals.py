@@ -232,6 +232,11 @@ def test_no_updater(alone: Session, updater: Any) -> None:
         mv.ArrayTableHandler(4, updater=updater, session=alone)
 
 
+def test_delay_compensation_is_no_updater_and_says_what_to_do(alone: Session) -> None:
+    with pytest.raises(ValueError, match=r"rules\.dcasgd_adaptive\(rate\).*read them again before the push"):
+        mv.KeyedTable(4, updater="dcasgd_adaptive", session=alone)
+
+
 def test_a_bound_that_no_clock_can_hold() -> None:
     from multiverso.consistency_modes import chosen_mode
 

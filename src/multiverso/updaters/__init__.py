@@ -47,6 +47,13 @@ def resolve(updater: str | Updater) -> Updater:
     """
     if isinstance(updater, Updater):
         return updater
+    if isinstance(updater, str) and updater.partition("_")[0] == "dcasgd":
+        raise ValueError(
+            f"{updater!r} is a rule, not an updater: it corrects a gradient by how far the values have moved since "
+            "this worker read them, which an updater is not told. A whole model: "
+            f"ParamManager(..., rule=multiverso.rules.{updater}(rate)). Rows by number or by key: read them again "
+            "before the push, as in 'Delay compensation by row and by key' of docs/how-to/rules.md"
+        )
     if not isinstance(updater, str) or updater not in BY_NAME:
         raise ValueError(f"no updater is called {updater!r}; there are {', '.join(sorted(BY_NAME))}")
     return BY_NAME[updater]()
