@@ -20,7 +20,7 @@ from multiverso.errors import LockStateError
 from multiverso.kernels import keyed as kernels
 from multiverso.runtime import Node, Session
 from multiverso.spec import Partition, TableSpec
-from multiverso.tables.keyed_progress import Removing
+from multiverso.tables.keyed_progress import Call, Removing
 from multiverso.testing import faults
 
 STRIPE = Partition.of(TableSpec("array", 1, 10**6)).stripe_size
@@ -94,12 +94,12 @@ def test_what_can_do_one_thing_at_a_time_refuses_its_own_thread(mode: str) -> No
                 with pytest.raises(LockStateError, match="signal's handler"):
                     add()
                 if keyed is not None:
-                    keyed._calls._mine.call = under_way = Removing(np.array([1]))
+                    keyed._calls._mine.call = this_call = Call(Removing(np.array([1])))
                     for refused in (keyed.tick, keyed.evict):
                         with pytest.raises(LockStateError):
                             refused()
-                    assert keyed._calls._mine.call is under_way, "it is still known if it is made again"
-                    keyed._calls.end()
+                    assert keyed._calls._mine.call is this_call, "it is still known if it is made again"
+                    keyed._calls.end(this_call)
                 session.flush()  # which a handler's shutdown() does
             add()
         values = keyed.get([1])[0, 0] if keyed is not None else table.get()[0]
@@ -156,3 +156,28 @@ def test_what_belongs_to_this_process_is_neither_pickled_nor_copied(mode: str) -
             for copied in (pickle.dumps, copy.copy, copy.deepcopy):
                 with pytest.raises(TypeError, match="belongs to this process"):
                     copied(thing)
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_handlers_equal_add_is_none_of_the_add_that_it_has_interrupted(raises: bool) -> None:
+    """An add that is complete, and has not returned yet, was taken for one that raised: the handler's was left out."""
+    with alone() as session:
+        table = mv.KeyedTable(2, session=session)
+        ended, delta = table._calls.end, np.ones((1, 2))
+        handlers = [lambda: (table.add(delta, [1]), table.get([1]))]
+
+        def end(call: Any) -> None:
+            if handlers:  # a signal comes before the first add has returned
+                handlers.pop()()
+                if raises:
+                    raise KeyboardInterrupt
+            ended(call)
+
+        table._calls.end = end
+        if raises:
+            with pytest.raises(KeyboardInterrupt):
+                table.add(delta, [1])
+        table.add(delta, [1])
+        assert table.get([1]).tolist() == [[2.0, 2.0]], "the handler's once, and the other once"
+        table.add(delta, [1])
+        assert table.get([1]).tolist() == [[3.0, 3.0]]

@@ -17,6 +17,7 @@ from multiverso.runtime.session.session import Session
 from multiverso.spec import check_name, checked_count, checked_dtype
 from multiverso.tables.convert import Array, Out, as_data, as_numpy
 from multiverso.tables.keyed_contents import KeyedContents
+from multiverso.tables.keyed_progress import Adding, Call, Evicting, Removing
 from multiverso.tables.keyed_spec import Eviction, KeyedSpec
 from multiverso.tables.keys import Keys, as_keys, summed
 from multiverso.tables.output import fresh, into
@@ -186,13 +187,14 @@ class KeyedTable(KeyedContents):
         if self._sums_first:
             flat, data = summed(flat, data, self.dim)
         data = self._transformed(data, flat.size)
+        this_call = Call(Adding.of(self._update, flat, data, self._spec.admission))
         try:
-            self._calls.add(self._update, flat, data, timeout_seconds)
+            self._calls.add(this_call, timeout_seconds)
             if self._most_keys and self._calls.excess() > self._most_keys // 16:
                 self._calls.evict_excess(_SHORT_SECONDS)
-            self._calls.end()
+            self._calls.end(this_call)
         except BaseException:
-            self._calls.keep()
+            this_call.keep()
             raise
 
     def contains(self, keys: Any) -> npt.NDArray[np.bool_]:
@@ -231,8 +233,9 @@ class KeyedTable(KeyedContents):
             Whether each key had a row, in the keys' shape; a key that is named twice had one the first time.
         """
         array = as_keys(keys)
-        removed = self._calls.remove(array.reshape(-1), timeout_seconds).reshape(array.shape)
-        self._calls.end()
+        this_call = Call(Removing(array.reshape(-1)))
+        removed = self._calls.remove(this_call, timeout_seconds).reshape(array.shape)
+        self._calls.end(this_call)
         return removed
 
     @property
@@ -250,8 +253,9 @@ class KeyedTable(KeyedContents):
             How many keys were evicted.
         """
         self._session.check()
-        evicted = self._calls.tick(_checked_seconds(seconds))
-        self._calls.end()
+        this_call = Call(Evicting(self.ticks + 1))
+        evicted = self._calls.tick(this_call, _checked_seconds(seconds))
+        self._calls.end(this_call)
         return evicted
 
     def evict(self, *, seconds: float | None = None) -> int:
@@ -273,8 +277,9 @@ class KeyedTable(KeyedContents):
             raise ValueError(
                 f"{self!r} has no eviction; make it with eviction=Eviction(...), or remove(keys)"
             )
-        evicted = self._calls.evict(None if seconds is None else _checked_seconds(seconds))
-        self._calls.end()
+        this_call = Call(Evicting(None))
+        evicted = self._calls.evict(this_call, None if seconds is None else _checked_seconds(seconds))
+        self._calls.end(this_call)
         return evicted
 
     # -- looking at it ---------------------------------------------------------------------------------------

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,25 +18,24 @@ from multiverso.kernels import keyed_removal as removal
 from multiverso.kernels.codes import FULL
 from multiverso.memory.heap import free_memory
 from multiverso.runtime.session.session import Session
-from multiverso.tables.convert import Array
 from multiverso.tables.keyed_growth import Growth
 from multiverso.tables.keyed_memory import KeyedMemory
-from multiverso.tables.keyed_progress import Adding, Evicting, Removing, done
+from multiverso.tables.keyed_progress import Adding, Call, Evicting, Removing, done
 from multiverso.tables.keyed_spec import KeyedSpec
 from multiverso.turns import holds, new_lock, turn
 
 Keys = npt.NDArray[np.int64]
-T = TypeVar("T", Adding, Removing, Evicting)
-U = TypeVar("U", Adding, Removing)
+P = ParamSpec("P")
+T = TypeVar("T")
 _MOST_AT_ONCE = 1 << 16
 _SPARE_BYTES = 256 * 1024 * 1024
 _SEGMENT_ENTRIES = layout.BUCKETS * layout.ENTRIES
 
 
 class _Mine(threading.local):
-    """Each thread's call that has not returned to whoever made it."""
+    """Each thread's call that has not returned to whoever made it; it raised, or is interrupted just now."""
 
-    call: Adding | Removing | Evicting | None = None
+    call: Call | None = None
 
 
 class KeyedCalls:
@@ -45,7 +43,8 @@ class KeyedCalls:
 
     A worker has one hand, so it makes one call at a time, whatever its threads ask for. An add or a removal that raised
     with a part of it done is finished before anything else is (`settle`), and recognised when its thread makes it
-    again; once its caller has been told what became of it, `end` says so.
+    again; once its caller has been told what became of it, `end` says so. What works on the table as a whole goes
+    through `alone`.
     """
 
     def __init__(self, session: Session, memory: KeyedMemory, spec: KeyedSpec) -> None:
@@ -77,19 +76,21 @@ class KeyedCalls:
                 self._release()
                 raise
 
-    def add(self, updater: int, keys: Keys, delta: Array, timeout_seconds: float | None = None) -> None:
+    def add(self, call: Call, timeout_seconds: float | None = None) -> None:
         """Gives each key's delta to the updater, once it has a row. Then `end`."""
-        self._do(Adding.of(updater, keys, delta, self._spec.admission), self._deadline(timeout_seconds))
+        self._do(call, self._deadline(timeout_seconds))
 
     def overwrite(self, keys: Keys, rows: npt.NDArray[np.uint8]) -> None:
         """Gives each key these bytes as its row, while nobody else uses the table."""
-        with self.pinned():
-            new = Adding.of(0, keys, rows, 1)
-            self._admit(new, None)
-            places = new.rows
-            self._memory.rows()[places, : rows.shape[1]] = rows
-            stamps = self._memory.stamps()
-            stamps[places] = self._memory.word("GENERATION")
+        self.alone(self._overwrite, keys, rows)
+
+    def _overwrite(self, keys: Keys, rows: npt.NDArray[np.uint8]) -> None:
+        new = Adding.of(0, keys, rows, 1)
+        self._admit(new, None)
+        places = new.rows
+        self._memory.rows()[places, : rows.shape[1]] = rows
+        stamps = self._memory.stamps()
+        stamps[places] = self._memory.word("GENERATION")
 
     def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """Returns whether each key has a row."""
@@ -98,39 +99,42 @@ class KeyedCalls:
 
     def find(self, keys: Keys) -> Keys:
         """Returns the rows of keys (-1: none), which may be other keys' by the time that it returns."""
-        with self.pinned():
-            return self._find(keys, None)
+        return self.alone(self._find, keys, None)
 
     def existing(self, keys: Keys, size: int) -> tuple[Keys, npt.NDArray[np.uint8]]:
         """Returns those of the keys that have a row, and the first ``size`` bytes of each row."""
-        with self.pinned():
-            rows = self._find(keys, None)
-            there = rows >= 0
-            return keys[there], self.bytes_of(rows[there], size)
+        return self.alone(self._existing, keys, size)
+
+    def _existing(self, keys: Keys, size: int) -> tuple[Keys, npt.NDArray[np.uint8]]:
+        rows = self._find(keys, None)
+        there = rows >= 0
+        return keys[there], self.bytes_of(rows[there], size)
 
     # -- going -----------------------------------------------------------------------------------------------
 
-    def remove(self, keys: Keys, timeout_seconds: float | None = None) -> npt.NDArray[np.bool_]:
+    def remove(self, call: Call, timeout_seconds: float | None = None) -> npt.NDArray[np.bool_]:
         """Removes keys; returns which of them had a row. Then `end`."""
-        call = self._do(Removing(keys), self._deadline(timeout_seconds))
-        gone: npt.NDArray[np.bool_] = call.removed != 0
+        work = self._do(call, self._deadline(timeout_seconds))
+        assert isinstance(work, Removing)
+        gone: npt.NDArray[np.bool_] = work.removed != 0
         return gone
 
-    def tick(self, seconds: float | None) -> int:
+    def tick(self, call: Call, seconds: float | None) -> int:
         """Lets the table's time go on by one; evicts, for so long, where the table does: how many keys. Then `end`."""
-        turn(self._lock, self._spec)  # refuses before the time has gone on
-        call = self._same(Evicting(self._memory.word("TICK") + 1))
-        self._mine.call = call
-        if call.tick is not None:
-            self._memory.set_word("TICK", call.tick)
-        return self._evict(call.seen, seconds) if self._spec.eviction is not None else 0
+        work = self._evicting(call)
+        if work.tick is not None:
+            self._memory.set_word("TICK", work.tick)
+        return self._evict(work.seen, seconds) if self._spec.eviction is not None else 0
 
-    def evict(self, seconds: float | None) -> int:
+    def evict(self, call: Call, seconds: float | None) -> int:
         """Evicts keys until all of the table was looked at, or a time is over: how many. Then `end`."""
-        turn(self._lock, self._spec)  # refuses before this thread's own call is forgotten
-        call = self._same(Evicting(None))
-        self._mine.call = call
-        return self._evict(call.seen, seconds)
+        return self._evict(self._evicting(call).seen, seconds)
+
+    def _evicting(self, call: Call) -> Evicting:
+        turn(self._lock, self._spec)  # refuses before the time has gone on
+        self._begin(call)
+        assert isinstance(call.work, Evicting)
+        return call.work
 
     def evict_excess(self, seconds: float) -> None:
         """Evicts keys for some time, as a part of another call."""
@@ -153,19 +157,15 @@ class KeyedCalls:
 
     # -- one kernel at a time --------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """None of this worker's other calls meanwhile, and none half done before."""
+    def alone(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Calls a function with none of this worker's other calls meanwhile, and none half done before.
+
+        Rows that it finds are no other key's until it ends.
+        """
         with turn(self._lock, self._spec):
             self._ready(None)
-            yield
-
-    @contextlib.contextmanager
-    def pinned(self) -> Iterator[None]:
-        """As `alone`; and rows that are found are no other key's until the end."""
-        with self.alone():
             try:
-                yield
+                return work(*arguments, **named)
             finally:
                 self._release()
 
@@ -213,24 +213,31 @@ class KeyedCalls:
             with turn(self._lock, self._spec):
                 self._ready(deadline)
 
-    def keep(self) -> None:
-        """This thread's last call has raised, done or not: the caller may write to its arrays before it is repeated."""
-        if isinstance(self._mine.call, Adding):
-            self._mine.call.keep()
+    def end(self, call: Call) -> None:
+        """A call returns: the next one is not its repetition. The last step of a user's call."""
+        self._mine.call = call.outer
 
-    def end(self) -> None:
-        """This thread's last call has returned: the next one is not its repetition. The last step of a user's call."""
-        self._mine.call = None
+    def _begin(self, call: Call) -> None:
+        """Notes a call of this thread's; it goes on with what one that raised has done, if it is its repetition."""
+        before = self._mine.call
+        if before is not None:
+            call.outer = self._interrupted()
+            if call.outer is not before and before.work.is_same(call.work):
+                call.work = before.work
+        self._mine.call = call
 
-    def _same(self, call: T) -> T:
-        """Returns this thread's call that raised, if this is its repetition."""
-        raised = self._mine.call
-        return raised if isinstance(raised, type(call)) and raised.is_same(call) else call
+    def _interrupted(self) -> Call | None:
+        """Returns the call of this thread that is under way, outside of the lock, while a handler makes another."""
+        call = self._mine.call
+        while call is not None and not call.is_under_way():
+            call = call.outer
+        return call
 
     def _ready(self, deadline: Deadline | None) -> None:
         """Before a call that reads, under the lock. Its caller has gone on without repeating one that raised."""
         self._clear(deadline)
-        self._mine.call = None
+        if self._mine.call is not None:
+            self._mine.call = self._interrupted()
 
     def _clear(self, deadline: Deadline | None) -> None:
         """Before each call, under the lock: session and table are open, and nothing is half done."""
@@ -240,18 +247,19 @@ class KeyedCalls:
         if self._unfinished is not None:
             self._finish(self._unfinished, deadline)
 
-    def _do(self, new: U, deadline: Deadline | None) -> U:
+    def _do(self, call: Call, deadline: Deadline | None) -> Adding | Removing:
         """Makes an add or a removal, or what is left of one."""
         with turn(
             self._lock, self._spec
-        ):  # first: a handler's call leaves no trace, refused or made while this waits
-            call = self._same(new)
-            self._mine.call = call
-            if self._unfinished is not call:
+        ):  # a handler's call, refused or made while this waits, leaves no trace
+            self._begin(call)
+            work = call.work
+            assert not isinstance(work, Evicting)
+            if self._unfinished is not work:
                 self._clear(deadline)
-            if not call.complete:
-                self._finish(call, deadline)
-        return call
+            if not work.complete:
+                self._finish(work, deadline)
+        return work
 
     def _finish(self, call: Adding | Removing, deadline: Deadline | None) -> None:
         """Does what is left of a call. If that raises, it is kept, unless nothing was done or nothing can be."""

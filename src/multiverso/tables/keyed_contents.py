@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from multiverso.kernels.keyed_passes import GONE
 from multiverso.keyed_layout import NO_ROW
@@ -30,6 +31,10 @@ class KeyedContents(HeldKeyedTable):
     @abstractmethod
     def ticks(self) -> int:
         """The table's time."""
+
+    @abstractmethod
+    def remove(self, keys: npt.ArrayLike, *, timeout_seconds: float | None = None) -> npt.NDArray[np.bool_]:
+        """Removes keys."""
 
     @abstractmethod
     def items(self, batch: int = _MOST_AT_ONCE) -> Iterator[tuple[Keys, Array]]:
@@ -128,8 +133,7 @@ class KeyedContents(HeldKeyedTable):
     def _replace(self, content: Content) -> None:
         """Makes the table hold what was saved, and nothing else."""
         for keys, _, kinds in self._passes.entries(_MOST_AT_ONCE):
-            self._calls.remove(np.setdiff1d(keys[kinds != GONE], content.keys))
-            self._calls.end()
+            self.remove(np.setdiff1d(keys[kinds != GONE], content.keys))
         self._calls.overwrite(content.keys, content.rows)
         self._memory.set_word("TICK", content.ticks)
         if content.uses is not None and self._spec.keeps_use:

@@ -8,7 +8,9 @@ them is another key's by the time that it goes on.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
+from types import FrameType
 
 import numpy as np
 import numpy.typing as npt
@@ -119,3 +121,33 @@ class Evicting:
     def is_same(self, other: object) -> bool:
         """Returns whether another call is the repetition of this one."""
         return isinstance(other, Evicting) and (self.tick is None) == (other.tick is None)
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """A user's call, from its beginning until it has returned; the local `this_call` of whoever makes it.
+
+    A repetition of a call that raised and a call of a signal's handler, made when the one that it has interrupted has
+    done all its work, look the same. They are told apart by the stack: only the handler's has the other below it.
+
+    Attributes:
+        work: what it does; the one that raised and its repetition share it.
+        outer: the call of the same thread that this one has come in between of.
+    """
+
+    work: Adding | Removing | Evicting
+    outer: Call | None = None
+
+    def keep(self) -> None:
+        """An add has raised, done or not: the caller may write to its arrays before it is repeated."""
+        if isinstance(self.work, Adding):
+            self.work.keep()
+
+    def is_under_way(self) -> bool:
+        """Whether the function that makes it is still running, in this thread."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame.f_locals.get("this_call") is self:
+                return True
+            frame = frame.f_back
+        return False

@@ -35,8 +35,7 @@ class KeyedPasses:
     def counts(self) -> tuple[int, int, int]:
         """Returns how many keys have a row, how many are candidates for one, and how many entries are dead."""
         totals = np.zeros(3, np.int64)
-        with self._calls.alone():
-            self._calls.run(passes.counts, (totals,), None)
+        self._calls.alone(self._calls.run, passes.counts, (totals,), None)
         return int(totals[0]), int(totals[1]), int(totals[2])
 
     def entries(self, batch: int) -> Iterator[tuple[Keys, Keys, Keys]]:
@@ -45,25 +44,25 @@ class KeyedPasses:
         while found[0] >= 0:
             found[1] = 0
             parts = tuple(np.empty(batch + _SEGMENT_ENTRIES, np.int64) for _ in range(3))
-            with self._calls.alone():
-                self._fill(found, parts)
+            self._calls.alone(self._fill, found, parts)
             yield tuple(part[: found[1]] for part in parts)  # type: ignore[misc]
 
     def rows_since(self, generation: int, size: int) -> Iterator[tuple[Keys, Keys, npt.NDArray[np.uint8]]]:
         """Yields keys whose rows were changed after a generation, what stands beside them, and their rows' bytes."""
         found = np.zeros(2, np.int64)
         while found[0] >= 0:
-            found[1] = 0
-            parts = tuple(np.empty(16 * _SEGMENT_ENTRIES, np.int64) for _ in range(3))
-            with self._calls.pinned():
-                kernels.hold.compiled()(self._memory.address, self._session.worker_id)
-                self._fill(found, parts)
-                keys, values, kinds = (part[: found[1]] for part in parts)
-                places = values & layout.NO_ROW
-                wanted = kinds == passes.KEY
-                wanted[wanted] = self._memory.stamps()[places[wanted]] > generation
-                rows = self._calls.bytes_of(places[wanted], size)
-            yield keys[wanted], values[wanted], rows
+            yield self._calls.alone(self._next_rows, found, generation, size)
+
+    def _next_rows(self, found: Keys, generation: int, size: int) -> tuple[Keys, Keys, npt.NDArray[np.uint8]]:
+        found[1] = 0
+        parts = tuple(np.empty(16 * _SEGMENT_ENTRIES, np.int64) for _ in range(3))
+        kernels.hold.compiled()(self._memory.address, self._session.worker_id)
+        self._fill(found, parts)
+        keys, values, kinds = (part[: found[1]] for part in parts)
+        places = values & layout.NO_ROW
+        wanted = kinds == passes.KEY
+        wanted[wanted] = self._memory.stamps()[places[wanted]] > generation
+        return keys[wanted], values[wanted], self._calls.bytes_of(places[wanted], size)
 
     def check(self) -> dict[str, int]:
         """Looks at every entry; see ``KeyedTable.check``."""
@@ -89,16 +88,17 @@ class KeyedPasses:
 
         What is stamped with that generation or an earlier one has been done.
         """
-        with self._calls.alone():
-            generation = passes.next_generation.compiled()(self._memory.address)
-            removed = self._memory.word("REMOVED")
-            self._calls.run(passes.pass_through, (), None)
+        return self._calls.alone(self._begin_snapshot)
+
+    def _begin_snapshot(self) -> tuple[int, int]:
+        generation: int = passes.next_generation.compiled()(self._memory.address)
+        removed = self._memory.word("REMOVED")
+        self._calls.run(passes.pass_through, (), None)
         return generation, removed
 
     def note_use(self, keys: Keys, uses: Keys) -> None:
         """Writes when and how often keys were used."""
-        with self._calls.alone():
-            self._calls.run(passes.note_use, (keys, uses), None)
+        self._calls.alone(self._calls.run, passes.note_use, (keys, uses), None)
 
     def _fill(self, found: Keys, parts: tuple[Array, ...]) -> None:
         arguments = (self._session.control.address, self._memory.address, self._session.worker_id)
