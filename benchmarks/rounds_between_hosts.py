@@ -1,9 +1,11 @@
 """A synchronous round between two hosts beside gloo's all_reduce over the same link, in turns: JSON.
 
-python benchmarks/rounds_between_hosts.py [--floats 1000000 10000000] [--times 10] [--output FILE]
+python benchmarks/rounds_between_hosts.py [--floats 1000000 10000000] [--times 10] [--link RATE] [--output FILE]
 
 Two hosts of one worker each, rehearsed on this machine: node, worker and gloo's threads of both share its cores, and
-nothing is encrypted. The phases follow each other; the figures are medians of the slower worker.
+nothing is encrypted. The phases follow each other; the figures are medians of the slower worker. Each phase is then
+repeated by itself, for the processor time of all processes of the job. ``--link`` (as root) limits what both
+directions of the loopback device carry together, such as ``2gbit``.
 """
 
 from __future__ import annotations
@@ -22,11 +24,17 @@ from typing import Any
 
 import numpy as np
 
-_PORT = "MULTIVERSO_BENCHMARK_PORT"
+from namespaces import congestion_control, limit_loopback, own_loopback
+from processes import processor_seconds
+
+_PORT, _ROOT = "MULTIVERSO_BENCHMARK_PORT", "MULTIVERSO_BENCHMARK_ROOT"
 
 
-def measure(floats: int, times: int) -> dict[str, list[float]]:
-    """Returns the seconds of each exchange, each add with its get, and each all_reduce of this worker."""
+def measure(reducer: Any, floats: int, times: int) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Returns the seconds of each exchange, each add with its get, and each all_reduce of this worker.
+
+    And the processor's seconds of one of each, of all processes together.
+    """
     import torch
     import torch.distributed as dist
 
@@ -45,12 +53,16 @@ def measure(floats: int, times: int) -> dict[str, list[float]]:
         table.exchange(local, last)
 
     def all_reduce() -> None:
+        reducer.all_reduce(delta, "sum", out)
+
+    def gloo() -> None:
         dist.all_reduce(tensor)
 
     phases: dict[str, Callable[[], Any]] = {
         "exchange": exchange,
         "add and get": add_and_get,
-        "gloo all_reduce": all_reduce,
+        "all_reduce": all_reduce,
+        "gloo all_reduce": gloo,
     }
     found: dict[str, list[float]] = {name: [] for name in phases}
     for turn in range(times + 1):
@@ -61,8 +73,17 @@ def measure(floats: int, times: int) -> dict[str, list[float]]:
             phase()
             if turn:
                 found[name].append(time.perf_counter() - began)
+    used: dict[str, float] = {}
+    for name, phase in phases.items():
+        dist.barrier()
+        before = processor_seconds(int(os.environ[_ROOT]))
+        dist.barrier()
+        for _ in range(times):
+            phase()
+        dist.barrier()
+        used[name] = (processor_seconds(int(os.environ[_ROOT])) - before) / times
     table.close()
-    return found
+    return found, used
 
 
 def work(sizes: list[int], times: int) -> None:
@@ -70,21 +91,28 @@ def work(sizes: list[int], times: int) -> None:
     import torch.distributed as dist
 
     import multiverso as mv
+    from multiverso.runtime.collective.reducer import Reducer
+    from multiverso.runtime.session.current import current
 
     mv.init(sync=True)
     me, workers = mv.worker_id(), mv.workers_num()
+    reducer = Reducer(current(), workers)
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{os.environ[_PORT]}", rank=me, world_size=workers)
     result = {}
     for floats in sizes:
-        mine = measure(floats, times)
+        mine, used = measure(reducer, floats, times)
         everyone: list[Any] = [None] * workers
         dist.all_gather_object(everyone, mine)
         medians = {
             name: statistics.median(max(each[name][i] for each in everyone) for i in range(times)) * 1e3
             for name in mine
         }
-        quicker = medians["gloo all_reduce"] / medians["exchange"]
-        result[str(floats)] = {"ms": medians, "gloo / exchange": round(quicker, 2)}
+        quicker = {
+            f"gloo / {name}": round(medians["gloo all_reduce"] / medians[name], 2)
+            for name in ("exchange", "all_reduce")
+        }
+        processor = {name: seconds * 1e3 for name, seconds in used.items()}
+        result[str(floats)] = {"ms": medians, "processor ms": processor, **quicker}
     dist.destroy_process_group()
     mv.shutdown()
     if me == 0:
@@ -96,22 +124,27 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--floats", type=int, nargs="+", default=[1000, 1_000_000, 10_000_000])
     parser.add_argument("--times", type=int, default=10)
+    parser.add_argument("--link", help="limit of both directions of the loopback device together; needs root")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     if _PORT in os.environ:
         work(options.floats, options.times)
         return
+    if options.link:
+        own_loopback(congestion_control())
+        limit_loopback(options.link)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    command = [sys.executable, "-m", "multiverso", "run", "--hosts", "2", "-n", "2", *sys.argv[:1]]
+    command = [sys.executable, "-m", "multiverso", "run", "--hosts", "2", "-n", "2"]
+    command += ["--insecure-fabric", sys.argv[0]]
     command += ["--floats", *map(str, options.floats), "--times", str(options.times)]
-    done = subprocess.run(
-        command, env={**os.environ, _PORT: port}, stdout=subprocess.PIPE, check=True, text=True
-    )
+    environment = {**os.environ, _PORT: port, _ROOT: str(os.getpid()), "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
     report = {
         "cores": os.cpu_count(),
         "load": os.getloadavg()[0],
+        "link": options.link or "loopback",
         "floats": json.loads(done.stdout[done.stdout.index("{") :]),
     }
     text = json.dumps(report, indent=2)

@@ -7,6 +7,8 @@ import pytest
 from simulated import clocks, rejoining, rounds, statistics
 from simulated.world import Memory, run
 
+from multiverso.hosts import frames
+from multiverso.hosts.frames import ProtocolError, RoundHeader
 from multiverso.hosts.rounds import WINDOW, Rounds
 
 SCHEDULES = 88
@@ -165,3 +167,38 @@ def test_set_values_come_in_the_order_of_the_head_where_only_that_has_begun_a_ro
         each.ready = 2
     go()
     assert np.array_equal(staged[0].values[2], staged[1].values[2])
+
+
+def test_totals_are_kept_no_longer_than_somebody_can_lack_them() -> None:
+    """What has arrived everywhere is used again at once, so that few steps' memory goes through the cache."""
+    numbers = np.arange(10, dtype=np.float32)
+    hosts: list[Rounds] = [Rounds(number, range(2), lambda peer: None) for number in range(2)]
+    staged = [rounds.Staged(10, 1, numbers, [[numbers], [numbers]]) for _ in hosts]
+    most = 0
+    for number, host in enumerate(hosts):
+        host.at_distance(1 - number, 0.0)
+        host.attach(rounds.TABLE, staged[number])
+        host.connect(1 - number)
+        host.begin(rounds.TABLE)
+    for ready in range(3):
+        for each in staged:
+            each.ready = ready
+        moved = True
+        while moved:
+            moved = False
+            for number, host in enumerate(hosts):
+                host.look(0.0)
+                while (out := host.next(1 - number, 100)) is not None:
+                    moved = True
+                    room = hosts[1 - number].accept(number, out.header)
+                    assert room is not None
+                    room[:] = out.body
+                    hosts[1 - number].arrived(number, out.header, room)
+                    most = max(most, *(len(each._tables[rounds.TABLE].totals) for each in hosts))
+    assert [len(each.values) for each in staged] == [3, 3]
+    assert np.array_equal(staged[0].values[2], staged[1].values[2])
+    assert most <= 8, "as many as are under way, and those of the last sum"
+    lie = RoundHeader(frames.SUM, 0, 31 << 8, rounds.TABLE, 1, 4, 31)  # all totals that there are; then, none
+    for flags, why in ((0, "is said to be known"), (20 << 8, "is said to be known")):
+        with pytest.raises(ProtocolError, match=why):
+            hosts[1].accept(0, lie._replace(flags=flags))
