@@ -74,14 +74,15 @@ def measure(reducer: Any, floats: int, times: int) -> tuple[dict[str, list[float
             if turn:
                 found[name].append(time.perf_counter() - began)
     used: dict[str, float] = {}
+    repeats = times * max(1, min(50, 1_000_000 // floats))
+    root = int(os.environ[_ROOT])
     for name, phase in phases.items():
+        before = processor_seconds(root) if dist.get_rank() == 0 else 0.0
         dist.barrier()
-        before = processor_seconds(int(os.environ[_ROOT]))
-        dist.barrier()
-        for _ in range(times):
+        for _ in range(repeats):
             phase()
         dist.barrier()
-        used[name] = (processor_seconds(int(os.environ[_ROOT])) - before) / times
+        used[name] = (processor_seconds(root) - before) / repeats if dist.get_rank() == 0 else 0.0
     table.close()
     return found, used
 
