@@ -1,11 +1,13 @@
 """Rows of a matrix against the machine's limits, in one run: prints JSON.
 
-python benchmarks/rows.py [--quick] [--output FILE] [--old PYTHON]
+python benchmarks/rows.py [--quick] [--realtime] [--output FILE] [--old PYTHON]
 
 Each call has ids of its own, so that no call finds in the cache what another one has just used; and once more after an
 untimed read of the same rows, as in a step that pulls rows and pushes to them. Two workers stand beside two processes
 with private arrays, which share nothing but the memory's ways, and beside two that add to the same array without any
-words (sums are lost then): what the machine gives at best. Processor time tells a busy machine from a slow table.
+words (sums are lost then): what the machine gives at best. One worker and both are timed in turns, each worker on a
+core of its own. With `--realtime`, which the system must permit, nothing else runs on these meanwhile: by the clock, a
+busy machine then measures as an idle one, but for its memory. Turns in which a worker was disturbed are left out.
 
 `--old` is the interpreter of another version's environment, whose tables are measured in turns with these.
 """
@@ -13,14 +15,15 @@ words (sums are lost then): what the machine gives at best. Processor time tells
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +32,7 @@ import multiverso as mv
 ROWS, COLUMNS = 100_000, 64
 BATCHES = (100, 1_000, 10_000)
 KINDS = ("uniform", "zipf")
+MINE = 0.97  # of a turn: a worker had its core
 
 
 def ids_of(kind: str, batch: int, seed: int) -> Any:
@@ -42,6 +46,24 @@ def ids_of(kind: str, batch: int, seed: int) -> Any:
 
 
 Call = Callable[[Any], object]
+
+
+def settle_on(core: int) -> None:
+    """Keeps this thread on one of the cores that it may use."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[core % len(cores)]})
+
+
+@contextlib.contextmanager
+def undisturbed(realtime: bool) -> Iterator[None]:
+    """With ``realtime`` this thread runs before everything else on its core; what it starts does not."""
+    if realtime:
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(10))
+    try:
+        yield
+    finally:
+        if realtime:
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def wait_for_huge_pages(seconds: float = 3.0) -> None:
@@ -84,7 +106,9 @@ def turns(
     }
 
 
-def one_worker(batch: int, kind: str, seconds: float, private: bool = True) -> dict[str, Any]:
+def one_worker(
+    batch: int, kind: str, seconds: float, private: bool = True, realtime: bool = False
+) -> dict[str, Any]:
     """A table beside private memory; without ``private``, the table and NumPy alone (any version)."""
     mv.init()
     table = mv.MatrixTableHandler(ROWS, COLUMNS)
@@ -113,42 +137,63 @@ def one_worker(batch: int, kind: str, seconds: float, private: bool = True) -> d
         calls["take again"] = lambda ids: np.take(other, ids, axis=0, out=taken_again, mode="clip")
         before |= {"private add, ahead": calls["take"], "private add, plain": calls["take again"]}
         before["take again"] = calls["take again"]
-    found = {"apart": turns(calls, lots, seconds), "just_read": turns(calls, lots, seconds, before)}
+    with undisturbed(realtime):
+        found = {"apart": turns(calls, lots, seconds), "just_read": turns(calls, lots, seconds, before)}
     mv.shutdown()
     return found
 
 
-def together(batch: int, kind: str, seconds: float) -> dict[str, tuple[float, float]]:
-    """One of several workers: rows a second, and a second of its processor, while the others do the same."""
+class Turn(NamedTuple):
+    """One worker's: how many rows, from when to when, and for how long of that it had a core."""
+
+    rows: int
+    began: float
+    ended: float
+    had: float
+
+
+def together(batch: int, kind: str, seconds: float, rounds: int, realtime: bool) -> dict[str, Any]:
+    """One of two workers: for each call, its turns with the other one idle (of the first worker), and not."""
     from multiverso.bench import limits
 
     mv.init()
+    me = mv.worker_id()
     table = mv.MatrixTableHandler(ROWS, COLUMNS)
-    lots = [ids_of(kind, batch, 100 * mv.worker_id() + seed) for seed in range(32)]
+    lots = [ids_of(kind, batch, 100 * me + seed) for seed in range(32)]
     delta, out = np.zeros((batch, COLUMNS), "f4"), np.zeros((batch, COLUMNS), "f4")
     ahead = limits.scatter_add_ahead.compiled("float32")
     own, shared = np.ones((ROWS, COLUMNS), "f4").reshape(-1), table.memory().reshape(-1)
-    rates = {}
+    flat = delta.reshape(-1)
     wait_for_huge_pages()
     calls: dict[str, Call] = {
         "get": lambda ids: table.get(ids, out=out),
         "add": lambda ids: table.add(delta, ids),
-        "private add, ahead": lambda ids: ahead(own, COLUMNS, ids, delta.reshape(-1)),
-        "shared add without words": lambda ids: ahead(shared, COLUMNS, ids, delta.reshape(-1)),
+        "private add, ahead": lambda ids: ahead(own, COLUMNS, ids, flat),
+        "shared add without words": lambda ids: ahead(shared, COLUMNS, ids, flat),
     }
-    for name, call in calls.items():
+
+    def timed(call: Call, first: int) -> Turn:
+        with undisturbed(realtime):
+            number, began, used = 0, time.perf_counter(), time.thread_time()
+            while time.perf_counter() - began < seconds:
+                call(lots[(first + number) % len(lots)])
+                number += 1
+            return Turn(number * batch, began, time.perf_counter(), time.thread_time() - used)
+
+    settle_on(me)
+    found: dict[str, dict[int, list[Turn]]] = {name: {1: [], 2: []} for name in calls}
+    for call in calls.values():
         for lot in lots:
             call(lot)
-        mv.barrier()
-        number, began, used = 0, time.perf_counter(), time.thread_time()
-        while time.perf_counter() - began < seconds:
-            call(lots[number % len(lots)])
-            number += 1
-        rows = number * batch
-        rates[name] = (rows / (time.perf_counter() - began), rows / (time.thread_time() - used))
-        mv.barrier()
+    for turn in range(rounds):
+        for name, call in calls.items():
+            for workers in (1, 2):
+                mv.barrier()
+                if me < workers:
+                    found[name][workers].append(timed(call, turn))
+                mv.barrier()
     mv.shutdown()
-    return rates
+    return found
 
 
 def of_another_version(python: str, batch: int, kind: str, seconds: float) -> dict[str, Any]:
@@ -160,25 +205,30 @@ def of_another_version(python: str, batch: int, kind: str, seconds: float) -> di
     return found
 
 
-def speed_up(batch: int, kind: str, seconds: float, repeats: int) -> dict[str, Any]:
-    """Rows a second of two workers against one, in turns: by the clock, and by the processors' time."""
-    rates: dict[int, dict[str, list[Any]]] = {1: {}, 2: {}}
-    for _ in range(repeats):
-        for number in rates:
-            workers = mv.run(together, number, (batch, kind, seconds))
-            for name in workers[0]:
-                rates[number].setdefault(name, []).append(
-                    np.sum([worker[name] for worker in workers], axis=0)
-                )
-    found = {}
-    for name in rates[1]:
-        one, two = (np.median(rates[number][name], axis=0) for number in (1, 2))
-        found[name] = {
-            "one_worker_rows_a_second": round(one[0]),
-            "two_workers_rows_a_second": round(two[0]),
-            "speed_up": round(two[0] / one[0], 3),
-            "speed_up_by_processor_time": round(two[1] / one[1], 3),
-        }
+def rate(turns: tuple[Turn, ...]) -> float | None:
+    """Rows a second of workers at once; None if one had not its core, or was not there for all of it."""
+    whole = min(turn.ended for turn in turns) - max(turn.began for turn in turns)
+    if any(min(turn.had, whole) < MINE * (turn.ended - turn.began) for turn in turns):
+        return None
+    return sum(turn.rows / (turn.ended - turn.began) for turn in turns)
+
+
+def speed_up(batch: int, kind: str, seconds: float, rounds: int, realtime: bool) -> dict[str, Any]:
+    """Rows a second of two workers against one: medians of the turns in which nobody was disturbed."""
+    workers = mv.run(together, 2, (batch, kind, seconds, rounds, realtime))
+    found: dict[str, Any] = {}
+    for name, turns in workers[0].items():
+        ones = [one for turn in turns[1] if (one := rate((Turn(*turn),)))]
+        pairs = zip(turns[2], workers[1][name][2], strict=True)
+        both = [two for pair in pairs if (two := rate(tuple(Turn(*turn) for turn in pair)))]
+        found[name] = {"turns": rounds, "undisturbed": [len(ones), len(both)]}
+        if ones and both:
+            alone, both_at_once = float(np.median(ones)), float(np.median(both))
+            found[name] |= {
+                "one_worker_rows_a_second": round(alone),
+                "two_workers_rows_a_second": round(both_at_once),
+                "speed_up": round(both_at_once / alone, 3),
+            }
     return found
 
 
@@ -197,6 +247,7 @@ def main() -> None:
     """Prints JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--realtime", action="store_true", help="nothing else runs where it measures")
     parser.add_argument("--output")
     parser.add_argument("--old", help="another version's interpreter")
     parser.add_argument("--one", nargs=3, metavar=("BATCH", "KIND", "SECONDS"), help=argparse.SUPPRESS)
@@ -209,7 +260,7 @@ def main() -> None:
     cases = []
     for kind in KINDS:
         for batch in BATCHES:
-            found = one_worker(batch, kind, seconds)
+            found = one_worker(batch, kind, seconds, realtime=options.realtime)
             case = {"ids": kind, "batch": batch}
             for how, times in found.items():
                 case[how] = {"nanoseconds_a_row": times, "ratios": ratios(times)}
@@ -224,7 +275,7 @@ def main() -> None:
         "what": "nanoseconds a row: 10th percentile and median",
         "one_worker": cases,
         "two_workers": {
-            kind: speed_up(1_000, kind, seconds / 2, 3 if options.quick else 5) for kind in KINDS
+            kind: speed_up(1_000, kind, 0.02, 15 if options.quick else 60, options.realtime) for kind in KINDS
         },
     }
     text = json.dumps(result, indent=1)

@@ -225,8 +225,8 @@ WRITTEN = (
     (
         "a word that is given back has another version",
         "stripe_words",
-        "store_release64(rows.words + 8 * word, value + VERSION)",
-        "store_release64(rows.words + 8 * word, value)",
+        "store_release64(word_at(rows, word), value + VERSION)",
+        "store_release64(word_at(rows, word), value)",
     ),
     (
         "a word is taken by one swap",
