@@ -10,10 +10,13 @@ counter, read, make tables and meet in barriers, in one of the three consistenci
 - ``worker``: one worker;
 - ``node``: the node of a host but the first, whose workers live on without it;
 - ``host``: all processes of such a host;
-- ``coordinator``: the first host's node, or all of its processes.
+- ``coordinator``: the first host's node, or all of its processes;
+- ``stall``: no kill, the node of a host but the first stands still (SIGSTOP), for half the grace or for twice as long.
 
 Where the job goes on without the lost (``on_lost="continue"``), half of the killed workers, nodes and hosts are started
-again in their places (`replace`). Then it is checked:
+again in their places (`replace`), and of half of these hosts the node is killed once more while it comes. A worker that
+comes again does its laps again; in a synchronous job that cannot be where laps end in barriers, so that the fourth
+kind of job, ``rounds``, is one of rounds alone, which end by a value. Then it is checked:
 
 - nobody hangs: everyone has ended in time, those who go on with all their work done, the others with the right error;
 - all who are left read the same in the end, and, unless a host was lost, each add that returned is in it, once;
@@ -59,8 +62,13 @@ from multiverso.hosts.roster import Roster
 from multiverso.runtime import Node, Session
 from multiverso.runtime.several_hosts.carrier import means_of
 
-KINDS = ("worker", "node", "host", "coordinator")
-MODES: dict[str, dict[str, Any]] = {"async": {}, "sync": {"sync": True}, "bounded": {"staleness": 1}}
+KINDS = ("worker", "node", "host", "coordinator", "stall")
+MODES: dict[str, dict[str, Any]] = {
+    "async": {},
+    "sync": {"sync": True},
+    "bounded": {"staleness": 1},
+    "rounds": {"sync": True},
+}
 WORKERS = 6
 SIZE, ROWS, COLUMNS = 140_000, 50, 8  # two chunks: homes on different hosts
 BITS = 10  # of a worker's own count of adds, in each element
@@ -113,7 +121,10 @@ def work(shared: Shared, address: str, me: int, mode: str, on_lost: str, seed: i
         with Session(address, me, **options, **MODES[mode]) as session:
             words[PHASE] = MAKING
             words[LIFE] = session.incarnation
-            train(shared, session, mode, random.Random(seed))
+            if mode == "rounds":
+                go_through_rounds(shared, session)
+            else:
+                train(shared, session, mode, random.Random(seed))
         words[STATE] = DONE
     except (WorkerLostError, NodeLostError):
         words[STATE] = TOLD
@@ -195,6 +206,43 @@ def train(shared: Shared, session: Session, mode: str, laps: random.Random) -> N
     timed(session.barrier)
 
 
+def go_through_rounds(shared: Shared, session: Session) -> None:
+    """A worker's life in rounds alone: who comes again is in the next one, and all end after the same."""
+    me = session.worker_id
+    words = shared.worker[me]
+    table = mv.ArrayTableHandler(SIZE, dtype="int64", session=session)
+    ends = mv.ArrayTableHandler(
+        1, updater="momentum", session=session
+    )  # state, which comes from another host
+    unit = np.full(SIZE, 1 << (BITS * me), np.int64)
+    out = np.zeros(SIZE, np.int64)
+    words[RETURNED] = words[SEEN]  # what one that died had added and not read is in no round
+    while True:
+        words[SINCE] = time.monotonic_ns()
+        words[BEGUN] += 1
+        table.add(unit)
+        words[RETURNED] += 1
+        table.get(out=out)
+        words[SEEN] = words[RETURNED]
+        ends.add([float(shared.job[STOP])])
+        ended = ends.get()[0] != 0
+        words[LONGEST] = max(words[LONGEST], time.monotonic_ns() - words[SINCE])
+        words[SINCE] = 0
+        words[LAPS] = table.version
+        words[PHASE] = max(words[PHASE], TRAINING)
+        if ended:
+            break
+        time.sleep(0.002)
+    words[PHASE] = LEAVING
+    session.barrier()
+    values = table.snapshot()
+    words[SUM] = zlib.crc32(values) << 31 ^ zlib.crc32(ends.snapshot())
+    live = session.live_workers()
+    if me == min(live):
+        check(shared, values, (BEGUN, RETURNED, SEEN), "sync", live)
+    session.barrier()
+
+
 def check(shared: Shared, values: Any, of: tuple[int, int, int], mode: str, live: list[int]) -> None:
     """Notes by how many adds an element is short of what returned, or beyond what was begun."""
     begun, returned, seen = of
@@ -223,7 +271,11 @@ class Episode:
         self.phase = choose.choice((STARTING, MAKING, TRAINING, TRAINING, LEAVING))
         counts = choose.choice(((1, 1), (2, 1), (1, 2), (2, 2), (1, 1, 1), (2, 2, 2), (1, 2, 1)))
         self.again = self.on_lost == "continue" and self.kind != "coordinator" and choose.random() < 0.5
-        self.again = self.again and self.mode != "sync"
+        self.again = self.again and self.kind != "stall" and self.mode != "sync"
+        if self.mode == "rounds":  # after the last one nobody takes part in what another one begins
+            self.again = self.again and self.phase != LEAVING
+        self.long = self.kind == "stall" and choose.random() < 0.5
+        self.twice = self.again and self.kind != "worker" and choose.random() < 0.5
         self.seed, self.notes = choose.randrange(2**32), notes
         self.shared = Shared()
         self.killed: set[int] = set()  # workers
@@ -237,6 +289,7 @@ class Episode:
     @property
     def what(self) -> str:
         again = ", and again" if self.again else ""
+        again += ", twice" if self.twice else ", for long" if self.long else ""
         return f"{self.kind} while {PHASES[self.phase]}, {self.mode}, {self.on_lost}, {self.roster.workers}{again}"
 
     def begin(self) -> None:
@@ -293,9 +346,16 @@ class Episode:
         time.sleep(self.choose.random() * (0.2 if self.phase == TRAINING else 0.02))
         self.shared.worker[:, LONGEST] = 0
         killed_at = time.monotonic()
-        self.kill(host, victim)
+        if self.kind == "stall":
+            self.stall(host)
+        else:
+            self.kill(host, victim)
         if self.again:
-            self.start_again(host, victim)
+            self.start_again(host, victim, 1)
+        if self.twice:
+            time.sleep(self.choose.random() * 0.3)
+            self.kill(host, victim)
+            self.start_again(host, victim, 2)
         if self.goes_on:
             laps = self.shared.worker[:, LAPS].copy()
             until(
@@ -321,6 +381,8 @@ class Episode:
 
     @property
     def goes_on(self) -> bool:
+        if self.kind == "stall" and not self.long:
+            return True
         return self.on_lost == "continue" and self.kind != "coordinator"
 
     @property
@@ -360,14 +422,23 @@ class Episode:
             with contextlib.suppress(OSError):
                 os.write(self.nodes[self.roster.host_of(victim)][1], bytes([victim]))
 
-    def start_again(self, host: int, victim: int) -> None:
+    def stall(self, host: int) -> None:
+        """A node stands still: for so long that its host is lost, or not."""
+        pid = self.nodes[host][0]
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(GRACE * (2.0 if self.long else 0.5))
+        os.kill(pid, signal.SIGCONT)
+        if self.long:
+            self.alone = set(self.roster.workers_of(host))
+
+    def start_again(self, host: int, victim: int, generation: int) -> None:
         if self.kind == "worker":
             self.worker(victim)
             return
         until(lambda: all(self.state(worker) for worker in self.alone), "workers without a node end")
         for worker in self.alone:
             os.waitpid(self.pids.pop(worker), 0)
-        self.nodes[host] = self.node(host, generation=1)
+        self.nodes[host] = self.node(host, generation=generation)
         for worker in self.roster.workers_of(host):
             self.worker(worker)
 
@@ -457,6 +528,8 @@ def compile_kernels() -> None:
         ensure("module", f"multiverso.kernels.{module}", None)
     for module in ("agreeing", "dense", "rows", "rounds", "chained", "chained_node"):
         ensure("module", f"multiverso.kernels.{module}", "int64")
+    for module in ("rounds", "chained", "chained_node"):
+        ensure("module", f"multiverso.kernels.{module}", "float32")
 
 
 def main() -> NoReturn:
