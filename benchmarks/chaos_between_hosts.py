@@ -236,7 +236,7 @@ def go_through_rounds(shared: Shared, session: Session) -> None:
     words[PHASE] = LEAVING
     session.barrier()
     values = table.snapshot()
-    words[SUM] = zlib.crc32(values) << 31 ^ zlib.crc32(ends.snapshot())
+    words[SUM] = zlib.crc32(values.tobytes()) << 31 ^ zlib.crc32(ends.snapshot().tobytes())
     live = session.live_workers()
     if me == min(live):
         check(shared, values, (BEGUN, RETURNED, SEEN), "sync", live)

@@ -113,7 +113,6 @@ class RejoiningWorld(RoundsWorld):
         self.staged = [
             Kept(s.elements, s.chunk, s.first, s.parts, slow=random.choice((0, 0, 3))) for s in self.staged
         ]
-        self.overwritten: dict[int, int] = {}
         self.filled = 0  # how often values were asked for, and came
         others = [host for host in self.hosts if host.number != self.keeper]
         self.optional = {0} - {self.keeper}  # whose part may be missing from a round
@@ -229,7 +228,6 @@ class RejoiningWorld(RoundsWorld):
         self._later(self.random.choice((0.001, 0.2)), self._ask, host, host.incarnation)
 
     def _begin_overwriting(self, host: Host, writer: int, turn: int) -> None:
-        self.overwritten[turn] = writer
         if (
             host.incarnation == self.incarnations[host.number]
         ):  # one that comes later hears of it when it comes

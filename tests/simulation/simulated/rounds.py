@@ -93,6 +93,8 @@ class RoundsWorld(World):
         self.staged: list[Staged] = []
         self.rounds: list[Rounds] = []
         self.whole: dict[int, Callable[[], bool]] = {}
+        # turns that the coordinator has named, and whose values they carry
+        self.overwritten: dict[int, int] = {}
         for host in self.hosts:
             parts = [[self._part(size) for _ in range(self.workers[host.number])] for _ in range(scene.adds)]
             staged = Staged(*self.sizes, self._numbers(size), parts)
@@ -177,6 +179,7 @@ class RoundsWorld(World):
         new = self._numbers(self.sizes[0])
         self.staged[writer.number].values[-1][:] = new
         turn = max(self.rounds[host.number].turns()[TABLE] for host in self.live)
+        self.overwritten[turn] = writer.number
         for host in self.live:
             self._later(0.01, self._begin_overwriting, host, writer.number, turn)
         self._until(
