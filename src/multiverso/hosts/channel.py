@@ -19,7 +19,6 @@ from multiverso.errors import StartupError
 from multiverso.hosts.distance import FAR
 
 _MANY = 64
-_TOGETHER = 256 * 1024  # bytes, of a large frame, that are received at a time
 _MIN_RTT_AT = 148  # of Linux's struct tcp_info: tcpi_min_rtt, in microseconds
 sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
@@ -98,22 +97,8 @@ class Plain(OnSocket):
             send_all(self._socket, rest)
 
     def recv_into(self, view: memoryview) -> int:
-        first, got = len(view) - _TOGETHER, 0
-        if first > 0:
-            self._sleep_until(_TOGETHER)
-            got = self._socket.recv_into(view, first, socket.MSG_WAITALL)
-            self._sleep_until(1)
-            if got < first:
-                return got
-        # what comes in pieces is put together by the system, without waking this thread of Python for each
-        return got + self._socket.recv_into(view[got:], 0, socket.MSG_WAITALL)
-
-    def _sleep_until(self, count: int) -> None:
-        """The system wakes who waits for bytes only when so many are there, which have to be on their way.
-
-        With MSG_WAITALL alone it wakes the thread inside the call for each few packets, to copy them.
-        """
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+        # a large frame comes in dozens of pieces: the system puts them together without waking this thread for each
+        return self._socket.recv_into(view, 0, socket.MSG_WAITALL)
 
 
 def send_all(connection: socket.socket, parts: Sequence[bytes | bytearray | memoryview]) -> None:
