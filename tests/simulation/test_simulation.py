@@ -53,7 +53,7 @@ def test_rounds_have_the_same_bits_whatever_the_network_does() -> None:
 def test_rounds_have_the_same_bits_whoever_is_lost_and_comes_again() -> None:
     """It passes on what the others send, gets their values between two rounds, and is in all that follow."""
     filled = 0
-    for seed in range(FEW):
+    for seed in (20456, *range(FEW)):  # in the first one a host asks of one that has not heard of its return
         try:
             filled += rejoining.run(seed).filled
         except Exception as error:

@@ -58,14 +58,13 @@ def _ask_anew(refill: Refill | None) -> None:
 
 def regrouped(table: RoundTable, live: Iterable[int]) -> None:
     """Other hosts are there than before."""
-    live = set(live)
-    for peer in table.gives.keys() - live:
-        del table.gives[peer]
-    refill = table.refill
+    refill = (
+        table.refill
+    )  # what others have asked for stays: one may have, of whose return this host hears later
     if table.blank:
         table.placed = False
         table.totals.clear()
-    if refill is not None and (table.blank or refill.source not in live):
+    if refill is not None and (table.blank or refill.source not in set(live)):
         _ask_anew(refill)
 
 

@@ -262,6 +262,7 @@ class Rounds:
             self._outboxes[peer] = deque()
             for table in self._tables.values():
                 table.theirs.discard(peer)
+                table.gives.pop(peer, None)
                 self._say(peer, table)
                 if table.refill is not None and table.refill.source == peer:
                     self._ask(table, peer)
