@@ -6,6 +6,7 @@ import random
 import socket
 import threading
 from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,9 +32,12 @@ from multiverso.hosts.combining import (
 )
 from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.frames import ProtocolError
+from multiverso.hosts.roster import Roster
 from multiverso.hosts.stream import HEAD_BYTES, LONGEST_BODY, Stream
+from multiverso.memory.words import load64
 from multiverso.runtime import Session
 from multiverso.runtime.collective.reducer import Reducer
+from multiverso.runtime.several_hosts.reductions import BROKEN, FAILED, LINE, Reductions
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -195,6 +199,21 @@ def test_what_other_nodes_send_is_checked_before_it_is_used() -> None:
         end.begin(
             Piece(1, 8, "sum", np.dtype("float32"), 40), np.ones(10, np.float32), np.empty(10, np.float32)
         )
+
+
+def test_what_there_is_no_memory_for_is_said_to_whoever_waits_for_it() -> None:
+    """The thread that has received it has said that it is here: it does not come again."""
+
+    def array(*place: Any) -> Any:
+        raise MemoryError("no memory")
+
+    line = np.zeros(LINE.size, np.uint8)
+    way: Any = SimpleNamespace(send=None, free=None, open=lambda: None, notify=lambda: None)
+    memory: Any = SimpleNamespace(address=line.ctypes.data, array=array)
+    reductions = Reductions(Roster(0, ("a", "b"), (1, 1), ("127.0.0.1", 1)), way, way, lambda name: memory)
+    reductions.told(0, {"number": 1, "nbytes": 4, "dtype": "float32", "operation": "sum", "signature": 1})
+    reductions.close()
+    assert load64(line.ctypes.data + FAILED) == BROKEN
 
 
 # -- sessions ------------------------------------------------------------------------------------------------

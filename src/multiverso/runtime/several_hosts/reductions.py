@@ -133,7 +133,7 @@ class Reductions:
                     return
             except ShapeMismatchError:
                 self._failed = DIFFERENT
-            except (MultiversoError, ValueError, TypeError, OSError) as error:
+            except (MultiversoError, ValueError, TypeError, OSError, MemoryError) as error:
                 self._failed = BROKEN
                 log(f"nothing more can be reduced between the hosts: {error}")
             self._fail(self._failed)  # also for whoever has come since
