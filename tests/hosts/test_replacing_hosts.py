@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,8 @@ from multiverso.runtime import Node, Session
 from multiverso.runtime.collective.reducer import Reducer
 from multiverso.runtime.node.numbers import Numbers
 from multiverso.runtime.several_hosts.carrier import Means
+from multiverso.runtime.several_hosts.exchanged_tables import ExchangedTables
+from multiverso.runtime.several_hosts.moving import Mover
 from multiverso.updaters import adam
 
 SIZE = 300_000  # two chunks: homes on different hosts
@@ -254,6 +258,17 @@ def test_workers_of_a_host_that_came_again_join_the_next_round_and_have_everybod
         late = all_do(sessions, lambda session: mv.ArrayTableHandler(3, session=session))
         all_read({worker: [table] for worker, table in enumerate(late)}, 2)
         all_do(sessions, lambda session: session.shutdown())
+
+
+def test_rounds_go_on_though_the_thread_that_moves_waits_for_values_that_they_bring() -> None:
+    """Who asked for a table may have died, so that the others are through a barrier before it has the values."""
+    released: list[int] = []
+    mover = Mover(lambda order: None, threading.Event())  # it has not begun: what is left to it waits
+    carrier: Any = SimpleNamespace(release=released.append)
+    roster = Roster(0, ("a", "b"), (1, 1), ("127.0.0.1", 1))
+    tables = ExchangedTables(roster, carrier, mover, lambda report: None, lambda message: None)
+    tables.release(7)
+    assert released == [7]
 
 
 def test_a_host_that_came_again_counts_barriers_from_where_its_workers_had_saved(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ class ExchangedTables:
 
     def release(self, number: int) -> None:
         """Lets the rounds of a table go on, with those who take part now."""
-        self._mover.put(lambda: self._carrier.release(number))
+        self._carrier.release(number)  # now: the thread that moves may be waiting for what this lets go on
 
     def after(self, then: Callable[[], None]) -> None:
         """Calls `then` in the node's thread once all that was asked for before is done."""
