@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from simulated import clocks, rejoining, rounds, statistics
@@ -117,6 +119,23 @@ def test_a_table_that_ends_while_it_is_looked_at_is_touched_no_more() -> None:
     assert staged.ended
 
 
+def _exchange(hosts: list[Rounds], look: Callable[[], None] = lambda: None) -> None:
+    """Brings to each host what the others have for it, until nobody has anything; calls `look` after each frame."""
+    moved = True
+    while moved:
+        moved = False
+        for number, host in enumerate(hosts):
+            host.look(0.0)
+            for peer, other in enumerate(hosts):
+                while peer != number and (out := host.next(peer, 100)) is not None:
+                    moved = True
+                    room = other.accept(number, out.header)
+                    assert room is not None
+                    room[:] = out.body
+                    other.arrived(number, out.header, room)
+                    look()
+
+
 def test_set_values_come_in_the_order_of_the_head_where_only_that_has_begun_a_round() -> None:
     """A reading that was given up leaves the head ready for a round; the others come to it after the barrier."""
     numbers = np.arange(4, dtype=np.float32)
@@ -124,17 +143,7 @@ def test_set_values_come_in_the_order_of_the_head_where_only_that_has_begun_a_ro
     staged = [rounds.Staged(4, 2, numbers, [[numbers], [numbers]]) for _ in hosts]
 
     def go() -> None:
-        moved = True
-        while moved:
-            moved = False
-            for number, host in enumerate(hosts):
-                host.look(0.0)
-                while (out := host.next(1 - number, 100)) is not None:
-                    moved = True
-                    room = hosts[1 - number].accept(number, out.header)
-                    assert room is not None
-                    room[:] = out.body
-                    hosts[1 - number].arrived(number, out.header, room)
+        _exchange(hosts)
 
     for number, host in enumerate(hosts):
         host.attach(rounds.TABLE, staged[number])
@@ -175,6 +184,11 @@ def test_totals_are_kept_no_longer_than_somebody_can_lack_them() -> None:
     hosts: list[Rounds] = [Rounds(number, range(2), lambda peer: None) for number in range(2)]
     staged = [rounds.Staged(10, 1, numbers, [[numbers], [numbers]]) for _ in hosts]
     most = 0
+
+    def count() -> None:
+        nonlocal most
+        most = max(most, *(len(each._tables[rounds.TABLE].totals) for each in hosts))
+
     for number, host in enumerate(hosts):
         host.at_distance(1 - number, 0.0)
         host.attach(rounds.TABLE, staged[number])
@@ -183,18 +197,7 @@ def test_totals_are_kept_no_longer_than_somebody_can_lack_them() -> None:
     for ready in range(3):
         for each in staged:
             each.ready = ready
-        moved = True
-        while moved:
-            moved = False
-            for number, host in enumerate(hosts):
-                host.look(0.0)
-                while (out := host.next(1 - number, 100)) is not None:
-                    moved = True
-                    room = hosts[1 - number].accept(number, out.header)
-                    assert room is not None
-                    room[:] = out.body
-                    hosts[1 - number].arrived(number, out.header, room)
-                    most = max(most, *(len(each._tables[rounds.TABLE].totals) for each in hosts))
+        _exchange(hosts, count)
     assert [len(each.values) for each in staged] == [3, 3]
     assert np.array_equal(staged[0].values[2], staged[1].values[2])
     assert most <= 8, "as many as are under way, and those of the last sum"
@@ -202,3 +205,28 @@ def test_totals_are_kept_no_longer_than_somebody_can_lack_them() -> None:
     for flags, why in ((0, "is said to be known"), (20 << 8, "is said to be known")):
         with pytest.raises(ProtocolError, match=why):
             hosts[1].accept(0, lie._replace(flags=flags))
+
+
+def test_values_are_asked_of_a_host_that_has_come_again_and_not_made_the_table_yet() -> None:
+    """Two hosts come again at once: the last one is connected first, and hears the question before it has the table."""
+    numbers = np.arange(4, dtype=np.float32)
+    hosts = [Rounds(0, [0], lambda peer: None), *(Rounds(n, range(3), lambda peer: None) for n in (1, 2))]
+    there = rejoining.Kept(4, 2, numbers, [])
+    hosts[0].attach(rounds.TABLE, there)
+    hosts[0].begin(rounds.TABLE)
+    hosts[0].regroup(range(3))
+    blank = [rejoining.Kept(4, 2, numbers, [], blank=True, away=True) for _ in hosts[1:]]
+    told: list[bool] = []
+    for number, host in enumerate(hosts):
+        if number:
+            host.begin_anew(range(3), 1)
+        for peer in {0, 1, 2} - {number}:
+            host.connect(peer)
+    hosts[1].attach(rounds.TABLE, blank[0], blank=True)
+    hosts[1].refill(rounds.TABLE, told.append)
+    _exchange(hosts)
+    assert not told, "the last host may have gone on"
+    hosts[2].attach(rounds.TABLE, blank[1], blank=True)
+    _exchange(hosts)
+    assert told == [True], "nobody goes on before it is told"
+    assert np.array_equal(blank[0].values[0], numbers)

@@ -28,7 +28,7 @@ AT = 8  # both: how far this side is
 SUM = 9  # to the next host: the sum so far
 TOTAL = 10  # to the host before: the sum of all hosts
 WANT = 11  # to the host before: somebody waits for round `number`
-ASK = 12  # to any host: this one lacks what a table holds after step `number`, from a piece on
+ASK = 12  # to any host: this one lacks what a table holds after step `number`
 FILL = 13  # to the host that asked: a piece of it
 OF_ROUNDS = frozenset((AT, SUM, TOTAL, WANT, ASK, FILL))
 KINDS = frozenset((OPEN, CLOSE, PUSH, ANSWER, VALUE, NEWS, BYE)) | OF_ROUNDS
@@ -99,7 +99,7 @@ class RoundHeader(NamedTuple):
     Attributes:
         kind: AT, SUM, TOTAL, WANT, ASK or FILL.
         epoch: how often the hosts have formed a chain anew, modulo 256.
-        flags: of SUM, TOTAL and FILL, see ``hosts/round_frames.py``.
+        flags: of all but WANT, see ``hosts/round_frames.py``.
         table: number of the table in the job.
         contributions: of SUM and TOTAL: how many workers' there are in it; of FILL the piece.
         length: bytes of the body.

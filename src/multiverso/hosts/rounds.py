@@ -85,6 +85,9 @@ class Rounds:
         self._chain = Chain(host, live, WINDOW)
         self._tables: dict[int, RoundTable] = {}
         self._closed: set[int] = set()
+        self._early: dict[
+            int, dict[int, Giving]
+        ] = {}  # what others have asked for of tables that are not here yet
         self._outboxes: dict[int, deque[Outgoing]] = {}  # of each connected peer: what is not a sum
         self._pool = Buffers(2 * WINDOW)
         self._memory_lock = threading.RLock()
@@ -140,6 +143,7 @@ class Rounds:
             self._tables[number] = table = RoundTable(
                 number, staged, began=blank, blank=blank, placed=not blank, overwrites=dict(overwrites or {})
             )
+            table.gives = self._early.pop(number, {})
             for peer in self._outboxes:
                 self._say(peer, table)
         self._wake_neighbours()
@@ -231,7 +235,7 @@ class Rounds:
             self._wake(peer)
 
     def _ask(self, table: RoundTable, peer: int) -> None:
-        if peer in self._outboxes and table.refill is not None:
+        if peer in self._outboxes and table.refill is not None and not table.refill.over:
             self._outboxes[peer].append(refills.question(table))
 
     @property
@@ -260,9 +264,9 @@ class Rounds:
         """A connection has begun; nothing came over it yet."""
         with self._state_lock:
             self._outboxes[peer] = deque()
+            self._forget_questions(peer)
             for table in self._tables.values():
                 table.theirs.discard(peer)
-                table.gives.pop(peer, None)
                 self._say(peer, table)
                 if table.refill is not None and table.refill.source == peer:
                     self._ask(table, peer)
@@ -271,10 +275,14 @@ class Rounds:
         """It has ended."""
         with self._state_lock:
             self._outboxes.pop(peer, None)
+            self._forget_questions(peer)
             for table in self._tables.values():
                 table.theirs.discard(peer)
-                table.gives.pop(peer, None)
                 table.told = 0
+
+    def _forget_questions(self, peer: int) -> None:
+        for gives in (*self._early.values(), *(table.gives for table in self._tables.values())):
+            gives.pop(peer, None)
 
     def _say_all(self) -> None:
         for peer in self._outboxes:
@@ -379,6 +387,9 @@ class Rounds:
         Raises:
             ProtocolError: it says that a table is another one.
         """
+        if header.kind == frames.ASK:
+            self._note_question(peer, header)
+            return
         table = self._tables.get(header.table)
         if table is None:
             return  # opened there before it is here: it is said again when it is
@@ -386,9 +397,6 @@ class Rounds:
             self._hear(peer, header, table, Reached.unpack(body))
         elif header.kind == frames.WANT:
             self._want(table, header.number)
-        elif header.kind == frames.ASK:
-            with self._state_lock:
-                table.gives[peer] = Giving(header.number, header.epoch, bool(header.flags & CONFIRMS))
         elif header.kind == frames.FILL:
             with self._memory_lock, self._state_lock:
                 if self._tables.get(header.table) is table:
@@ -408,6 +416,18 @@ class Rounds:
                     return
                 self._take(table, header.number, sum_of(table, header, body))
         self._run(table)
+
+    def _note_question(self, peer: int, header: RoundHeader) -> None:
+        """Two hosts may come again at once, and one be through with that before the other has made the table."""
+        giving = Giving(header.number, header.epoch, bool(header.flags & CONFIRMS))
+        with self._state_lock:
+            table = self._tables.get(header.table)
+            if table is not None:
+                table.gives[peer] = giving
+            elif header.table not in self._closed:
+                self._early.setdefault(header.table, {})[peer] = giving
+        if table is not None:
+            self._run(table)
 
     def _hear(self, peer: int, header: RoundHeader, table: RoundTable, theirs: Reached) -> None:
         check_same(table, theirs, peer)
