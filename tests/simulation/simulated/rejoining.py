@@ -99,6 +99,7 @@ class RejoiningWorld(RoundsWorld):
 
     Attributes:
         keeper: a host that has workers all the time.
+        making: seconds that a host which comes again takes to make the table; it may be connected before that.
     """
 
     def __init__(self, seed: int, trace: Callable[[str], None] | None = None) -> None:
@@ -108,6 +109,7 @@ class RejoiningWorld(RoundsWorld):
         super().__init__(scene, random, trace)
         self.events: list[tuple[str, int]] = []  # of all: losses and returns, in the coordinator's order
         self.obeyed = [0] * scene.hosts
+        self.making = 0.3 if seed % 4 == 3 else 0.0
         self.begun: set[int] = set()
         self.keeper = random.choice((0, 0, 1))
         self.staged = [
@@ -216,9 +218,10 @@ class RejoiningWorld(RoundsWorld):
             host.number, range(len(self.hosts)), lambda peer: self._wake(host, peer)
         )
         rounds.begin_anew(self._members(number), number)
-        rounds.attach(TABLE, staged, blank=True, overwrites=self.overwritten)
-        if self.overwritten:
-            self.whole[host.number] = lambda: rounds.is_whole(TABLE)
+        if self.making:
+            self._later(self.making, self._make, host, host.incarnation)
+        else:
+            self._make(host, host.incarnation)
         for peer in range(len(self.hosts)):
             if peer != host.number:
                 host.links[peer] = self._new_link(host, peer)
@@ -226,6 +229,14 @@ class RejoiningWorld(RoundsWorld):
         self._later(0.001, self._look, host)
         self._work(host)
         self._later(self.random.choice((0.001, 0.2)), self._ask, host, host.incarnation)
+
+    def _make(self, host: Host, incarnation: int) -> None:
+        if host.incarnation != incarnation or not self._when_up(host, lambda: self._make(host, incarnation)):
+            return
+        rounds, staged = self.rounds[host.number], self.staged[host.number]
+        rounds.attach(TABLE, staged, blank=True, overwrites=self.overwritten)
+        if self.overwritten:
+            self.whole[host.number] = lambda: rounds.is_whole(TABLE)
 
     def _begin_overwriting(self, host: Host, writer: int, turn: int) -> None:
         if (
@@ -267,6 +278,9 @@ class RejoiningWorld(RoundsWorld):
             return
         self.say(f"host {host.number} asks for the values")
         rounds, staged = self.rounds[host.number], self.staged[host.number]
+        if TABLE not in rounds:
+            self._later(0.01, self._ask, host, incarnation)
+            return
 
         def then(here: bool) -> None:
             assert here, f"nobody has the values that host {host.number} lacks"
