@@ -17,7 +17,7 @@ behind without it, and its totals are still to come back; so the tail is asked f
 and if it has, this host lets that turn pass. Then the head is asked for the values. It is the last to get a total: when
 it answers, nobody lacks one of before any more, which this host could not send again.
 
-Functions over the books of ``round_books.py``; who calls holds the locks of ``rounds.py``.
+Functions over the books of ``round_books.py``; who calls holds the locks of ``chain_books.py``.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class RejoiningWorld(RoundsWorld):
     def _begin(self, host: Host) -> None:
         if host.incarnation == 1:
             super()._begin(host)
-            if TABLE in self.rounds[host.number] and self.rounds[host.number]._tables[TABLE].began:
+            if TABLE in self.rounds[host.number] and self.rounds[host.number]._books.tables[TABLE].began:
                 self.begun.add(host.number)
 
     # -- who is there ----------------------------------------------------------------------------------------
