@@ -64,6 +64,18 @@ class Environment(dict):
     def get(self, name, default=None): read.append(name); return super().get(name, default)
 import numpy, numba  # what these read is theirs
 os.environ = Environment(os.environ)
+import multiverso
+# names are imported when they are first asked for: here a name of each module, by as many threads at once
+names = "ArrayTableHandler", "checkpoint", "current", "errors", "init", "restarts", "rules", "run", "updaters"
+together, missing = threading.Barrier(len(names), timeout=60), set(names)
+def ask(name):
+    together.wait()
+    getattr(multiverso, name)
+    missing.discard(name)
+threads = [threading.Thread(target=ask, args=(name,)) for name in names]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert not missing
 from multiverso import *
 ours = ("MULTIVERSO", "OMPI", "PMI", "SLURM", "TORCHELASTIC")
 assert [name for name in read if name.startswith(ours)] == [], read

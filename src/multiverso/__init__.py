@@ -85,7 +85,7 @@ _MODULES = {
         "barrier batches incarnation init is_master_worker live_workers load log num_workers save server_id shard "
         "shutdown stats worker_id workers_num"
     ),
-    "multiverso.checkpoints.periodic": "Checkpoint checkpoint",
+    "multiverso.checkpoints": "Checkpoint checkpoint",
     "multiverso.launch.function": "run",
     "multiverso.runtime.session.current": "current",
     "multiverso.runtime.discovery.restarts": "restarts",
@@ -96,14 +96,20 @@ _MODULES = {
 }
 _LATER = {name: module for module, names in _MODULES.items() for name in names.split()}
 _PARTS = ("errors", "rules", "updaters")
+# These come first, whatever is asked for: where two threads import parts of a package (NumPy is one, too) in different
+# orders, Python shows one of them a module that is not whole.
+_FIRST = ("multiverso.api", "multiverso.tables")
 
 if not TYPE_CHECKING:  # which would take any name for one of ours
 
     def __getattr__(name):
+        if name not in _PARTS and name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name != "errors":  # which stands on nothing
+            for module in _FIRST:
+                importlib.import_module(module)
         if name in _PARTS:
             return importlib.import_module(f"multiverso.{name}")
-        if name not in _LATER:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
         return value
 
