@@ -299,16 +299,20 @@ def test_version_and_unknown_commands(tmp_path: Path) -> None:
     )
     assert "--on-failure" in package.stdout
     assert multiverso("completion", SHELL="/bin/zsh").stdout.startswith("#compdef multiverso")
-    asked = {
-        "_MULTIVERSO_COMPLETE": "bash_complete",
-        "COMP_WORDS": "multiverso run --on-f",
-        "COMP_CWORD": "2",
-    }
-    assert multiverso(**asked).stdout == "plain,--on-failure\n"
+    job = script(tmp_path, "")
+    for words, shown in (
+        ("multiverso run --on-f", "plain,--on-failure"),
+        ("multiverso run -n 4 jo", "file,jo"),
+        ("multiverso run -n 4 job.py da", "file,da"),
+        (f"multiverso {job} da", ""),  # the mistake is pointed out when it is run
+    ):
+        at = str(words.count(" "))
+        asked = multiverso(_MULTIVERSO_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=at)
+        assert (asked.stdout.strip("\n"), asked.stderr) == (shown, "")
     assert "_MULTIVERSO_COMPLETE" in multiverso("completion", "bash").stdout
     refused = multiverso("completion", SHELL="/bin/tcsh")
     assert (refused.returncode, "there is none for tcsh" in refused.stderr) == (2, True)
-    forgot = multiverso(script(tmp_path, ""), "-n", "4", COLUMNS="300")
+    forgot = multiverso(job, "-n", "4", COLUMNS="300")
     assert forgot.returncode == 2
     assert f"multiverso run -n 4 {tmp_path}/job.py" in forgot.stderr
     assert multiverso("no-such-command").returncode == 2

@@ -15,7 +15,10 @@ class Commands(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Find the command."""
-        if self.get_command(ctx, args[0]) is None and Path(args[0]).is_file():
+        is_command = self.get_command(ctx, args[0]) is not None
+        if (
+            not is_command and Path(args[0]).is_file() and not ctx.resilient_parsing
+        ):  # as a shell's completion is
             ctx.fail(f"{args[0]} is a file, not a command; to start it: multiverso run -n 4 {args[0]}")
         return super().resolve_command(ctx, args)
 
@@ -25,6 +28,13 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise click.exceptions.Exit(128 + signal.SIGINT) from None
+
+
+def _files(_: click.Context, __: click.Parameter, incomplete: str) -> list[Any]:
+    """Complete names of files: the shell does it."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="file")]
 
 
 def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -55,8 +65,8 @@ def app(context: click.Context) -> None:
 
 
 @app.command(name="run", context_settings={"allow_interspersed_args": False})
-@click.argument("target")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.argument("target", shell_complete=_files)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=_files)
 @click.option("-n", "-np", "--workers", type=int, help="How many workers to start.", show_default="1")
 @click.option("-m", "module", is_flag=True, help="Run the target as `python -m` does.")
 @click.option(
