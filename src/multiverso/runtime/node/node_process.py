@@ -15,7 +15,6 @@ from multiverso.errors import StartupError
 from multiverso.hosts.channel import RefusedError
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster
 from multiverso.runtime.node.node import Node
-from multiverso.runtime.several_hosts.carrier import means_of
 from multiverso.wire import messages
 from multiverso.wire.trust import SECRET_VARIABLE
 
@@ -36,7 +35,12 @@ def main(descriptor: int, workers: int, on_lost: str) -> None:
     listener.set_inheritable(False)
     emptied = threading.Event()
     secret = os.environ.get(SECRET_VARIABLE) or None
-    other_hosts = means_of(Roster.from_text(text), int(port) if port else None) if text else None
+    other_hosts = None
+    if text:
+        # not above: it takes long to import, and a job on one host has no use for it
+        from multiverso.runtime.several_hosts.carrier import means_of
+
+        other_hosts = means_of(Roster.from_text(text), int(port) if port else None)
     options: dict[str, Any] = {
         "listener": listener,
         "secret": secret,
