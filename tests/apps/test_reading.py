@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multiverso.apps import pieces, svmlight, text
+from multiverso.apps.work import start
 
 
 def test_sentences_end_at_stops_and_empty_lines() -> None:
@@ -82,3 +85,17 @@ def test_samples_are_those_of_scikit_learn() -> None:
 def test_what_is_no_sample_is_refused(wrong: bytes) -> None:
     with pytest.raises(ValueError, match=r"expected|id"):
         svmlight.parse(b"1 1:2\n" + wrong)
+
+
+@pytest.mark.parametrize("raised, becomes", [(EOFError, EOFError), (KeyboardInterrupt, SystemExit)])
+def test_a_file_that_ends_too_early_is_not_taken_for_ctrl_c(
+    raised: type[BaseException], becomes: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @click.command()
+    def main() -> None:
+        raise raised("no data left in file")
+
+    monkeypatch.setattr(sys, "argv", ["word2vec"])
+    with pytest.raises(becomes) as told:
+        start(main)
+    assert str(told.value) == ("no data left in file" if becomes is EOFError else "130")

@@ -119,7 +119,6 @@ def train_in_place(settings: Settings) -> tuple[list[str], Array, int]:
     names, counts = vocabulary(settings)
     words = np.load(settings.run / "words.npy", mmap_mode="r")
     # as gensim's
-    # as gensim's
     start = (
         np.random.default_rng(settings.seed).random((len(names), settings.dim), np.float32) * 2 - 1
     ) / settings.dim

@@ -30,7 +30,9 @@ def start(main: click.Command) -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except click.Abort:
+    except click.Abort as error:  # Ctrl-C; but click says the same of a file that ends too early
+        if isinstance(error.__cause__, EOFError):
+            raise error.__cause__ from None
         sys.exit(128 + signal.SIGINT)
     except MultiversoError as error:
         sys.exit(f"{Path(sys.argv[0]).stem}: {error}")
