@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import multiverso as mv
-from multiverso.errors import MultiversoError, NodeLostError, RowIdError, StartupError, WaitTimeoutError
+from multiverso.errors import NodeLostError, NotInThisJobError, RowIdError, StartupError, WaitTimeoutError
 from multiverso.keyed_layout import at
 from multiverso.memory.words import load64, store64
 from multiverso.runtime import Node, Session
@@ -139,7 +139,7 @@ def test_arrays_and_rows_are_read_as_they_are() -> None:
                 seen.get([1000])
     with Node(1) as node, Session(node.address, sync=True) as session:
         mv.ArrayTableHandler(3, session=session, name="rounds")
-        with pytest.raises(MultiversoError, match="synchronous"):
+        with pytest.raises(NotInThisJobError, match="synchronous"):
             mv.attach_read_only("rounds", node.address)
 
 

@@ -20,6 +20,7 @@ from multiverso.errors import (
     MultiversoError,
     NodeLostError,
     NoSuchTableError,
+    NotInThisJobError,
     RowIdError,
     WaitTimeoutError,
 )
@@ -174,7 +175,7 @@ class ReadOnlyTable(_ReadOnly):
     def __init__(self, view: _View, name: str, answer: Message, timeout_seconds: float) -> None:
         self._spec = TableSpec.from_message(answer["spec"])
         if BY_CODE[int(answer["mode"])].in_rounds:
-            raise MultiversoError(
+            raise NotInThisJobError(
                 f"table {name!r} is of a synchronous job, whose values change places at each round: save it "
                 "in the job, and read the file"
             )
@@ -245,6 +246,7 @@ def attach_read_only(
 
     Raises:
         NoSuchTableError: no job has such a table, or several; or this process is another user's.
+        NotInThisJobError: the table of the job that was named is a synchronous one.
         NodeLostError, WaitTimeoutError: the job's node has not answered.
 
     Example:
