@@ -44,3 +44,7 @@ if not TYPE_CHECKING:  # which would take any name for one of ours
         module = importlib.import_module(f"multiverso.launch.{_LATER[name]}")
         value = globals()[name] = getattr(module, name)
         return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
