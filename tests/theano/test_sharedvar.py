@@ -215,6 +215,22 @@ def test_a_new_session_has_a_list_of_its_own() -> None:
         W.mv_sync()
 
 
+def test_variables_that_a_new_session_shares_again_are_in_its_list_and_the_others_are_not() -> None:
+    mv.init()
+    old = [mv_shared(np.zeros(2, "float32")) for _ in range(3)]
+    mv.shutdown()
+    mv.init()
+    MVSharedVariable(old[1])
+    made = mv_shared(np.zeros(2, "float32"))
+    assert [link.variable for link in mv_shared.shared_vars] == [old[1], made]
+    mv.shutdown()
+    mv.init()
+    MVSharedVariable(made)
+    sync_all_mv_shared_vars()
+    assert [link.variable for link in mv_shared.shared_vars] == [made]
+    mv.shutdown()
+
+
 def many_variables(count: int) -> tuple[int, float]:
     mv.init()
     variables = [mv_shared(np.full(10, i, "float32")) for i in range(count)]

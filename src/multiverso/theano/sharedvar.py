@@ -186,7 +186,10 @@ def mv_shared(*args: Any, **kwargs: Any) -> Any:
         >>> W = mv_shared(value=np.zeros((784, 10), "float32"), name="W")  # doctest: +SKIP
         >>> W.mv_sync()  # doctest: +SKIP
     """
-    _forget_ended()
+    if _shared_vars and not _is_open(
+        _shared_vars[-1]
+    ):  # to ask each, each time, takes the square of their number
+        _forget_ended()
     variable = framework().shared(*args, **kwargs)
     _shared_vars.append(MVSharedVariable(variable))
     return variable
@@ -209,10 +212,8 @@ def sync_all_mv_shared_vars() -> None:
 
 
 def _forget_ended() -> None:
-    # A variable of a session that is over cannot be exchanged; a new session starts a list of its own. A process has
-    # one session at a time, so that the last variable's is that of all: asking each takes the square of their number.
-    if _shared_vars and not _is_open(_shared_vars[-1]):
-        _shared_vars.clear()
+    # A variable of a session that is over cannot be exchanged; a new session starts a list of its own.
+    _shared_vars[:] = [link for link in _shared_vars if _is_open(link)]
 
 
 def _is_open(link: MVSharedVariable) -> bool:
