@@ -14,6 +14,8 @@ from core_support import shared_memory_of, together, wait_for
 
 import multiverso as mv
 from multiverso.errors import ClosedError, NodeLostError, TableMismatchError
+from multiverso.keyed_layout import at
+from multiverso.memory.words import load64
 from multiverso.runtime import Node, Session
 
 KEYS = np.arange(40_000)
@@ -126,6 +128,22 @@ def test_who_reads_it_from_outside_is_told_that_it_is_gone(alone: Session) -> No
         table.close()
         with pytest.raises(NodeLostError):
             reader.get([7])
+
+
+def test_who_reads_it_from_outside_gets_nothing_of_the_table_in_its_place(alone: Session) -> None:
+    table = mv.KeyedTable(2, name="read", session=alone)
+    table.add(np.ones((100, 2)), KEYS[:100])
+    numbers = np.full(1000, 7, np.float32)
+    out = numbers[:200].reshape(100, 2)
+    with mv.attach_read_only("read", alone.address) as reader:
+        assert (reader.get(KEYS[:100], out) == 1).all()
+        table.close()
+        wider = mv.KeyedTable(200, session=alone)
+        wider.add(np.ones((100, 200)), KEYS[:100])
+        assert load64(reader._view.address + at.COLUMNS) == 200, "not the same place: nothing is tested here"
+        with pytest.raises(NodeLostError):
+            reader.get(KEYS[:100], out)
+    assert (numbers[200:] == 7).all(), "beyond what the caller gave"
 
 
 def test_who_comes_after_a_table_by_order_was_closed_is_told_so() -> None:

@@ -64,6 +64,10 @@ class _View:
     def address(self) -> int:
         return self._segment.address
 
+    def copy(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Returns a copy of the first bytes."""
+        return self._segment.array(0, nbytes, np.uint8).copy()
+
     def check(self) -> None:
         """Raises NodeLostError if the job is over: what was read until now may be another table's."""
         try:
@@ -133,11 +137,16 @@ class ReadOnlyKeyedTable(_ReadOnly):
     """
 
     def __init__(self, view: _View, name: str, timeout_seconds: float) -> None:
-        def word(which: str) -> int:
-            return load64(view.address + getattr(keyed_layout.at, which))
-
-        if not word("IDENTITY"):
+        if not load64(view.address + keyed_layout.at.IDENTITY):  # the last word that is written
+            view.check()
             raise NoSuchTableError(f"the keyed table {name!r} is just being made: attach again in a moment")
+        # once: when the table is closed, something else may take the place of it
+        self._header = view.copy(keyed_layout.LINES)
+        view.check()
+
+        def word(which: str) -> int:
+            return load64(self._header.ctypes.data + getattr(keyed_layout.at, which))
+
         super().__init__(view, name, DTYPES[word("DTYPE")], timeout_seconds)
         self.dim = word("COLUMNS")
 
@@ -158,8 +167,11 @@ class ReadOnlyKeyedTable(_ReadOnly):
         array = as_keys(keys)
         output = self._output((*array.shape, self.dim), out)
         flat, size = array.reshape(-1), self.dim * self.dtype.itemsize
-        look_up, base, to = kernels.look_up.compiled(), self._view.address, output.flat.ctypes.data
-        self._view.run(lambda done, until: look_up(base, flat, to, size, done, until), self._timeout_seconds)
+        look_up, base, header = kernels.look_up.compiled(), self._view.address, self._header.ctypes.data
+        to = output.flat.ctypes.data
+        self._view.run(
+            lambda done, until: look_up(base, header, flat, to, size, done, until), self._timeout_seconds
+        )
         return output.give()
 
 
