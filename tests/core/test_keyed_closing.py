@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from multiverso.errors import ClosedError, NodeLostError, TableMismatchError
 from multiverso.keyed_layout import at
 from multiverso.memory.words import load64
 from multiverso.runtime import Node, Session
+from multiverso.runtime.session.holdings import Holdings
+from multiverso.tables.keyed_calls import KeyedCalls
 
 KEYS = np.arange(40_000)
 
@@ -144,6 +147,57 @@ def test_who_reads_it_from_outside_gets_nothing_of_the_table_in_its_place(alone:
         with pytest.raises(NodeLostError):
             reader.get(KEYS[:100], out)
     assert (numbers[200:] == 7).all(), "beyond what the caller gave"
+
+
+def test_an_add_after_which_another_thread_closes_the_table_returns(
+    alone: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = mv.KeyedTable(2, session=alone, eviction=mv.Eviction(most_keys=1))
+    whole = KeyedCalls.add
+
+    def add_and_close(calls: KeyedCalls, *arguments: Any) -> None:
+        whole(calls, *arguments)
+        other = threading.Thread(target=table.close)
+        other.start()
+        other.join()
+
+    monkeypatch.setattr(KeyedCalls, "add", add_and_close)
+    table.add(np.ones((100, 2)), KEYS[:100])
+    with pytest.raises(ClosedError):
+        table.get([1])
+
+
+def test_a_handler_may_close_the_table_that_is_being_closed(
+    alone: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell = Holdings._tell_closed
+    tables = mv.KeyedTable(2, session=alone), mv.ArrayTableHandler(3, session=alone)
+    told = []
+
+    def interrupted(holdings: Holdings, number: int, what: str, may_ask: bool) -> None:
+        told.append(number)
+        if len(told) % 2:  # else this is the handler's own
+            table.close()
+        tell(holdings, number, what, may_ask)
+
+    monkeypatch.setattr(Holdings, "_tell_closed", interrupted)
+    for table in tables:
+        table.close()
+        with pytest.raises(ClosedError):
+            table.save("/nowhere")
+    assert len(told) == 4
+
+
+def test_a_session_ends_whose_tables_could_not_be_closed() -> None:
+    node = Node(1)
+    session = Session(node.address)
+    tables = mv.KeyedTable(2, session=session), mv.ArrayTableHandler(3, session=session)
+    node.close()
+    for table in tables:
+        with pytest.raises(NodeLostError):
+            table.close()
+    session.flush()
+    session.shutdown()
 
 
 def test_who_comes_after_a_table_by_order_was_closed_is_told_so() -> None:

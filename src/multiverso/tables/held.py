@@ -137,10 +137,14 @@ class HeldTable(Steered):
 
     def flush(self, timeout_seconds: float | None = None) -> None:
         """Waits for this worker's pending operations on the table; raises what one of them raised."""
-        self._flush_until(self._session.start_deadline(timeout_seconds))
+        self._flush(self._session.start_deadline(timeout_seconds))
 
     def _flush_until(self, deadline: Deadline) -> None:
-        """Like :meth:`flush`, for callers that already have a deadline."""
+        """Like :meth:`flush`, for the session, which still has a table whose ``close`` raised half done."""
+        if not self._closed:
+            self._flush(deadline)
+
+    def _flush(self, deadline: Deadline) -> None:
         self._queue.flush(deadline)
         self._operations.settle(deadline)
 

@@ -188,11 +188,12 @@ class KeyedTable(KeyedContents):
             flat, data = summed(flat, data, self.dim)
         data = self._transformed(data, flat.size)
         this_call = Call(Adding.of(self._update, flat, data, self._spec.admission))
+        calls = self._calls  # another thread may close the table once this add is done
         try:
-            self._calls.add(this_call, timeout_seconds)
-            if self._most_keys and self._calls.excess() > self._most_keys // 16:
-                self._calls.evict_excess(_SHORT_SECONDS)
-            self._calls.end(this_call)
+            calls.add(this_call, timeout_seconds)
+            if self._most_keys and calls.excess() > self._most_keys // 16:
+                calls.evict_excess(_SHORT_SECONDS)
+            calls.end(this_call)
         except BaseException:
             this_call.keep()
             raise
@@ -233,9 +234,9 @@ class KeyedTable(KeyedContents):
             Whether each key had a row, in the keys' shape; a key that is named twice had one the first time.
         """
         array = as_keys(keys)
-        this_call = Call(Removing(array.reshape(-1)))
-        removed = self._calls.remove(this_call, timeout_seconds).reshape(array.shape)
-        self._calls.end(this_call)
+        this_call, calls = Call(Removing(array.reshape(-1))), self._calls
+        removed = calls.remove(this_call, timeout_seconds).reshape(array.shape)
+        calls.end(this_call)
         return removed
 
     @property

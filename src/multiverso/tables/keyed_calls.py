@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -137,8 +138,9 @@ class KeyedCalls:
         return call.work
 
     def evict_excess(self, seconds: float) -> None:
-        """Evicts keys for some time, as a part of another call."""
-        self._evict(np.zeros(2, np.int64), seconds)
+        """Evicts keys for some time, as a part of another call, after which a thread may have closed the table."""
+        with suppress(ClosedError):
+            self._evict(np.zeros(2, np.int64), seconds)
 
     def _evict(self, seen: Keys, seconds: float | None) -> int:
         end = 2**62 if seconds is None else time.monotonic_ns() + int(seconds * 1e9)
@@ -152,8 +154,9 @@ class KeyedCalls:
         return int(seen[1])
 
     def excess(self) -> int:
-        """Returns how many keys there are beyond what the table's eviction allows, roughly."""
-        return removal.excess.compiled()(self._memory.address)
+        """Returns how many keys there are beyond what the table's eviction allows, roughly; of a closed table none."""
+        with turn(self._lock, self._spec):
+            return 0 if self._closed is not None else removal.excess.compiled()(self._memory.address)
 
     # -- one kernel at a time --------------------------------------------------------------------------------
 

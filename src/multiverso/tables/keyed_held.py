@@ -126,7 +126,8 @@ class HeldKeyedTable(Steered):
                 self._closed = True
             if last:
                 session.close_memory(self._shared)
-            handles.remove(self)
+            if self in handles:  # a signal's handler may have closed it meanwhile
+                handles.remove(self)
 
     def __enter__(self) -> Self:
         return self
@@ -137,5 +138,6 @@ class HeldKeyedTable(Steered):
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _flush_until(self, deadline: Deadline) -> None:
-        """Finishes what a call that raised has left half."""
-        self._calls.settle(deadline)
+        """Finishes what a call that raised has left half; a ``close`` that raised has done so."""
+        if not self._closed:
+            self._calls.settle(deadline)

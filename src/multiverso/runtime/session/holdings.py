@@ -197,18 +197,18 @@ class Holdings:
             segment.detach()
             del segment
         self._tell_closed(number, f"table {number} to be closed", may_ask)
-        del self._closing[number]
+        self._closing.pop(number, None)  # a signal's handler may have closed it, too
 
     def close_memory(self, number: int, may_ask: bool = True) -> None:
         """Ends this worker's part in plain memory, as `close_table` does; arrays in it show nothing any more."""
         memory = self._memories.get(number)
         if memory is None:
             return
-        for segment in self._mapped[number]:
+        for segment in self._mapped.get(number, []):
             segment.abandon()
         self._tell_closed(number, f"the shared memory {memory.name!r} to be closed", may_ask)
-        del self._memories[number]  # until here a repeated call does it all again
-        del self._mapped[number]
+        self._memories.pop(number, None)  # until here a repeated call does it all again
+        self._mapped.pop(number, None)
 
     def _tell_closed(self, number: int, what: str, may_ask: bool) -> None:
         request = {"do": "close", "number": number}
