@@ -69,7 +69,7 @@ class _View:
         return self._segment.array(0, nbytes, np.uint8).copy()
 
     def check(self) -> None:
-        """Raises NodeLostError if the job is over: what was read until now may be another table's."""
+        """Raises NodeLostError if the job or the table is over: what was read until now may be another table's."""
         try:
             connection = self._link.connection
             if connection.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK):
@@ -161,7 +161,7 @@ class ReadOnlyKeyedTable(_ReadOnly):
             out: as for ``KeyedTable.get``.
 
         Raises:
-            NodeLostError: the job has ended.
+            NodeLostError: the job has ended, or has closed the table; what is in ``out`` then means nothing.
             WaitTimeoutError: a worker was stopped while it held a row, for too long.
         """
         array = as_keys(keys)
@@ -211,7 +211,7 @@ class ReadOnlyTable(_ReadOnly):
 
         Raises:
             RowIdError: no row, or a table that has no rows.
-            NodeLostError: the job has ended.
+            NodeLostError: the job has ended, or has closed the table; what is in ``out`` then means nothing.
             WaitTimeoutError: a worker was stopped while it held a part, for too long.
         """
         spec, words, values = self._spec, self._words, self._values
