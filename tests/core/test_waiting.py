@@ -20,6 +20,7 @@ from core_support import MODES, SECONDS, Worker, in_threads, outcome, together, 
 import multiverso as mv
 from multiverso import layout as at
 from multiverso.consistency import asynchronous
+from multiverso.deadline import Deadline
 from multiverso.errors import (
     ClosedError,
     DeadlockError,
@@ -96,6 +97,26 @@ def test_a_deadlock_that_another_has_ended_is_one_for_those_who_still_wait() -> 
         graph = WaitGraph({0: state(0, waiting), 1: state(1, gave_up_ns=gave_up)}, {})
         assert graph.given_up(0) is expected
     assert not WaitGraph({0: state(0, None), 1: state(1, gave_up_ns=51)}, {}).given_up(0)
+
+
+def test_who_waits_longer_than_the_first_that_gave_up_is_told_what_all_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine = Wait(at.FOR_BARRIER, 1, 0, 0, 1, since_ns=50)
+    other = Wait(at.FOR_TABLE, 1, 0, 0, 1, since_ns=50)
+    both = WaitGraph({0: state(0, mine, barrier=1), 1: state(1, other, created=1)}, {})
+    assert both.deadlocked()
+    ended = WaitGraph({0: state(0, mine, barrier=1), 1: state(1, created=1, gave_up_ns=51)}, {})
+    graphs = iter([both, ended])
+    with Node(1) as node, Session(node.address) as session:
+        monkeypatch.setattr(Session, "wait_graph", lambda session: next(graphs))
+        patience = Patience(session, Deadline.after(30), "barrier 1")
+        patience.raise_if_over()
+        with pytest.raises(
+            DeadlockError, match="for the creation of table number 1, which needs worker 0"
+        ) as told:
+            patience.raise_if_over()
+    assert "is not waiting" not in str(told.value)
 
 
 def test_waits_in_words() -> None:

@@ -9,7 +9,7 @@ from multiverso import kernels
 from multiverso import layout as at
 from multiverso.deadline import Deadline
 from multiverso.errors import ClosedError, DeadlockError, MultiversoError, WaitTimeoutError, WorkerLostError
-from multiverso.runtime.job.wait_graph import COLLECTIVE, names
+from multiverso.runtime.job.wait_graph import COLLECTIVE, WaitGraph, names
 from multiverso.runtime.job.worker_state import WorkerState
 from multiverso.runtime.session.node_link import NodeLink
 from multiverso.runtime.session.view import SessionView
@@ -43,6 +43,7 @@ class Patience:
         self._warned = False
         self._still: tuple[tuple[int, int], ...] = ()
         self._still_since = self._began
+        self._deadlocked: WaitGraph | None = None
 
     def raise_if_hopeless(self, code: int) -> None:
         """Returns when the wait may go on after a kernel has stopped with ``code``; raises when it may not."""
@@ -122,28 +123,30 @@ class Patience:
         me = self._session.worker_id
         graph = self._session.wait_graph()
         if me in graph.workers and graph.given_up(me):
-            raise self._deadlock()
+            raise _deadlock(self._deadlocked or graph)  # who gave up first waits no longer
         if not graph.deadlocked():
-            self._still = ()
+            self._still, self._deadlocked = (), None
             return
+        self._deadlocked = graph
         now = time.monotonic()
         waits = tuple((w.worker_id, w.wait.sequence) for w in graph.workers.values() if w.wait is not None)
         if waits != self._still:
             self._still, self._still_since = waits, now
         elif now - self._still_since >= _STILL_SECONDS:
-            error = self._deadlock()
+            error = _deadlock(graph)
             self._session.control.give_up(me, time.monotonic_ns())
             raise error
 
-    def _deadlock(self) -> DeadlockError:
-        waits = [worker.wait for worker in self._session.wait_graph().workers.values()]
-        making = any(wait is not None and wait.kind == at.FOR_TABLE for wait in waits)
-        hint = f"{COLLECTIVE.capitalize()}. " if making else ""
-        return DeadlockError(
-            "all workers wait for different things, so nobody can go on: "
-            f"{self._everyone()}. {hint}In synchronous and bounded mode every worker has to read the same tables "
-            "equally often (multiverso.shard(equal=True) helps)"
-        )
+
+def _deadlock(graph: WaitGraph) -> DeadlockError:
+    waits = [worker.wait for worker in graph.workers.values()]
+    making = any(wait is not None and wait.kind == at.FOR_TABLE for wait in waits)
+    hint = f"{COLLECTIVE.capitalize()}. " if making else ""
+    return DeadlockError(
+        "all workers wait for different things, so nobody can go on: "
+        f"{'; '.join(graph.describe(time.monotonic_ns()))}. {hint}In synchronous and bounded mode every worker has "
+        "to read the same tables equally often (multiverso.shard(equal=True) helps)"
+    )
 
 
 def _processes(workers: list[WorkerState]) -> str:
