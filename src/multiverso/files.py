@@ -98,7 +98,8 @@ def write_whole(
                 os.link(file.name, target, follow_symlinks=False)
         _sync_directory(target.parent)
     except OSError as error:
-        error.filename, error.filename2 = os.fspath(path), None  # instead of a file that nobody has heard of
+        error.filename = os.fspath(path)  # instead of a file that nobody has heard of
+        del error.filename2  # None would be told as "-> None"
         raise
 
 

@@ -156,6 +156,12 @@ def test_a_link_in_the_files_place_is_replaced_and_not_followed(tmp_path: Path) 
     assert not (tmp_path / "a").is_symlink()
 
 
+def test_an_error_names_the_path_that_was_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as told:
+        files.write_whole(tmp_path / "none" / "a", b"new")
+    assert str(told.value) == f"[Errno 2] No such file or directory: '{tmp_path}/none/a'"
+
+
 def test_names_that_a_link_waits_at_are_not_written_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
