@@ -243,6 +243,7 @@ def test_all_tables_of_a_session_are_saved_and_loaded_together(tmp_path: Path) -
         ([2**63], "64 bits"),
         ([[1], [2, 3]], "integers"),
         (["a"], "integers"),
+        (np.zeros((1, 2)), r"integers.*\(delta, keys\)"),
         ([True], "integers"),
     ],
 )

@@ -111,6 +111,7 @@ ROWS: dict[str, tuple[Any, str]] = {
     "strings": (["0"], "integers"),
     "two dimensions": ([[0], [1]], r"one-dimensional.*shape \(2, 1\)"),
     "one number": (1, "one-dimensional"),
+    "an array for out": (np.zeros((3, 2), "f4"), r"got float32 of shape \(3, 2\); .* by name, out="),
     "ragged": ([[0], [1, 2]], "one-dimensional"),
     "None inside": ([0, None], "integers"),
 }

@@ -152,8 +152,14 @@ def as_row_ids(row_ids: Any, rows: int) -> npt.NDArray[np.int64]:
     if array.size == 0 and array.ndim == 1:
         return np.empty(0, np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
+        hint = (
+            "; an array to be filled is given by name, out="
+            if array.ndim > 1 and array.dtype.kind == "f"
+            else ""
+        )
         raise RowIdError(
-            f"row_ids must be a one-dimensional sequence of integers; got {array.dtype} of shape {array.shape}"
+            "row_ids must be a one-dimensional sequence of integers; "
+            f"got {array.dtype} of shape {array.shape}{hint}"
         )
     if array.dtype == np.uint64 and array.max() >= 2**63:
         raise RowIdError(f"row id {array.max()} is not in 0 .. {rows - 1}")

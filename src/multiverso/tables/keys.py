@@ -26,8 +26,9 @@ def as_keys(keys: Any) -> Keys:
     if array.size == 0 and array.dtype.kind in "iuf":
         return np.empty(array.shape, np.int64)
     if array.dtype.kind not in "iu":
+        hint = "; KeyedTable.add takes (delta, keys)" if array.ndim > 1 and array.dtype.kind == "f" else ""
         raise RowIdError(
-            f"keys must be integers of at most 64 bits; got {array.dtype} of shape {array.shape}"
+            f"keys must be integers of at most 64 bits; got {array.dtype} of shape {array.shape}{hint}"
         )
     if array.dtype == np.uint64 and array.max() >= 2**63:
         raise RowIdError(f"keys must fit in 64 bits with a sign; got {array.max()}: take view('int64')")

@@ -100,7 +100,8 @@ class Creations:
                 return
             if self._catalogue.is_over(key):
                 raise TableMismatchError(
-                    f"{words(key)} was closed by all workers that had it, before this one asked for it"
+                    f"{words(key)} was closed by all workers that had it, before this one asked for it: let all of "
+                    "them come, barrier(), before the first one closes it, or give it a name"
                 )
             creation = self._creations[key] = Creation(key)
         elif worker_id in creation.waiting:
