@@ -119,6 +119,18 @@ def test_who_waits_longer_than_the_first_that_gave_up_is_told_what_all_waited_fo
     assert "is not waiting" not in str(told.value)
 
 
+def test_a_table_that_all_have_asked_for_is_said_to_be_on_its_way(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("multiverso.runtime.session.patience._WARN_SECONDS", 0.0)
+    asked = Wait(at.FOR_TABLE, 1, 0, 0, 1, since_ns=50)
+    graph = WaitGraph({i: state(i, asked, created=1) for i in range(2)}, {})
+    with Node(1) as node, Session(node.address) as session:
+        monkeypatch.setattr(Session, "wait_graph", lambda session: graph)
+        Patience(session, Deadline.after(30), "table number 1").raise_if_over()
+    assert "for table number 1: nobody is missing, it is being made" in capfd.readouterr().err
+
+
 def test_waits_in_words() -> None:
     workers = {
         0: state(0, Wait(at.FOR_ROUND, 1, 1, 0, 5, since_ns=0)),

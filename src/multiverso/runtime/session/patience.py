@@ -101,6 +101,8 @@ class Patience:
                 return "the lock was free a moment ago"
             return f"process {wait.holder} holds the lock (stopped, or being debugged?)"
         missing = graph.missing(wait) if wait is not None else []
+        if not missing and wait is not None and wait.kind == at.FOR_TABLE:
+            return "nobody is missing, it is being made"
         return f"missing {names(missing)}" if missing else "it is not known who is missing"
 
     def _everyone(self) -> str:
