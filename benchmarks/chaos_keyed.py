@@ -20,6 +20,7 @@ claimed a row for a new key, whichever chance has chosen (``stepping.py``).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -279,7 +280,8 @@ def run(
                         victim.process.pid or 0, reached, chance.randrange(further + 1)
                     )
                 elif chance.random() < 0.3:
-                    os.kill(victim.process.pid or 0, signal.SIGSTOP)
+                    with contextlib.suppress(ProcessLookupError):  # who breaks a law may have killed itself
+                        os.kill(victim.process.pid or 0, signal.SIGSTOP)
                     result["stops"] += 1
                     time.sleep(chance.random() * 0.02)
                 victim.end(kill=True)

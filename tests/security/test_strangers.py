@@ -314,7 +314,7 @@ work = {str(tmp_path / "work")!r}
 there = [place for place in sys.path if place in ("", work)]
 sys.path[:] = [place for place in sys.path if place not in there]
 import multiverso as mv
-import multiverso.runtime.joining, multiverso.kernels, numba
+import multiverso.runtime.joining, multiverso.tables, multiverso.kernels, numba
 sys.path[:0] = there
 open({str(tmp_path / "ran")!r}, "w").close()  # what this process has run is its own business
 mv.init()
