@@ -18,8 +18,11 @@ class Clock:
         self._count = 0
 
     def after(self, seconds: float, do: Callable[[], None]) -> None:
+        self.at(self.now + seconds, do)
+
+    def at(self, moment: float, do: Callable[[], None]) -> None:
         self._count += 1
-        heapq.heappush(self._queue, (self.now + seconds, self._count, do))
+        heapq.heappush(self._queue, (moment, self._count, do))
 
     def step(self) -> bool:
         """Does what comes next; False when nothing does."""
@@ -86,8 +89,9 @@ class Direction:
             at += size
             when = max(self._last, start + at / self._line.rate + self._line.latency)
             self._last = when
-            clock.after(when - clock.now, lambda piece=piece: None if self.cut else self._deliver(piece))  # type: ignore[misc]
+            # not `after`: now + (when - now) may be less than it was for the piece before, by rounding
+            clock.at(when, lambda piece=piece: None if self.cut else self._deliver(piece))  # type: ignore[misc]
         if self.left is not None and self.left <= 0:
             self.left = None
-            clock.after(max(0.0, self._last - clock.now), self.broken)
+            clock.at(max(clock.now, self._last), self.broken)
         return free_at

@@ -210,7 +210,7 @@ class World:
             return False
         if self.clock.now >= host.stalled_until:
             return True
-        self.clock.after(host.stalled_until - self.clock.now, do)
+        self.clock.at(host.stalled_until, do)
         return False
 
     # -- connections -----------------------------------------------------------------------------------------
