@@ -141,6 +141,7 @@ endef
 .venv/.full: pyproject.toml | .venv/.dev
 	@echo "make: installing the frameworks that the tests run against into .venv (about 1.7 GB, one to three minutes)"
 	@bash scripts/torch.sh $(BIN)/python
+	@$(BIN)/python $(INSTALL) 'pip>=23.2'  # Debian 12's 23.0.1 tries versions of these against each other without an end
 	@$(BIN)/python $(INSTALL) -e '.[demo,dev,test-frameworks]'
 	@touch $@
 
