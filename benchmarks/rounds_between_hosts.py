@@ -1,33 +1,38 @@
 """A synchronous round between two hosts beside gloo's all_reduce over the same link, in turns: JSON.
 
-python benchmarks/rounds_between_hosts.py [--floats 1000000 10000000] [--times 10] [--link RATE] [--output FILE]
+python benchmarks/rounds_between_hosts.py [--floats 1000000 10000000] [--times 10] [--workers N] [--link RATE]
 
-Two hosts of one worker each, rehearsed on this machine: node, worker and gloo's threads of both share its cores, and
-nothing is encrypted. The phases follow each other; the figures are medians of the slower worker. Each phase is then
-repeated by itself, for the processor time of all processes of the job. ``--link`` (as root) limits what both
-directions of the loopback device carry together, such as ``2gbit``.
+Two hosts of ``--workers`` workers each, rehearsed on this machine: nodes, workers and gloo's threads of both share its
+cores, and nothing is encrypted. gloo reduces among all workers of both hosts, as a user's program would. In each phase
+all workers end with the sum over all of them, which is looked at first. The phases follow each other; the figures are
+medians of the slowest worker. Each phase is then repeated by itself, for the processor's time of the whole job.
+
+With ``--link`` (as root), such as ``1gbit``, each host is in a network namespace of its own, and the link between them
+carries so much in each direction. ``--control`` is how TCP decides how much it sends there.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from namespaces import congestion_control, limit_loopback, own_loopback
+from namespaces import ADDRESSES, congestion_control, two_hosts
 from processes import processor_seconds
 
-_PORT, _ROOT = "MULTIVERSO_BENCHMARK_PORT", "MULTIVERSO_BENCHMARK_ROOT"
+_MEETING, _ROOT = "MULTIVERSO_BENCHMARK_MEETING", "MULTIVERSO_BENCHMARK_ROOT"
 
 
 def measure(reducer: Any, floats: int, times: int) -> tuple[dict[str, list[float]], dict[str, float]]:
@@ -43,7 +48,7 @@ def measure(reducer: Any, floats: int, times: int) -> tuple[dict[str, list[float
     table = mv.ArrayTableHandler(floats)
     local, last = np.zeros(floats, np.float32), np.zeros(floats, np.float32)
     delta, out = np.ones(floats, np.float32), np.empty(floats, np.float32)
-    tensor = torch.zeros(floats)
+    tensor = torch.ones(floats)
 
     def add_and_get() -> None:
         table.add(delta)
@@ -64,6 +69,9 @@ def measure(reducer: Any, floats: int, times: int) -> tuple[dict[str, list[float
         "all_reduce": all_reduce,
         "gloo all_reduce": gloo,
     }
+    look_at_sums(
+        phases, {"exchange": local, "add and get": out, "all_reduce": out, "gloo all_reduce": tensor.numpy()}
+    )
     found: dict[str, list[float]] = {name: [] for name in phases}
     for turn in range(times + 1):
         for name, phase in phases.items():
@@ -87,6 +95,20 @@ def measure(reducer: Any, floats: int, times: int) -> tuple[dict[str, list[float
     return found, used
 
 
+def look_at_sums(phases: dict[str, Callable[[], Any]], results: dict[str, Any]) -> None:
+    """Goes through each phase once: raises unless this worker then has the sum of what all have given."""
+    import torch.distributed as dist
+
+    results["exchange"] += 1
+    workers = dist.get_world_size()
+    for name, phase in phases.items():
+        phase()
+        before = workers if name == "add and get" else 0.0  # the exchange has been in the table
+        if not (results[name] == workers + before).all():
+            raise SystemExit(f"{name}: {results[name]} is not the sum over {workers} workers")
+    results["gloo all_reduce"][:] = 0  # it is reduced in place, and would grow
+
+
 def work(sizes: list[int], times: int) -> None:
     """What each worker does; the first one prints."""
     import torch.distributed as dist
@@ -98,7 +120,7 @@ def work(sizes: list[int], times: int) -> None:
     mv.init(sync=True)
     me, workers = mv.worker_id(), mv.workers_num()
     reducer = Reducer(current(), workers)
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{os.environ[_PORT]}", rank=me, world_size=workers)
+    dist.init_process_group("gloo", f"tcp://{os.environ[_MEETING]}", rank=me, world_size=workers)
     result = {}
     for floats in sizes:
         mine, used = measure(reducer, floats, times)
@@ -120,33 +142,57 @@ def work(sizes: list[int], times: int) -> None:
         print(json.dumps(result), flush=True)
 
 
+@contextlib.contextmanager
+def hosts_of(rate: str | None, control: str) -> Iterator[tuple[list[str], str, str]]:
+    """Gives the launcher's options for two hosts, where they meet for gloo, and the link in words.
+
+    Args:
+        rate: of the link between them in each direction; None: they are a rehearsal's, over the loopback device.
+        control: how TCP decides how much it sends over the link.
+    """
+    if rate is None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            meeting = f"127.0.0.1:{probe.getsockname()[1]}"
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        yield ["--hosts", "2"], meeting, "loopback"
+        return
+    with two_hosts(rate, control) as names, tempfile.TemporaryDirectory() as folder:
+        enter = Path(folder) / "enter"  # in ssh's place
+        entering = f'exec ip netns exec {names[0][:-1]}$host env GLOO_SOCKET_IFNAME=v$host sh -c "$2"'
+        enter.write_text(f"#!/bin/sh\nhost=$((${{1##*.}} - 1))\n{entering}\n")
+        enter.chmod(0o755)
+        options = ["--hosts", ",".join(ADDRESSES), "--ssh", str(enter), "--port", "29400"]
+        yield options, f"{ADDRESSES[0]}:29401", f"{rate} each way"
+
+
 def main() -> None:
     """Starts the job, or is one of its workers."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--floats", type=int, nargs="+", default=[1000, 1_000_000, 10_000_000])
     parser.add_argument("--times", type=int, default=10)
-    parser.add_argument("--link", help="limit of both directions of the loopback device together; needs root")
+    parser.add_argument("--workers", type=int, default=1, help="of each host")
+    parser.add_argument("--link", help="limit of each direction of the link between the hosts; needs root")
+    parser.add_argument(
+        "--control", default=congestion_control(), help="TCP's congestion control on that link"
+    )
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    if _PORT in os.environ:
+    if _MEETING in os.environ:
         work(options.floats, options.times)
         return
-    if options.link:
-        own_loopback(congestion_control())
-        limit_loopback(options.link)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    command = [sys.executable, "-m", "multiverso", "run", "--hosts", "2", "-n", "2"]
-    command += ["--insecure-fabric", sys.argv[0]]
-    command += ["--floats", *map(str, options.floats), "--times", str(options.times)]
-    environment = {**os.environ, _PORT: port, _ROOT: str(os.getpid()), "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+    with hosts_of(options.link, options.control) as (on, meeting, link):
+        command = [sys.executable, "-m", "multiverso", "run", *on, "-n", str(2 * options.workers)]
+        command += ["--insecure-fabric", sys.argv[0]]
+        command += ["--floats", *map(str, options.floats), "--times", str(options.times)]
+        environment = {**os.environ, _MEETING: meeting, _ROOT: str(os.getpid()), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
     report = {
         "cores": os.cpu_count(),
         "load": os.getloadavg()[0],
-        "link": options.link or "loopback",
-        "floats": json.loads(done.stdout[done.stdout.index("{") :]),
+        "workers of each host": options.workers,
+        "link": link,
+        "floats": json.loads(done.stdout[done.stdout.index("{") : done.stdout.rindex("}") + 1]),
     }
     text = json.dumps(report, indent=2)
     print(text)
