@@ -303,11 +303,11 @@ class Episode:
             self.worker(worker)
 
     def node(
-        self, host: int, listener: socket.socket | None = None, generation: int = 0
+        self, host: int, listener: socket.socket | None = None, times_replaced: int = 0
     ) -> tuple[int, int, str]:
         said, say = os.pipe()
         read, orders = os.pipe()
-        roster = replace(self.roster.on(host), generation=generation)
+        roster = replace(self.roster.on(host), times_replaced=times_replaced)
         replaces = self.on_lost == "continue"
         pid = fork(lambda: serve(roster, listener, self.on_lost, replaces, say, read))
         started.append(pid)
@@ -431,14 +431,14 @@ class Episode:
         if self.long:
             self.alone = set(self.roster.workers_of(host))
 
-    def start_again(self, host: int, victim: int, generation: int) -> None:
+    def start_again(self, host: int, victim: int, times_replaced: int) -> None:
         if self.kind == "worker":
             self.worker(victim)
             return
         until(lambda: all(self.state(worker) for worker in self.alone), "workers without a node end")
         for worker in self.alone:
             os.waitpid(self.pids.pop(worker), 0)
-        self.nodes[host] = self.node(host, generation=generation)
+        self.nodes[host] = self.node(host, times_replaced=times_replaced)
         for worker in self.roster.workers_of(host):
             self.worker(worker)
 

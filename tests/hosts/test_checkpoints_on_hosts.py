@@ -10,7 +10,7 @@ from core_support import wait_for
 from rehearsing import rehearsal
 
 import multiverso as mv
-from multiverso.hosts.exchange import Exchange
+from multiverso.hosts.exchange_options import ExchangeOptions
 from multiverso.runtime import Session
 
 
@@ -33,7 +33,7 @@ def test_what_has_not_travelled_yet_is_in_it(tmp_path: Path) -> None:
         session.barrier()
         return own, set(table.get().tolist())
 
-    seldom = Exchange.of(every=3600)  # seconds: nothing travels by itself
+    seldom = ExchangeOptions.of(every=3600)  # seconds: nothing travels by itself
     with rehearsal(1, 2) as job:
         job.run(save, exchange=seldom)
     with rehearsal(2, 1) as job:

@@ -11,7 +11,7 @@ from multiverso import layout as at
 from multiverso.errors import StartupError
 from multiverso.hosts.conversation import NONSENSE
 from multiverso.hosts.coordinator import Coordinator
-from multiverso.hosts.exchange import Exchange
+from multiverso.hosts.exchange_options import ExchangeOptions
 from multiverso.hosts.known_hosts import BARRIER, Message, lines_of
 from multiverso.hosts.roster import Roster, spread
 from multiverso.spec import TableSpec
@@ -310,7 +310,7 @@ def test_a_host_that_is_done_is_not_waited_for_and_the_last_ends_the_job() -> No
 OPTIONS: Message = {
     "consistency": {"mode": "async", "staleness": 0},
     "on_lost": "continue",
-    "exchange": Exchange().as_message(),
+    "exchange": ExchangeOptions().as_message(),
 }
 
 

@@ -23,7 +23,7 @@ from multiverso.errors import MultiversoError, NodeLostError, StartupError
 from multiverso.hosts.control_connections import credentials_of
 from multiverso.hosts.coordinator import Coordinator
 from multiverso.hosts.credentials import new_credentials
-from multiverso.hosts.exchange import Exchange
+from multiverso.hosts.exchange_options import ExchangeOptions
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport import Listener
@@ -40,9 +40,9 @@ JOB: dict[str, dict[str, Any]] = {"async": {}, "bounded": {"staleness": 2}}
 
 
 @contextmanager
-def anew(job: Rehearsal, host: int, generation: int = 1) -> Iterator[Node]:
+def anew(job: Rehearsal, host: int, times_replaced: int = 1) -> Iterator[Node]:
     """A node in a lost host's place."""
-    roster = replace(job.roster.on(host), generation=generation)
+    roster = replace(job.roster.on(host), times_replaced=times_replaced)
     other_hosts = Means(roster, Fabric(host, roster.hosts, credentials_of(roster)))
     with Node(roster.workers_num, on_lost="continue", other_hosts=other_hosts, replaces=True) as node:
         job.nodes[host] = node
@@ -182,7 +182,7 @@ def test_what_is_left_of_the_lost_host_is_refused() -> None:
 
 
 def test_a_host_that_cannot_be_taken_in_again_is_told_why() -> None:
-    options: dict[str, Any] = {"exchange": Exchange.of(wire=None, every=None, between="mean")}
+    options: dict[str, Any] = {"exchange": ExchangeOptions.of(wire=None, every=None, between="mean")}
     with rehearsal(1, 1, on_lost="continue") as job:
         sessions = dict(enumerate(in_threads([lambda i=i: job.session(i, **options) for i in range(2)])))
         all_do(sessions, lambda session: mv.ArrayTableHandler(4, session=session))
@@ -297,7 +297,7 @@ def test_a_host_that_was_lost_before_it_had_come_begins_with_the_others() -> Non
         credentials = new_credentials(encrypted=False).to_text()
         roster = Roster(0, ("a", "b"), (1, 1), listener.address, credentials, rehearsal=True)
         nodes = []
-        for here in (roster, replace(roster.on(1), generation=1)):
+        for here in (roster, replace(roster.on(1), times_replaced=1)):
             fabric = Fabric(here.host, 2, credentials_of(roster))
             other_hosts = Means(here, fabric, listener if here.leads else None)
             nodes.append(
@@ -332,7 +332,7 @@ def test_a_host_is_let_in_once_no_table_is_half_made() -> None:
     options = {
         "consistency": {"mode": "async", "staleness": 0},
         "on_lost": "continue",
-        "exchange": Exchange().as_message(),
+        "exchange": ExchangeOptions().as_message(),
     }
     spec = {"initial": "master"}
 
@@ -366,7 +366,7 @@ def test_a_host_is_let_in_once_no_table_is_half_made() -> None:
     assert told[-3:] == [(0, "make"), (1, "make"), (2, "make")], "and now goes on, with the new host"
     welcome = next(order for _, order in orders if order["do"] == "welcome")
     assert [table["number"] for table in welcome["tables"]] == [1]
-    assert (welcome["lives"], welcome["lost"], welcome["ordered"]) == ([[0, 1]], [], 1)
+    assert (welcome["survivors"], welcome["lost"], welcome["ordered"]) == ([[0, 1]], [], 1)
     assert (0, "joined") in told
     assert (1, "joined") in told
     coordinator.lose(2, "it went again")

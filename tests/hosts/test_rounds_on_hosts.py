@@ -13,7 +13,7 @@ from rehearsing import rehearsal
 
 from multiverso import layout as at
 from multiverso.errors import SnapshotError, StartupError, WorkerLostError
-from multiverso.hosts.exchange import Exchange
+from multiverso.hosts.exchange_options import ExchangeOptions
 from multiverso.hosts.wires import Wire
 from multiverso.runtime import Node, Session
 from multiverso.runtime.node.numbers import Numbers
@@ -326,7 +326,7 @@ def test_a_table_travels_its_own_way() -> None:
 
     with rehearsal(1, 1) as job:
         held = job.nodes[0]._other_hosts._carrier._tables._held  # type: ignore[union-attr]
-        results = job.run(work, exchange=Exchange.of(wire="bfloat16", every=0.5))
+        results = job.run(work, exchange=ExchangeOptions.of(wire="bfloat16", every=0.5))
     assert results == [[[3.0] * 9] * 3] * 2
     assert [(one.wire.number, one.every.seconds, one.every.changes) for one in held.values()] == [
         (Wire.of("bfloat16", "float32").number, 0.5, 0),
@@ -337,7 +337,7 @@ def test_a_table_travels_its_own_way() -> None:
 
 def test_rounds_exchange_all_as_it_is_so_another_wire_format_is_refused() -> None:
     with rehearsal(1, 1) as job, pytest.raises(StartupError, match="leave wire=, every= and between="):
-        job.session(0, sync=True, exchange=Exchange.of(wire="int8"))
+        job.session(0, sync=True, exchange=ExchangeOptions.of(wire="int8"))
     with rehearsal(1, 1) as job:
         sessions = in_threads([lambda i=i: job.session(i, **SYNC) for i in range(2)])  # type: ignore[misc]
         for session in sessions:

@@ -19,7 +19,7 @@ from multiverso.deadline import Deadline
 from multiverso.errors import NotInThisJobError, StartupError, WaitTimeoutError
 from multiverso.hosts.coordinator import Coordinator
 from multiverso.hosts.credentials import new_credentials
-from multiverso.hosts.exchange import Exchange
+from multiverso.hosts.exchange_options import ExchangeOptions
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport import CONTROL, Hello, connect
@@ -33,7 +33,7 @@ def test_another_wire_on_another_host_is_refused() -> None:
     with rehearsal(1, 1) as job:
 
         def begin(worker_id: int) -> Any:
-            exchange = Exchange.of(("native", "int8")[worker_id])
+            exchange = ExchangeOptions.of(("native", "int8")[worker_id])
             return outcome(
                 lambda: job.session(worker_id, exchange=exchange, start_timeout_seconds=20).shutdown()
             )
@@ -74,9 +74,9 @@ def test_no_worker_begins_before_its_arguments_are_agreed_on(monkeypatch: pytest
 def test_what_means_nothing_between_hosts_is_refused_on_one_host_too(options: dict[str, Any]) -> None:
     with pytest.raises(StartupError, match=f"{next(iter(options))}|wire format|rule between"):
         mv.init(**options)
-    assert Exchange.from_message(Exchange.of("int8", "7 adds", "diloco").as_message()) == Exchange.of(
-        "int8", "7 adds", "diloco"
-    )
+    assert ExchangeOptions.from_message(
+        ExchangeOptions.of("int8", "7 adds", "diloco").as_message()
+    ) == ExchangeOptions.of("int8", "7 adds", "diloco")
 
 
 def test_what_works_on_one_host_only_is_refused_in_a_sentence() -> None:

@@ -104,7 +104,7 @@ while not all(os.path.exists(f"{folder}/told-{number}") for number in (0, 2)):  
 """
 
 
-def test_a_process_that_has_ended_is_not_waited_for_in_the_next_generation(tmp_path: Path) -> None:
+def test_a_process_that_has_ended_is_not_waited_for_in_the_next_run(tmp_path: Path) -> None:
     done = multiverso("run", "-n", 3, script(tmp_path, AGAIN), tmp_path)
     assert done.returncode == 0, done.stderr
     assert [line.partition(" ")[2].startswith("told: worker 1 ") for line in done.stdout.splitlines()] == [

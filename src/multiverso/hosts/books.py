@@ -8,8 +8,8 @@ from multiverso.hosts.buffers import Array
 from multiverso.hosts.changes import Changes
 from multiverso.hosts.copies import Chunk, Copy
 from multiverso.hosts.frames import Header, Opened, RoundHeader
-from multiverso.hosts.outer import Outer
 from multiverso.hosts.pace import Every
+from multiverso.hosts.shared_values import SharedValues
 from multiverso.hosts.wires import Wire
 
 NOTHING = memoryview(b"")
@@ -86,7 +86,7 @@ class LinkTable:
     number: int
     copy: Copy
     changes: Changes
-    outer: Outer | None  # where the shared values are no host's own
+    outer: SharedValues | None  # where the shared values are no host's own
     wire: Wire
     every: Every
     opened: Opened

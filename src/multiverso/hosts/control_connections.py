@@ -234,7 +234,7 @@ class Outpost:
     def __init__(self, roster: Roster, address: Any, deliver: Deliver) -> None:
         self._roster, self._deliver = roster, deliver
         self._closing = threading.Event()
-        self._incarnation = _new_incarnation(roster.generation > 0)
+        self._incarnation = _new_incarnation(roster.times_replaced > 0)
         channel = Messages(_dial(roster, self._incarnation))
         self._talk = Talk(Timeouts.of(roster.grace), deliver, "multiverso-hosts-tell")
         self._talk.say({"do": "hello", "address": address})

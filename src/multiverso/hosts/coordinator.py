@@ -19,7 +19,7 @@ from multiverso import layout as at
 from multiverso.hosts.barriers import Barriers
 from multiverso.hosts.deals import Answer
 from multiverso.hosts.desk import Desk
-from multiverso.hosts.exchange import Exchange
+from multiverso.hosts.exchange_options import ExchangeOptions
 from multiverso.hosts.known_hosts import BARRIER, FATE, ID, KnownHost, KnownHosts, Message, Order
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.table_steps import TableSteps
@@ -44,7 +44,7 @@ class Coordinator:
         self._notes: dict[int, dict[int, str]] = {}  # what workers tell each other: by number, then by worker
         self._options: Message | None = None
         self._desk = Desk()
-        self._lives: list[list[int]] = []  # who was left after each loss
+        self._survivors: list[list[int]] = []  # who was left after each loss
         self._came_again = 0
         self._dead: set[int] = set()  # workers that are lost
         self._since: dict[
@@ -95,7 +95,7 @@ class Coordinator:
         if lost.lost or self.over:
             return self._tables.go_on() if came else []  # tables that waited for it
         lost.lost = True
-        self._lives.append(self._hosts.left())
+        self._survivors.append(self._hosts.left())
         for worker_id in self._roster.workers_of(host):
             line = lost.workers.setdefault(worker_id, [worker_id, 0, at.FREE, at.NEVER, 0, 0])
             if line[FATE] != at.GONE:
@@ -118,7 +118,7 @@ class Coordinator:
             return "no worker of the job has begun, or all have ended"
         if options["on_lost"] != "continue":
             return "the job does not go on without it (init(on_lost='continue'))"
-        if Exchange.from_message(options["exchange"]).between != "sum":
+        if ExchangeOptions.from_message(options["exchange"]).between != "sum":
             return "between='sum' is the only rule with which a host is taken in again"
         return ""
 
@@ -145,8 +145,8 @@ class Coordinator:
             }
             what |= {"tables": self._tables.made(), "ordered": self._tables.ordered}
             who = {
-                "lives": self._lives,
-                "epoch": len(self._lives) + self._came_again,
+                "survivors": self._survivors,
+                "epoch": len(self._survivors) + self._came_again,
                 "lost": [other for other, known in enumerate(self._hosts) if known.lost],
                 "addresses": [known.address for known in self._hosts],
             }

@@ -42,7 +42,7 @@ class Fabric:
         credentials: the job's.
         bind: the address at which to listen.
         share: of a core, that keeping the copies near may take from the workers; 0 for no limit.
-        lives: the hosts that were left after each loss so far, for one that comes later.
+        survivors: the hosts that were left after each loss so far, for one that comes later.
 
     Owner: the thread that made it calls ``close``; the other methods may be called by any.
     """
@@ -55,14 +55,14 @@ class Fabric:
         *,
         bind: tuple[str, int] = ("127.0.0.1", 0),
         share: float = SHARE,
-        lives: Sequence[Sequence[int]] = (),
+        survivors: Sequence[Sequence[int]] = (),
     ) -> None:
         self.host, self.hosts = host, hosts
         self._credentials = credentials
         self._bind = bind
         self._incarnation = int.from_bytes(os.urandom(8), "big")
         self._pace = Pace(share)
-        self._tables = HeldTables(host, hosts, lives)
+        self._tables = HeldTables(host, hosts, survivors)
         self._loop: Loop | None = None
         self._lost: set[int] = set()
         self._fenced: set[int | None] = set()  # incarnations of hosts that were lost
@@ -177,7 +177,7 @@ class Fabric:
             wire: how differences travel, see ``hosts/wires.py``.
             every: how often a pass over it begins; by default whenever the budget allows.
             control: address of the job's control segment, which tells whose locks are a dead worker's; 0: nobody's.
-            rule: what a home makes of what hosts push, see ``hosts/outer.py``; from the first ``take`` on.
+            rule: what a home makes of what hosts push, see ``hosts/rules_between.py``; from the first ``take`` on.
         """
         copy = Copy(shard, control=control)  # it may have to compile: nobody waits for that
         with self._lock:
@@ -320,8 +320,8 @@ class Fabric:
 
     def _went(self, peer: int) -> bool:
         """Returns whether a host is lost and the others go on without it."""
-        lives = self._tables.lives
-        return peer in self._lost and bool(lives) and peer not in lives[-1]
+        survivors = self._tables.survivors
+        return peer in self._lost and bool(survivors) and peer not in survivors[-1]
 
     def _check(self, left: Iterable[int], asked: Mapping[int, Pair | Loop]) -> None:
         """Raises where what was asked for cannot come any more.
@@ -387,15 +387,15 @@ class Fabric:
         if peer > self.host and self._door is not None:
             pair.start()
 
-    def begin_anew(self, lives: Sequence[Sequence[int]], lost: Iterable[int], epoch: int) -> None:
+    def begin_anew(self, survivors: Sequence[Sequence[int]], lost: Iterable[int], epoch: int) -> None:
         """Before any table is attached, in a host that takes a lost one's place: who was left after each loss so far.
 
         Args:
-            lives: the hosts that were left after each loss.
+            survivors: the hosts that were left after each loss.
             lost: those that are lost now.
             epoch: how often hosts were lost or came again.
         """
-        self._tables.lives = [list(live) for live in lives]
+        self._tables.survivors = [list(left) for left in survivors]
         self._lost = set(lost)
         self._rounds.begin_anew([host for host in range(self.hosts) if host not in self._lost], epoch)
 

@@ -1,7 +1,7 @@
 """The tables of a fabric: what a host holds of each, which host is the home of which chunk, and who lost that part.
 
-Where a rule between hosts decides, the shared values are no host's own (``outer.py``), and this host's copy pushes to
-them over a link to itself.
+Where a rule between hosts decides, the shared values are no host's own (``shared_values.py``), and this host's
+copy pushes to them over a link to itself.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from multiverso.hosts.buffers import Array
 from multiverso.hosts.changes import Changes
 from multiverso.hosts.copies import Copy, Versions, homes_of, rehomed
 from multiverso.hosts.link import Link
-from multiverso.hosts.outer import Outer, OuterRule
 from multiverso.hosts.pace import Every
+from multiverso.hosts.rules_between import RuleBetween
+from multiverso.hosts.shared_values import SharedValues
 from multiverso.hosts.wires import Wire
 
 
@@ -37,7 +38,7 @@ class Held:
     homes: list[int]
     wire: Wire
     every: Every
-    outer: Outer | None
+    outer: SharedValues | None
 
     def close(self) -> None:
         """Lets go of the memory: nothing is in it afterwards."""
@@ -52,12 +53,12 @@ class HeldTables:
     Args:
         host: this host's number.
         hosts: how many there are.
-        lives: the hosts that were left after each loss so far.
+        survivors: the hosts that were left after each loss so far.
     """
 
-    def __init__(self, host: int, hosts: int, lives: Sequence[Sequence[int]]) -> None:
+    def __init__(self, host: int, hosts: int, survivors: Sequence[Sequence[int]]) -> None:
         self._host, self._hosts = host, hosts
-        self.lives = [list(live) for live in lives]
+        self.survivors = [list(left) for left in survivors]
         self._held: dict[int, Held] = {}
         self._versions = Versions()
 
@@ -71,14 +72,14 @@ class HeldTables:
             raise MultiversoError(f"table {number} is attached already")
         # rounded, a difference goes too far, and a variance may be small beside what has the same scale
         coded = Wire.of("native" if copy.convex else wire, copy.dtype)
-        ruled = OuterRule.of(rule, copy.dtype)
+        ruled = RuleBetween.of(rule, copy.dtype)
         homes = homes_of(number, len(copy.chunks), list(range(self._hosts)))
-        for live in self.lives:
-            homes = rehomed(homes, live)
+        for left in self.survivors:
+            homes = rehomed(homes, left)
         outer = None
         if ruled.name != "sum":
-            alive = len(self.lives[-1]) if self.lives else self._hosts
-            outer = Outer.of(ruled, alive, copy.shard.spec, number)
+            alive = len(self.survivors[-1]) if self.survivors else self._hosts
+            outer = SharedValues.of(ruled, alive, copy.shard.spec, number)
         held = self._held[number] = Held(copy, Changes(), homes, coded, every or Every(), outer)
         self._watch()
         return held
@@ -96,7 +97,14 @@ class HeldTables:
         """Gives a table to a link."""
         held = self._held[number]
         link.attach(
-            number, held.copy, held.changes, held.homes, held.wire, held.every, len(self.lives), held.outer
+            number,
+            held.copy,
+            held.changes,
+            held.homes,
+            held.wire,
+            held.every,
+            len(self.survivors),
+            held.outer,
         )
 
     def attach_all_to(self, link: Link) -> None:
@@ -117,7 +125,7 @@ class HeldTables:
             gone: the links to the lost ones, whose threads have ended.
             left: all other links by host, this host's to itself included where there is one.
         """
-        self.lives.append(hosts)
+        self.survivors.append(hosts)
         lost = list(gone)
         for number, held in self._held.items():
             homes = rehomed(held.homes, hosts)
@@ -132,7 +140,7 @@ class HeldTables:
             for peer, link in left.items():
                 if peer in hosts and (peer != self._host or held.outer is not None):
                     away = {chunk: agreed[chunk] for chunk in moved if homes[chunk] == peer}
-                    link.regroup(number, len(self.lives), away, here)
+                    link.regroup(number, len(self.survivors), away, here)
 
     def look(self) -> bool:
         """Asks the versions of all tables; returns whether this host's workers have changed one."""

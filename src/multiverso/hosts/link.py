@@ -39,11 +39,11 @@ from multiverso.hosts.copies import Chunk, Copy
 from multiverso.hosts.distance import megabytes_for
 from multiverso.hosts.frames import LONGEST_BODY, Header, Opened, ProtocolError
 from multiverso.hosts.link_books import LinkBooks
-from multiverso.hosts.outer import Outer
 from multiverso.hosts.pace import Every, Pace
 from multiverso.hosts.queues import Queues
 from multiverso.hosts.receiving import Receiving
 from multiverso.hosts.rounds import Rounds
+from multiverso.hosts.shared_values import SharedValues
 from multiverso.hosts.wires import Wire
 from multiverso.spec import DTYPES
 
@@ -112,7 +112,7 @@ class Link:
         wire: Wire,
         every: Every,
         epoch: int = 0,
-        outer: Outer | None = None,
+        outer: SharedValues | None = None,
     ) -> None:
         """Begins to keep a table near the peer's, once that has it too.
 

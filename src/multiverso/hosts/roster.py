@@ -44,7 +44,7 @@ class Roster:
         order: the workers' numbers, the first host's before the second's, where their launcher has dealt them out in
             another way; empty for 0, 1, 2, ...
         grace: seconds without a word of a host until it counts as lost.
-        generation: how often this host was lost and started again in this job: its node takes the lost one's place.
+        times_replaced: how often this host was lost and started again in this job: its node takes the lost one's place.
     """
 
     host: int
@@ -57,7 +57,7 @@ class Roster:
     rehearsal: bool = False
     order: tuple[int, ...] = ()
     grace: float = 30.0
-    generation: int = 0
+    times_replaced: int = 0
 
     def __post_init__(self) -> None:
         if not (len(self.names) == len(self.workers) and 0 <= self.host < len(self.names)):

@@ -21,8 +21,7 @@ from multiverso.kernels.keyed_index import (
     take_over_segment,
     word_at,
 )
-from multiverso.kernels.keyed_rows import enter_key, used
-from multiverso.kernels.row_words import (
+from multiverso.kernels.keyed_row_words import (
     add_to_rows,
     count_up,
     hand_of,
@@ -31,6 +30,7 @@ from multiverso.kernels.row_words import (
     read_rows,
     settle_row,
 )
+from multiverso.kernels.keyed_rows import enter_key, used
 from multiverso.kernels.stripe_words import hand_in
 from multiverso.keyed_layout import CANDIDATE, LINE_BYTES, LINES, NO_ROW, OWNER, at
 

@@ -41,7 +41,7 @@ from multiverso.kernels.keyed_buckets import (
     survey,
 )
 from multiverso.kernels.keyed_fresh import claim_after
-from multiverso.kernels.row_words import count_up, hand_of, is_dead, keyed_line, rows_at
+from multiverso.kernels.keyed_row_words import count_up, hand_of, is_dead, keyed_line, rows_at
 from multiverso.kernels.stripe_words import hand_in, nap
 from multiverso.kernels.waits import end_wait
 from multiverso.keyed_layout import (

@@ -28,8 +28,8 @@ from multiverso.kernels.keyed_index import (
     take_over_segment,
     word_at,
 )
+from multiverso.kernels.keyed_row_words import count_up, hand_of, hold_row, is_dead, keyed_line, owner_of
 from multiverso.kernels.keyed_segments import SEGMENT_ENTRIES, take_segment
-from multiverso.kernels.row_words import count_up, hand_of, hold_row, is_dead, keyed_line, owner_of
 from multiverso.keyed_layout import (
     BUCKET_BYTES,
     BUCKETS,

@@ -29,7 +29,7 @@ from multiverso.kernels.keyed_index import (
     split,
     word_at,
 )
-from multiverso.kernels.row_words import count_up, hand_of, hold_row
+from multiverso.kernels.keyed_row_words import count_up, hand_of, hold_row
 from multiverso.keyed_layout import (
     BUCKET_BYTES,
     BUCKETS,

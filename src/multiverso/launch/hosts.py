@@ -20,7 +20,7 @@ from pathlib import Path
 
 from multiverso.errors import StartupError
 from multiverso.hosts.credentials import new_credentials
-from multiverso.hosts.exchange import VARIABLES, Exchange
+from multiverso.hosts.exchange_options import VARIABLES, ExchangeOptions
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster, spread
 from multiverso.launch.job import Job
 from multiverso.launch.options import RunOptions, check
@@ -63,7 +63,7 @@ def launch_on_hosts(options: RunOptions) -> int:
     if options.json or options.summary:
         option = "--json" if options.json else "--summary"
         raise StartupError(f"{option} works on one host only yet: leave it out, or leave --hosts out.")
-    Exchange.of(**options.exchange)
+    ExchangeOptions.of(**options.exchange)
     with Signals() as signals:
         starts = Starts(options.max_restarts, options.timeout_seconds, signals)
         while True:
@@ -102,15 +102,15 @@ def _start(options: RunOptions, starts: Starts) -> tuple[JobResult, tuple[str, .
                 return None
             seconds = replacements.after(end)
             if seconds is not None:
-                generations[host] += 1
-                anew = replace(roster.on(host), generation=generations[host]).as_text()
+                times_replaced[host] += 1
+                anew = replace(roster.on(host), times_replaced=times_replaced[host]).as_text()
                 environ = {**commands[host].environ, ROSTER_VARIABLE: anew}
                 commands[host] = replace(commands[host], environ=environ)
                 words = f"{roster.names[host]} (pid {end.pid}) was lost; it is started again"
                 _say(f"{words} ({replacements.done} of at most {replacements.most} replacements).")
             return seconds
 
-        generations = [0] * roster.hosts
+        times_replaced = [0] * roster.hosts
         job = Job(
             commands,
             again=again,

@@ -65,7 +65,7 @@ class Place:
     @property
     def goes_on(self) -> bool:
         """Whether this host was lost, and goes on in a job that has begun."""
-        return self.other_hosts is not None and self.other_hosts.roster.generation > 0
+        return self.other_hosts is not None and self.other_hosts.roster.times_replaced > 0
 
     @classmethod
     def alone(cls, workers_num: int) -> Place:

@@ -104,7 +104,7 @@ class HostNode:
         other_hosts = None if found is None else means_of(found, descriptor)
         node = Node(workers, on_lost=on_lost, secret=secret, other_hosts=other_hosts, replaces=replaces)
         self._node = node
-        if found is not None and found.generation > 0:
+        if found is not None and found.times_replaced > 0:
             while all(worker["state"] == "free" for worker in node.status()["workers"]):
                 if node.has_ended:
                     raise StartupError("the job does not take it in again; its node has said why")
@@ -174,7 +174,7 @@ class Nodes:
         self._secret = new_secret()
         self._workers_num = sum(len(host.workers) for host in hosts)
         self._roster: Roster | None = None
-        self._generations = [0] * len(hosts)
+        self._times_replaced = [0] * len(hosts)
         self._coming: set[int] = set()
         self._actors: list[Any] = []
         try:
@@ -201,7 +201,7 @@ class Nodes:
     def _begin_on(self, host: int) -> Any:
         text = None
         if self._roster is not None:
-            text = replace(self._roster.on(host), generation=self._generations[host]).as_text()
+            text = replace(self._roster.on(host), times_replaced=self._times_replaced[host]).as_text()
         return self._actors[host].begin.remote(
             self._workers_num, self._on_lost, self._secret, text, self._replaces
         )
@@ -210,14 +210,14 @@ class Nodes:
         """A lost host's node begins anew, wherever Ray has room for that; returns Ray's reference of the answer."""
         with contextlib.suppress(Exception):  # it may be there, and only be cut off
             ray.kill(self._actors[host])
-        self._generations[host] += 1
+        self._times_replaced[host] += 1
         self._coming.add(host)
         self._actors[host] = _actor(self.hosts[host])
         return self._begin_on(host)
 
     def never_began(self, host: int) -> None:
         """Ray could not start what `begin_again` has asked for: nobody of the job has heard of it."""
-        self._generations[host] -= 1
+        self._times_replaced[host] -= 1
 
     def begun(self, host: int, address: str) -> None:
         """What `begin_again` has asked for is done: from here on its workers find this one."""

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 
 from multiverso.errors import NodeLostError, StartupError, WorkerLostError
-from multiverso.hosts.exchange import VARIABLES, Exchange
+from multiverso.hosts.exchange_options import VARIABLES, ExchangeOptions
 from multiverso.launch.function import check_call
 from multiverso.launch.job import OnFailure
 from multiverso.launch.outcomes import conclude, write_call
@@ -101,7 +101,7 @@ def run(
         raise StartupError(f"multiverso.ray.run: a worker needs some of Ray's resources; got {resources}.")
     asks = {"wire": wire, "every": every, "between": between}
     exchange = {name: str(value) for name, value in asks.items() if value is not None}
-    Exchange.of(**exchange)
+    ExchangeOptions.of(**exchange)
     call = io.BytesIO()
     write_call(call, function, tuple(args), dict(kwargs or {}))
     if not ray.is_initialized():

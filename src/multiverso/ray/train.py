@@ -11,7 +11,7 @@ import ray
 from ray.train.backend import Backend, BackendConfig
 
 from multiverso.errors import StartupError
-from multiverso.hosts.exchange import VARIABLES, Exchange
+from multiverso.hosts.exchange_options import VARIABLES, ExchangeOptions
 from multiverso.ray.nodes import Nodes, hosts_of
 from multiverso.runtime.discovery.restarts import RESTARTS_VARIABLE
 
@@ -39,7 +39,7 @@ class MultiversoConfig(BackendConfig):  # type: ignore[misc]
     def __post_init__(self) -> None:
         if self.on_lost not in ("stop", "continue"):
             raise StartupError(f"on_lost is 'stop' or 'continue'; got {self.on_lost!r}")
-        Exchange.of(**self._exchange)
+        ExchangeOptions.of(**self._exchange)
 
     @property
     def _exchange(self) -> dict[str, str]:

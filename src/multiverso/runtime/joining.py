@@ -18,7 +18,7 @@ import numpy
 
 from multiverso.deadline import checked_seconds
 from multiverso.errors import NodeLostError, StartupError
-from multiverso.hosts.exchange import VARIABLES, Exchange
+from multiverso.hosts.exchange_options import VARIABLES, ExchangeOptions
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE
 from multiverso.layout import MAX_WORKERS
 from multiverso.runtime.discovery.environment import JobInfo, discover, socket_name
@@ -76,7 +76,9 @@ def join(
     environ = os.environ if environ is None else environ
     asked = {"wire": wire, "every": every, "between": between}
     left = {name: environ.get(variable) or None for name, variable in VARIABLES.items()}
-    exchange = Exchange.of(**{name: left[name] if value is None else value for name, value in asked.items()})
+    exchange = ExchangeOptions.of(
+        **{name: left[name] if value is None else value for name, value in asked.items()}
+    )
     job = discover(environ)
     if job.workers_num > MAX_WORKERS:
         raise StartupError(

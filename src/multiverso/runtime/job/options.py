@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from multiverso.consistency_modes import MODES, ConsistencyMode
 from multiverso.errors import StartupError
-from multiverso.hosts.exchange import Exchange
+from multiverso.hosts.exchange_options import ExchangeOptions
 from multiverso.spec import TableSpec
 from multiverso.wire.messages import Message
 
@@ -12,7 +12,7 @@ from multiverso.wire.messages import Message
 def _words(options: Message) -> str:
     consistency = options["consistency"]
     bound = f" (staleness={consistency['staleness']})" if MODES[consistency["mode"]].has_clocks else ""
-    between = f", {Exchange.from_message(options['exchange'])}" if "exchange" in options else ""
+    between = f", {ExchangeOptions.from_message(options['exchange'])}" if "exchange" in options else ""
     return f"{consistency['mode']}{bound} with on_lost={options['on_lost']!r}{between}"
 
 
@@ -24,13 +24,13 @@ def differ(options: Message, others: Message) -> StartupError:
     )
 
 
-def check_exchange(mode: ConsistencyMode, exchange: Exchange) -> None:
+def check_exchange(mode: ConsistencyMode, exchange: ExchangeOptions) -> None:
     """Refuses ways for tables to travel that the consistency has no use for, on however many hosts.
 
     Raises:
         StartupError: a synchronous job is to have one.
     """
-    if mode.in_rounds and exchange != Exchange():
+    if mode.in_rounds and exchange != ExchangeOptions():
         raise StartupError(
             f"with sync=True every round exchanges all that was added, as it is, and init has {exchange} beside it: "
             "leave wire=, every= and between= (or MULTIVERSO_WIRE, _EVERY and _BETWEEN) out"

@@ -66,7 +66,7 @@ class Deaths:
         """Begins to sleep on a worker's life mutex, which it holds from here on.
 
         Args:
-            control: the control segment of its generation.
+            control: the control segment of its run.
             worker_id: which worker.
             life: a number that no other worker, nor this one before or after, is watched under.
         """
@@ -133,7 +133,7 @@ def await_end(
     """Sleeps until a worker's life mutex is released or its owner is dead, and says so to all who wait.
 
     Args:
-        control: the control segment of its generation.
+        control: the control segment of its run.
         worker_id: which worker.
         closing: whether the node is about to end.
         withdrawn: whether the mutex is given back by a worker that is not lost.

@@ -6,9 +6,10 @@ import contextlib
 import queue
 import socket
 from collections.abc import Iterator
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from multiverso.runtime.several_hosts.order import Order
+if TYPE_CHECKING:  # a node of one host moves nothing
+    from multiverso.runtime.several_hosts.moving import Order
 
 End = Literal["left", "lost", "absent"]
 

@@ -1,4 +1,4 @@
-"""Who is in the job: numbers given out and taken back, the common start, one generation after another."""
+"""Who is in the job: numbers given out and taken back, the common start, one run of the job after another."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from multiverso import layout as at
 from multiverso.consistency_modes import MODES
 from multiverso.errors import MultiversoError, StartupError
-from multiverso.hosts.exchange import Exchange
+from multiverso.hosts.exchange_options import ExchangeOptions
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.options import check_exchange, differ, too_late
 from multiverso.runtime.node.catalogue import Catalogue
 from multiverso.runtime.node.connection import Connection
 from multiverso.runtime.node.creation import Creations
 from multiverso.runtime.node.deaths import Deaths
-from multiverso.runtime.node.generation import Generation
 from multiverso.runtime.node.host_creation import HostCreations
+from multiverso.runtime.node.job_memory import JobMemory
 from multiverso.runtime.node.numbers import Attached, Numbers
 from multiverso.runtime.node.told import Told
 from multiverso.wire import messages
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 class Membership:
-    """The members of a job on this host, and the memory of their generation.
+    """The members of a job on this host, and the memory of this run of it.
 
-    In a job of a fixed number of workers a generation ends when all have left: one that comes then finds fresh
+    In a job of a fixed number of workers a run ends when all have left: one that comes then finds fresh
     memory and no tables. Owner: the node's thread; requests that cannot be granted raise what the worker is to get.
 
     Args:
@@ -41,7 +41,7 @@ class Membership:
 
     Attributes:
         attached: the workers that are there, by number.
-        had_workers: whether one has come in this generation.
+        had_workers: whether one has come in this run.
     """
 
     def __init__(
@@ -55,15 +55,15 @@ class Membership:
         self.workers_num = workers_num
         self._replaces = replaces
         # whether this host takes a lost one's place, and has not got what there is yet
-        self._is_entering = other_hosts is not None and other_hosts.roster.generation > 0
-        self._host_generation = 0  # how often this host was lost after it had begun
+        self._is_entering = other_hosts is not None and other_hosts.roster.times_replaced > 0
+        self._host_times_replaced = 0  # how often this host was lost after it had begun
         self._incarnations: dict[int, int] = {}  # how often a number has got a new process
         self.attached: dict[int, Attached] = {}
         self.had_workers = False
         self._on_lost = on_lost
         self._deaths = deaths
-        self._ended: set[int] = set()  # workers that will not come again, in any generation
-        # workers that died in a generation that was over before others came for them
+        self._ended: set[int] = set()  # workers that will not come again, in any run
+        # workers that died in a run that was over before others came for them
         self._missed: set[int] = set()
         self._other_hosts = other_hosts
         if other_hosts is not None and replaces:
@@ -76,8 +76,8 @@ class Membership:
         self._begin()
 
     def _begin(self) -> None:
-        """A new generation: fresh control segment, no tables."""
-        self._generation = Generation(self.workers_num, self._on_lost == "continue", self._other_hosts)
+        """A new run: fresh control segment, no tables."""
+        self._memory = JobMemory(self.workers_num, self._on_lost == "continue", self._other_hosts)
         self._numbers = Numbers(
             self.control,
             self.catalogue,
@@ -94,18 +94,18 @@ class Membership:
 
     @property
     def control(self) -> Control:
-        """The control segment of this generation."""
-        return self._generation.control
+        """The control segment of this run."""
+        return self._memory.control
 
     @property
     def catalogue(self) -> Catalogue:
         """Its tables."""
-        return self._generation.catalogue
+        return self._memory.catalogue
 
     @property
     def creations(self) -> Creations:
         """Those in the making."""
-        return self._generation.creations
+        return self._memory.creations
 
     @property
     def local(self) -> Sequence[int]:
@@ -114,11 +114,11 @@ class Membership:
 
     def hold(self) -> None:
         """Takes the mutex that says that the node lives: its thread's end is the node's death."""
-        self._generation.hold()
+        self._memory.hold()
 
     def _restart(self) -> None:
         """All workers have gone and come again (`init` after `shutdown`): nothing of the last job is left."""
-        old = self._generation
+        old = self._memory
         if self._replaces:
             self._missed |= set(self.lost()) - self._ended
         old.catalogue.end_reading()
@@ -131,7 +131,7 @@ class Membership:
 
     def end(self) -> None:
         """Frees the memory and tells everybody who still waits in it that the node is gone."""
-        self._generation.close()
+        self._memory.close()
         self.control.notify()
         self.attached.clear()
         self.catalogue.unused = None
@@ -144,12 +144,12 @@ class Membership:
     @property
     def memory(self) -> int:
         """The descriptor of the job's memory."""
-        return self._generation.heap.descriptor
+        return self._memory.heap.descriptor
 
     @property
     def memory_bytes(self) -> int:
         """Shared memory in use."""
-        return self._generation.heap.used
+        return self._memory.heap.used
 
     @property
     def mode(self) -> str:
@@ -159,7 +159,7 @@ class Membership:
     # -- coming ----------------------------------------------------------------------------------------------
 
     def attach(self, connection: Connection, request: Message) -> None:
-        """Gives a worker its number, or lets it wait until the last generation has ended."""
+        """Gives a worker its number, or lets it wait until the last run has ended."""
         if request.get("protocol") != messages.PROTOCOL:
             raise StartupError(
                 f"this worker speaks protocol {request.get('protocol')}, the job's node {messages.PROTOCOL}: "
@@ -176,7 +176,7 @@ class Membership:
                 f"worker {wish} belongs to {self.control.places[wish]}, not to {self.control.here}"
             )
         if self._other_hosts is not None:
-            exchange = Exchange.from_message(request.get("exchange"))
+            exchange = ExchangeOptions.from_message(request.get("exchange"))
             check_exchange(MODES[options["consistency"]["mode"]], exchange)
             options["exchange"] = exchange.as_message()
         if self._numbers.is_late(wish) or self._is_entering:
@@ -184,7 +184,7 @@ class Membership:
             return
         if wish in self._missed:
             raise too_late(wish)
-        if self._is_new_generation(wish):
+        if self._is_new_run(wish):
             if self._other_hosts is not None:
                 raise StartupError(
                     "a job on several hosts cannot begin a second time: call init once and shutdown once, or run it "
@@ -206,14 +206,14 @@ class Membership:
             self._options = options
             self.control.continue_without_lost(options["on_lost"] == "continue")
             if self._other_hosts is not None:
-                self._other_hosts.tables.exchange = Exchange.from_message(options["exchange"])
+                self._other_hosts.tables.exchange = ExchangeOptions.from_message(options["exchange"])
                 self._other_hosts.report({"do": "options", "options": options})
         elif options != self._options:
             raise differ(options, self._options)
         self._admit(connection, request, worker_id)
 
-    def _is_new_generation(self, wish: int | None) -> bool:
-        """All have gone; but one that comes after another's death at the start is still of the same generation."""
+    def _is_new_run(self, wish: int | None) -> bool:
+        """All have gone; but one that comes after another's death at the start is still of the same run."""
         if self.workers_num is None or self.attached or not self.had_workers:
             return False
         return not self.lost() or self._numbers.free(wish) is None
@@ -236,17 +236,17 @@ class Membership:
         body: Message = {
             "worker_id": worker_id,
             "workers_num": self.workers_num,
-            "control": self._generation.control_bytes,
+            "control": self._memory.control_bytes,
             "incarnation": self._incarnations.get(worker_id, 0),
         }
         if self._other_hosts is not None:
-            body["incarnation"] += self._host_generation
+            body["incarnation"] += self._host_times_replaced
             body |= {
                 "places": self.control.places,
                 "here": self.control.here,
                 "job": self._other_hosts.roster.job,
             }
-        connection.reply(request, body, (self._generation.heap.descriptor,))
+        connection.reply(request, body, (self._memory.heap.descriptor,))
 
     def _replaces_lost(self, worker_id: int) -> bool:
         return self.workers_num is not None and self.control.liveness(worker_id) == at.LOST
@@ -358,7 +358,7 @@ class Membership:
         other_hosts = self._other_hosts
         self.control.continue_without_lost(True)
         other_hosts.welcome(order)
-        self._host_generation = other_hosts.roster.generation
+        self._host_times_replaced = other_hosts.roster.times_replaced
 
         def enter() -> None:
             other_hosts.tables.show_progress(order["progress"])

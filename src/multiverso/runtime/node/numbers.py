@@ -29,7 +29,7 @@ class Attached:
 
 @dataclass(frozen=True)
 class Numbers:
-    """The numbers of one generation of a job.
+    """The numbers of one run of a job.
 
     Attributes:
         control: the control segment.

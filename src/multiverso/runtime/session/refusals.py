@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from multiverso.errors import NotInThisJobError
-from multiverso.hosts.exchange import Exchange
+from multiverso.hosts.exchange_options import ExchangeOptions
 
 
 def refuse_across_hosts(hosts: tuple[str, ...], what: str, instead: str) -> None:
@@ -27,7 +27,9 @@ def refuse_across_hosts(hosts: tuple[str, ...], what: str, instead: str) -> None
         )
 
 
-def refuse_under_rule(hosts: tuple[str, ...], exchange: Exchange, what: str, dtype: np.dtype[Any]) -> None:
+def refuse_under_rule(
+    hosts: tuple[str, ...], exchange: ExchangeOptions, what: str, dtype: np.dtype[Any]
+) -> None:
     """Before something that replaces values, of which a rule between hosts would make a part of the change.
 
     Args:

@@ -17,7 +17,7 @@ from multiverso import layout as at
 from multiverso.consistency_modes import chosen_mode
 from multiverso.deadline import SLICE_SECONDS, Deadline, checked_seconds
 from multiverso.errors import ClosedError, NodeLostError
-from multiverso.hosts.exchange import Exchange
+from multiverso.hosts.exchange_options import ExchangeOptions
 from multiverso.in_process import InProcess
 from multiverso.kernels import waits
 from multiverso.memory.shared import SharedMemory
@@ -86,7 +86,7 @@ class Session(InProcess):
         sync: bool = False,
         staleness: int | None = None,
         on_lost: str | None = None,
-        exchange: Exchange | None = None,
+        exchange: ExchangeOptions | None = None,
         timeout_seconds: float | None = None,
         start_timeout_seconds: float | None = None,
         ends_with_node: bool = False,
@@ -95,7 +95,7 @@ class Session(InProcess):
     ) -> None:
         self.address = address
         self.consistency, self.staleness = chosen_mode(sync, staleness)
-        self.exchange = exchange or Exchange()
+        self.exchange = exchange or ExchangeOptions()
         check_exchange(self.consistency, self.exchange)
         self.timeout_seconds = WAIT_SECONDS if timeout_seconds is None else checked_seconds(timeout_seconds)
         self.start_timeout_seconds = (

@@ -78,7 +78,7 @@ class Carrier(Protocol):
     def regroup(self, live: Sequence[int]) -> None:
         """Goes on without lost hosts: what had its home there gets a new one. Waits for them end with an error."""
 
-    def begin_anew(self, lives: Sequence[Sequence[int]], lost: Iterable[int], epoch: int) -> None:
+    def begin_anew(self, survivors: Sequence[Sequence[int]], lost: Iterable[int], epoch: int) -> None:
         """In a host that takes a lost one's place, before any table: who was left after each loss, who is lost now.
 
         The epoch is how often hosts were lost or came again.

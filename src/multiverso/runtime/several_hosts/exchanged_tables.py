@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from multiverso.hosts.exchange import Exchange
+from multiverso.hosts.exchange_options import ExchangeOptions
 from multiverso.hosts.roster import Roster
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.several_hosts.carrier import Carrier
@@ -42,7 +42,7 @@ class ExchangedTables:
         report: Callable[[Message], None],
         tell: Callable[[Message], None],
     ) -> None:
-        self.exchange = Exchange()
+        self.exchange = ExchangeOptions()
         self.joined: set[int] = set()
         self.remote_statistics: dict[int, dict[int, dict[str, float]]] = {}
         self._roster = roster

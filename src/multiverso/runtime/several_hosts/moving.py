@@ -10,7 +10,10 @@ from contextlib import contextmanager
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
 from multiverso.runtime.job.control import Control
-from multiverso.runtime.several_hosts.order import Order
+from multiverso.wire.messages import Message
+
+Order = Message | Callable[[], None]
+"""What is given to the node's thread to do: an order of the coordinator's, or something to call."""
 
 _MOVE_SECONDS = 1800.0
 _JOIN_SECONDS = 10.0

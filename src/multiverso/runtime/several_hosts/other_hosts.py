@@ -14,7 +14,7 @@ from typing import Any
 
 from multiverso.errors import StartupError
 from multiverso.hosts.control_connections import Centre, Outpost, credentials_of
-from multiverso.hosts.exchange import Exchange
+from multiverso.hosts.exchange_options import ExchangeOptions
 from multiverso.hosts.mail import Mail
 from multiverso.hosts.stream import Body
 from multiverso.hosts.transport import MAIL, Listener
@@ -25,8 +25,7 @@ from multiverso.runtime.several_hosts.barriers import HostBarriers
 from multiverso.runtime.several_hosts.carrier import Means
 from multiverso.runtime.several_hosts.exchanged_tables import ExchangedTables
 from multiverso.runtime.several_hosts.mirror import write_line
-from multiverso.runtime.several_hosts.moving import Mover
-from multiverso.runtime.several_hosts.order import Order
+from multiverso.runtime.several_hosts.moving import Mover, Order
 from multiverso.runtime.several_hosts.reductions import Reductions
 from multiverso.runtime.several_hosts.telling import Teller
 from multiverso.shards.shard import Shard
@@ -194,9 +193,9 @@ class OtherHosts:
 
     def welcome(self, order: Message) -> None:
         """This host takes a lost one's place: who is there, where, and what they have done together so far."""
-        self.tables.exchange = Exchange.from_message(order["options"]["exchange"])
+        self.tables.exchange = ExchangeOptions.from_message(order["options"]["exchange"])
         self._lost = {int(host) for host in order["lost"]}
-        self._carrier.begin_anew(order["lives"], self._lost, int(order["epoch"]))
+        self._carrier.begin_anew(order["survivors"], self._lost, int(order["epoch"]))
         for line in order["workers"]:
             write_line(self.control, line, None)
         self.barriers.begin_at(int(order["released"]))

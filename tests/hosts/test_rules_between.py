@@ -12,8 +12,9 @@ from fabric_support import SECONDS, Adder, barrier, fabrics, new_shard
 from multiverso.deadline import Deadline
 from multiverso.errors import DtypeMismatchError, StartupError
 from multiverso.hosts.credentials import new_credentials
-from multiverso.hosts.outer import Outer, OuterRule
 from multiverso.hosts.pace import Every
+from multiverso.hosts.rules_between import RuleBetween
+from multiverso.hosts.shared_values import SharedValues
 from multiverso.spec import TableSpec
 
 SPEC = TableSpec("array", 1, 700_000, "float64")  # six chunks: each host is home of some
@@ -22,7 +23,7 @@ NEVER = Every(seconds=1e6)  # only when the test says so
 
 def _expected(rule: str, initial: Any, rounds: list[list[Any]]) -> Any:
     """What synchronous outer steps over the hosts' mean make."""
-    of = OuterRule.of(rule, "float64")
+    of = RuleBetween.of(rule, "float64")
     value, m = initial.copy(), np.zeros_like(initial)
     for pushed in rounds:
         g = sum(pushed) / len(pushed)
@@ -64,9 +65,9 @@ def test_a_push_for_which_memory_was_missing_moves_the_values_once(
 ) -> None:
     """Memory that is missing ends the connection; on the next one the push comes again."""
     missing, times = threading.local(), iter(range(2))
-    step = Outer.step
+    step = SharedValues.step
 
-    def then_none(self: Outer, *arguments: Any) -> None:
+    def then_none(self: SharedValues, *arguments: Any) -> None:
         step(self, *arguments)
         missing.now = arguments[1] != made[0].host if self is held[0].outer else arguments[1] == 0
 
@@ -86,7 +87,7 @@ def test_a_push_for_which_memory_was_missing_moves_the_values_once(
         adders = [Adder(shard) for shard in shards]
         held = [fabric._tables._held[1] for fabric in made]
         barrier(made)
-        monkeypatch.setattr(Outer, "step", then_none)
+        monkeypatch.setattr(SharedValues, "step", then_none)
         rounds = [[np.full(SPEC.elements, 4.0), np.full(SPEC.elements, 8.0)]] * 3
         for pushed in rounds:
             for adder, delta in zip(adders, pushed, strict=True):
@@ -141,10 +142,10 @@ def test_local_sgd_moves_other_hosts_only_every_so_many_changes() -> None:
 )
 def test_other_rules_are_refused(text: str) -> None:
     with pytest.raises(StartupError, match="rule between hosts"):
-        OuterRule.of(text, "float32")
+        RuleBetween.of(text, "float32")
 
 
 def test_whole_numbers_are_only_summed() -> None:
     with pytest.raises(DtypeMismatchError, match="int64"):
-        OuterRule.of("mean", "int64")
-    assert OuterRule.of("sum", "int64").name == "sum"
+        RuleBetween.of("mean", "int64")
+    assert RuleBetween.of("sum", "int64").name == "sum"

@@ -1,19 +1,7 @@
-"""Rules between hosts: what a home makes of the differences that the hosts push to it.
+"""The shared values of tables at their homes, where a rule between hosts (``rules_between.py``) decides how they move.
 
-A host is a worker of the other hosts, so the rules are those between workers, one level up; H is the number of hosts::
-
-    sum         T += a                                     every host's adds count in full
-    mean        T += a / H                                 model averaging; with ``every``, local SGD
-    diloco      T += lr a / H for each push; and once all hosts have pushed since the last time, g being the
-                sum of these a / H: m = mu m + g;  T += lr mu m      outer Nesterov
-
-Local SGD: Stich 2018, arXiv:1805.09767. DiLoCo: Douillard et al. 2023, arXiv:2311.08105, algorithm 1, with the outer
-step of Nesterov momentum, ``lr (g + mu m)``. Nobody waits for the slowest host here: a push counts when it comes, and
-only the momentum waits for all, as "delayed Nesterov" does in Liu et al. 2024, arXiv:2401.09135. One push of each host
-moves T as one synchronous outer step does.
-
-With a rule other than sum, the shared value is an array of its own at the home (``Outer``), beside the copy that the
-home's workers have: that host is one of the hosts, and pushes to itself (``loop.py``).
+With a rule other than sum, the shared value is an array of its own at the home, beside the copy that the home's workers
+have: that host is one of the hosts, and pushes to itself (``loop.py``).
 """
 
 from __future__ import annotations
@@ -27,56 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso import layout as at
-from multiverso.errors import DtypeMismatchError, StartupError
 from multiverso.hosts.changes import Changes
 from multiverso.hosts.copies import Copy
+from multiverso.hosts.rules_between import RuleBetween
 from multiverso.memory import heap
 from multiverso.memory.segment import Segment
 from multiverso.shards.shard import Shard, initialise
 from multiverso.spec import Places, TableSpec
 
 Array = npt.NDArray[Any]
-NAMES = ("sum", "mean", "local_sgd", "diloco")
-
-
-@dataclass(frozen=True)
-class OuterRule:
-    """A rule between hosts.
-
-    Attributes:
-        name: one of NAMES.
-        lr: the outer learning rate.
-        momentum: of the outer Nesterov.
-    """
-
-    name: str = "sum"
-    lr: float = 1.0
-    momentum: float = 0.0
-
-    @classmethod
-    def of(cls, text: str, dtype: npt.DTypeLike) -> OuterRule:
-        """Returns the rule that a user's text means: a name, or ``"diloco:LR,MOMENTUM"`` (by default 0.7 and 0.9).
-
-        Raises:
-            StartupError: there is no such rule.
-            DtypeMismatchError: a table of whole numbers can only be summed.
-        """
-        name, colon, numbers = text.partition(":")
-        lr, momentum = (0.7, 0.9) if name == "diloco" else (1.0, 0.0)
-        try:
-            if colon:
-                lr, momentum = map(float, numbers.split(","))
-        except ValueError:
-            lr = -1.0
-        if name not in NAMES or (colon and name != "diloco") or not (lr > 0 and 0 <= momentum < 1):
-            raise StartupError(
-                f"a rule between hosts is one of {', '.join(NAMES)}, or diloco:LR,MOMENTUM; got {text!r}"
-            )
-        if name != "sum" and np.dtype(dtype).kind != "f":
-            raise DtypeMismatchError(
-                f"the rule {name} needs a table of floats; {np.dtype(dtype)} can only be summed"
-            )
-        return cls(name, lr, momentum)
 
 
 @dataclass
@@ -87,7 +34,7 @@ class _Momentum:
 
 
 @dataclass(eq=False)
-class Outer:
+class SharedValues:
     """The shared values of a table at their homes on this host, and the rule that moves them.
 
     Attributes:
@@ -97,7 +44,7 @@ class Outer:
         changes: by pushes.
     """
 
-    rule: OuterRule
+    rule: RuleBetween
     hosts: int
     copy: Copy
     changes: Changes = field(default_factory=Changes)
@@ -105,7 +52,7 @@ class Outer:
     _momenta: dict[int, _Momentum] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, rule: OuterRule, hosts: int, spec: TableSpec, number: int) -> Outer:
+    def of(cls, rule: RuleBetween, hosts: int, spec: TableSpec, number: int) -> SharedValues:
         """Makes the values, zero, in memory that no worker has."""
         plain = TableSpec(spec.kind, spec.rows, spec.columns, spec.dtype, convex=spec.convex)
         descriptor = heap.create("outer", Places.of(plain, 1, False).size)

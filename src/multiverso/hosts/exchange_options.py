@@ -11,6 +11,7 @@ from typing import Any
 
 from multiverso.errors import StartupError
 from multiverso.hosts.pace import Every
+from multiverso.hosts.rules_between import RuleBetween
 from multiverso.hosts.wires import Wire
 
 VARIABLES = {"wire": "MULTIVERSO_WIRE", "every": "MULTIVERSO_EVERY", "between": "MULTIVERSO_BETWEEN"}
@@ -21,13 +22,13 @@ _COUNT = re.compile("[1-9][0-9]{0,17}")
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ExchangeOptions:
     """How the copies of all tables of a job are kept near each other.
 
     Attributes:
         wire: the format of differences, see ``hosts/wires.py``.
         every: how often a pass begins.
-        between: the rule between hosts, see ``hosts/outer.py``.
+        between: the rule between hosts, see ``hosts/rules_between.py``.
     """
 
     wire: str = "native"
@@ -35,7 +36,7 @@ class Exchange:
     between: str = "sum"
 
     @classmethod
-    def of(cls, wire: Any = None, every: Any = None, between: Any = None) -> Exchange:
+    def of(cls, wire: Any = None, every: Any = None, between: Any = None) -> ExchangeOptions:
         """Returns what ``init(wire=, every=, between=)`` mean together; None leaves each as it is by default.
 
         Raises:
@@ -47,14 +48,12 @@ class Exchange:
                 raise StartupError(f"{what} is a short text; got {text!r}")
         Wire.of(wire, "float32")
         if between != cls.between:
-            from multiverso.hosts.outer import OuterRule  # with all that moves values between hosts
-
-            OuterRule.of(between, "float32")
+            RuleBetween.of(between, "float32")
         return cls(wire, _every(every), between)
 
-    def of_table(self, wire: str, every: str) -> Exchange:
+    def of_table(self, wire: str, every: str) -> ExchangeOptions:
         """Returns how a table travels: its own way where its words are not empty, otherwise the job's."""
-        own = Exchange.of(wire or None, every or None)
+        own = ExchangeOptions.of(wire or None, every or None)
         return replace(self, wire=own.wire if wire else self.wire, every=own.every if every else self.every)
 
     def rule_of(self, dtype: Any) -> str:
@@ -66,7 +65,7 @@ class Exchange:
         return asdict(self)
 
     @classmethod
-    def from_message(cls, message: dict[str, Any] | None) -> Exchange:
+    def from_message(cls, message: dict[str, Any] | None) -> ExchangeOptions:
         """The inverse of :meth:`as_message`; None is the default.
 
         Raises:
@@ -92,7 +91,7 @@ def table_words(wire: Any, every: Any) -> dict[str, str]:
     Raises:
         StartupError: one of them means nothing.
     """
-    Exchange.of(wire, every)
+    ExchangeOptions.of(wire, every)
     return {"wire": wire or "", "every": "" if every is None else str(every)}
 
 

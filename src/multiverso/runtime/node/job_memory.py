@@ -1,4 +1,4 @@
-"""What a job has on this host from its first worker's coming to its last one's going: its memory, and what is in it."""
+"""The memory of one run of a job on this host, from its first worker's coming to its last one's going."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _ELASTIC_CAPACITY = at.MAX_WORKERS
 
 
-class Generation:
+class JobMemory:
     """A fresh control segment and no tables. Owner: the node's thread.
 
     Args:
