@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -403,6 +406,33 @@ def test_a_row_add_is_a_step_of_the_table_and_adds_of_all_workers_count() -> Non
     t = 3
     expected = -0.1 * (0.1 / (1 - 0.9**t)) / (np.sqrt(0.01 / (1 - 0.99**t)) + 1e-8)
     np.testing.assert_allclose(results[0][1][2:], expected, rtol=1e-5)
+
+
+def test_an_updater_of_ones_own_is_not_taken_for_one_of_ours_by_its_name() -> None:
+    def halves(values: Any, delta: Any, state: Any, stride: Any, hyper: Any, count: Any) -> None:
+        for i in range(count):
+            values[i] += delta[i] / 2
+
+    with Node(1) as node, Session(node.address) as session:
+        for make in (
+            partial(mv.ArrayTableHandler, 4),
+            partial(mv.MatrixTableHandler, 2, 2),
+            partial(mv.KeyedTable, 2),
+        ):
+            with pytest.raises(ValueError, match=r"'add' is that of multiverso\.updaters\.add"):
+                make(updater=Updater("add", halves), session=session)
+        with pytest.raises(ValueError, match=r"'add' is that"):
+            mv.ArrayTableHandler(4, updater=replace(mv.updaters.sgd(), name="add"), session=session)
+        table = mv.ArrayTableHandler(4, updater=replace(mv.updaters.add(), mean=False), session=session)
+        table.add(np.ones(4))
+        assert table.get().tolist() == [1, 1, 1, 1]
+
+
+def test_loops_that_decay_are_found_by_their_names_so_that_they_are_compiled_once_on_a_machine() -> None:
+    for make in mv.updaters.BY_NAME.values():
+        if not make().decays:
+            loop = mv.updaters.chain(mv.updaters.weight_decay(0.1), make()).apply
+            assert getattr(sys.modules[loop.__module__], loop.__name__, None) is loop
 
 
 def test_where_a_count_of_steps_has_no_place() -> None:

@@ -40,12 +40,19 @@ BY_NAME: dict[str, Callable[[], Updater]] = {
 
 
 def resolve(updater: str | Updater) -> Updater:
-    """Returns the updater that a table's ``updater=`` argument names.
+    """Returns the updater that a table's ``updater=`` argument names, or is.
 
     Raises:
-        ValueError: no updater has this name.
+        ValueError: no updater has this name; or it is the name of one of these, and what is applied is another's.
     """
     if isinstance(updater, Updater):
+        ours = BY_NAME.get(updater.name)
+        # other workers, saved tables and the quick way of plain addition go by the name
+        if ours is not None and updater.apply.__module__ != ours().apply.__module__:
+            raise ValueError(
+                f"the name {updater.name!r} is that of multiverso.updaters.{updater.name}, and this updater applies "
+                f"another loop ({updater.apply.__module__}.{updater.apply.__qualname__}): give it a name of its own"
+            )
         return updater
     if isinstance(updater, str) and updater.partition("_")[0] == "dcasgd":
         raise ValueError(

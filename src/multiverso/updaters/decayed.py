@@ -58,13 +58,20 @@ def decayed(updater: Updater, decay: float) -> Updater:
     )
 
 
-def _name_loops() -> None:
-    """Gives those of our own updaters a name in this module: what has one is compiled once on a machine."""
-    for make in (adagrad, adam, add, mean, momentum, nesterov, rmsprop, rowwise_adagrad, sgd):
-        updater = make()
-        loop = decayed(updater, 1.0).apply
-        loop.__name__ = loop.__qualname__ = f"_decayed_{updater.name}"
-        globals()[loop.__name__] = loop
+def _named(updater: Updater) -> Callable[..., None]:
+    """Returns the loop of one of our own updaters, which calls itself what it is called below."""
+    loop = decayed(updater, 1.0).apply
+    loop.__name__ = loop.__qualname__ = f"_decayed_{updater.name}"
+    return loop
 
 
-_name_loops()
+# A loop that stands under its own name in a module is compiled once on a machine; a user's is, in each process.
+_decayed_adagrad = _named(adagrad())
+_decayed_adam = _named(adam())
+_decayed_add = _named(add())
+_decayed_mean = _named(mean())
+_decayed_momentum = _named(momentum())
+_decayed_nesterov = _named(nesterov())
+_decayed_rmsprop = _named(rmsprop())
+_decayed_rowwise_adagrad = _named(rowwise_adagrad())
+_decayed_sgd = _named(sgd())
