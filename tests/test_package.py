@@ -65,6 +65,7 @@ class Environment(dict):
 import numpy, numba  # what these read is theirs
 os.environ = Environment(os.environ)
 import multiverso
+assert set(multiverso.__all__) <= set(dir(multiverso))
 # names are imported when they are first asked for: here a name of each module, by as many threads at once
 names = "ArrayTableHandler", "checkpoint", "current", "errors", "init", "restarts", "rules", "run", "updaters"
 together, missing = threading.Barrier(len(names), timeout=60), set(names)

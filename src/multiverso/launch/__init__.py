@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from multiverso.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from multiverso.launch.function import run
@@ -24,27 +25,16 @@ __all__ = [
     "visible_gpus",
 ]
 
-# Imported when it is first used: the command line wants one part or another, and most of its commands none.
-_LATER = {
-    "Job": "job",
-    "JobResult": "results",
-    "WorkerCommand": "processes",
-    "WorkerExit": "results",
-    "let_signals_end_us": "signals",
-    "put_back": "signals",
-    "run": "function",
-    "visible_gpus": "resources",
-}
-
-if not TYPE_CHECKING:  # which would take any name for one of ours
-
-    def __getattr__(name):
-        if name not in _LATER:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module = importlib.import_module(f"multiverso.launch.{_LATER[name]}")
-        value = globals()[name] = getattr(module, name)
-        return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+if not TYPE_CHECKING:
+    # The command line wants one part or another, and most of its commands none.
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "multiverso.launch.function": "run",
+            "multiverso.launch.job": "Job",
+            "multiverso.launch.processes": "WorkerCommand",
+            "multiverso.launch.resources": "visible_gpus",
+            "multiverso.launch.results": "JobResult WorkerExit",
+            "multiverso.launch.signals": "let_signals_end_us put_back",
+        },
+    )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
 from multiverso.layout import MAX_WORKERS
+from multiverso.lazy_names import lazy_names
 from multiverso.memory.shared import SharedMemory
 from multiverso.runtime.collective.job_lock import JobLock
 from multiverso.runtime.joining import join, observe
@@ -27,22 +27,12 @@ __all__ = [
     "working_dtype",
 ]
 
-# Imported when it is first used: a worker whose node is elsewhere needs nothing of one, nor of several hosts.
-_LATER = {
-    "Node": "multiverso.runtime.node.node",
-    "Reducer": "multiverso.runtime.collective.reducer",
-    "working_dtype": "multiverso.runtime.collective.reducer",
-}
-
-
-if not TYPE_CHECKING:  # which would take any name for one of ours
-
-    def __getattr__(name):
-        if name not in _LATER:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
-        return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+if not TYPE_CHECKING:
+    # A worker whose node is elsewhere needs nothing of one, nor of several hosts.
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "multiverso.runtime.collective.reducer": "Reducer working_dtype",
+            "multiverso.runtime.node.node": "Node",
+        },
+    )
