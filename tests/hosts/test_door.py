@@ -17,6 +17,7 @@ from core_support import wait_for
 from rehearsing import rehearsal
 
 from multiverso.hosts import door
+from multiverso.hosts.addresses import ANY
 from multiverso.hosts.control_connections import Centre, Outpost
 from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.roster import Roster
@@ -50,6 +51,18 @@ def test_a_stranger_cannot_fill_the_log(capfd: pytest.CaptureFixture[str]) -> No
     lines = [line for line in capfd.readouterr().err.splitlines() if "not a node of multiverso" in line]
     assert 1 <= len(lines) <= 1 + (time.monotonic() - began) / door._LOG_SECONDS
     assert "from 127.0.0.1:" in lines[0]
+
+
+def test_a_port_at_all_addresses_is_reached_by_ipv6_too() -> None:
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this system has no IPv6")
+    listener = Listener((ANY, 0))
+    try:
+        for name in ("127.0.0.1", "::1"):
+            with socket.create_connection((name, listener.address[1]), 10), listener.accept():
+                pass
+    finally:
+        listener.close()
 
 
 def test_a_host_gets_in_beside_as_many_idle_strangers_as_may_be_and_the_log_tells_of_them(

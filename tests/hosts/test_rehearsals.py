@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,11 @@ from pathlib import Path
 import pytest
 from networks import Network
 
+from multiverso.hosts.credentials import new_credentials
+from multiverso.hosts.roster import ROSTER_VARIABLE, Roster
+from multiverso.launch import hosts as launching
+from multiverso.launch.options import RunOptions
+from multiverso.launch.results import JobResult, WorkerExit
 from warm import Warm
 
 SECONDS = 100.0
@@ -121,6 +128,7 @@ def test_whoever_is_killed_ends_the_job_with_its_name(tmp_path: Path, how: str, 
         (("--hosts", 2, "-n", 2, "--summary"), "--summary works on one host only yet"),
         (("--hosts", 2, "-n", 2, "--wire", "int9"), "a wire format is one of"),
         (("-n", 2, "--every", "3"), "--every: useful between hosts only"),
+        (("--hosts", 2, "-n", 2, "--port", 99_999), "99999 is not in the range"),
     ],
 )
 def test_what_makes_no_sense_is_refused(tmp_path: Path, arguments: tuple[object, ...], said: str) -> None:
@@ -168,6 +176,42 @@ def test_what_is_no_list_of_hosts_is_refused(tmp_path: Path, hosts: str) -> None
     done = run("--hosts", hosts, "-n", 2, program(tmp_path, ADDING))
     assert done.returncode == 2
     assert done.stderr.startswith("multiverso: --hosts")
+
+
+def test_addresses_of_ipv6_are_hosts_too() -> None:
+    options = RunOptions("train.py", workers=2, hosts="me@[fd00::2],node-b", ssh="sh", encrypted=False)
+    roster, commands = launching._by_ssh(options, "job", os.environ)
+    assert roster.names == ("me@fd00::2", "node-b")  # which ssh takes
+    assert roster.addresses == ("fd00::2", "node-b")
+    assert "me@fd00::2" in commands[0].arguments
+
+
+def test_who_left_with_exit_code_0_while_others_needed_it_is_what_is_looked_for(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The host of the one that left has nothing to say, and the other one says it of the first."""
+    ends = tuple(WorkerExit(host, 7, code, None, False, 1.0) for host, code in ((0, 143), (1, 0)))
+    launching._tell(
+        RunOptions("train.py", workers=2, hosts="2"),
+        JobResult("failed", 143, ends[0], None, ends, 1.0),
+        ("host-0", "host-1"),
+    )
+    assert "a worker ended with exit code 0 and without multiverso.shutdown()" in capfd.readouterr().err
+
+
+def test_a_host_that_waits_for_a_first_one_that_does_not_answer_is_ended_by_ctrl_c() -> None:
+    """Once its node was being made it took no signal, until the first host answered or the launcher killed it."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        credentials = new_credentials(encrypted=False).to_text()
+        roster = Roster(1, ("a", "b"), (1, 1), silent.getsockname(), credentials, rehearsal=True)
+        environ = {**os.environ, ROSTER_VARIABLE: roster.as_text()}
+        command = [sys.executable, "-m", "multiverso", "run", "-n", "2", "true"]
+        with subprocess.Popen(command, env=environ) as process:
+            silent.settimeout(SECONDS)
+            with silent.accept()[0] as connection:
+                assert connection.recv(4) == b"MVHS"
+                process.send_signal(signal.SIGINT)
+                assert process.wait(8) == 128 + signal.SIGINT  # the handshake has ten seconds
 
 
 def test_two_agents_of_torchrun_are_two_hosts_of_one_job(tmp_path: Path, network: Network, port: int) -> None:

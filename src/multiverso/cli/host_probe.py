@@ -16,6 +16,8 @@ import time
 from importlib import metadata
 from typing import Any
 
+from multiverso.hosts.addresses import ANY, listen_at
+
 _SECONDS = 5.0
 _HELLO = b"multiverso probe\n"
 PACKAGES = ("multiverso", "numpy", "numba", "pyopenssl", "cryptography")
@@ -61,7 +63,7 @@ def facts() -> dict[str, Any]:
 
 def _listen(port: int, listeners: list[socket.socket]) -> dict[str, Any]:
     try:
-        listener = socket.create_server(("", port))
+        listener = listen_at(ANY, port)
     except OSError as error:
         return {"error": str(error)}
     listeners.append(listener)

@@ -115,7 +115,10 @@ def app(context: click.Context) -> None:
     "machine, each with a node and memory of its own. -n workers in all are spread over them evenly.",
 )
 @click.option(
-    "--port", type=int, default=29600, help="Where the first of several hosts listens for the others."
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=29600,
+    help="Where the first of several hosts listens for the others.",
 )
 @click.option("--ssh", default="ssh -o BatchMode=yes", help="The command that reaches a host.")
 @click.option(
@@ -196,7 +199,12 @@ def run_command(
     default="ssh -o BatchMode=yes",  # as `run` does: a question that somebody answers here nobody answers there
     help="What reaches a host.",
 )
-@click.option("--port", type=int, default=29600, help="Where the first host would listen for the others.")
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=29600,
+    help="Where the first host would listen for the others.",
+)
 @click.option("--probe", is_flag=True, hidden=True)
 def doctor(as_json: bool, hosts: str | None, ssh: str, port: int, probe: bool) -> None:
     """Try what multiverso depends on here, and say what to do where it fails.
@@ -310,6 +318,10 @@ def _or_complain(action: Callable[[], int]) -> int:
         if error.errno not in NONE_LEFT:
             raise
         click.echo(f"multiverso: {error.strerror}; {HOW_TO_GET_MORE}", err=True)
+    except RuntimeError as error:
+        if "new thread" not in str(error):  # what Python says where the system gives it none
+            raise
+        click.echo(f"multiverso: {error}; {HOW_TO_GET_MORE}", err=True)
     return 2
 
 

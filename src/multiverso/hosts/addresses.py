@@ -14,6 +14,23 @@ _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 _DISCARD = 9  # any port: nothing is sent there
 
 
+def listen_at(address: str, port: int, backlog: int | None = None) -> socket.socket:
+    """Opens a port for connections.
+
+    Args:
+        address: a name or an address; `ANY` is all of this host's, those of IPv6, too, where the system has it.
+        port: 0 for any that is free.
+        backlog: how many connections may wait; the system's default.
+
+    Raises:
+        OSError: somebody has it, or this host does not have the address.
+    """
+    if address == ANY and socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
+    family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+    return socket.create_server((address, port), family=family, backlog=backlog)
+
+
 def own_addresses() -> list[str]:
     """Returns this host's IPv4 addresses with the lengths of their networks ("10.0.0.7/24"), without loopback."""
     found = []

@@ -158,12 +158,13 @@ def _end(connection: socket.socket) -> None:
 
 def _peer(connection: socket.socket) -> str:
     with contextlib.suppress(OSError):
-        return _place(connection.getpeername())
+        return _place(connection.getpeername()[:2])
     return "somebody who has gone"
 
 
 def _place(address: tuple[str, int]) -> str:
-    return f"{address[0]}:{address[1]}"
+    name = address[0].removeprefix("::ffff:")  # IPv4, where one socket takes both
+    return f"[{name}]:{address[1]}" if ":" in name else f"{name}:{address[1]}"
 
 
 def _after_fork_in_child() -> None:

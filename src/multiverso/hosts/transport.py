@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 from multiverso.deadline import Deadline
 from multiverso.errors import StartupError
+from multiverso.hosts.addresses import listen_at
 from multiverso.hosts.channel import Channel, Plain, RefusedError, receive_some
 from multiverso.hosts.credentials import Credentials
 from multiverso.hosts.frames import VERSION
@@ -91,18 +92,13 @@ class Listener:
     """Where a node's peers connect.
 
     Args:
-        address: host name or address, and port (0: any that is free).
+        address: host name or address, and port, as for `listen_at`.
     """
 
     def __init__(self, address: tuple[str, int]) -> None:
-        family, kind, protocol, _, place = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
-        self._socket = socket.socket(family, kind, protocol)
         try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._socket.bind(place)
-            self._socket.listen(_BACKLOG)
+            self._socket = listen_at(*address, _BACKLOG)
         except OSError as error:
-            self._socket.close()
             raise StartupError(
                 f"no connections can be taken at {address[0]}:{address[1]}: {error}"
             ) from error

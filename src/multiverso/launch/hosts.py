@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from multiverso.errors import StartupError
+from multiverso.hosts.addresses import ANY
 from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.exchange_options import VARIABLES, ExchangeOptions
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster, spread
@@ -145,6 +146,11 @@ def _tell(options: RunOptions, result: JobResult, names: tuple[str, ...]) -> Non
         _say(
             f"{names[culprit.worker_id]} (pid {culprit.pid}) was killed by {culprit.signal}; the others were ended."
         )
+    elif culprit.code == _IN_CONSEQUENCE:  # or all that is known of them is that they left
+        _say(
+            "no host says what failed first: its launcher was ended by SIGTERM, or a worker ended with exit code 0 and "
+            "without multiverso.shutdown() while others needed it; their errors name it."
+        )
 
 
 def _rehearsal(
@@ -178,8 +184,9 @@ def _by_ssh(
 ) -> tuple[Roster, list[WorkerCommand]]:
     """Hosts by name, reached by ssh: the same folder and the same interpreter there as here."""
     assert options.hosts is not None
-    names = tuple(name.strip() for name in options.hosts.split(","))
-    if not all(re.fullmatch(r"[\w.@:\[\]-]+", name) and not name.startswith("-") for name in names):
+    # an address of IPv6 has brackets before a port, and none for ssh
+    names = tuple(name.strip().replace("[", "").replace("]", "") for name in options.hosts.split(","))
+    if not all(re.fullmatch(r"[\w.@:%-]+", name) and not name.startswith("-") for name in names):
         raise StartupError(
             f"--hosts {options.hosts}: give a number, or hosts' names with commas between them."
         )
@@ -193,7 +200,7 @@ def _by_ssh(
     credentials = new_credentials(options.encrypted).to_text()
     first = (addresses[0], options.port)
     roster = Roster(
-        0, names, workers, first, credentials, bind="0.0.0.0", addresses=addresses, grace=options.host_grace
+        0, names, workers, first, credentials, bind=ANY, addresses=addresses, grace=options.host_grace
     )
     arguments = [sys.executable, "-P", "-m", "multiverso", "run", *_arguments(options)]
     variables = [f"{ROSTER_VARIABLE}={FROM_INPUT}"]

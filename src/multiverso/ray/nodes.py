@@ -13,7 +13,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from multiverso.errors import MultiversoError, StartupError
-from multiverso.hosts.addresses import ANY
+from multiverso.hosts.addresses import ANY, listen_at
 from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.roster import Roster
 from multiverso.ray.metrics import Publisher
@@ -86,7 +86,7 @@ class HostNode:
 
     def open(self) -> int:
         """On the first host: opens the port at which the others connect, and returns it."""
-        self._listening = socket.create_server((ANY, 0))
+        self._listening = listen_at(ANY, 0)
         return int(self._listening.getsockname()[1])
 
     def begin(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from multiverso.deadline import Deadline
 from multiverso.errors import StartupError
-from multiverso.hosts.addresses import ANY
+from multiverso.hosts.addresses import ANY, listen_at
 from multiverso.hosts.roster import Roster
 from multiverso.runtime.discovery.environment import PORT_VARIABLE, JobInfo
 
@@ -61,7 +61,7 @@ def open_port(port: int, number: int = 0) -> socket.socket:
     deadline = Deadline.after(_BEFORE_SECONDS if number else 0.0)
     while True:
         try:
-            return socket.create_server((ANY, port))
+            return listen_at(ANY, port)
         except OSError as error:
             if error.errno == errno.EADDRINUSE and not deadline.passed:
                 time.sleep(_LOOK_SECONDS)
