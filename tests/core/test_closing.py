@@ -16,6 +16,7 @@ import multiverso as mv
 from multiverso.errors import ClosedError, InterruptedRoundError, TableMismatchError
 from multiverso.runtime import Node, Session
 from multiverso.tables import ArrayTableHandler, MatrixTableHandler
+from multiverso.tables.opened import handlers
 from multiverso.tables.ruled import Ruled
 
 
@@ -99,7 +100,7 @@ def test_every_call_of_a_closed_handle_raises_and_its_twin_goes_on(alone: Sessio
     ):
         with pytest.raises(ClosedError, match=r"table .* was closed|was closed: close\(\) was called"):
             call()
-    assert alone.handlers() == [twin]
+    assert handlers(alone) == [twin]
     twin.add(np.ones(4))
     assert twin.get().sum() == 8
     twin.close()

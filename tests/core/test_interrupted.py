@@ -24,6 +24,7 @@ from core_support import in_threads, wait_for
 
 import multiverso as mv
 from multiverso.runtime import Node, Session
+from multiverso.tables.opened import handlers
 
 # what was just made is let go by Python itself when the exception comes before it has a name
 pytestmark = pytest.mark.filterwarnings(
@@ -187,7 +188,7 @@ def test_a_creation_that_was_interrupted_is_finished_by_the_same_call(initial: s
                     go.release()
                     count = run(lambda: make(session), at)
                     # an exception after the last step finds the table made
-                    table: Any = session.handlers()[-1] if session.handlers() else make(session)
+                    table: Any = handlers(session)[-1] if handlers(session) else make(session)
                     assert table.get().tolist() == table_of[initial]
                     session.barrier()
                     table.close()

@@ -13,6 +13,7 @@ from multiverso.memory.huge_pages import LARGE
 from multiverso.memory.segment import Segment
 from multiverso.runtime import Session
 from multiverso.tables import keyed_growth
+from multiverso.tables.opened import keyed_tables
 
 KEYS, BATCH = 160_000, 10_000
 
@@ -33,7 +34,7 @@ def test_rows_and_segments_get_huge_pages_before_they_are_used(
     real, seen = huge_pages.make_huge, []
 
     def make_huge(address: int) -> bool:
-        memory = next(iter(alone.keyed_tables.values()))._memory
+        memory = next(iter(keyed_tables(alone).values()))._memory
         seen.append((address - memory.address, memory.word("NEXT_ROW") >> 16, memory.word("HINT")))
         real(address)
         return True

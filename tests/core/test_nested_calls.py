@@ -21,6 +21,7 @@ from multiverso.kernels import keyed as kernels
 from multiverso.runtime import Node, Session
 from multiverso.spec import Partition, TableSpec
 from multiverso.tables.keyed_progress import Call, Removing
+from multiverso.tables.opened import handlers
 from multiverso.testing import faults
 
 STRIPE = Partition.of(TableSpec("array", 1, 10**6)).stripe_size
@@ -74,7 +75,7 @@ def test_a_handler_closes_a_table_while_another_one_is_waited_for() -> None:
             finally:
                 signal.signal(signal.SIGALRM, before)
         wait_for(lambda: [table["name"] for table in node.status()["tables"]] == ["b", None])
-        assert len(one.handlers()) == 2
+        assert len(handlers(one)) == 2
         in_threads([one.shutdown, two.shutdown])
 
 

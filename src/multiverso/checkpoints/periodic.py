@@ -33,6 +33,7 @@ from multiverso.in_process import InProcess
 from multiverso.runtime import Session
 from multiverso.runtime.collective.agreement import count_as_done
 from multiverso.runtime.session.current import current
+from multiverso.tables.opened import handlers, keyed_tables
 
 Own = dict[str, Any] | Callable[[], dict[str, Any]] | None
 _NAME = "checkpoint"  # of what is to be done before a session ends
@@ -309,14 +310,14 @@ class Checkpoint(InProcess):
         for index, manager in enumerate(self._managers):
             named |= {f"manager-{index}-{key}": table for key, table in manager.saved_tables().items()}
         moved = {id(table) for table in named.values()}
-        for table in self._session.handlers():
+        for table in handlers(self._session):
             if id(table) not in moved:
                 for user in table._users:
                     raise SnapshotError(
                         f"{table!r} is moved by the rule {user.rule}: give its manager to multiverso.checkpoint, too"
                     )
                 named[f"name-{_quoted(table.name)}" if table.name else f"order-{table.number}"] = table
-        return named | {f"keyed-{_quoted(name)}": t for name, t in self._session.keyed_tables.items()}
+        return named | {f"keyed-{_quoted(name)}": t for name, t in keyed_tables(self._session).items()}
 
     def _wait_idle(self, unless_all_wait: bool = False) -> None:
         end = time.monotonic() + self._session.timeout_seconds

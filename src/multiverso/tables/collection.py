@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from multiverso import files
 from multiverso.errors import SnapshotError, WaitTimeoutError
 from multiverso.runtime.session.replacing import leaves_values
+from multiverso.tables.opened import handlers, keyed_tables
 
 if TYPE_CHECKING:
     from multiverso.runtime.session.session import Session
@@ -38,9 +39,8 @@ Files = dict[str, str]
 
 def _tables(session: Session) -> dict[str, TableHandler | KeyedTable]:
     """The tables of a session by what a manifest calls them."""
-    handlers = session.handlers()
-    named = {_key_of(t): t for t in handlers}
-    return {**named, **{f"keyed:{called}": table for called, table in session.keyed_tables.items()}}
+    named = {_key_of(table): table for table in handlers(session)}
+    return {**named, **{f"keyed:{called}": table for called, table in keyed_tables(session).items()}}
 
 
 def _key_of(table: TableHandler) -> str:
@@ -121,7 +121,7 @@ def load_all(session: Session, directory: str | os.PathLike[str]) -> None:
     """Reads every table, and writes to the shared memory only when all of them fit."""
     place = Path(directory)
     tables = _tables(session)
-    for table in session.handlers():
+    for table in handlers(session):
         for user in table._users:
             raise SnapshotError(
                 f"{table!r} is moved by the rule {user.rule}, whose workers have parameters of their own that a load "
@@ -129,10 +129,10 @@ def load_all(session: Session, directory: str | os.PathLike[str]) -> None:
                 "changed. Save with manager.save(directory) and load with manager.load(directory), in every worker"
             )
     read = _read_all(place, tables)
-    steps = sum(table._steps_of_load for table in session.handlers())
+    steps = sum(table._steps_of_load for table in handlers(session))
     if leaves_values(session, "what is shared", steps):
         return
-    for table in session.handlers():
+    for table in handlers(session):
         table._check_others(*read[_key_of(table)])  # of all, before the first is changed
     for key, saved in read.items():
         tables[key]._replace(*saved)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,12 @@ from multiverso.deadline import Deadline
 from multiverso.kernels.plain_arrays import is_plain
 from multiverso.memory.words import load64
 from multiverso.runtime.job.options import check_table
-from multiverso.runtime.session.session import Session
+from multiverso.runtime.session.session import Session, table_key
 from multiverso.shards.shard import Shard
 from multiverso.spec import TableSpec
 from multiverso.tables.closed_handler import Closed
 from multiverso.tables.convert import Array, as_data, as_numpy, check_size
+from multiverso.tables.described import Described
 from multiverso.tables.initial import fill, initial_value
 from multiverso.tables.operations import Operations
 from multiverso.tables.output import Output, fresh, into
@@ -31,19 +32,20 @@ from multiverso.tables.steered import Steered
 from multiverso.updaters import Updater
 
 
-class HeldTable(Steered):
+class HeldTable(Steered, Described[TableSpec]):
     """One worker's hold of a table, without its operations; see :class:`~multiverso.tables.handler.TableHandler`."""
+
+    _operations: Operations
 
     def __init__(
         self, session: Session, spec: TableSpec, updater: Updater, init_value: Any, master: bool
     ) -> None:
         check_table(session.consistency, spec)
         value = initial_value(init_value, spec)
-        super().__init__(session, updater)
+        Described.__init__(self, spec)
+        Steered.__init__(self, session, updater)
         self._closed = False
         self._loaded_at: int | None = None  # the barrier at which this worker was the one to load
-        self._spec = spec
-        self._dtype = np.dtype(spec.dtype)
         self._size = spec.elements
         # (array): whether a kernel can take it as it is, for the whole table
         self._is_plain = partial(is_plain.compiled(), id(np.ndarray), id(self._dtype), self._size)
@@ -57,22 +59,17 @@ class HeldTable(Steered):
         def take_turn(shard: Shard, last: bool, number: int) -> None:
             fill(shard, value, last, number)
 
-        with session.making:
+        with session.handles.making:
             self._number, self._shard = session.open_table(spec, take_turn, master=master, keep=False)
-            same = session.handlers() if spec.name else []  # by order each table is made once
-            twin = next((h for h in same if h.number == self._number), None)
-            if twin is None:
-                self._operations = Operations(_consistency_of(session, self._shard, update, name), name)
-            else:  # the same named table again: one slot, one round, one order of pending operations
+            twin = next(iter(session.handles.of(table_key(self._number))), None)
+            if isinstance(twin, HeldTable):
+                # the same named table again: one slot, one round, one order of pending operations
                 self._operations, self._queue = twin._operations, twin._queue
+            else:
+                self._operations = Operations(_consistency_of(session, self._shard, update, name), name)
             session.adopt(self, self._number, self._shard)
 
     # -- what it is ------------------------------------------------------------------------------------------
-
-    @property
-    def spec(self) -> TableSpec:
-        """Everything that the workers have agreed on."""
-        return self._spec
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -83,16 +80,6 @@ class HeldTable(Steered):
     def size(self) -> int:
         """Numbers in the table."""
         return self._spec.elements
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of the values in the shared memory."""
-        return self._dtype
-
-    @property
-    def name(self) -> str | None:
-        """Its name, or None for one that was created by order."""
-        return self._spec.name
 
     @property
     def number(self) -> int:
@@ -110,9 +97,6 @@ class HeldTable(Steered):
 
     def _steps(self) -> int:
         return self.version
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._spec}>"
 
     # -- before and after a call -----------------------------------------------------------------------------
 
@@ -168,21 +152,14 @@ class HeldTable(Steered):
             return
         if not self._closed:
             self._ready(None)
-            number, twins = self._number, self._session.handlers()
-            if not any(h is not self and h.number == number for h in twins):
+            if all(other is self for other in self._session.handles.of(table_key(self._number))):
                 self._operations.settle(None)
                 self._how.refuse_unfinished()
                 self._queue.close()
             gone: Any = Closed(f"{self!r} was closed: close() was called on it")
             self._operations = self._shard = gone
             self._closed = True
-        self._session.dismiss(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+        self._session.dismiss(self, self._number)
 
     def _leave(self) -> None:
         """Ends this worker's part in the table, at the session's end (which calls it)."""

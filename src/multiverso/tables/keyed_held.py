@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
-
-import numpy as np
+from typing import Any
 
 from multiverso.deadline import Deadline
 from multiverso.errors import NotInThisJobError
@@ -12,6 +10,7 @@ from multiverso.runtime.session.refusals import refuse_across_hosts
 from multiverso.runtime.session.session import Session
 from multiverso.tables.closed_handler import Closed
 from multiverso.tables.convert import Array
+from multiverso.tables.described import Described
 from multiverso.tables.keyed_calls import KeyedCalls
 from multiverso.tables.keyed_memory import KeyedMemory
 from multiverso.tables.keyed_spec import KeyedSpec
@@ -20,7 +19,7 @@ from multiverso.tables.steered import Steered
 from multiverso.updaters import Updater
 
 
-class HeldKeyedTable(Steered):
+class HeldKeyedTable(Steered, Described[KeyedSpec]):
     """One worker's hold of a keyed table, without its operations; see :class:`~multiverso.tables.keyed.KeyedTable`."""
 
     _memory: KeyedMemory
@@ -39,28 +38,24 @@ class HeldKeyedTable(Steered):
             "a KeyedTable",
             "use a MatrixTableHandler, whose rows have numbers, or start all workers on one host",
         )
-        super().__init__(session, updater)
-        self._spec = spec
-        self._dtype = np.dtype(spec.dtype)
+        Described.__init__(self, spec)
+        Steered.__init__(self, session, updater)
         self._closed = False
-        handles = session.keyed_handles
-        with session.making:
-            by_order = sum(called.startswith("order:") for called in handles)
+        handles = session.handles
+        with handles.making:
+            by_order = sum(table.startswith(_key("order:")) for table in handles.known())
             called = f"order:{by_order + 1}" if spec.name is None else f"name:{spec.name}"
-            twins: list[HeldKeyedTable] = handles.get(called, [])
-            if twins:
-                twins[0]._memory.check_equal(spec)
-                self._memory, self._calls = twins[0]._memory, twins[0]._calls
+            twin = next(iter(handles.of(_key(called))), None)
+            if isinstance(twin, HeldKeyedTable):
+                twin._memory.check_equal(spec)
+                self._memory, self._calls = twin._memory, twin._calls
             else:
                 self._memory = KeyedMemory.of(session, called, spec)
                 self._calls = KeyedCalls(session, self._memory, spec)
             self._passes = KeyedPasses(session, self._memory, self._calls)
             self._called, self._shared = called, self._memory.memory
-            # in one step each: either this call has opened the table, or it can be made again
-            if called in handles:
-                twins.append(self)
-            else:
-                handles[called] = [self]
+            # in one step: either this call has opened the table, or it can be made again
+            handles.add(_key(called), self)
 
     # -- what it is ------------------------------------------------------------------------------------------
 
@@ -69,29 +64,11 @@ class HeldKeyedTable(Steered):
         """Numbers in a row."""
         return self._spec.dim
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of the values in the shared memory."""
-        return self._dtype
-
-    @property
-    def name(self) -> str | None:
-        """Its name, or None for one that was created by order."""
-        return self._spec.name
-
-    @property
-    def spec(self) -> KeyedSpec:
-        """Everything that the workers have agreed on."""
-        return self._spec
-
     def _hyper(self, index: int) -> Array:
         return self._memory.hyper()[index : index + 1]
 
     def _steps(self) -> int:
         return self._memory.adds()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._spec}>"
 
     # -- the end ---------------------------------------------------------------------------------------------
 
@@ -112,8 +89,8 @@ class HeldKeyedTable(Steered):
         session = self._session
         if session.closed is not None:
             return
-        with session.making:
-            handles = session.keyed_handles.get(self._called, [])
+        with session.handles.making:
+            handles = session.handles.of(_key(self._called))
             if self not in handles:
                 return
             last = len(handles) == 1
@@ -126,14 +103,8 @@ class HeldKeyedTable(Steered):
                 self._closed = True
             if last:
                 session.close_memory(self._shared)
-            if self in handles:  # a signal's handler may have closed it meanwhile
-                handles.remove(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+            # the name stays known: a table by order is never another one
+            session.handles.remove(_key(self._called), self)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -141,3 +112,11 @@ class HeldKeyedTable(Steered):
         """Finishes what a call that raised has left half; a ``close`` that raised has done so."""
         if not self._closed:
             self._calls.settle(deadline)
+
+    def _leave(self) -> None:
+        """At the session's end (which calls it): the others need nothing more of this worker."""
+
+
+def _key(called: str) -> str:
+    """Returns what a session's handles call a keyed table."""
+    return f"keyed {called}"

@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from multiverso import layout as at
 from multiverso.consistency_modes import chosen_mode
@@ -26,6 +26,7 @@ from multiverso.runtime.job.options import check_exchange
 from multiverso.runtime.job.wait_graph import WaitGraph, read_wait_graph
 from multiverso.runtime.session.attaching import ask_for_place, withdraw
 from multiverso.runtime.session.barrier import Barrier
+from multiverso.runtime.session.handles import Handle, Handles
 from multiverso.runtime.session.holdings import Holdings
 from multiverso.runtime.session.liveness import Liveness
 from multiverso.runtime.session.node_client import NodeClient
@@ -43,15 +44,9 @@ WAIT_SECONDS = 1800.0  # a master may validate for long
 _MOST_WAIT = 30.0
 
 
-class Handler(Protocol):
-    """What a session asks of a table's handler."""
-
-    @property
-    def number(self) -> int:
-        """The table's number."""
-
-    def _flush_until(self, deadline: Deadline) -> None: ...
-    def _leave(self) -> None: ...
+def table_key(number: int) -> str:
+    """Returns what a session's handles call a table that has a number."""
+    return f"table {number}"
 
 
 class Session(InProcess):
@@ -110,13 +105,9 @@ class Session(InProcess):
         self._ending = threading.RLock()
         self._flushed = self._over = False
         self.made_by = threading.get_ident()
-        self._handlers: list[Handler] = []
+        self.handles = Handles()
         # what `shutdown` calls while everything still works
         self.before_end: dict[str, Callable[[], None]] = {}
-        # keyed tables by what the job calls them: the objects that are open here; none: it was closed
-        self.keyed_handles: dict[str, list[Any]] = {}
-        # held while a table's object is made: threads that open one table at once share its calls, and its hand
-        self.making = threading.RLock()
         self._barrier = Barrier()
         self._link = NodeLink()
         self.node = NodeClient(self, self._link, self._lock)
@@ -220,8 +211,8 @@ class Session(InProcess):
 
     def flush_until(self, deadline: Deadline) -> None:
         """Like `flush`, for callers that already have a deadline."""
-        for handler in [*self._handlers, *self.keyed_tables.values()]:
-            handler._flush_until(deadline)
+        for handle in self.handles:
+            handle._flush_until(deadline)
 
     # -- tables ----------------------------------------------------------------------------------------------
 
@@ -319,23 +310,25 @@ class Session(InProcess):
         """Returns this worker's tables by number."""
         return dict(self._holdings.tables)
 
-    def adopt(self, handler: Handler, number: int, shard: Shard) -> None:
+    def adopt(self, handle: Handle, number: int, shard: Shard) -> None:
         """Takes in a table's handler, to flush it at barriers and to end it at the end; the table is open now."""
         with self._lock:
             self._holdings.keep(number, shard)
-            self._handlers.append(handler)
+            self.handles.add(table_key(number), handle)
 
-    def dismiss(self, handler: Handler) -> None:
+    def dismiss(self, handle: Handle, number: int) -> None:
         """Forgets a handler that is closed; with its table's last one this worker's part in the table ends.
 
         The handler refers to the table's memory no longer. An interrupted call can be repeated.
         """
+        table = table_key(number)
         # else this is a signal's handler, or a finalizer, in the middle of a call of this thread that asks the node
         may_ask = not holds(self._lock)
         with self._lock:
-            if all(other is handler or other.number != handler.number for other in self._handlers):
-                self._holdings.close_table(handler.number, may_ask)
-            self._handlers = [other for other in self._handlers if other is not handler]
+            if all(other is handle for other in self.handles.of(table)):
+                self._holdings.close_table(number, may_ask)
+            self.handles.remove(table, handle)
+            self.handles.forget(table)
 
     def close_memory(self, memory: SharedMemory) -> None:
         """Ends this worker's part in what :meth:`shared_memory` has returned, whose array shows zeros from here on.
@@ -346,15 +339,6 @@ class Session(InProcess):
         may_ask = not holds(self._lock)  # as in `dismiss`
         with self._lock:
             self._holdings.close_memory(memory.number, may_ask)
-
-    @property
-    def keyed_tables(self) -> dict[str, Any]:
-        """The first open object of each keyed table, by what the job calls it."""
-        return {called: tables[0] for called, tables in list(self.keyed_handles.items()) if tables}
-
-    def handlers(self) -> list[Any]:
-        """Returns the handlers of this session's tables, in the order of their creation."""
-        return list(self._handlers)
 
     # -- waiting ---------------------------------------------------------------------------------------------
 
@@ -469,15 +453,14 @@ class Session(InProcess):
                 "the session is over: shutdown() was called; call init() again to begin a new one "
                 "(tables of the old one cannot be used any more)"
             )
-        for handler in self._handlers:
-            handler._leave()
+        for handle in self.handles:
+            handle._leave()
         if self._takes_part:
             self.control.leave(self.worker_id)
         self._liveness.release()
         self._link.close()
         self._holdings.leave()
-        self._handlers.clear()
-        self.keyed_handles.clear()
+        self.handles.clear()
         note_over(self)
         if self._on_close is not None:
             self._on_close()
