@@ -77,7 +77,8 @@ class Header:
     """A record of int64 words that do not change any more once they are read."""
 
     def __init__(self, words: memoryview, place: int, dtype: np.dtype[Any]) -> None:
-        self._words, self._place, self._fields = words, place, dtype.fields or {}
+        self._words, self._place = words, place
+        self._fields: Any = dtype.fields or {}
 
     def __getattr__(self, name: str) -> int:
         value = int(self._words[(self._place + self._fields[name][1]) >> 3])
@@ -137,6 +138,12 @@ def atomics(memory: Memory) -> ModuleType:
         memory.scheduler.wake(int(address))
         return 0
 
+    def array_at(address: int, count: int, dtype: Any) -> np.ndarray:
+        """Returns a caller's memory, which may be an array of its own."""
+        size = count * np.dtype(dtype).itemsize
+        buffer: Any = (ctypes.c_char * size).from_address(int(address))
+        return np.frombuffer(buffer, dtype)
+
     def call_update(
         update: int,
         values: int,
@@ -147,20 +154,17 @@ def atomics(memory: Memory) -> ModuleType:
         count: int,
     ) -> None:
         memory.scheduler.step("update", values)
-        total = np.frombuffer((ctypes.c_int64 * count).from_address(delta), np.int64)
+        total = array_at(delta, count, np.int64)
         for kept in (state, values):
             array = memory.array(kept, count, np.int64)
             memory.write(array, array + total)
 
     def move(to: int, source: int, nbytes: int) -> None:
-        def bytes_at(address: int) -> np.ndarray:
-            return np.frombuffer((ctypes.c_char * nbytes).from_address(int(address)), np.int64)
-
-        memory.write(bytes_at(to), bytes_at(source))
+        memory.write(array_at(to, nbytes // 8, np.int64), array_at(source, nbytes // 8, np.int64))
 
     def add_line(to: int, source: int, like: np.ndarray) -> None:
         count = 64 // like.itemsize
-        added = np.frombuffer((ctypes.c_char * 64).from_address(int(source)), like.dtype)
+        added = array_at(source, count, like.dtype)
         line = memory.array(to, count, like.dtype)
         memory.write(line, line + added)
 

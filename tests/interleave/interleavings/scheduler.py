@@ -256,10 +256,10 @@ class Scheduler:
         if self._way == "priorities":
             if changed and me in ready:
                 self._lowest -= 1.0
-                me.priority = self._lowest  # type: ignore[union-attr]
+                me.priority = self._lowest
             return max(ready, key=lambda a: a.priority)
         if me in ready and not willing and not changed:
-            return me  # type: ignore[return-value]
+            return me
         others = [a for a in ready if a is not me]
         return self._random.choice(others or ready)
 

@@ -75,9 +75,10 @@ class World:
         memory.reset(self.scheduler)
         self.at = self.source["layout"]
         size = self.at.control_bytes(self.capacity)
+        address = memory.take(size)
         segment = SimpleNamespace(
-            address=memory.take(size),
-            array=lambda offset, count, dtype: memory.array(segment.address + offset, count, dtype),
+            address=address,
+            array=lambda offset, count, dtype: memory.array(address + offset, count, dtype),
         )
         self.control = self.source["runtime.job.control"].Control(segment)
         self.control.initialise(self.capacity)

@@ -112,9 +112,10 @@ class RejoiningWorld(RoundsWorld):
         self.making = 0.3 if seed % 4 == 3 else 0.0
         self.begun: set[int] = set()
         self.keeper = random.choice((0, 0, 1))
-        self.staged = [
+        self.kept = [
             Kept(s.elements, s.chunk, s.first, s.parts, slow=random.choice((0, 0, 3))) for s in self.staged
         ]
+        self.staged = self.kept
         self.filled = 0  # how often values were asked for, and came
         others = [host for host in self.hosts if host.number != self.keeper]
         self.optional = {0} - {self.keeper}  # whose part may be missing from a round
@@ -211,9 +212,9 @@ class RejoiningWorld(RoundsWorld):
         for other in self.live:
             if other is not host:
                 self._later(0.05, self._obey, other, other.incarnation)
-        old = self.staged[host.number]
+        old = self.kept[host.number]
         staged = Kept(old.elements, old.chunk, old.first, old.parts, blank=True, away=True)
-        self.staged[host.number] = staged
+        self.kept[host.number] = staged
         self.rounds[host.number] = rounds = Rounds(
             host.number, range(len(self.hosts)), lambda peer: self._wake(host, peer)
         )
@@ -233,7 +234,7 @@ class RejoiningWorld(RoundsWorld):
     def _make(self, host: Host, incarnation: int) -> None:
         if host.incarnation != incarnation or not self._when_up(host, lambda: self._make(host, incarnation)):
             return
-        rounds, staged = self.rounds[host.number], self.staged[host.number]
+        rounds, staged = self.rounds[host.number], self.kept[host.number]
         rounds.attach(TABLE, staged, blank=True, overwrites=self.overwritten)
         if self.overwritten:
             self.whole[host.number] = lambda: rounds.is_whole(TABLE)
@@ -249,9 +250,9 @@ class RejoiningWorld(RoundsWorld):
         super()._overwrite_at_a_barrier()
 
     def _check_set(self, writer: Host, new: np.ndarray) -> None:
-        kept = self.staged[self.keeper].values[-1]
+        kept = self.kept[self.keeper].values[-1]
         for host in self.live:
-            staged = self.staged[host.number]
+            staged = self.kept[host.number]
             assert staged.blank or np.array_equal(staged.values[-1], kept)
         if not writer.dead and writer.incarnation == self.incarnations[writer.number]:
             assert np.array_equal(kept, new), "what was set is not there"
@@ -260,7 +261,7 @@ class RejoiningWorld(RoundsWorld):
 
     def _go_away(self, host: Host) -> None:
         """The workers of a host die, one after another as far as its node knows: between two rounds of theirs."""
-        staged = self.staged[host.number]
+        staged = self.kept[host.number]
         if host.dead or staged.away or not staged.values:
             return
         if staged.ready >= staged.done + 1:
@@ -277,7 +278,7 @@ class RejoiningWorld(RoundsWorld):
         if host.incarnation != incarnation or not self._when_up(host, lambda: self._ask(host, incarnation)):
             return
         self.say(f"host {host.number} asks for the values")
-        rounds, staged = self.rounds[host.number], self.staged[host.number]
+        rounds, staged = self.rounds[host.number], self.kept[host.number]
         if TABLE not in rounds:
             self._later(0.01, self._ask, host, incarnation)
             return
@@ -301,7 +302,7 @@ class RejoiningWorld(RoundsWorld):
         incarnation = host.incarnation
         if not self._when_up(host, lambda: self._work_again(host, incarnation)):
             return
-        staged, rounds = self.staged[host.number], self.rounds[host.number]
+        staged, rounds = self.kept[host.number], self.rounds[host.number]
         if not staged.away and staged.done == staged.ready and staged.ready < self.scene.adds:
             staged.ready += 1
         rounds.look(self.clock.now)
@@ -314,7 +315,7 @@ class RejoiningWorld(RoundsWorld):
 
     def _done(self) -> bool:
         return all(
-            self.staged[host.number].done >= self.scene.adds and not self.staged[host.number].away
+            self.kept[host.number].done >= self.scene.adds and not self.kept[host.number].away
             for host in self.live
         ) and len(self.live) == len(self.hosts)
 
@@ -323,10 +324,10 @@ class RejoiningWorld(RoundsWorld):
     def run(self) -> None:
         self.schedule_faults()
         self._until(self._done, "the rounds")
-        kept = self.staged[self.keeper]
+        kept = self.kept[self.keeper]
         assert all(values.size for values in kept.values)
         for host in self.hosts:
-            for number, values in enumerate(self.staged[host.number].values):
+            for number, values in enumerate(self.kept[host.number].values):
                 same = not values.size or np.array_equal(values, kept.values[number])
                 assert same, f"round {number} differs between hosts {self.keeper} and {host.number}"
         self._check_sums(kept)
@@ -337,7 +338,7 @@ class RejoiningWorld(RoundsWorld):
         everyone = range(len(self.hosts))
         old = kept.values[0]
         for number in range(self.scene.adds + 1):
-            came = {host for host in everyone if 0 < self.staged[host].came <= number}
+            came = {host for host in everyone if 0 < self.kept[host].came <= number}
             missing = sorted(self.optional - came)
             for low in range(0, kept.elements, kept.chunk):
                 place = slice(low, low + kept.chunk)

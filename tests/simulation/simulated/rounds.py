@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -75,6 +75,23 @@ class Staged:
         if (chunk + 1) * self.chunk >= self.elements:
             self.values.append(np.concatenate(self.chunks[number]))
 
+    # what a host that lacks the values gets from another: here none does
+
+    def complete(self, number: int) -> bool | None:
+        raise NotImplementedError
+
+    def pieces(self) -> list[int]:
+        raise NotImplementedError
+
+    def give(self, piece: int, into: np.ndarray) -> None:
+        raise NotImplementedError
+
+    def put(self, piece: int, found: np.ndarray) -> None:
+        raise NotImplementedError
+
+    def filled(self) -> int:
+        raise NotImplementedError
+
 
 class RoundsWorld(World):
     """Hosts whose workers go through rounds as fast as they can, with pauses.
@@ -90,20 +107,20 @@ class RoundsWorld(World):
         super().__init__(replace(scene, elements=(), dtypes=(), joins=False), random, Memory(), trace)
         self.sizes = (size, random.choice((1, 3, 8)))
         self.workers = [random.randint(1, 3) for _ in self.hosts]
-        self.staged: list[Staged] = []
         self.rounds: list[Rounds] = []
         self.whole: dict[int, Callable[[], bool]] = {}
         # turns that the coordinator has named, and whose values they carry
         self.overwritten: dict[int, int] = {}
+        tables: list[Staged] = []
         for host in self.hosts:
             parts = [[self._part(size) for _ in range(self.workers[host.number])] for _ in range(scene.adds)]
-            staged = Staged(*self.sizes, self._numbers(size), parts)
-            self.staged.append(staged)
+            tables.append(Staged(*self.sizes, self._numbers(size), parts))
             rounds = Rounds(host.number, range(scene.hosts), lambda peer, host=host: self._wake(host, peer))  # type: ignore[misc]
             self.rounds.append(rounds)
             for link in host.links.values():
                 link._books.rounds = rounds
             self._later(0.005, self._attach, host)
+        self.staged: Sequence[Staged] = tables
 
     def _numbers(self, size: int) -> np.ndarray:
         return np.array([self.random.uniform(-1, 1) for _ in range(size)], np.float32)

@@ -7,6 +7,7 @@ have come.
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 
 from interleavings.source import Source
@@ -92,7 +93,7 @@ def gates(source: Source, seed: int, how: How = DRAWN) -> int:
 
     def work(worker: int) -> None:
         for target in range(1, number + 1):
-            world.tell_node(lambda t=target: elsewhere.arrive(worker, t))
+            world.tell_node(partial(elsewhere.arrive, worker, target))
             code = world.until_done(waits.barrier, control.address, worker, target)
             if code:
                 lost = [w for w, liveness in elsewhere.ended.items() if liveness == at.LOST]
@@ -111,11 +112,11 @@ def gates(source: Source, seed: int, how: How = DRAWN) -> int:
     world.disturb(random, reach, how, random.choice((0, 0, 1)), random.choice((0, 0, 2)))
     for worker in elsewhere.reached:
         for _ in range(number):
-            do = lambda w=worker: elsewhere.come(w)  # noqa: E731
-            world.scheduler.at(random.randrange(1, reach), lambda d=do: world.tell_node(d))
+            come = partial(elsewhere.come, worker)
+            world.scheduler.at(random.randrange(1, reach), partial(world.tell_node, come))
         if random.random() < 0.4:
             liveness = random.choice((at.LOST, at.GONE))
-            end = lambda w=worker, how=liveness: elsewhere.end(w, how)  # noqa: E731
-            world.scheduler.at(random.randrange(1, reach), lambda d=end: world.tell_node(d))
+            end = partial(elsewhere.end, worker, liveness)
+            world.scheduler.at(random.randrange(1, reach), partial(world.tell_node, end))
     world.scheduler.run()
     return world.scheduler.steps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -93,7 +94,7 @@ def judge_words(world: World, shard: Any) -> None:
 
     assert world.quietly(held) <= len(world.dead), "a word is held by nobody who died"
     taken = sum(
-        world.quietly(lambda w=worker: shard.statistics(w)["locks_recovered"])
+        world.quietly(partial(shard.statistics, worker))["locks_recovered"]
         for worker in range(world.capacity)
     )
     assert taken <= len(world.dead), f"{taken} words were taken over, and {len(world.dead)} workers died"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
+from typing import Any
 
 from interleavings.source import Source
 from interleavings.world import DRAWN, LOST, How, World, schedule_of
@@ -122,7 +124,7 @@ def _known_lost(world: World, target: int, reached: Callable[[int], int]) -> lis
     """Those that the node has called lost before they came so far, where nobody goes on without the lost."""
     if world.continues or world.replaced:
         return []
-    fates = {worker: world.quietly(lambda w=worker: world.control.liveness(w)) for worker in world.dead}
+    fates = {worker: world.quietly(partial(world.control.liveness, worker)) for worker in world.dead}
     return [
         worker for worker, liveness in fates.items() if liveness == world.at.LOST and reached(worker) < target
     ]
@@ -134,7 +136,7 @@ def _still_there(world: World, before: dict[int, int], there: dict[int, int]) ->
     return [
         worker
         for worker, life in before.items()
-        if there.get(worker) == life and world.quietly(lambda w=worker: control.worker(w).is_live)
+        if there.get(worker) == life and world.quietly(partial(_is_live, control, worker))
     ]
 
 
@@ -171,3 +173,7 @@ def _judge_lost(world: World, lost: dict[int, int], reached: Callable[[int], int
         assert not world.continues, f"worker {worker} did not go on without the lost"
         behind = [other for other in world.dead if reached(other) < target or other in world.replaced]
         assert behind, f"worker {worker} was told of a loss at {target}, and all who died had come there"
+
+
+def _is_live(control: Any, worker: int) -> bool:
+    return bool(control.worker(worker).is_live)
