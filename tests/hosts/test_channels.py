@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -17,11 +18,13 @@ from multiverso.hosts.tls import Encrypted, context_of, encrypt
 
 
 @contextmanager
-def connected() -> Iterator[tuple[Encrypted, Encrypted, socket.socket]]:
+def connected(
+    make: Callable[[], tuple[socket.socket, socket.socket]] = socket.socketpair,
+) -> Iterator[tuple[Encrypted, Encrypted, socket.socket]]:
     """Both ends after their handshake, and the first one's socket."""
     pytest.importorskip("OpenSSL", reason="pyOpenSSL is not installed")
     job = new_credentials()
-    ours, theirs = socket.socketpair()
+    ours, theirs = make()
     found: list[Encrypted] = []
 
     def listen() -> None:
@@ -111,6 +114,30 @@ def test_large_and_small_parts_come_in_order_from_both_sides() -> None:
         assert received(second, 4 + len(large) + 4) == b"head" + large + b"tail"
         assert received(first, 7) == b"answer!"
         sender.join()
+
+
+def cut_anywhere() -> tuple[socket.socket, socket.socket]:
+    """Two sockets; what goes from the first to the second is cut at random bytes."""
+    (ours, near), (far, theirs) = socket.socketpair(), socket.socketpair()
+
+    def relay(source: socket.socket, sink: socket.socket) -> None:
+        cuts = random.Random(1)
+        with source, sink, suppress(ConnectionError):  # either end may be closed first
+            while data := source.recv(cuts.randint(1, 3000)):
+                sink.sendall(data)
+
+    with near, far:
+        for ends in ((near.dup(), far.dup()), (far.dup(), near.dup())):
+            threading.Thread(target=relay, args=ends).start()
+    return ours, theirs
+
+
+def test_records_that_the_network_has_cut_anywhere_are_put_together() -> None:
+    with connected(cut_anywhere) as (first, second, _):
+        text = os.urandom(100_000)
+        for length in (1, 5, 16_384, 40_000, 100_000):
+            first.send(text[:length])
+            assert received(second, length) == text[:length]
 
 
 def test_what_was_changed_on_the_way_ends_the_connection_with_the_reason() -> None:

@@ -4,9 +4,10 @@ The socket is ours, and what is read from it is handed to the library in large p
 standard library gives 16 KiB at most, and two threads on one deadlock or crash in some versions of CPython. OpenSSL's
 object is guarded by a lock here that no thread holds while it is in the network.
 
-A record has 16 KiB at most, so a frame of a megabyte is 64 calls on either side. They go to OpenSSL's own functions,
-in the memory that the frame is in: pyOpenSSL's methods allocate, copy and check each time, which takes as long as the
-cipher itself.
+A record has 16 KiB at most, so a frame of a megabyte is 64 of them. Calls go to OpenSSL's own functions, in the memory
+that the frame is in: pyOpenSSL's methods allocate, copy and check each time, which takes as long as the cipher itself.
+What is sent is encrypted by a call for each piece. What arrives is read by OpenSSL where it was received: a memory BIO
+that it is written to would first clear, then copy it.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ _TLS_RECORDS = (0x15, 0x16)  # alert, handshake
 # of one key, with AES-GCM: RFC 8446, section 5.5, says 2^24.5; the handshake of another connection makes new ones
 _MOST_RECORDS = 1 << 24
 _WANT_READ, _ENDED = 2, 6  # SSL_ERROR_WANT_READ, SSL_ERROR_ZERO_RETURN
-_FUNCTIONS = (
-    *("SSL_read", "SSL_write", "SSL_get_error", "BIO_read", "BIO_write"),
-    *("ERR_get_error", "ERR_reason_error_string"),
+_NAMES = (
+    *("SSL_read", "SSL_write", "SSL_set_bio", "SSL_clear_mode", "SSL_MODE_ENABLE_PARTIAL_WRITE"),
+    *("BIO_read", "BIO_new_mem_buf", "BIO_set_mem_eof_return"),
+    *("SSL_get_error", "ERR_get_error", "ERR_reason_error_string"),
 )
 
 
@@ -42,9 +44,10 @@ class Encrypted(OnSocket):
         super().__init__(connection)
         self._tls = tls  # keeps what is below
         try:
-            self._ssl, self._out, self._in = tls._ssl, tls._from_ssl, tls._into_ssl
+            self._ssl, self._out = tls._ssl, tls._from_ssl
             self._library, self._address_of, self._string = SSL._lib, SSL._ffi.from_buffer, SSL._ffi.string
-            for name in _FUNCTIONS:
+            self._null = SSL._ffi.NULL
+            for name in _NAMES:
                 getattr(self._library, name)
         except AttributeError as error:
             raise RefusedError(
@@ -52,6 +55,8 @@ class Encrypted(OnSocket):
                 f'otherwise ({error}): pip install "pyopenssl<27" on every host, or start with --insecure-fabric on a '
                 "network that you trust"
             ) from error
+        # a call writes all of a piece, and not a record
+        self._library.SSL_clear_mode(self._ssl, self._library.SSL_MODE_ENABLE_PARTIAL_WRITE)
         self._lock = threading.Lock()
         self._received = memoryview(bytearray(_PIECE))
         self._records = memoryview(bytearray(2 * _PIECE))
@@ -93,16 +98,12 @@ class Encrypted(OnSocket):
     def _encrypt(self, view: memoryview, end: int) -> int:
         """Encrypts at most a piece; returns where the records end that begin at ``end``."""
         plain, records = self._address_of(view), self._address_of(self._records)
-        done = 0
         self._sent_records += -(-len(view) // _RECORD)
         if self._sent_records > _MOST_RECORDS:
             raise ConnectionError(f"{_MOST_RECORDS} records were encrypted with this connection's key")
         with self._lock:
-            while done < len(view):
-                count = self._library.SSL_write(self._ssl, plain + done, len(view) - done)
-                if count <= 0:
-                    raise self._error(self._library.SSL_get_error(self._ssl, count))
-                done += count
+            if (count := self._library.SSL_write(self._ssl, plain, len(view))) != len(view):
+                raise self._error(self._library.SSL_get_error(self._ssl, count))
             while (count := self._library.BIO_read(self._out, records + end, len(self._records) - end)) > 0:
                 end += count
         return end
@@ -118,10 +119,16 @@ class Encrypted(OnSocket):
             count = self._socket.recv_into(self._received, 0, socket.MSG_WAITALL if whole else 0)
             if not count:
                 return got
-            with self._lock:
-                taken = self._library.BIO_write(self._in, self._address_of(self._received), count)
-            if taken != count:
+            self._read_from(count)
+
+    def _read_from(self, count: int) -> None:
+        """OpenSSL reads next so many of the bytes that were received; it has taken in all that came before."""
+        with self._lock:
+            received = self._library.BIO_new_mem_buf(self._address_of(self._received), count)
+            if received == self._null:
                 raise MemoryError("OpenSSL has no memory for what was received")
+            self._library.BIO_set_mem_eof_return(received, -1)  # after these bytes others will come
+            self._library.SSL_set_bio(self._ssl, received, self._out)  # frees the last one; ``_out`` stays
 
     def _decrypt(self, view: memoryview, got: int) -> tuple[int, bool]:
         """Goes on to fill the view; returns how many bytes are in it now, and whether the other side has ended."""
