@@ -62,7 +62,7 @@ def main() -> None:
             counts.flush()
             seen = mv.run(measure, hosts, args=(counts.name,), hosts=hosts)
         simulated = staleness.measure(
-            hosts, chunks=4, every=EVERY, add_seconds=ADD_SECONDS, seconds=SECONDS, rate=4e8
+            hosts, nbytes=4 * ELEMENTS, every=EVERY, add_seconds=ADD_SECONDS, seconds=SECONDS, rate=4e8
         )["staleness_seconds"]
         measured = float(np.mean(seen))
         found[hosts] = {

@@ -14,7 +14,7 @@ from fabric_support import Adder, barrier, changed, fabrics, new_shard
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, StartupError, WaitTimeoutError
 from multiverso.hosts import pair, tls, transport
-from multiverso.hosts.copies import chunks_of, homes_of
+from multiverso.hosts.copies import CHUNK_BYTES, chunk_bytes_of, chunks_of, homes_of
 from multiverso.hosts.credentials import Credentials, new_credentials
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.transport import Hello, RefusedError
@@ -435,6 +435,16 @@ def test_chunks_cover_a_table_in_whole_stripes() -> None:
         assert all(c.size * 4 <= nbytes for c in chunks)
         if stripe * 4 <= nbytes:
             assert all(c.low % stripe == 0 for c in chunks)
+
+
+def test_no_chunk_is_more_than_a_hosts_part_of_the_table() -> None:
+    assert chunk_bytes_of(400 << 20, 100) == CHUNK_BYTES  # four for each
+    assert chunk_bytes_of(4, 2) == 64 << 10  # smaller ones would save nothing
+    for megabytes, hosts in [(1, 2), (40, 100), (25, 64)]:
+        nbytes = chunk_bytes_of(megabytes << 20, hosts)
+        chunks = chunks_of(megabytes << 18, 2048, 4, nbytes)
+        assert nbytes < CHUNK_BYTES
+        assert 0.8 * hosts <= len(chunks) == len(set(homes_of(1, len(chunks), list(range(hosts))))) <= hosts
 
 
 def test_homes_are_spread() -> None:

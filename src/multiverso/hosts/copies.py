@@ -17,6 +17,7 @@ from multiverso.kernels.codes import DONE, TIMED_OUT
 from multiverso.shards.shard import Shard
 
 CHUNK_BYTES = 1 << 20
+_UNIT_BYTES = 64 << 10
 Array = npt.NDArray[Any]
 _Record = c_int64 * 3  # of a kernel: how far it is, what it has found, and whether the table is convex
 
@@ -48,6 +49,12 @@ def chunks_of(elements: int, stripe: int, itemsize: int, chunk_bytes: int = CHUN
     return [Chunk(i, low, min(elements, low + length)) for i, low in enumerate(range(0, elements, length))]
 
 
+def chunk_bytes_of(nbytes: int, hosts: int) -> int:
+    """Returns the most of a table that travels in one frame: no more than what is one host's part of it."""
+    part = -(-nbytes // hosts)
+    return min(CHUNK_BYTES, -(-part // _UNIT_BYTES) * _UNIT_BYTES)
+
+
 def homes_of(table_id: int, chunks: int, hosts: list[int]) -> list[int]:
     """Returns each chunk's home: consecutive chunks together, small tables' spread by their numbers."""
     count = len(hosts)
@@ -73,6 +80,7 @@ class Copy:
     def __init__(self, shard: Shard, chunk_bytes: int = CHUNK_BYTES, control: int = 0) -> None:
         self.shard = shard
         self._control = control
+        self.chunk_bytes = chunk_bytes
         self.convex = shard.spec.convex
         self.dtype = np.dtype(shard.spec.dtype)
         self.elements = shard.spec.elements

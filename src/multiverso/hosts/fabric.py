@@ -17,7 +17,7 @@ from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, WaitTimeoutError
 from multiverso.hosts import transport
 from multiverso.hosts.channel import Channel
-from multiverso.hosts.copies import Copy
+from multiverso.hosts.copies import Copy, chunk_bytes_of
 from multiverso.hosts.credentials import Credentials
 from multiverso.hosts.door import Door
 from multiverso.hosts.held_tables import Held, HeldTables
@@ -179,7 +179,8 @@ class Fabric:
             control: address of the job's control segment, which tells whose locks are a dead worker's; 0: nobody's.
             rule: what a home makes of what hosts push, see ``hosts/rules_between.py``; from the first ``take`` on.
         """
-        copy = Copy(shard, control=control)  # it may have to compile: nobody waits for that
+        chunk_bytes = chunk_bytes_of(shard.spec.elements * shard.spec.itemsize, self.hosts)
+        copy = Copy(shard, chunk_bytes, control)  # it may have to compile: nobody waits for that
         with self._lock:
             held = self._tables.add(table_id, copy, wire, every, rule)
             if held.outer is not None and self._loop is None:

@@ -79,7 +79,7 @@ class HeldTables:
         outer = None
         if ruled.name != "sum":
             alive = len(self.survivors[-1]) if self.survivors else self._hosts
-            outer = SharedValues.of(ruled, alive, copy.shard.spec, number)
+            outer = SharedValues.of(ruled, alive, copy, number)
         held = self._held[number] = Held(copy, Changes(), homes, coded, every or Every(), outer)
         self._watch()
         return held

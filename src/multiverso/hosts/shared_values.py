@@ -52,8 +52,9 @@ class SharedValues:
     _momenta: dict[int, _Momentum] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, rule: RuleBetween, hosts: int, spec: TableSpec, number: int) -> SharedValues:
-        """Makes the values, zero, in memory that no worker has."""
+    def of(cls, rule: RuleBetween, hosts: int, beside: Copy, number: int) -> SharedValues:
+        """Makes the values, zero, in memory that no worker has, cut as this host's copy of the table is."""
+        spec = beside.shard.spec
         plain = TableSpec(spec.kind, spec.rows, spec.columns, spec.dtype, convex=spec.convex)
         descriptor = heap.create("outer", Places.of(plain, 1, False).size)
         try:
@@ -61,7 +62,7 @@ class SharedValues:
         finally:
             os.close(descriptor)
         initialise(memory.address, plain, number, 1, at.ASYNCHRONOUS)
-        return cls(rule, hosts, Copy(Shard(memory, plain, 1, at.ASYNCHRONOUS)))
+        return cls(rule, hosts, Copy(Shard(memory, plain, 1, at.ASYNCHRONOUS), beside.chunk_bytes))
 
     def regroup(self, hosts: int, values: dict[int, Array]) -> None:
         """Some hosts are no more: chunks that live here from now on begin with what was agreed with their last home."""

@@ -99,6 +99,7 @@ class Scene:
         replays: frames that come a second time.
         crashes: hosts that are lost, 0 or 1; then each host adds to elements of its own, so that losses can be told.
         joins: whether a lost host comes again, as one that has nothing.
+        star: only the first host has connections; each of the first ones is the home of one chunk.
         share: of a core that a node may use; 0 for no limit.
         every: how often passes begin.
         window: chunks under way; 0 for a random number.
@@ -122,6 +123,7 @@ class Scene:
     window: int = 0
     convex: bool = False
     joins: bool = False
+    star: bool = False
 
 
 def random_scene(random: Random) -> Scene:
@@ -178,18 +180,20 @@ class World:
         self.history: dict[tuple[int, int], list[bytes]] = {}
         for host in self.hosts:
             for peer in range(scene.hosts):
-                if peer != host.number:
+                if peer != host.number and (not scene.star or 0 in (peer, host.number)):
                     host.links[peer] = self._new_link(host, peer)
             for number, (size, dtype) in enumerate(zip(scene.elements, scene.dtypes, strict=True), 1):
                 copy = Copy(memory.shard(10 * host.number + number, size, dtype, scene.convex), CHUNK_BYTES)
                 changes = host.changes[number] = Changes()
                 host.copies[number] = copy
-                homes = host.homes[number] = homes_of(number, len(copy.chunks), list(range(scene.hosts)))
+                chunks = list(range(len(copy.chunks)))
+                homes = chunks if scene.star else homes_of(number, len(chunks), list(range(scene.hosts)))
+                host.homes[number] = homes
                 wire = Wire.of(scene.wire, dtype)
                 for link in host.links.values():
                     link.attach(number, copy, changes, homes, wire, scene.every)
         for high in range(scene.hosts):
-            for low in range(high):
+            for low in range(min(high, 1) if scene.star else high):
                 self._later(0.001, self._connect, low, high)
         for host in self.hosts:
             self._later(0.001, self._look, host)
