@@ -79,7 +79,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="HOST",
         help="a controller on each, reached by ssh; 2: a rehearsal here",
     )
-    parser.add_argument("--ssh", default="ssh", metavar="COMMAND", help='as in --ssh "ssh -p 2222"')
+    parser.add_argument(
+        "--ssh", default="ssh -o BatchMode=yes", metavar="COMMAND", help='as in --ssh "ssh -p 2222"'
+    )
     parser.add_argument(
         "--port",
         type=int,

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
-import shutil
 import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from multiverso.errors import StartupError
+from multiverso.hosts.addresses import ANY
 from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster
 from multiverso.launch import WorkerCommand
-from multiverso.launch.hosts import over_ssh
 from multiverso.launch.place import FROM_INPUT
+from multiverso.launch.ssh import MOST_HOSTS, addresses_of, checked_names, checked_ssh, over_ssh
 from platoon import configparser
 from platoon.devices import check_devices, device_environment
 from platoon.processes import Program, program
 from platoon.util import PlatoonError
 
 DEFAULT_HOSTS_PORT = 29600
-_MOST_HOSTS = 64
 _PASSED_ON = (
     "PYTHONPATH",
     "OMP_NUM_THREADS",
@@ -104,13 +103,12 @@ class Plan:
             PlatoonError: a host is given twice, has no devices, or there is no ssh.
         """
         rehearsal = len(hosts) == 1 and hosts[0].isdecimal()
-        if rehearsal and not 2 <= int(hosts[0]) <= _MOST_HOSTS:
-            raise PlatoonError(f"-H {hosts[0]}: a rehearsal has 2 to {_MOST_HOSTS} hosts")
-        names = tuple(f"host-{host}" for host in range(int(hosts[0]))) if rehearsal else tuple(hosts)
-        if not all(re.fullmatch(r"[\w.@:\[\]-]+", name) and not name.startswith("-") for name in names):
-            raise PlatoonError(f"-H {' '.join(hosts)}: give the hosts' names, or one number")
-        if len(set(names)) < len(names) or len(names) > _MOST_HOSTS:
-            raise PlatoonError(f"-H {' '.join(hosts)}: each host once, {_MOST_HOSTS} at most")
+        if rehearsal and not 2 <= int(hosts[0]) <= MOST_HOSTS:
+            raise PlatoonError(f"-H {hosts[0]}: a rehearsal has 2 to {MOST_HOSTS} hosts")
+        if rehearsal:
+            names = tuple(f"host-{host}" for host in range(int(hosts[0])))
+        else:
+            names, command, addresses = _reached(hosts, ssh)
         each = [_devices_of(name, devices) for name in names]
         workers = tuple(map(len, each))
         if rehearsal:
@@ -120,13 +118,9 @@ class Plan:
             credentials = new_credentials(encrypted=False).to_text()  # nothing leaves this machine
             first = listening.getsockname()[:2]
             return cls(Roster(0, names, workers, first, credentials, rehearsal=True), each, None, listening)
-        command = shlex.split(ssh)
-        if not command or shutil.which(command[0]) is None:
-            raise PlatoonError(f"--ssh {ssh}: {command[0] if command else 'it'} is not found")
-        addresses = tuple(name.rpartition("@")[2] for name in names)
         credentials = new_credentials(encrypted).to_text()
         first = (addresses[0], port)
-        roster = Roster(0, names, workers, first, credentials, bind="0.0.0.0", addresses=addresses)
+        roster = Roster(0, names, workers, first, credentials, bind=ANY, addresses=addresses)
         return cls(roster, each, command)
 
     def controllers(
@@ -171,6 +165,15 @@ class Plan:
     def __exit__(self, *error: object) -> None:
         if self._listening is not None:
             self._listening.close()
+
+
+def _reached(hosts: Sequence[str], ssh: str) -> tuple[tuple[str, ...], list[str], tuple[str, ...]]:
+    """Returns the hosts' names, what reaches one, and where they reach each other."""
+    try:
+        names, command = checked_names("-H", hosts), checked_ssh(ssh)
+        return names, command, addresses_of(names, command)
+    except StartupError as error:
+        raise PlatoonError(str(error)) from error
 
 
 def _devices_of(host: str, given: Sequence[str] | None) -> list[str]:

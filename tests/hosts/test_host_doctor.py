@@ -20,7 +20,8 @@ def ssh(tmp_path: Path) -> str:
     """Reaches every host but "gone", which is this machine."""
     here = tmp_path / "here.sh"
     here.write_text(
-        '#!/bin/sh\n[ "$1" = gone ] && { echo "no route to gone" >&2; exit 255; }\nexec sh -c "$2"\n'
+        '#!/bin/sh\n[ "$1" = gone ] && { echo "no route to gone" >&2; exit 255; }\n'
+        'echo "Welcome! {0}"\nexec sh -c "$2"\n'  # as a shell may that starts there
     )
     here.chmod(0o755)
     return str(here)
@@ -98,7 +99,7 @@ def test_different_versions_clocks_and_a_missing_extra_are_told() -> None:
     assert (found.state, found.text) == ("warn", "b is 60.0 s ahead of a")
 
 
-@pytest.mark.parametrize("hosts", ["a", "a,", "a,-b"])
+@pytest.mark.parametrize("hosts", ["a", "a,", "a,-b", "3"])
 def test_what_are_no_hosts_is_refused(hosts: str) -> None:
-    with pytest.raises(StartupError, match="give two names"):
+    with pytest.raises(StartupError, match=r"--hosts .*: give"):
         list(examine_hosts(hosts, "ssh", 1))

@@ -101,8 +101,8 @@ def test_a_rehearsal_adds_up_exactly(tmp_path: Path, hosts: int, workers: int) -
 @pytest.mark.parametrize(
     ("how", "code", "said"),
     [
-        ("worker", 137, "worker 1 (pid {}) was killed by SIGKILL"),
-        ("code", 7, "worker 1 (pid {}) failed with exit code 7"),
+        ("worker", 137, "worker 1 (pid {} on host-1) was killed by SIGKILL"),
+        ("code", 7, "worker 1 (pid {} on host-1) failed with exit code 7"),
         ("node", 137, "host-1 (pid {}) was killed by SIGKILL"),
         ("coordinator", 137, "host-0 (pid {}) was killed by SIGKILL"),
     ],

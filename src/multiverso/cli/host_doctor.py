@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import select
-import shlex
 import subprocess
 import sys
 import time
@@ -17,11 +16,28 @@ from typing import Any
 
 from multiverso.cli.doctor import Finding, State
 from multiverso.errors import StartupError
+from multiverso.launch.ssh import addresses_of, checked_names, checked_ssh, command_line
 
 _START_SECONDS = 60.0
 _ANSWER_SECONDS = 60.0
 _CLOCKS_SECONDS = 1.0
 _PINGS = 3
+VERDICTS = ("These hosts can run a job together.", "These hosts cannot run a job together yet.")
+# By what ssh, or the shell there, says.
+_ADVICE = {
+    "Host key verification failed": "The first time: `ssh {host}` from here, and answer yes. Where it has changed: "
+    "ask why, then `ssh-keygen -R {host}`.",
+    "Permission denied": "It has to let you in without a password: `ssh-keygen` once, then `ssh-copy-id {host}`.",
+    "Could not resolve": "Is that its name? It has to be one for ssh (/etc/hosts, DNS, ~/.ssh/config).",
+    "Connection refused": "Is an ssh server running there? For another port: --ssh 'ssh -o BatchMode=yes -p 2222'.",
+    "cd:": "The same folder has to be there as here: {folder}.",
+    "No module named": "pip install multiverso there, into the environment of {python}.",
+    "No such file": "The same interpreter has to be there as here, with multiverso installed: {python}.",
+}
+_NO_PROBE = (
+    "ssh has to get there without a password, and find this folder ({folder}) and this interpreter ({python}) with "
+    "multiverso installed."
+)
 
 
 class Probe:
@@ -29,17 +45,18 @@ class Probe:
 
     Args:
         host: its name.
-        ssh: what reaches it.
+        address: where the other hosts reach it.
+        ssh: what reaches it from here.
     """
 
-    def __init__(self, host: str, ssh: list[str]) -> None:
+    def __init__(self, host: str, address: str, ssh: list[str]) -> None:
         self.host = host
-        self.address = host.rpartition("@")[2]
+        self.address = address
         self.said: dict[str, Any] | None = None
         self.why = ""
-        python = shlex.join([sys.executable, "-P", "-m", "multiverso", "doctor", "--probe"])
+        python = (sys.executable, "-P", "-m", "multiverso", "doctor", "--probe")
         variables = [f"PYTHONPATH={os.environ['PYTHONPATH']}"] if os.environ.get("PYTHONPATH") else []
-        there = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join(variables)} {python}"
+        there = command_line(python, variables)
         self._process = subprocess.Popen(
             [*ssh, host, there], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
@@ -64,27 +81,27 @@ class Probe:
         assert self._process.stdout is not None
         end = time.monotonic() + seconds
         way = self._process.stdout.fileno()
-        while b"\n" not in self._rest:
-            left = end - time.monotonic()
-            if left <= 0 or not select.select([way], [], [], left)[0]:
-                self._give_up(f"it did not answer within {seconds:g} s")
-                return None
-            more = os.read(way, 65536)
-            if not more:
-                self._give_up("its probe ended")
-                return None
-            self._rest += more
-        line, self._rest = self._rest.split(b"\n", 1)
-        try:
-            answer: dict[str, Any] = json.loads(line)
-        except ValueError:
-            self._give_up(f"it said {line[:100]!r}")
-            return None
-        return answer
+        said = b""
+        while True:
+            while b"\n" not in self._rest:
+                left = end - time.monotonic()
+                if left <= 0 or not select.select([way], [], [], left)[0]:
+                    self._give_up(f"it did not answer within {seconds:g} s", said)
+                    return None
+                more = os.read(way, 65536)
+                if not more:
+                    self._give_up("its probe ended", said)
+                    return None
+                self._rest += more
+            said, self._rest = self._rest.split(b"\n", 1)
+            with contextlib.suppress(ValueError):  # what a shell there greets us with, perhaps
+                answer = json.loads(said)
+                if isinstance(answer, dict):
+                    return answer
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, why: str, said: bytes = b"") -> None:
         self._process.kill()
-        lines = (self._process.communicate()[1] or b"").decode(errors="replace").strip().splitlines()
+        lines = (self._process.communicate()[1] or said).decode(errors="replace").strip().splitlines()
         self.why = f"{why}: {lines[-1]}" if lines else why
         self.said = None
 
@@ -114,17 +131,17 @@ def examine_hosts(hosts: str, ssh: str, port: int) -> Iterator[Finding]:
         port: where the first would listen for the others.
 
     Raises:
-        StartupError: these are not hosts' names.
+        StartupError: these are not hosts' names, or there is no ssh.
     """
-    names = [name.strip() for name in hosts.split(",")]
-    if len(names) < 2 or not all(names) or any(name.startswith("-") for name in names):
+    if hosts.isdecimal() or "," not in hosts:
         raise StartupError(f"--hosts {hosts}: give two names or more, with commas between them.")
-    command = shlex.split(ssh)
+    names, command = checked_names("--hosts", hosts.split(",")), checked_ssh(ssh)
+    addresses = addresses_of(names, command)
     with contextlib.ExitStack() as stack:
-        try:
-            probes = [stack.enter_context(Probe(name, command)) for name in names]
-        except OSError as error:
-            raise StartupError(f"--ssh {ssh}: {error}") from error
+        probes = [
+            stack.enter_context(Probe(name, address, command))
+            for name, address in zip(names, addresses, strict=True)
+        ]
         for probe in probes:
             probe.meet()
             yield _found(probe)
@@ -139,10 +156,8 @@ def examine_hosts(hosts: str, ssh: str, port: int) -> Iterator[Finding]:
 def _found(probe: Probe) -> Finding:
     name = f"host {probe.host}"
     if probe.said is None:
-        advice = (
-            "ssh has to get there without a password, and find this folder and this interpreter "
-            f"({sys.executable}) with multiverso installed."
-        )
+        advice = next((words for sign, words in _ADVICE.items() if sign in probe.why), _NO_PROBE)
+        advice = advice.format(host=probe.host, python=sys.executable, folder=os.getcwd())
         return Finding(name, "fail", probe.why, advice)
     said = probe.said
     return Finding(

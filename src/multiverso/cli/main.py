@@ -221,10 +221,10 @@ def doctor(as_json: bool, hosts: str | None, ssh: str, port: int, probe: bool) -
     elif hosts is None:
         raise click.exceptions.Exit(show_findings(examine(), as_json))
     else:
-        from multiverso.cli.host_doctor import examine_hosts
+        from multiverso.cli.host_doctor import VERDICTS, examine_hosts
 
         raise click.exceptions.Exit(
-            _or_complain(lambda: show_findings(examine_hosts(hosts, ssh, port), as_json))
+            _or_complain(lambda: show_findings(examine_hosts(hosts, ssh, port), as_json, VERDICTS))
         )
 
 

@@ -9,10 +9,17 @@ import click
 from multiverso.cli.doctor import Finding
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+_HERE = ("multiverso works here.", "multiverso does not work here.")
 
 
-def show_findings(findings: Iterable[Finding], as_json: bool) -> int:
-    """Prints findings as they come; returns the exit code."""
+def show_findings(findings: Iterable[Finding], as_json: bool, verdicts: tuple[str, str] = _HERE) -> int:
+    """Prints findings as they come; returns the exit code.
+
+    Args:
+        findings: what was found.
+        as_json: for a program.
+        verdicts: what to say at the end, where nothing has failed and where something has.
+    """
     seen = []
     for finding in findings:
         seen.append(finding)
@@ -26,5 +33,5 @@ def show_findings(findings: Iterable[Finding], as_json: bool) -> int:
         checks = [asdict(finding) for finding in seen]
         click.echo(json.dumps({"ok": not failed, "checks": checks}, indent=2))
     else:
-        click.echo("multiverso does not work here." if failed else "multiverso works here.")
+        click.echo(verdicts[failed])
     return int(failed)

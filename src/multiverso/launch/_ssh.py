@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 
+FAILED = 255  # what ssh ends with when there is no connection, or no more
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -34,7 +35,7 @@ def main() -> None:
         signal.signal(number, lambda number, frame: send(f"{number}\n"))
     send(f"{roster}\n")
     code = process.wait()
-    sys.exit(128 - code if code < 0 else code)
+    sys.exit(FAILED if code < 0 else code)  # where ssh is killed, the connection has ended as in other ways
 
 
 if __name__ == "__main__":

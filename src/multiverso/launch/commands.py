@@ -50,5 +50,5 @@ def worker_commands(
         if devices:
             own["CUDA_VISIBLE_DEVICES"] = devices[(place.first_on_machine + index) % len(devices)]
         inherited = descriptors[index] if descriptors else ()
-        commands.append(WorkerCommand(tuple(programs[index]), own, share, inherited))
+        commands.append(WorkerCommand(tuple(programs[index]), own, share, inherited, host=place.name))
     return commands

@@ -6,23 +6,20 @@ do here is what a launcher does with workers: start them, pass on signals, end t
 """
 
 import os
-import re
-import shlex
-import shutil
 import signal
 import socket
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from multiverso.errors import StartupError
 from multiverso.hosts.addresses import ANY
 from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.exchange_options import VARIABLES, ExchangeOptions
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster, spread
+from multiverso.launch._ssh import FAILED as SSH_FAILED
 from multiverso.launch.job import Job
 from multiverso.launch.options import RunOptions, check
 from multiverso.launch.output import Output
@@ -32,13 +29,12 @@ from multiverso.launch.restarting import Replacements, Starts
 from multiverso.launch.results import JobResult, WorkerExit
 from multiverso.launch.signals import Signals, let_signals_end_us
 from multiverso.launch.sinks import Stream, unbuffered, write_all
+from multiverso.launch.ssh import MOST_HOSTS, addresses_of, checked_names, checked_ssh, over_ssh
 from multiverso.runtime.discovery.restarts import RESTARTS_VARIABLE, RESUME_VARIABLE
 
-_MOST_HOSTS = 64
 # Beyond what a host's launcher gives its own workers: it sends SIGTERM, waits, sends SIGKILL, and sweeps.
 _MORE_GRACE_SECONDS = 3.0
 _IN_CONSEQUENCE = 128 + signal.SIGTERM
-_SSH_FAILED = 255
 _PASSED_ON = (
     "PYTHONPATH",
     "MULTIVERSO_TIMEOUT_SECONDS",
@@ -68,21 +64,39 @@ def launch_on_hosts(options: RunOptions) -> int:
     with Signals() as signals:
         starts = Starts(options.max_restarts, options.timeout_seconds, signals)
         while True:
-            result, names = _start(options, starts)
-            code = _code(options, result)
-            if not starts.again(result, code):
+            ended = _start(options, starts)
+            if not starts.again(ended.result, ended.code):
                 break
-            _tell(options, result, names)
+            _tell(options, ended)
             _say(starts.words())
             starts.pause()
-    if result.reason != "signal":
+    if ended.result.reason != "signal":
         let_signals_end_us()
-    _tell(options, result, names)
-    return code
+    _tell(options, ended)
+    return ended.code
 
 
-def _start(options: RunOptions, starts: Starts) -> tuple[JobResult, tuple[str, ...]]:
-    """Runs the job once; returns how its hosts' launchers ended, and what the hosts are called."""
+@dataclass(frozen=True)
+class _Ended:
+    """A job that is over.
+
+    Attributes:
+        result: how its hosts' launchers ended, as workers of this one.
+        names: what the hosts are called.
+        last_words: what each one's launcher wrote last.
+    """
+
+    result: JobResult
+    names: tuple[str, ...]
+    last_words: Callable[[int], str]
+
+    @property
+    def code(self) -> int:
+        return _culprit(self.result.exits).code if self.result.reason == "failed" else self.result.exit_code
+
+
+def _start(options: RunOptions, starts: Starts) -> _Ended:
+    """Runs the job once."""
     assert options.hosts is not None
     by_ssh = not options.hosts.isdecimal()
     job_id = uuid.uuid4().hex
@@ -95,11 +109,17 @@ def _start(options: RunOptions, starts: Starts) -> tuple[JobResult, tuple[str, .
         output = Output(_pass_on)
         replacements = Replacements(options.replace)
 
+        def lost(end: WorkerExit) -> bool:
+            return end.failed and (end.signal is not None or (end.code == SSH_FAILED and by_ssh))
+
+        def ended(end: WorkerExit) -> None:
+            if lost(end) and options.on_failure == "continue":
+                _say(f"{roster.names[end.worker_id]} was lost; the others go on.")
+
         def again(end: WorkerExit) -> float | None:
             """A host is started again where its launcher was killed; one that has ended by itself has said why."""
             host = end.worker_id
-            gone = end.signal is not None or (end.code == _SSH_FAILED and by_ssh)
-            if not gone or host == 0 or 0 not in job.running:
+            if not lost(end) or host == 0 or 0 not in job.running:
                 return None
             seconds = replacements.after(end)
             if seconds is not None:
@@ -114,6 +134,7 @@ def _start(options: RunOptions, starts: Starts) -> tuple[JobResult, tuple[str, .
         times_replaced = [0] * roster.hosts
         job = Job(
             commands,
+            on_exit=ended,
             again=again,
             on_trouble=_say,
             marker=f"{JOB_VARIABLE}={job_id}",
@@ -122,15 +143,13 @@ def _start(options: RunOptions, starts: Starts) -> tuple[JobResult, tuple[str, .
             grace_seconds=2 * (options.grace_seconds + _MORE_GRACE_SECONDS),
             keep_stdin=True,
         )
-        return job.run(starts.seconds_left, signals=starts.signals), roster.names
+        result = job.run(starts.seconds_left, signals=starts.signals)
+        return _Ended(result, roster.names, output.last_words)
 
 
-def _code(options: RunOptions, result: JobResult) -> int:
-    return _culprit(result.exits).code if result.reason == "failed" else result.exit_code
-
-
-def _tell(options: RunOptions, result: JobResult, names: tuple[str, ...]) -> None:
+def _tell(options: RunOptions, ended: _Ended) -> None:
     assert options.hosts is not None
+    result = ended.result
     if result.reason == "timeout":
         _say(f"the job took longer than {options.timeout_seconds:g} s and was ended.")
     elif result.reason == "signal":
@@ -138,19 +157,22 @@ def _tell(options: RunOptions, result: JobResult, names: tuple[str, ...]) -> Non
     if result.reason != "failed":
         return
     culprit = _culprit(result.exits)
-    if culprit.code == _SSH_FAILED and not options.hosts.isdecimal():
-        _say(
-            f"{names[culprit.worker_id]} could not be reached by `{options.ssh}`, or the connection to it ended."
-        )
+    name, said = ended.names[culprit.worker_id], ended.last_words(culprit.worker_id)
+    if culprit.code == SSH_FAILED and not options.hosts.isdecimal():
+        _say(f"{name} could not be reached by `{options.ssh}`, or the connection to it ended.{_quoted(said)}")
     elif culprit.signal is not None:
-        _say(
-            f"{names[culprit.worker_id]} (pid {culprit.pid}) was killed by {culprit.signal}; the others were ended."
-        )
+        _say(f"{name} (pid {culprit.pid}) was killed by {culprit.signal}; the others were ended.")
     elif culprit.code == _IN_CONSEQUENCE:  # or all that is known of them is that they left
         _say(
             "no host says what failed first: its launcher was ended by SIGTERM, or a worker ended with exit code 0 and "
             "without multiverso.shutdown() while others needed it; their errors name it."
         )
+    elif not said.startswith("multiverso: "):  # then there was no launcher of ours that could say why
+        _say(f"{name} ended with exit code {culprit.code}; the others were ended.{_quoted(said)}")
+
+
+def _quoted(said: str) -> str:
+    return f" Its last line: {said}" if said else ""
 
 
 def _rehearsal(
@@ -158,8 +180,8 @@ def _rehearsal(
 ) -> tuple[Roster, list[WorkerCommand]]:
     """Hosts host-0, host-1, ... that are all this machine."""
     assert options.hosts is not None
-    if not 1 <= int(options.hosts) <= _MOST_HOSTS:
-        raise StartupError(f"--hosts {options.hosts}: the number of hosts must be from 1 to {_MOST_HOSTS}.")
+    if not 1 <= int(options.hosts) <= MOST_HOSTS:
+        raise StartupError(f"--hosts {options.hosts}: the number of hosts must be from 1 to {MOST_HOSTS}.")
     names = tuple(f"host-{host}" for host in range(int(options.hosts)))
     workers = spread(options.workers_num, len(names))
     listening = stack.enter_context(closing(socket.create_server(("127.0.0.1", 0))))
@@ -184,19 +206,10 @@ def _by_ssh(
 ) -> tuple[Roster, list[WorkerCommand]]:
     """Hosts by name, reached by ssh: the same folder and the same interpreter there as here."""
     assert options.hosts is not None
-    # an address of IPv6 has brackets before a port, and none for ssh
-    names = tuple(name.strip().replace("[", "").replace("]", "") for name in options.hosts.split(","))
-    if not all(re.fullmatch(r"[\w.@:%-]+", name) and not name.startswith("-") for name in names):
-        raise StartupError(
-            f"--hosts {options.hosts}: give a number, or hosts' names with commas between them."
-        )
-    if len(set(names)) < len(names) or len(names) > _MOST_HOSTS:
-        raise StartupError(f"--hosts {options.hosts}: each host once, {_MOST_HOSTS} at most.")
-    ssh = shlex.split(options.ssh)
-    if not ssh or shutil.which(ssh[0]) is None:
-        raise StartupError(f"--ssh {options.ssh}: {ssh[0] if ssh else 'it'} is not found.")
+    names = checked_names("--hosts", options.hosts.split(","))
     workers = spread(options.workers_num, len(names))
-    addresses = tuple(name.rpartition("@")[2] for name in names)
+    ssh = checked_ssh(options.ssh)
+    addresses = addresses_of(names, ssh)
     credentials = new_credentials(options.encrypted).to_text()
     first = (addresses[0], options.port)
     roster = Roster(
@@ -212,22 +225,6 @@ def _by_ssh(
         )
         for host, name in enumerate(names)
     ]
-
-
-def over_ssh(
-    ssh: Sequence[str], host: str, arguments: Sequence[str], variables: Sequence[str]
-) -> tuple[str, ...]:
-    """Returns the command that runs another on a host, in the same folder as here; see `_ssh` and `place`.
-
-    Args:
-        ssh: what reaches a host: it gets the host's name and one command line.
-        host: its name.
-        arguments: the command to run there, whose environment has to say where the roster comes from.
-        variables: what its environment has, as NAME=VALUE.
-    """
-    there = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join(variables)} {shlex.join(arguments)}"
-    helper = (sys.executable, "-I", "-S", str(Path(__file__).parent / "_ssh.py"))
-    return (*helper, *ssh, host, there)
 
 
 def _environ(options: RunOptions) -> dict[str, str]:
@@ -255,7 +252,7 @@ def _culprit(exits: Sequence[WorkerExit]) -> WorkerExit:
     """Which host's part ended the job: one with a code of its own, then one that was killed, then any."""
 
     def order(end: WorkerExit) -> int:
-        if end.code in (0, _IN_CONSEQUENCE):
+        if end.code in (0, _IN_CONSEQUENCE) or (end.ended_by_us and end.code == SSH_FAILED):
             return 3
         if end.signal is not None:
             return 2 if end.ended_by_us else 1

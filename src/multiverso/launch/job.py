@@ -351,6 +351,7 @@ class Job:
             signal_name(-code) if code < 0 else None,
             ended_by_us=code != 0 and ending,
             seconds=time.monotonic() - self._started_at[worker_id],
+            host=self._commands[worker_id - self._first].host,
         )
         self._exits[worker_id] = end
         if end.failed and self._on_failure == "continue" and self._reason == "finished":

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from multiverso.errors import StartupError
 from multiverso.launch.on_nodes import Part, job_on
 from multiverso.launch.options import RunOptions, check, log_files, misplaced_workers, program_of
 from multiverso.launch.output import Output
@@ -32,8 +33,17 @@ def launch(options: RunOptions) -> int:
         StartupError: something asked for is not there; no worker was started.
     """
     check(options)
-    program = program_of(options)
     place = here(options.workers_num)
+    try:
+        return _launch(options, place)
+    except StartupError as error:
+        if place.other_hosts is None:
+            raise
+        raise StartupError(f"{place.name}: {error}") from error
+
+
+def _launch(options: RunOptions, place: Place) -> int:
+    program = program_of(options)
     devices = choose_gpus(options.gpus, os.environ) if options.gpus else []
     logs = log_files(options, place.workers)
     report = JsonReport(unbuffered(sys.stdout)) if options.json else TextReport(options)

@@ -34,6 +34,7 @@ class WorkerCommand:
         cores: the cores to run on, or None for the launcher's own.
         descriptors: open file descriptors to pass on, under their numbers.
         files: where standard output and standard error go, instead of two pipes.
+        host: the name of the worker's host, in a job on several.
     """
 
     arguments: tuple[str, ...]
@@ -41,6 +42,7 @@ class WorkerCommand:
     cores: tuple[int, ...] | None = None
     descriptors: tuple[int, ...] = ()
     files: tuple[Path, Path] | None = None
+    host: str = ""
 
 
 def check_system() -> None:

@@ -146,6 +146,7 @@ class JsonReport(Watcher):
 
 def _exit_fields(end: WorkerExit) -> dict[str, object]:
     fields = asdict(end)
+    del fields["host"]  # such a job is on one
     return {"worker": fields.pop("worker_id"), **fields, "seconds": round(end.seconds, 3)}
 
 

@@ -21,6 +21,7 @@ class WorkerExit:
         signal: the signal's name, or None.
         ended_by_us: whether the launcher had already told it to end.
         seconds: how long it ran.
+        host: the name of its host, in a job on several.
     """
 
     worker_id: int
@@ -29,6 +30,7 @@ class WorkerExit:
     signal: str | None
     ended_by_us: bool
     seconds: float
+    host: str = ""
 
     @property
     def failed(self) -> bool:
@@ -37,7 +39,8 @@ class WorkerExit:
 
     def __str__(self) -> str:
         how = f"was killed by {self.signal}" if self.signal else f"failed with exit code {self.code}"
-        return f"worker {self.worker_id} (pid {self.pid}) {how}"
+        where = f" on {self.host}" if self.host else ""
+        return f"worker {self.worker_id} (pid {self.pid}{where}) {how}"
 
 
 @dataclass(frozen=True)
