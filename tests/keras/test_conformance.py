@@ -68,6 +68,8 @@ class KerasModel:
 
 DTYPES = ("float32", "float16")
 TestKerasOnTorch, TestKerasOnJax = (
-    bindings.suite(KerasModel, dtypes=DTYPES, env={"KERAS_BACKEND": backend}, preload=("keras",))
-    for backend in ("torch", "jax")
+    bindings.suite(
+        KerasModel, dtypes=DTYPES, env={"KERAS_BACKEND": backend}, preload=("keras",), hosts=[hosts]
+    )
+    for backend, hosts in (("torch", (1, 1)), ("jax", (1, 1, 1)))
 )

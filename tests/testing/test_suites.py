@@ -77,7 +77,7 @@ class NumpyModel:
 TestNumpy = bindings.suite(
     NumpyModel, dtypes=("float32", "float64"), hosts=[(2, 1, 1)], preload=("multiverso",)
 )
-TestArrayTable = tables.suite(array_table, hosts=[(2, 1, 1)], preload=("multiverso",))
+TestArrayTable = tables.suite(array_table, hosts=[(1, 1), (2, 1, 1)], preload=("multiverso",))
 TestMatrixTable = tables.suite(MatrixTable, workers=(2,), hosts=[(1, 1)], preload=("multiverso",))
 TestAdd = updaters.suite(mv.updaters.add(), add)
 TestSgd = updaters.suite(mv.updaters.sgd(), subtract)
