@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test quick check bench figures chaos pauses pythons ray buckets fuzz interrupts interleave simulate mutants golden docs clean distclean
+.PHONY: help demo test quick check bench figures chaos exact pauses pythons ray buckets fuzz interrupts interleave simulate mutants golden docs clean distclean
 
 # Whatever is active outside must not reach the environments made here.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONWARNINGS CONDA_PREFIX
@@ -70,6 +70,10 @@ chaos: .venv/.full ## thousands of kills from a seed; what the survivors waited 
 	$(BIN)/python benchmarks/chaos_keyed.py --kills 2000 --json benchmarks/results/chaos_keyed.json
 	$(BIN)/python benchmarks/chaos_between_hosts.py --kills 500 --json benchmarks/results/chaos_between_hosts.json
 	$(BIN)/python benchmarks/chaos_hosts.py --kills 100 --json benchmarks/results/chaos_hosts.json
+
+exact: .venv/.full ## sums and bits between hosts through thousands of cut connections, stopped nodes, and links silent for up to 70 s (root)
+	$(BIN)/python benchmarks/exact_between_hosts.py --cuts $(or $(NUMBER),3000) --seed $(or $(SEED),1) --silences 0.5 5 70 \
+		--json benchmarks/results/exact_between_hosts.json
 
 pauses: .venv/.full ## all tests, four at a time, while their processes are stopped at random (SEED=1)
 	$(BIN)/python scripts/pauses.py $(or $(SEED),1) env PATH="$(CURDIR)/$(BIN):$$PATH" \

@@ -12,6 +12,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import chaos_between_hosts
+import exact_between_hosts
 from chaos_hosts import episode
 
 
@@ -41,6 +42,19 @@ def test_who_is_left_of_a_worker_a_node_a_host_or_the_coordinator_goes_on_or_is_
     assert result["trouble"] == []
     assert set(result["left_behind"].values()) == {0}
     assert set(result["kinds"]) == {"worker", "node", "host", "coordinator", "stall"}
+
+
+def test_sums_and_bits_are_exact_through_connections_that_are_cut_at_any_byte(tmp_path: Path) -> None:
+    """Of the synchronous job, in a second run with other faults, too; `make exact` cuts thousands."""
+    path = tmp_path / "result.json"
+    program = [sys.executable, exact_between_hosts.__file__, "--json", path]
+    options = ["--seed", "2", "--cuts", "30", "--looks", "3"]
+    done = subprocess.run([*program, *options], capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(path.read_text())
+    assert result["trouble"] == []
+    assert result["cuts"] >= 30
+    assert set(result["left_behind"].values()) == {0}
 
 
 def test_a_job_whose_first_host_is_killed_goes_on_from_its_checkpoint() -> None:

@@ -43,6 +43,25 @@ def test_sums_are_exact_on_all_hosts_through_cut_connections(encrypted: bool) ->
         assert connections > 1, "the connection was never cut"
 
 
+def test_a_link_that_is_cut_again_and_again_and_carries_something_between_is_made_again_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever a connection had carried, the next pause was twice as long, up to a second for each cut."""
+    monkeypatch.setattr(pair, "_LATEST_SECONDS", 3600.0)
+    with fabrics(2, share=0) as made:
+        shards = [new_shard(TableSpec("array", 1, 100)) for _ in made]
+        for fabric, shard in zip(made, shards, strict=True):
+            fabric.attach(1, shard)
+        adders = [Adder(shard) for shard in shards]
+        for _ in range(15):
+            for adder in adders:
+                adder.add(np.ones(100, "float32"))
+            barrier(made)
+            made[1].interrupt(0)
+        barrier(made)
+        assert all(np.all(shard.values() == 30) for shard in shards)
+
+
 def test_an_encrypted_connection_is_made_anew_before_its_key_is_used_too_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -12,7 +12,7 @@ from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
 from multiverso.hosts.books import Outgoing
 from multiverso.hosts.channel import Channel, RefusedError, start_or_raise
-from multiverso.hosts.frames import OF_ROUNDS, ProtocolError, Reader
+from multiverso.hosts.frames import OF_ROUNDS, OPEN, ProtocolError, Reader
 from multiverso.hosts.link import Link
 from multiverso.hosts.pace import Pace
 from multiverso.hosts.transport import HANDSHAKE_SECONDS, Begun, Hello
@@ -51,6 +51,7 @@ class Pair:
         self._channel: Channel | None = None
         self._offered: tuple[Channel, Hello] | None = None
         self._last = (0, 0)
+        self._carried = False  # whether values have come over the last connection
         self._generation = 0
         self._thread = threading.Thread(target=self._run, name=f"multiverso-in-{link.peer}", daemon=True)
 
@@ -177,7 +178,7 @@ class Pair:
     def _run(self) -> None:
         pause = _SOONEST_SECONDS
         while not self._closing.is_set():
-            began = time.monotonic()
+            began, self._carried = time.monotonic(), False
             try:
                 found = self._connection()
                 if found is not None:
@@ -189,7 +190,9 @@ class Pair:
             except (OSError, MultiversoError, MemoryError) as error:
                 if isinstance(error, (ProtocolError, MemoryError)):
                     log(f"the connection to host {self.link.peer} was closed: {error}")
-            pause = _SOONEST_SECONDS if time.monotonic() - began > 1 else min(_LATEST_SECONDS, 2 * pause)
+            # at once where the connection has carried something: a second for each cut is what a bad link would cost
+            lasted = self._carried or time.monotonic() - began > 1
+            pause = _SOONEST_SECONDS if lasted else min(_LATEST_SECONDS, 2 * pause)
             if self._dial is not None:
                 self._closing.wait(pause)
 
@@ -268,6 +271,7 @@ class Pair:
                 continue
             header, body = whole
             self.link.arrived(header, body, time.monotonic())
+            self._carried |= header.length > 0 and header.kind != OPEN
             # what frames of rounds have moved is sent already
             leaves_some = header.kind not in OF_ROUNDS and self._pump_leaves_some()
             uncounted += 1 + header.length // _SMALL_BYTES
