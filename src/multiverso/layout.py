@@ -67,6 +67,7 @@ PARTICIPATION = WORKER.int32("participation", apart=True)  # the worker's word: 
 THREADED = WORKER.int32("threaded")
 BARRIER = WORKER.int64("barrier")  # barriers reached
 CREATED = WORKER.int64("created")  # tables asked for by order
+INCARNATION = WORKER.int32("incarnation")  # how many processes had its number before
 # what this worker waits for, one of the FOR_ below, or NOT_WAITING
 WAIT_KIND = WORKER.int32("wait_kind", apart=True)
 # bumped before and after the words below change, so that it is odd meanwhile
@@ -153,6 +154,9 @@ PROPOSALS = LINE.int64("proposals", 2)  # members of a step, for even and odd st
 STAGED = LINE.int64("staged")  # the last step of which this worker's slot is ready
 FOLDED = LINE.int64("folded")  # the last step of which this worker's part is folded
 FIRST_STEP = LINE.int64("first_step")  # the first step in which this worker takes part
+# of another host's worker, the node's word: 1 + its clock as that host says it while it waits, long before what it
+# has added is here and CLOCK shows it; 0: not known
+REACHED = LINE.int64("reached")
 CLOCK = LINE.int64("clock", apart=True)  # ticks done (bounded staleness)
 ADDS = LINE.int64("adds")
 GETS = LINE.int64("gets")

@@ -91,6 +91,46 @@ def test_a_deadlock_needs_everybody_to_wait_for_somebody() -> None:
     assert not stuck()
 
 
+def test_a_clock_of_another_host_counts_as_that_host_says_and_not_as_it_is_shown_here() -> None:
+    """Shown it is once the adds before it are here: on a slow link its worker waits for something else by then."""
+    barrier, clock = wait(at.FOR_BARRIER, 1), wait(at.FOR_CLOCK, 3, table=1)
+    workers = {0: state(0, clock, host="a"), 1: state(1, barrier, host="b")}
+
+    def stuck(reached: int) -> bool:
+        members = {0: WorkerProgress(0, 0, 1, 3), 1: WorkerProgress(0, 0, 1, 2, reached)}
+        return WaitGraph(workers, {1: TableProgress("w", 1, members)}, "a").deadlocked()
+
+    assert stuck(1 + 2)
+    assert not stuck(1 + 3)  # what it has added is on its way
+    assert not stuck(0)  # its host has not said so yet
+
+
+@pytest.mark.parametrize(
+    ("kind", "again", "words"),
+    [
+        (at.FOR_BARRIER, 0, "A barrier needs all workers"),
+        (at.FOR_ROUND, 0, "read the same tables equally often"),
+        (at.FOR_BARRIER, 1, "end loops by table.version or by a value"),
+    ],
+)
+def test_who_is_told_of_a_deadlock_hears_what_to_do_about_its_waits(
+    kind: int, again: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = TableProgress("w", 1, {i: WorkerProgress(0, 0, 1, 0) for i in range(2)})
+    mine, other = Wait(kind, 1, 1, 0, 1, since_ns=50), Wait(at.FOR_BARRIER, 1, 0, 0, 2, since_ns=50)
+    graph = WaitGraph({0: state(0, mine), 1: state(1, other, barrier=1, incarnation=again)}, {1: table})
+    monkeypatch.setattr("multiverso.runtime.session.patience._STILL_SECONDS", 0.0)
+    monkeypatch.setattr(Session, "wait_graph", lambda session: graph)
+    with Node(1) as node, Session(node.address, sync=bool(again or kind == at.FOR_ROUND)) as session:
+        patience = Patience(session, Deadline.after(30), "barrier 1")
+        patience.raise_if_over()
+        with pytest.raises(DeadlockError, match=words) as told:
+            patience.raise_if_over()
+        monkeypatch.undo()
+    assert ("equally often" in str(told.value)) == (kind == at.FOR_ROUND)
+    assert ("in the place of one that died" in str(told.value)) == bool(again)
+
+
 def test_a_deadlock_that_another_has_ended_is_one_for_those_who_still_wait() -> None:
     waiting = Wait(at.FOR_BARRIER, 1, 0, 0, 1, since_ns=50)
     for gave_up, expected in ((0, False), (49, False), (51, True)):

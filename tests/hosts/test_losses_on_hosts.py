@@ -13,7 +13,7 @@ from core_support import in_threads, outcome, wait_for
 from rehearsing import rehearsal
 
 from multiverso.deadline import Deadline
-from multiverso.errors import MultiversoError, WorkerLostError
+from multiverso.errors import DeadlockError, MultiversoError, WorkerLostError
 from multiverso.hosts.fabric import Fabric
 from multiverso.runtime import Session
 from multiverso.tables import ArrayTableHandler
@@ -42,6 +42,27 @@ def test_a_barrier_waits_for_other_hosts_and_names_who_is_missing() -> None:
 def _wait_of(session: Session, worker_id: int) -> Any:
     worker = session.wait_graph().workers.get(worker_id)
     return worker.wait if worker is not None else None
+
+
+def test_a_deadlock_with_a_clock_in_it_is_told_to_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiverso.runtime.session.patience._STILL_SECONDS", 0.3)
+    told = threading.Barrier(2)
+
+    def work(session: Session) -> Any:
+        table = ArrayTableHandler(3, session=session)
+        for _ in range(3 + 2 * session.worker_id):
+            last = outcome(lambda: table.get(timeout_seconds=20))
+        error = last if session.worker_id else outcome(lambda: session.barrier(timeout_seconds=20))
+        told.wait(60)
+        return error
+
+    with rehearsal(1, 1) as job:
+        errors = job.run(work, staleness=0)
+    assert [type(error) for error in errors] == [DeadlockError] * 2
+    assert any(
+        "for tick 4 (bounded staleness)" in str(error) and "for barrier 1, which needs worker 1" in str(error)
+        for error in errors
+    )
 
 
 def test_one_that_leaves_is_not_waited_for_and_its_adds_are_there() -> None:

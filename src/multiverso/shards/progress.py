@@ -8,12 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class WorkerProgress:
-    """How far one worker is in one table: in steps of rounds, and in ticks."""
+    """How far one worker is in one table: in steps of rounds, and in ticks.
+
+    Attributes:
+        staged, folded, first_step, clock, reached: see ``layout.py``.
+    """
 
     staged: int
     folded: int
     first_step: int
     clock: int
+    reached: int = 0
 
     def is_behind(self, step: int, stage: int) -> bool:
         """Returns whether a step waits for it: for its slot (stage 0), or for its part of the folding (stage 1)."""

@@ -260,4 +260,4 @@ class Shard:
         }
 
 
-_PROGRESS = (at.STAGED, at.FOLDED, at.FIRST_STEP, at.CLOCK)
+_PROGRESS = (at.STAGED, at.FOLDED, at.FIRST_STEP, at.CLOCK, at.REACHED)

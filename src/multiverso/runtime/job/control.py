@@ -130,13 +130,14 @@ class Control:
             mutex.unlock(life)
             self.settle(worker_id, at.LOST)
 
-    def activate(self, worker_id: int, joins_late: bool) -> None:
-        """Marks this worker as taking part (the worker).
+    def activate(self, worker_id: int, joins_late: bool, incarnation: int = 0) -> None:
+        """Marks this worker as taking part, and says how many processes had its number before (the worker).
 
         A latecomer counts as having reached the barriers that the others have reached. Once it is seen as
         active no barrier completes without it, so the number is read again until it no longer moves.
         """
         block = self.block(worker_id)
+        store32(block + at.INCARNATION, incarnation)
         store32(block + at.PARTICIPATION, at.ACTIVE)
         while joins_late:
             reached = max(w.barrier for w in self.workers() if w.is_live)
@@ -204,6 +205,7 @@ class Control:
             wait=_wait_in(block),
             host=self.places[worker_id] if self.places else "",
             life=load64(block + at.LIFE_NUMBER),
+            incarnation=load32(block + at.INCARNATION),
         )
 
     def workers(self) -> list[WorkerState]:

@@ -14,7 +14,7 @@ from multiverso.memory.mutex import owner_pid
 from multiverso.memory.words import load64
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.worker_state import Wait, WorkerState
-from multiverso.shards.progress import TableProgress
+from multiverso.shards.progress import TableProgress, WorkerProgress
 from multiverso.shards.shard import Shard
 
 COLLECTIVE = "a table without a name is made by all workers together; with name= each may come when it likes"
@@ -22,10 +22,17 @@ COLLECTIVE = "a table without a name is made by all workers together; with name=
 
 @dataclass(frozen=True)
 class WaitGraph:
-    """Everything that is needed to say who waits for whom."""
+    """Everything that is needed to say who waits for whom.
+
+    Attributes:
+        workers: who is there, by number.
+        tables: how far each is, by table.
+        here: this host's name, in a job on several.
+    """
 
     workers: Mapping[int, WorkerState]
     tables: Mapping[int, TableProgress]
+    here: str = ""
 
     def missing(self, wait: Wait) -> list[int]:
         """Returns the live workers that a wait is for; empty when it can go ahead or cannot be told."""
@@ -85,18 +92,36 @@ class WaitGraph:
 
         Only workers can make each other go on. A wait whose condition holds (its worker only has to wake up)
         and a worker that is used by several threads both mean: no. So does a wait for a word: its holder waits for
-        nobody meanwhile, and one that is free by now does not show. And one for a clock where there are several
-        hosts, as those of the others are shown late.
+        nobody meanwhile, and one that is free by now does not show.
+
+        What is known of different workers may be of different moments: each worker's words have to be as new as the
+        wait that is shown of it. Then the first of them to go on would have needed another one to do so before.
         """
         live = [worker for worker in self.workers.values() if worker.is_live]
         return len(live) > 0 and all(
             worker.wait is not None
             and worker.wait.kind != at.FOR_WORD
-            and not (worker.wait.kind == at.FOR_CLOCK and worker.host)
             and not worker.threaded
-            and self.missing(worker.wait)
+            and self._needs_somebody(worker.wait)
             for worker in live
         )
+
+    def _needs_somebody(self, wait: Wait) -> bool:
+        """Returns whether a wait is for what live workers have not done, and not for what is on its way from them."""
+        table = self.tables.get(wait.table)
+        if wait.kind != at.FOR_CLOCK or table is None:
+            return bool(self.missing(wait))
+        return any(
+            self._has_not_ticked(i, member, wait.target)
+            for i, member in table.members.items()
+            if i in self.workers and self.workers[i].is_live
+        )
+
+    def _has_not_ticked(self, worker_id: int, member: WorkerProgress, target: int) -> bool:
+        """Returns whether a worker's clock is known to be lower than that, wherever it is."""
+        if self.workers[worker_id].host == self.here:
+            return member.clock < target
+        return 0 < member.reached <= target
 
     def given_up(self, worker_id: int) -> bool:
         """Returns whether another worker has ended a deadlock that this worker, still waiting, is part of."""
@@ -109,7 +134,8 @@ class WaitGraph:
         """Returns a line for each worker: what it waits for, for whom, since when."""
         lines = []
         for worker in self.workers.values():
-            who = f"worker {worker.worker_id} ({worker.process})"
+            again = ", in the place of one that died" if worker.incarnation else ""
+            who = f"worker {worker.worker_id} ({worker.process}{again})"
             if worker.liveness == at.LOST:
                 lines.append(f"{who} is lost")
             elif worker.participation == at.LEFT or worker.liveness == at.GONE:
@@ -144,7 +170,7 @@ def read_wait_graph(
     states = control.workers()
     all_workers = {worker.worker_id: worker for worker in states}
     workers = {worker.worker_id: _resolved(worker, mapped, control.here, all_workers) for worker in states}
-    return WaitGraph(workers, {number: shard.progress() for number, shard in shards.items()})
+    return WaitGraph(workers, {number: shard.progress() for number, shard in shards.items()}, control.here)
 
 
 def _resolved(

@@ -51,6 +51,7 @@ class WorkerState:
     wait: Wait | None
     host: str = ""
     life: int = 0
+    incarnation: int = 0
 
     @property
     def owner(self) -> int:

@@ -21,6 +21,33 @@ _ADVICE = (
     ". To go on without lost workers: init(on_lost='continue'), or `multiverso run --on-failure continue`"
 )
 
+_READ_EQUALLY = (
+    "With sync=True and staleness= every worker has to read the same tables equally often "
+    "(multiverso.shard(equal=True) helps), or to leave by shutdown()"
+)
+_REDUCE_EQUALLY = "A reduction needs all workers: each has to call it equally often"
+_TO_DO = {
+    at.FOR_TABLE: COLLECTIVE[0].upper() + COLLECTIVE[1:],
+    at.FOR_ROUND: _READ_EQUALLY,
+    at.FOR_CLOCK: _READ_EQUALLY,
+    at.FOR_REDUCTION: _REDUCE_EQUALLY,
+    at.FOR_OTHER_HOSTS: _REDUCE_EQUALLY,
+    at.FOR_BATCHES: (
+        "An epoch of multiverso.batches ends for all workers together: nothing in its loop may wait for others"
+    ),
+    at.FOR_BARRIER: (
+        "A barrier needs all workers: each has to come to every one (what all load or save together has some), or to "
+        "leave by shutdown()"
+    ),
+    at.FOR_LOCK: "Nothing that waits for other workers may be called while a lock is held",
+}
+_REPLACED = (
+    "A worker in the place of one that died begins at the program's first line, and takes part in the others' next "
+    "round. So a loop that counts its own turns, or has a barrier() in each, cannot go on: end loops by table.version "
+    "or by a value, with barriers outside of them; or have the whole job started again (--max-restarts with "
+    "multiverso.checkpoint) instead of --replace"
+)
+
 
 class Patience:
     """One wait of one session. Owner: the waiting thread.
@@ -125,7 +152,7 @@ class Patience:
         me = self._session.worker_id
         graph = self._session.wait_graph()
         if me in graph.workers and graph.given_up(me):
-            raise _deadlock(self._deadlocked or graph)  # who gave up first waits no longer
+            raise self._deadlock(self._deadlocked or graph)  # who gave up first waits no longer
         if not graph.deadlocked():
             self._still, self._deadlocked = (), None
             return
@@ -135,20 +162,21 @@ class Patience:
         if waits != self._still:
             self._still, self._still_since = waits, now
         elif now - self._still_since >= _STILL_SECONDS:
-            error = _deadlock(graph)
+            error = self._deadlock(graph)
             self._session.control.give_up(me, time.monotonic_ns())
             raise error
 
-
-def _deadlock(graph: WaitGraph) -> DeadlockError:
-    waits = [worker.wait for worker in graph.workers.values()]
-    making = any(wait is not None and wait.kind == at.FOR_TABLE for wait in waits)
-    hint = f"{COLLECTIVE.capitalize()}. " if making else ""
-    return DeadlockError(
-        "all workers wait for different things, so nobody can go on: "
-        f"{'; '.join(graph.describe(time.monotonic_ns()))}. {hint}In synchronous and bounded mode every worker has "
-        "to read the same tables equally often (multiverso.shard(equal=True) helps)"
-    )
+    def _deadlock(self, graph: WaitGraph) -> DeadlockError:
+        live = [worker for worker in graph.workers.values() if worker.is_live]
+        kinds = {worker.wait.kind for worker in live if worker.wait is not None}
+        in_rounds = self._session.consistency.in_rounds
+        advice = [words for kind, words in _TO_DO.items() if kind in kinds]
+        if in_rounds and any(worker.incarnation for worker in live):
+            advice = [_REPLACED]
+        return DeadlockError(
+            "all workers wait for different things, so nobody can go on: "
+            f"{'; '.join(graph.describe(time.monotonic_ns()))}. {'. '.join(dict.fromkeys(advice))}"
+        )
 
 
 def _processes(workers: list[WorkerState]) -> str:

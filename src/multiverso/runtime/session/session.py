@@ -153,7 +153,7 @@ class Session(InProcess):
         self._takes_part = self._fixed_num is None
         self._liveness.begin(self.control, self.worker_id, self._link.connection)
         # before anyone is let go, or the first could pass a barrier that the last does not know of yet
-        self.control.activate(self.worker_id, joins_late=self._fixed_num is None)
+        self.control.activate(self.worker_id, self._fixed_num is None, self.incarnation)
         self._barrier.passed = self.control.worker(self.worker_id).barrier
         self._link.ask({"do": "ready"}, deadline.at, "the other workers to start")
         self._takes_part = True

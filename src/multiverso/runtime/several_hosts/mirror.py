@@ -8,7 +8,7 @@ clock has them, with the sender's time beside them.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from multiverso import layout as at
 from multiverso.memory.words import load32, load64, store32, store64
@@ -17,14 +17,16 @@ from multiverso.shards.shard import Shard
 
 # the first columns are those of `hosts.known_hosts`: number, pid, liveness, state, barrier, created
 _ID, _PID, _FATE, _STATE, _BARRIER, _CREATED = range(6)
-_THREADED, _GAVE_UP, _WAITED, _KIND, _TABLE, _STAGE, _TARGET, _SINCE, _CHECKPOINT = range(6, 15)
-_COLUMNS = 15
+_THREADED, _GAVE_UP, _WAITED, _KIND, _TABLE, _STAGE, _TARGET, _SINCE, _CHECKPOINT, _AGAIN = range(6, 16)
+_COLUMNS = 16
+# of one that waits there follow the tables with clocks, each as its number and the worker's clock
 
 Line = list[int]
 
 
-def read_lines(control: Control, worker_ids: Iterable[int]) -> list[Line]:
+def read_lines(control: Control, worker_ids: Iterable[int], shards: Mapping[int, Shard]) -> list[Line]:
     """Returns the lines of workers of this host; those that have not come have none."""
+    with_clocks = {number: shard for number, shard in shards.items() if shard.consistency.has_clocks}
     lines = []
     for worker_id in worker_ids:
         worker = control.worker(worker_id)
@@ -34,19 +36,39 @@ def read_lines(control: Control, worker_ids: Iterable[int]) -> list[Line]:
         waits = [wait.kind, wait.table, wait.stage, wait.target, wait.since_ns] if wait else [0, 0, 0, 0, 0]
         known = [worker_id, worker.pid, worker.liveness, worker.participation, worker.barrier, worker.created]
         waited = int(control.waited_seconds(worker_id) * 1e9)
-        lines.append(
-            [*known, int(worker.threaded), worker.gave_up_ns, waited, *waits, control.checkpoint(worker_id)]
-        )
+        known += [int(worker.threaded), worker.gave_up_ns, waited, *waits, control.checkpoint(worker_id)]
+        lines.append([*known, worker.incarnation])
+        if wait:  # after the wait was read, so that they are as new as this
+            lines[-1] += _clocks(worker_id, with_clocks)
     return lines
 
 
-def write_line(control: Control, line: Line, sent_ns: int | None) -> bool:
+def _clocks(worker_id: int, shards: Mapping[int, Shard]) -> list[int]:
+    found: list[int] = []
+    for number, shard in shards.items():
+        if shard.enrolled(worker_id):
+            found += (number, load64(shard.line(worker_id) + at.CLOCK))
+    return found
+
+
+def _show_clocks(line: Line, shards: Mapping[int, Shard]) -> None:
+    """Shows what a worker has done by itself; what others may go on with is shown by `write_progress`, later."""
+    pairs = iter(line[_COLUMNS:])
+    for number, clock in zip(pairs, pairs, strict=False):
+        if number in shards:
+            store64(shards[number].line(line[_ID]) + at.REACHED, clock + 1)
+
+
+def write_line(
+    control: Control, line: Line, sent_ns: int | None, shards: Mapping[int, Shard] | None = None
+) -> bool:
     """Shows a remote worker as its line says; returns whether it has come, left or died with it.
 
     Args:
         control: this host's.
         line: what `read_lines` returned there, or its first columns for a worker whose host is lost.
         sent_ns: the sender's clock when it did; None: now.
+        shards: this host's tables, by number.
     """
     block = control.block(line[_ID])
     liveness, before = line[_FATE], (control.liveness(line[_ID]), control.participation(line[_ID]))
@@ -58,8 +80,10 @@ def write_line(control: Control, line: Line, sent_ns: int | None) -> bool:
         store64(block + at.BARRIER, line[_BARRIER])
         store64(block + at.WAITED_NS, line[_WAITED])
         store64(block + at.CHECKPOINT, line[_CHECKPOINT])
+        store32(block + at.INCARNATION, line[_AGAIN])
         if line[_GAVE_UP]:
             store64(block + at.GAVE_UP, line[_GAVE_UP] + shift)
+        _show_clocks(line, shards or {})  # before the wait, which is looked at with them
         _write_wait(block, line, shift)
     if liveness == at.ALIVE:
         store32(block + at.LIVENESS, liveness)

@@ -55,6 +55,7 @@ class OtherHosts:
         self._carrier = carrier
         self._post = post
         self._control: Control | None = None
+        self._shards: Callable[[], Mapping[int, Shard]] = dict
         self._closing = threading.Event()
         self._lost: set[int] = set()
         self._addresses: dict[int, tuple[str, int]] = {}
@@ -102,7 +103,7 @@ class OtherHosts:
             shards: returns the tables by number; called by any thread.
             memory: returns what this host's workers share under a name; called by any thread.
         """
-        self._control = control
+        self._control, self._shards = control, shards
         self.reductions = Reductions(self.roster, control, self._mail, memory)
         self.tables.begin(control, shards)
         self.barriers.begin(control, shards)
@@ -149,7 +150,8 @@ class OtherHosts:
         """Does what the coordinator says of hosts, workers and barriers; returns workers that came, left or died."""
         do = order["do"]
         if do == "workers":
-            return [line[0] for line in order["workers"] if write_line(self.control, line, order["now"])]
+            lines, shards = order["workers"], self._shards()
+            return [line[0] for line in lines if write_line(self.control, line, order["now"], shards)]
         if do == "peers":
             for peer in range(self.roster.host):
                 self._connect(peer, order["addresses"][peer])

@@ -82,7 +82,7 @@ class Teller:
         if self._control is None:
             return
         now = time.monotonic_ns()
-        lines = {line[0]: line for line in read_lines(self._control, self._roster.local)}
+        lines = {line[0]: line for line in read_lines(self._control, self._roster.local, self._shards())}
         changed = [line for worker_id, line in lines.items() if self._told.get(worker_id) != line]
         lines_of_tables = self._progress()
         if lines_of_tables:
