@@ -353,6 +353,20 @@ def test_who_comes_in_a_dead_ones_place_between_a_barrier_and_what_is_told_after
     assert words(orders)[-3:] == told, "it counts as past what the others do together, and will not tell"
 
 
+def test_who_goes_on_to_the_next_barrier_without_a_word_is_not_waited_for_and_the_others_are_told_so() -> (
+    None
+):
+    """It was interrupted where it was to tell something, and never comes back there."""
+    coordinator = begun()
+    notes = [{"do": "tell", "number": 1, "worker": worker, "note": "+"} for worker in range(4)]
+    for worker in (0, 1, 3):
+        assert coordinator.receive(ROSTER.host_of(worker), notes[worker]) == []
+    gone_on = [*line(2)[:BARRIER], 2, 0]
+    orders = coordinator.receive(1, {"do": "workers", "workers": [gone_on], "now": 6})
+    told = [(host, order["notes"]) for host, order in orders if order["do"] == "told"]
+    assert told == [(host, {0: "+", 1: "+", 2: None, 3: "+"}) for host in ALL]
+
+
 def test_a_lost_host_is_told_of_with_its_workers_and_nobody_waits_for_it() -> None:
     coordinator = begun()
     coordinator.receive(0, ask(0))

@@ -33,7 +33,7 @@ def begin_together(
     Raises:
         SnapshotError: the store cannot be used, or holds a run that nobody asked to resume.
     """
-    task = Together(session, lambda why: SnapshotError(f"{store} cannot be used: {why}"))
+    task = Together(session, "checkpoint", lambda why: SnapshotError(f"{store} cannot be used: {why}"))
 
     def look() -> str:
         if not task.leads:

@@ -43,7 +43,7 @@ def load(
         SnapshotError: nothing is there; it is damaged; or it was saved of another model.
     """
     store = open_store(directory)
-    task = Together(session, lambda why: SnapshotError(f"{store} was not loaded: {why}"))
+    task = Together(session, "load", lambda why: SnapshotError(f"{store} was not loaded: {why}"))
 
     def choose() -> str:
         if not task.leads:

@@ -43,7 +43,7 @@ def save(
         TypeError: there is something in a part that cannot be saved.
     """
     store, me = open_store(directory), session.worker_id
-    task = Together(session, lambda why: SnapshotError(f"{store} was not saved: {why}"))
+    task = Together(session, "save", lambda why: SnapshotError(f"{store} was not saved: {why}"))
     packed: list[Packed] = []
 
     def prepare() -> str:

@@ -41,7 +41,8 @@ class Coordinator:
         self._coming: dict[int, list[Any]] = {}  # hosts that take a lost one's place, and their addresses
         self._tables = TableSteps(roster.names, self._hosts, self._coming)
         self._barriers = Barriers(self._hosts, self._tables.overwritten)
-        self._notes: dict[int, dict[int, str]] = {}  # what workers tell each other: by number, then by worker
+        # what workers tell each other: by number, then by worker; None of one that has gone on without a word
+        self._notes: dict[int, dict[int, str | None]] = {}
         self._options: Message | None = None
         self._desk = Desk()
         self._survivors: list[list[int]] = []  # who was left after each loss
@@ -234,11 +235,14 @@ class Coordinator:
 
     def _hand_round(self) -> list[Order]:
         live = [known.workers[i] for known in self._hosts if not known.lost for i in known.live]
-        ready = [
-            number
-            for number, notes in self._notes.items()
-            if {line[ID] for line in live if self._is_to_tell(line, number)} <= notes.keys()
-        ]
+        ready = []
+        for number, notes in self._notes.items():
+            awaited = {line[ID]: line for line in live if self._is_to_tell(line, number)}
+            # it was interrupted where it was to tell: it comes to the next barrier, and never back to this one
+            past = {worker: None for worker, line in awaited.items() if line[BARRIER] > number}
+            if awaited.keys() <= notes.keys() | past.keys():
+                notes |= past | notes
+                ready.append(number)
         return [
             order
             for number in ready

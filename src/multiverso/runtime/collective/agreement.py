@@ -9,11 +9,13 @@ import numpy.typing as npt
 
 from multiverso import layout as at
 from multiverso.errors import MultiversoError
+from multiverso.runtime.job.wait_graph import names
 from multiverso.runtime.session.replacing import is_behind
 from multiverso.runtime.session.session import Session
 
 _NOTE_BYTES = 1024
-_HEADER_BYTES = 16  # int64: the number of the barrier before it was told, and its length
+_NOTES = 2  # of each worker, in turns: one is written while others still read the one before
+_HEADER_BYTES = 16  # int64: the number of the barrier after which it is read, and its length
 _MEMORY = "multiverso-told"
 
 
@@ -26,8 +28,21 @@ def tell_all(session: Session, note: str) -> dict[int, str]:
 
     Raises:
         WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: not everyone came; see ``barrier``.
-        MultiversoError: the others have done so before this worker took a dead one's place. Nothing was changed.
+        MultiversoError: the others have done so before this worker took a dead one's place, or another one was
+            interrupted in it and has gone on. Nothing was changed.
     """
+    said = _tell(session, note)
+    silent = [worker for worker, text in said.items() if text is None]
+    if silent:
+        raise MultiversoError(
+            f"{names(silent)} went on without a word (interrupted, perhaps) where all workers tell each other "
+            "something; nothing was changed: all have to do it again"
+        )
+    return {worker: text for worker, text in said.items() if text is not None}
+
+
+def _tell(session: Session, note: str) -> dict[int, str | None]:
+    """As `tell_all`; None is said of one that was interrupted, and is at the next barrier without a word."""
     if is_behind(session):
         raise MultiversoError(
             f"worker {session.worker_id} has taken the place of one that died, and the others have saved or loaded "
@@ -37,23 +52,35 @@ def tell_all(session: Session, note: str) -> dict[int, str]:
     if session.hosts:
         session.barrier()  # what the others have changed before is seen here
         return session.node.tell_all(note.encode()[: _NOTE_BYTES - _HEADER_BYTES].decode(errors="ignore"))
-    pages = session.shared_memory(_MEMORY, at.MAX_WORKERS * _NOTE_BYTES).array.reshape(-1, _NOTE_BYTES)
-    text = note.encode()[: _NOTE_BYTES - _HEADER_BYTES]
-    session.barrier()  # what was told before has been read
-    now = session.barriers  # the same number in all workers: it tells these notes from older ones
+    memory = session.shared_memory(_MEMORY, at.MAX_WORKERS * _NOTES * _NOTE_BYTES)
+    pages = memory.array.reshape(-1, _NOTES, _NOTE_BYTES)
     mine = pages[session.worker_id]
-    mine[_HEADER_BYTES : _HEADER_BYTES + len(text)] = np.frombuffer(text, np.uint8)
-    header = mine[:_HEADER_BYTES].view("int64")
+    number = session.barriers + 1
+    if (
+        _header(mine[number % _NOTES])[0] == number
+    ):  # told by a call that was interrupted: others may read it now
+        _pass(session, number)
+        number += 1
+    text = note.encode()[: _NOTE_BYTES - _HEADER_BYTES]
+    page = mine[number % _NOTES]  # what it held was read before anybody came to the barrier before this one
+    page[_HEADER_BYTES : _HEADER_BYTES + len(text)] = np.frombuffer(text, np.uint8)
+    header = _header(page)
     header[1] = len(text)
-    header[0] = now  # last: a worker that is killed before has told nothing
-    session.barrier()
+    header[0] = number  # last: a worker that is killed before has told nothing
+    _pass(session, number)
     # by the notes, not by which workers are live: the first to read may have left before the last one does
-    return {worker: _read(page) for worker, page in enumerate(pages) if _header(page)[0] == now}
+    told = pages[:, number % _NOTES]
+    return {worker: _read(page) for worker, page in enumerate(told) if _header(page)[0] == number}
+
+
+def _pass(session: Session, number: int) -> None:
+    while session.barriers < number:  # the first call may be the repetition of one that was interrupted
+        session.barrier()
 
 
 def count_as_done(session: Session, steps: int) -> None:
     """Counts the barriers of so many steps of a `Together` as passed: the others have, before this worker came."""
-    session.count_barriers(session.barriers + steps * (1 if session.hosts else 2))
+    session.count_barriers(session.barriers + steps)
 
 
 def _header(page: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
@@ -68,15 +95,19 @@ def _read(page: npt.NDArray[np.uint8]) -> str:
 class Together:
     """A task in steps: each is done by all workers, and one that fails anywhere ends the task everywhere.
 
-    All have to make the same steps. Who takes part is settled by the first; one that is lost later ends it.
+    All have to make the same steps. Who takes part is settled by the first; one that is lost later ends it. So does one
+    that was interrupted and begins again: it then waits for the others, who are told so, to begin again with it.
 
     Args:
         session: this worker's session.
+        what: what it does, in a word.
         failure: makes the error for workers whose own part went well, from a sentence about the others' parts.
     """
 
-    def __init__(self, session: Session, failure: Callable[[str], Exception]) -> None:
+    def __init__(self, session: Session, what: str, failure: Callable[[str], Exception]) -> None:
         self._session = session
+        self._what = what
+        self._steps = 0
         self._failure = failure
         self._members: set[int] = set()
 
@@ -98,6 +129,11 @@ class Together:
         here = [worker for worker in self._members if not places or places[worker] == control.here]
         return self._session.worker_id == min(here)
 
+    @property
+    def _place(self) -> str:
+        """Where this worker is in it, as the others are told."""
+        return f"{self._what} {self._steps}"
+
     def step(self, action: Callable[[], str | None] | None = None) -> dict[int, str]:
         """Does this worker's part, waits for the others', and returns what each part returned.
 
@@ -110,12 +146,45 @@ class Together:
             note = (action() if action else None) or ""
         except Exception as error:
             raised = error
-        said = tell_all(self._session, f"-{type(raised).__name__}: {raised}" if raised else f"+{note}")
         if raised is not None:
+            _tell(self._session, f"{self._place}\n-{type(raised).__name__}: {raised}")
             raise raised
+        said = self._tell(f"+{note}")
         self._members = self._members or set(said)
         failed = [f"worker {worker} raised {text[1:]}" for worker, text in said.items() if text[:1] == "-"]
         failed += [f"worker {worker} was lost" for worker in sorted(self._members - set(said))]
         if failed:
             raise self._failure("; ".join(failed))
+        self._steps += 1
         return {worker: text[1:] for worker, text in said.items()}
+
+    def _tell(self, note: str) -> dict[int, str]:
+        """Tells all a note of this step, and returns what they have told of it.
+
+        Raises:
+            Exception: ``failure``: one of them is not in this step.
+        """
+        place = self._place
+        while True:
+            said = {
+                worker: (text or "?").partition("\n")
+                for worker, text in _tell(self._session, f"{place}\n{note}").items()
+            }
+            elsewhere = {worker: where for worker, (where, _, _) in said.items() if where != place}
+            if not elsewhere:
+                return {worker: text for worker, (_, _, text) in said.items()}
+            if self._steps or any(where.endswith(" 0") for where in elsewhere.values()):
+                raise self._failure(self._why_not(elsewhere))
+            # this worker has been interrupted before, and begins again: the others are told so now, or begin, too
+
+    def _why_not(self, elsewhere: dict[int, str]) -> str:
+        other = sorted(
+            worker for worker, where in elsewhere.items() if where.split()[0] not in (self._what, "?")
+        )
+        if other:
+            instead = elsewhere[other[0]].split()[0]
+            return f"{names(other)} came to a {instead} instead, which all have to do together, too"
+        return (
+            f"{names(sorted(elsewhere))} began again, after an interrupt perhaps, while the others were in the middle "
+            "of it; all have to begin again, together"
+        )

@@ -49,8 +49,12 @@ class NodeClient:
             self._link.tell({"do": "gather", "number": self._gatherings})
             return self._gatherings
 
-    def tell_all(self, note: str) -> dict[int, str]:
-        """Tells the workers of all hosts something short, through the nodes; see `agreement.tell_all`."""
+    def tell_all(self, note: str) -> dict[int, str | None]:
+        """Tells the workers of all hosts something short, through the nodes; see `agreement`.
+
+        Returns:
+            what each has told; None of one that has gone on to the next barrier without a word.
+        """
         session = self._session
         session.check_may_wait()
         with self._lock:
@@ -65,7 +69,7 @@ class NodeClient:
             except BaseException:
                 self._link.give_up()
                 raise
-        return {int(worker): str(text) for worker, text in answer["notes"].items()}
+        return {int(w): None if text is None else str(text) for w, text in answer["notes"].items()}
 
     def ask_hosts(
         self,
