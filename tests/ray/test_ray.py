@@ -17,6 +17,8 @@ pytest.importorskip("ray", reason="Ray is not installed here; `make ray` install
 SECONDS = 480.0
 pytestmark = pytest.mark.timeout(520)
 PROGRAM = """
+import contextlib
+import io
 import json
 import os
 import sys
@@ -126,7 +128,53 @@ def rehosted(file):
     return me, life, float(table.get()[0])
 
 
-def surviving(file):
+def rehosted_in_rounds(file):
+    import zlib
+    import numpy as np
+    from multiverso.runtime.session.current import current
+
+    mv.init(sync=True)
+    me, life = mv.worker_id(), mv.incarnation()
+    table = mv.ArrayTableHandler(1000, np.full(1000, 7.0 if life else 0.1))
+    trained = mv.ArrayTableHandler(1000, updater="momentum")
+    counts = mv.ArrayTableHandler(2)  # rounds of worker 0, and those of workers that came again
+    places = current().control.places
+    while True:
+        table.add(np.random.default_rng(me).standard_normal(1000))
+        trained.add(np.ones(1000))
+        table.get(), trained.get()
+        counts.add([me == 0, life == 1])
+        seen = counts.get()
+        if seen[1] >= 20:
+            break
+        if places[me] != places[0] and life == 0 and seen[0] == 30:
+            tell(file)
+            time.sleep(200)
+        time.sleep(0.005)
+    mv.barrier()
+    return life, counts.version, [zlib.crc32(t.snapshot().tobytes()) for t in (table, trained, counts)]
+
+
+def host_nodes():
+    # the processes of hosts' nodes, and whether each has begun
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (process / "cmdline").read_bytes().startswith(b"ray::HostNode"):
+                files = [os.readlink(file) for file in (process / "fd").iterdir()]
+                found[int(process.name)] = any("memfd:multiverso" in file for file in files)
+    return found
+
+
+def wait_for(found):
+    end = time.monotonic() + 100
+    while not (result := found()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return result
+
+
+def surviving(file, until=None):
     from multiverso.runtime.session.current import current
 
     mv.init(on_lost="continue")
@@ -134,6 +182,8 @@ def surviving(file):
     places = current().control.places
     if places[mv.worker_id()] == places[0]:
         while len(mv.live_workers()) > places.count(places[0]):
+            time.sleep(0.05)
+        while until is not None and not os.path.exists(until):
             time.sleep(0.05)
         mv.barrier()
         return "went on"
@@ -201,6 +251,34 @@ try:
         lose(file)
         nodes.append(cluster.add_node(num_cpus=2, object_store_memory=80_000_000))
         said["rehosted"] = job.result()
+        file = folder / "in rounds"
+        job = pool.submit(mv.ray.run, rehosted_in_rounds, 4, (str(file),), **options)
+        lose(file)
+        nodes.append(cluster.add_node(num_cpus=2, object_store_memory=80_000_000))
+        said["in rounds"] = job.result()
+        # in its beginning the node that takes a place is held up by the first one, which is stopped, and then killed
+        file = folder / "beginning"
+        until = folder / "until"
+        job = pool.submit(mv.ray.run, surviving, 4, (str(file), str(until)), encrypted=False, **options)
+        wait_for(file.exists)
+        before = set(host_nodes())
+        lose(file)
+        nodes.append(cluster.add_node(num_cpus=2, object_store_memory=80_000_000))
+        wait_for(lambda: len(before & set(host_nodes())) == 1)
+        (first,) = before & set(host_nodes())
+        os.kill(first, 19)
+        with contextlib.redirect_stderr(io.StringIO()) as words:
+            try:
+                begun = wait_for(lambda: [pid for pid, has in host_nodes().items() if has and pid != first])
+                os.kill(begun[0], 9)
+            finally:
+                os.kill(first, 18)
+            end = time.monotonic() + 60
+            while "does not come again" not in words.getvalue() and time.monotonic() < end:
+                time.sleep(0.02)
+        until.touch()
+        said["beginning words"] = words.getvalue()
+        said["beginning"] = [r if isinstance(r, str) else type(r).__name__ for r in job.result()]
         file = folder / "there"
         job = pool.submit(mv.ray.run, surviving, 4, (str(file),), on_failure="continue", encrypted=False)
         lose(file)
@@ -273,6 +351,20 @@ def test_a_lost_host_is_replaced_wherever_there_is_room(said: dict[str, Any]) ->
     lives = [life for _, life, _ in said["rehosted"]]
     assert sorted(lives) == [0, 0, 1, 1]
     assert said["rehosted"] == [[worker, lives[worker], 11.0] for worker in range(4)]
+
+
+def test_a_lost_host_of_a_synchronous_job_is_replaced_and_ends_with_everybodys_bits(
+    said: dict[str, Any],
+) -> None:
+    lives = [life for life, *_ in said["in rounds"]]
+    assert sorted(lives) == [0, 0, 1, 1]
+    assert said["in rounds"] == [[life, *said["in rounds"][0][1:]] for life in lives]
+
+
+def test_a_host_whose_node_dies_while_it_takes_the_place_has_been_replaced(said: dict[str, Any]) -> None:
+    """So often as `replace=` says, and no more: the others go on without it."""
+    assert "its node died while it began), and does not come again" in said["beginning words"]
+    assert said["beginning"] == ["went on", "went on", "WorkerLostError", "WorkerLostError"]
 
 
 def test_what_the_cluster_has_not_got_is_said(said: dict[str, Any]) -> None:

@@ -268,14 +268,22 @@ class Job:
         }
         if 0 in self._lost:
             return  # the job is over
+        if any(map(self._is_unfinished, workers)):
+            self._replace(host, why)
+
+    def _replace(self, host: int, why: str) -> None:
+        """Another host takes a lost one's place, unless there have been as many as there may be."""
         end = WorkerExit(host, 0, 1, "SIGKILL", False, time.monotonic() - self._hosts_began[host])
-        seconds = self._hosts_again.after(end) if any(map(self._is_unfinished, workers)) else None
-        if seconds is not None:
-            self._hosts_due[host] = time.monotonic() + seconds
-            _say(
-                f"{name} is lost ({why}); it is started again where Ray has room for it "
-                f"({self._hosts_again.done} of at most {self._hosts_again.most} replacements)."
-            )
+        name, seconds = self._nodes.hosts[host].name, self._hosts_again.after(end)
+        if seconds is None:
+            if self._hosts_again.most:
+                _say(f"{name} is lost ({why}), and does not come again: it has done so as often as it may.")
+            return
+        self._hosts_due[host] = time.monotonic() + seconds
+        _say(
+            f"{name} is lost ({why}); it is started again where Ray has room for it "
+            f"({self._hosts_again.done} of at most {self._hosts_again.most} replacements)."
+        )
 
     def _came(self, reference: Any) -> None:
         """A node takes a lost one's place, or cannot."""
@@ -283,11 +291,12 @@ class Job:
         try:
             address = asked("a lost host's place cannot be taken", lambda: ray.get(reference))
         except StartupError as error:
-            if _never_ran(error.__cause__):  # Ray had not noticed yet that its place is gone
-                self._nodes.never_began(host)
+            if not isinstance(error.__cause__, ray.exceptions.RayActorError):
+                _say(f"{self._nodes.hosts[host].name} does not come again: {error}")
+            elif self._nodes.never_ran(host):  # Ray had not noticed yet that its place is gone
                 self._hosts_due[host] = time.monotonic() + _AGAIN_SECONDS
             else:
-                _say(f"{self._nodes.hosts[host].name} does not come again: {error}")
+                self._replace(host, "its node died while it began")
             return
         self._nodes.begun(host, str(address))
         self._lost.discard(host)
@@ -337,10 +346,6 @@ class Job:
         """Whether a worker that its node calls lost stays without a word, for the time that its last one may take."""
         since = self._silent.setdefault(reference, time.monotonic())
         return time.monotonic() - since > _GRACE_SECONDS
-
-
-def _never_ran(error: BaseException | None) -> bool:
-    return isinstance(error, ray.exceptions.RayActorError) and not error.actor_init_failed
 
 
 def _say(text: str) -> None:

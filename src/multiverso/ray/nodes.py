@@ -176,6 +176,7 @@ class Nodes:
         self._roster: Roster | None = None
         self._times_replaced = [0] * len(hosts)
         self._coming: set[int] = set()
+        self._running: dict[int, Any] = {}  # Ray's references: answered once a coming one's process runs
         self._actors: list[Any] = []
         try:
             for host in hosts:
@@ -213,11 +214,20 @@ class Nodes:
         self._times_replaced[host] += 1
         self._coming.add(host)
         self._actors[host] = _actor(self.hosts[host])
+        self._running[host] = self._actors[host].__ray_ready__.remote()
         return self._begin_on(host)
 
-    def never_began(self, host: int) -> None:
-        """Ray could not start what `begin_again` has asked for: nobody of the job has heard of it."""
-        self._times_replaced[host] -= 1
+    def never_ran(self, host: int) -> bool:
+        """Returns whether Ray could not even start what `begin_again` has asked for, which has failed.
+
+        Then nobody of the job has heard of it, and it counts as no replacement there.
+        """
+        try:
+            ray.get(self._running[host], timeout=0)
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+            self._times_replaced[host] -= 1
+            return True
+        return False
 
     def begun(self, host: int, address: str) -> None:
         """What `begin_again` has asked for is done: from here on its workers find this one."""
