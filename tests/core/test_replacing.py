@@ -99,6 +99,14 @@ def test_what_it_does_again_does_not_wait_for_those_who_wait_for_it(dead: Callab
             session.shutdown()
 
 
+def test_nobody_is_replaced_in_a_job_whose_workers_want_it_to_end() -> None:
+    with Node(1, on_lost="continue", replaces=True) as node:
+        for on_lost, may_be in ((None, True), ("stop", False)):
+            with Session(node.address, 0, on_lost=on_lost) as session:
+                session.barrier()
+                assert node.may_be_replaced(0) is may_be
+
+
 def test_who_comes_when_the_others_have_begun_another_job_is_refused(dead: Callable[[Session], None]) -> None:
     """It would begin at the first line, and they are further: they begin without it."""
     with Node(2, on_lost="continue", replaces=True) as node:

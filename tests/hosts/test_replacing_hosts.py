@@ -19,7 +19,7 @@ from rehearsing import Rehearsal, rehearsal
 
 import multiverso as mv
 from multiverso import layout as at
-from multiverso.errors import MultiversoError, NodeLostError, StartupError
+from multiverso.errors import MultiversoError, NodeLostError, StartupError, WaitTimeoutError
 from multiverso.hosts.control_connections import credentials_of
 from multiverso.hosts.coordinator import Coordinator
 from multiverso.hosts.credentials import new_credentials
@@ -258,6 +258,38 @@ def test_workers_of_a_host_that_came_again_join_the_next_round_and_have_everybod
         late = all_do(sessions, lambda session: mv.ArrayTableHandler(3, session=session))
         all_read({worker: [table] for worker, table in enumerate(late)}, 2)
         all_do(sessions, lambda session: session.shutdown())
+
+
+def test_who_comes_again_is_told_where_the_only_one_that_could_make_the_values_waits_for_it() -> None:
+    """Its read has raised in the middle of a round, and it is at a barrier: both waited to the deadline."""
+
+    def open_table(session: Session) -> Any:
+        return mv.ArrayTableHandler(5, updater="momentum", session=session)
+
+    with rehearsal(1, 1, on_lost="continue", replaces=True) as job:
+        sessions = dict(enumerate(in_threads([lambda i=i: job.session(i, sync=True) for i in range(2)])))
+        table, _ = all_do(sessions, open_table)
+        table.add(np.ones(5))
+        with pytest.raises(WaitTimeoutError):
+            table.get(timeout_seconds=0.2)
+        first = sessions[0]
+        lose(job, 1, sessions)
+
+        there = threading.Event()
+
+        def come() -> None:
+            refused = pytest.raises(MultiversoError, match="reads have raised in the middle of a round")
+            with anew(job, 1), job.session(1, sync=True) as again, refused:
+                there.set()
+                wait_for(lambda: first.control.worker(0).wait is not None)
+                open_table(again)
+
+        def wait() -> None:
+            assert there.wait(30)
+            first.barrier()
+
+        in_threads([come, wait])
+        first.shutdown()
 
 
 def test_rounds_go_on_though_the_thread_that_moves_waits_for_values_that_they_bring() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from core_support import in_threads, outcome, wait_for
+from interrupting import all_of_it, repeated
 from rehearsing import rehearsal
 from rich.console import Console
 
@@ -196,3 +197,31 @@ def test_a_table_that_comes_to_be_while_its_node_ends_does_not_keep_that() -> No
 
         other_hosts._carrier.close = end_late
         in_threads([job.nodes[1].close])
+
+
+def test_a_second_init_is_refused_at_once_in_all_workers_and_harms_nobody() -> None:
+    """Where the others of its host had left meanwhile, the host's node failed."""
+    with rehearsal(2, 1) as job:
+        refused = threading.Event()
+
+        def work(worker: int) -> Any:
+            with job.session(worker) as session:
+                session.barrier()
+                if worker:
+                    assert refused.wait(30)
+                    session.live_workers()
+            error = outcome(lambda: job.session(worker))
+            refused.set()
+            return str(error)
+
+        errors = in_threads([lambda i=i: work(i) for i in range(3)])  # type: ignore[misc]
+    assert all("a job on several hosts cannot begin a second time" in error for error in errors), errors
+
+
+def test_one_that_begins_again_what_all_do_together_is_named_to_the_others_and_all_repeat_it() -> None:
+    places = ["action", "before the barrier", "after the barrier", "before it tells", "after it tells"]
+    with rehearsal(1, 1) as job:
+        for_others, for_it = job.run(lambda session: [repeated(session, where) for where in places])
+    for (error, result), (_, own) in zip(for_others, for_it, strict=True):
+        assert error.startswith("worker 1 began again")
+        assert result == own == all_of_it(2)

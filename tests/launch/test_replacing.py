@@ -230,6 +230,32 @@ def test_a_replacement_that_cannot_be_started_is_tried_again(
         job(2)
 
 
+def test_a_replacement_that_cannot_be_started_is_none_of_those_there_may_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts: list[WorkerCommand] = []
+
+    def spawn(worker: WorkerCommand, *, keep_stdin: bool = False) -> subprocess.Popen[bytes]:
+        starts.append(worker)
+        if len(starts) in (3, 4):
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return processes.spawn(worker, keep_stdin=keep_stdin)
+
+    monkeypatch.setattr("multiverso.launch.job.spawn", spawn)
+    first = f"[ -e {tmp_path}/failed ] && touch {tmp_path}/again && exit 0; touch {tmp_path}/failed; exit 3"
+    other = f"until [ -e {tmp_path}/again ]; do sleep 0.05; done"
+    environ = {**os.environ, "OF_THIS_TEST": str(tmp_path)}
+    files = (tmp_path / "out", tmp_path / "err")
+    result = Job(
+        [WorkerCommand(("sh", "-c", text), environ, files=files) for text in (first, other)],
+        marker=f"OF_THIS_TEST={tmp_path}",
+        on_failure="continue",
+        again=Replacements(1).after,
+    ).run(60)
+    assert [end.code for end in result.exits] == [0, 0]
+    assert len(starts) == 5
+
+
 def test_a_launcher_without_standard_files_has_none_in_their_place() -> None:
     child = os.fork()
     if not child:

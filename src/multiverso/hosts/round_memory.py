@@ -98,7 +98,14 @@ class RoundMemory:
         block = self._control + at.worker_block(worker)
         here = (self._local >> worker) & 1 and self._shard.enrolled(worker)
         alive = load32(block + at.LIVENESS) == at.ALIVE and load32(block + at.PARTICIPATION) == at.ACTIVE
-        return bool(here and alive)
+        return bool(here and alive) and not self._waits_elsewhere(block)
+
+    def _waits_elsewhere(self, block: int) -> bool:
+        """Whether a worker waits for all others: its read has raised, and one of them may need the values."""
+        kind, target = load32(block + at.WAIT_KIND), load64(block + at.WAIT_TARGET)
+        return kind == at.FOR_TABLE or (
+            kind == at.FOR_BARRIER and target > load64(self._control + at.RELEASED)
+        )
 
     @functools.cached_property
     def _pieces(self) -> list[tuple[int, int, int]]:

@@ -23,6 +23,7 @@ from multiverso.launch.processes import (
     signal_name,
     spawn,
 )
+from multiverso.launch.restarting import Pauses
 from multiverso.launch.results import JobResult, Reason, WorkerExit, result_of
 from multiverso.launch.signals import Handler, Signals, ignore_signals, pass_signals_to
 
@@ -98,6 +99,7 @@ class Job:
         self._due: dict[int, float] = {}  # when workers that have failed are started again
         self._guard: Guard | None = None
         self._exits: dict[int, WorkerExit] = {}  # in the order in which they ended
+        self._pauses: dict[int, Pauses] = {}  # of workers that could not be started again
         self._suspect: int | None = None
         self._reason: Reason = "finished"
         self._signal = 0
@@ -249,7 +251,11 @@ class Job:
                 if worker_id in self.running:  # what watches over all of them is gone
                     raise
                 self._on_trouble(str(error))
-                self._start_later(end)
+                if self.running:  # nothing was started: it does not count
+                    pauses = self._pauses.setdefault(worker_id, Pauses())
+                    self._due[worker_id] = time.monotonic() + max(_LOOK_SECONDS, pauses.after(0.0))
+                else:
+                    self._start_later(end)
 
     def _start_later(self, end: WorkerExit) -> None:
         """Starts a worker that has failed again, in a while; or gives it up."""

@@ -361,8 +361,9 @@ class HostCreations(Creations):
 
 def _nobody_has(key: Key) -> MultiversoError:
     return MultiversoError(
-        f"{words(key)} has an updater, and no host is left that has gone through all of its rounds: the hosts that "
-        "had its values are lost. Start again, from the newest checkpoint"
+        f"{words(key)} has an updater, and no host is left that has gone through all of its rounds: those that had its "
+        "values are lost, or their workers' reads have raised in the middle of a round. Start again, from the newest "
+        "checkpoint"
     )
 
 

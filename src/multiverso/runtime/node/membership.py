@@ -10,7 +10,7 @@ from multiverso.consistency_modes import MODES
 from multiverso.errors import MultiversoError, StartupError
 from multiverso.hosts.exchange_options import ExchangeOptions
 from multiverso.runtime.job.control import Control
-from multiverso.runtime.job.options import check_exchange, differ, too_late
+from multiverso.runtime.job.options import begun_twice, check_exchange, differ, too_late
 from multiverso.runtime.node.catalogue import Catalogue
 from multiverso.runtime.node.connection import Connection
 from multiverso.runtime.node.creation import Creations
@@ -186,14 +186,15 @@ class Membership:
             raise too_late(wish)
         if self._is_new_run(wish):
             if self._other_hosts is not None:
-                raise StartupError(
-                    "a job on several hosts cannot begin a second time: call init once and shutdown once, or run it "
-                    "on one host"
-                )
+                raise begun_twice()
             self._restart()
         worker_id = self._numbers.free(wish)
         if worker_id is None:
             if self.workers_num is not None and self._numbers.is_over(wish):
+                if (
+                    self._other_hosts is not None
+                ):  # it would wait for the others to leave, and then be told the same
+                    raise begun_twice()
                 # it has left, others have not: a new job of the same processes begins when all have
                 self._waiting_attach.append((connection, request))
                 return
@@ -307,6 +308,10 @@ class Membership:
         connection.worker_id = connection.life = None
         self.attached[worker_id] = Attached(connection, pid=connection.pid, withdrawn=True)
         connection.reply(request, {"withdrawn": True})
+
+    def goes_on_without(self) -> bool:
+        """Returns whether this generation goes on when a worker dies, whatever its node was to do. From any thread."""
+        return self.control.continues
 
     def has_missed(self, worker_id: int) -> bool:
         """Returns whether a worker died in a job that was over before another process came for it. From any thread."""

@@ -180,10 +180,12 @@ class Node(InProcess):
         """Whether there is something left to do for a new process in the place of a worker whose process has failed.
 
         Not where the node has ended, nor where the worker had called ``shutdown``: its part was done, and a new process
-        would begin a job of its own when the others have left. Nor where they have begun another one since.
+        would begin a job of its own when the others have left. Nor where they have begun another one since, or do not
+        go on without it: they have called ``init(on_lost="stop")``.
         """
         left = self._members.control.participation(worker_id) == at.LEFT
-        return not (self.has_ended or left or self._members.has_missed(worker_id))
+        over = self.has_ended or left or self._members.has_missed(worker_id)
+        return not over and self._members.goes_on_without()
 
     def absent(self, worker_id: int) -> None:
         """Notes that a worker's process has ended and none replaces it: the others need not wait for it any more."""
