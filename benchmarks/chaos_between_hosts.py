@@ -14,9 +14,10 @@ counter, read, make tables and meet in barriers, in one of the three consistenci
 - ``stall``: no kill, the node of a host but the first stands still (SIGSTOP), for half the grace or for twice as long.
 
 Where the job goes on without the lost (``on_lost="continue"``), half of the killed workers, nodes and hosts are started
-again in their places (`replace`), and of half of these hosts the node is killed once more while it comes. A worker that
-comes again does its laps again; in a synchronous job that cannot be where laps end in barriers, so that the fourth
-kind of job, ``rounds``, is one of rounds alone, which end by a value. Then it is checked:
+again in their places (`replace`), and of half of these hosts the node is killed once more while it comes: after a
+while, or by itself once a part of the values has reached it. A worker that comes again does its laps again; in a
+synchronous job that cannot be where laps end in barriers, so that the fourth kind of job, ``rounds``, is one of rounds
+alone, which end by a value. Then it is checked:
 
 - nobody hangs: everyone has ended in time, those who go on with all their work done, the others with the right error;
 - all who are left read the same in the end, and, unless a host was lost, each add that returned is in it, once;
@@ -71,6 +72,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 WORKERS = 6
 SIZE, ROWS, COLUMNS = 140_000, 50, 8  # two chunks: homes on different hosts
+BALLAST = 1_000_000  # int64: what a host that comes again gets, where it is killed while it does
 BITS = 10  # of a worker's own count of adds, in each element
 GRACE = 3.0
 DEADLINE = 50.0  # of any one wait; less than what an episode may take, so that it says who waits for whom
@@ -99,17 +101,33 @@ class Shared:
 
 
 def serve(
-    roster: Roster, listener: socket.socket | None, on_lost: str, replaces: bool, say: int, orders: int
+    roster: Roster,
+    listener: socket.socket | None,
+    on_lost: str,
+    replaces: bool,
+    most: int,
+    say: int,
+    orders: int,
 ) -> None:
-    """A host's node. It reads one byte for each order: a worker's number whose process is dead, or 255 for the end."""
+    """A host's node. It reads one byte for each order: a worker's number whose process is dead, or 255 for the end.
+
+    Where ``most`` is above 0 it is killed once so many bytes of tables have come.
+    """
     other_hosts = means_of(roster, None if listener is None else listener.detach())
     with Node(roster.workers_num, on_lost=on_lost, other_hosts=other_hosts, replaces=replaces) as node:
         os.write(say, node.address.encode())
+        while most:
+            if sum(link["bytes_received"] for link in node.status()["links"]) >= most:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if select.select([orders], [], [], 0.0002)[0]:
+                break
         while (order := os.read(orders, 1)) and order[0] != 255:
             node.absent(order[0])
 
 
-def work(shared: Shared, address: str, me: int, mode: str, on_lost: str, seed: int, notes: str) -> None:
+def work(
+    shared: Shared, address: str, me: int, mode: str, on_lost: str, ballast: int, seed: int, notes: str
+) -> None:
     """A worker's life: laps of the same operations in all workers, with a barrier at the end of each."""
     words = shared.worker[me]
     try:
@@ -121,6 +139,8 @@ def work(shared: Shared, address: str, me: int, mode: str, on_lost: str, seed: i
         with Session(address, me, **options, **MODES[mode]) as session:
             words[PHASE] = MAKING
             words[LIFE] = session.incarnation
+            if ballast:
+                mv.ArrayTableHandler(ballast, dtype="int64", session=session)
             if mode == "rounds":
                 go_through_rounds(shared, session)
             else:
@@ -276,6 +296,7 @@ class Episode:
             self.again = self.again and self.phase != LEAVING
         self.long = self.kind == "stall" and choose.random() < 0.5
         self.twice = self.again and self.kind != "worker" and choose.random() < 0.5
+        self.partly = choose.randrange(1, 8 * BALLAST) if self.twice and choose.random() < 0.5 else 0
         self.seed, self.notes = choose.randrange(2**32), notes
         self.shared = Shared()
         self.killed: set[int] = set()  # workers
@@ -289,7 +310,15 @@ class Episode:
     @property
     def what(self) -> str:
         again = ", and again" if self.again else ""
-        again += ", twice" if self.twice else ", for long" if self.long else ""
+        again += (
+            f", after {self.partly} bytes"
+            if self.partly
+            else ", twice"
+            if self.twice
+            else ", for long"
+            if self.long
+            else ""
+        )
         return f"{self.kind} while {PHASES[self.phase]}, {self.mode}, {self.on_lost}, {self.roster.workers}{again}"
 
     def begin(self) -> None:
@@ -303,13 +332,13 @@ class Episode:
             self.worker(worker)
 
     def node(
-        self, host: int, listener: socket.socket | None = None, times_replaced: int = 0
+        self, host: int, listener: socket.socket | None = None, times_replaced: int = 0, most: int = 0
     ) -> tuple[int, int, str]:
         said, say = os.pipe()
         read, orders = os.pipe()
         roster = replace(self.roster.on(host), times_replaced=times_replaced)
         replaces = self.on_lost == "continue"
-        pid = fork(lambda: serve(roster, listener, self.on_lost, replaces, say, read))
+        pid = fork(lambda: serve(roster, listener, self.on_lost, replaces, most, say, read))
         started.append(pid)
         os.close(say)
         os.close(read)
@@ -325,7 +354,8 @@ class Episode:
     def worker(self, worker: int) -> None:
         self.shared.worker[worker][[PHASE, STATE, LAPS, LONGEST, SINCE]] = 0
         address = self.nodes[self.roster.host_of(worker)][2]
-        arguments = (self.shared, address, worker, self.mode, self.on_lost, self.seed, self.notes)
+        job = (self.mode, self.on_lost, BALLAST if self.partly else 0, self.seed, self.notes)
+        arguments = (self.shared, address, worker, *job)
         self.pids[worker] = fork(lambda: work(*arguments))
 
     def run(self) -> dict[str, Any]:
@@ -351,9 +381,12 @@ class Episode:
         else:
             self.kill(host, victim)
         if self.again:
-            self.start_again(host, victim, 1)
-        if self.twice:
+            self.start_again(host, victim, 1, self.partly)
+        if self.partly:
+            until(lambda: self.has_died(host) or self.has_come(host), "a part of the values has come")
+        elif self.twice:
             time.sleep(self.choose.random() * 0.3)
+        if self.twice:
             self.kill(host, victim)
             self.start_again(host, victim, 2)
         if self.goes_on:
@@ -396,6 +429,13 @@ class Episode:
         laps = [int(self.shared.worker[i][LAPS]) for i in self.pids]
         return int(self.shared.worker[worker][LAPS]) >= max(laps) - 1 or bool(self.state(worker))
 
+    def has_died(self, host: int) -> bool:
+        return bool(os.waitid(os.P_PID, self.nodes[host][0], os.WEXITED | os.WNOHANG | os.WNOWAIT))
+
+    def has_come(self, host: int) -> bool:
+        """Whether its workers have all that they were to get; less than was to kill it may be all."""
+        return all(self.shared.worker[worker][PHASE] >= TRAINING for worker in self.roster.workers_of(host))
+
     def state(self, worker: int) -> int:
         """How a worker has ended; 0 while it has not."""
         state = int(self.shared.worker[worker][STATE])
@@ -431,14 +471,14 @@ class Episode:
         if self.long:
             self.alone = set(self.roster.workers_of(host))
 
-    def start_again(self, host: int, victim: int, times_replaced: int) -> None:
+    def start_again(self, host: int, victim: int, times_replaced: int, most: int = 0) -> None:
         if self.kind == "worker":
             self.worker(victim)
             return
         until(lambda: all(self.state(worker) for worker in self.alone), "workers without a node end")
         for worker in self.alone:
             os.waitpid(self.pids.pop(worker), 0)
-        self.nodes[host] = self.node(host, times_replaced=times_replaced)
+        self.nodes[host] = self.node(host, times_replaced=times_replaced, most=most)
         for worker in self.roster.workers_of(host):
             self.worker(worker)
 
