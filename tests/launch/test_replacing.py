@@ -88,9 +88,9 @@ def test_a_worker_that_dies_is_replaced_and_nothing_counts_twice(tmp_path: Path)
     done = multiverso("run", "-n", 3, "--on-failure", "continue", "--replace", 2, job, notes)
     assert done.returncode == 0, done.stderr
     assert sorted(line.split("] ")[1] for line in done.stdout.splitlines()) == [
-        "life 0 begins with None at barrier 6",
-        "life 1 begins with {'epoch': 1} at barrier 8",
-        "life 2 begins with {'epoch': 1} at barrier 8",
+        "life 0 begins with None at barrier 3",
+        "life 1 begins with {'epoch': 1} at barrier 5",
+        "life 2 begins with {'epoch': 1} at barrier 5",
         "worker 0 life 0 is done",
         "worker 1 life 2 is done",
         "worker 2 life 0 is done",

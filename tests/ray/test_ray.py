@@ -156,14 +156,23 @@ def rehosted_in_rounds(file):
 
 
 def host_nodes():
-    # the processes of hosts' nodes, and whether each has begun
+    # the processes of hosts' nodes, and the inodes of their sockets
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if (process / "cmdline").read_bytes().startswith(b"ray::HostNode"):
                 files = [os.readlink(file) for file in (process / "fd").iterdir()]
-                found[int(process.name)] = any("memfd:multiverso" in file for file in files)
+                found[int(process.name)] = {file[8:-1] for file in files if file.startswith("socket:[")}
     return found
+
+
+def who_connects_to(first):
+    # the nodes with a connection to a port at which the first one listens
+    nodes = host_nodes()
+    lines = [line.split() for kind in ("tcp", "tcp6") for line in open(f"/proc/net/{kind}").readlines()[1:]]
+    ports = {line[1].rpartition(":")[2] for line in lines if line[3] == "0A" and line[9] in nodes[first]}
+    inodes = {line[9] for line in lines if line[2].rpartition(":")[2] in ports}
+    return [pid for pid, sockets in nodes.items() if pid != first and sockets & inodes]
 
 
 def wait_for(found):
@@ -263,20 +272,19 @@ try:
         wait_for(file.exists)
         before = set(host_nodes())
         lose(file)
-        nodes.append(cluster.add_node(num_cpus=2, object_store_memory=80_000_000))
         wait_for(lambda: len(before & set(host_nodes())) == 1)
         (first,) = before & set(host_nodes())
-        os.kill(first, 19)
         with contextlib.redirect_stderr(io.StringIO()) as words:
+            os.kill(first, 19)
             try:
-                begun = wait_for(lambda: [pid for pid, has in host_nodes().items() if has and pid != first])
-                os.kill(begun[0], 9)
+                nodes.append(cluster.add_node(num_cpus=2, object_store_memory=80_000_000))
+                os.kill(wait_for(lambda: who_connects_to(first))[0], 9)
             finally:
                 os.kill(first, 18)
-            end = time.monotonic() + 60
-            while "does not come again" not in words.getvalue() and time.monotonic() < end:
-                time.sleep(0.02)
-        until.touch()
+            try:
+                wait_for(lambda: "does not come again" in words.getvalue())
+            finally:
+                until.touch()
         said["beginning words"] = words.getvalue()
         said["beginning"] = [r if isinstance(r, str) else type(r).__name__ for r in job.result()]
         file = folder / "there"
