@@ -12,6 +12,10 @@ network; and *cipher*, encrypting and decrypting as many bytes. Stream and passe
 that frames can reach on this machine (``limit``), with the cipher the most that encrypted ones can.
 Seconds of the processor for a gigabyte say what the rates on a machine with other work do not.
 
+What two hosts would do whose processors are their own is shown one way: host 1 pushes what it changes, host 0 serves
+it and has nothing to answer, each on a core that the other host does not use, beside a stream between the same two
+cores (``own_cores``, with the seconds that each host's core takes for a gigabyte).
+
 A stream goes one way. Frames go both ways at once, as does *adding*: their rates are both ways together, and each way
 is told beside it. Where the processor is the limit, as over loopback, bytes either way cost the same, and the sum is
 what to compare; where the link is, which carries as much each way, compare each way.
@@ -45,6 +49,7 @@ from multiverso.deadline import Deadline
 from multiverso.hosts.copies import Copy
 from multiverso.hosts.credentials import Credentials, new_credentials
 from multiverso.hosts.fabric import Fabric
+from multiverso.hosts.pace import Every
 from multiverso.kernels import dense
 from multiverso.memory import heap, words
 from multiverso.memory.segment import Segment
@@ -56,6 +61,7 @@ _PIECE = 4 << 20
 _CHUNK = 1 << 18  # floats of a chunk
 _RECORD = 1 << 14  # bytes, the longest of TLS
 _DEADLINE_SECONDS = 60.0
+_DAY_SECONDS = 86_400.0
 
 
 def table(elements: int) -> Shard:
@@ -75,6 +81,9 @@ class Host:
 
     def __init__(self, number: int, pipe: Connection, address: str) -> None:
         self.number, self.pipe, self.address = number, pipe, address
+        self.taken: float | None = (
+            None  # seconds of the processor, where a phase does not count all of its own
+        )
 
     def swap(self, mine: Any) -> Any:
         """Gives the other host something and returns what that gives: both wait for each other."""
@@ -91,6 +100,16 @@ class Host:
             connection = socket.create_connection(self.swap(None))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
+
+    def on_own_core(self, name: str, *arguments: Any) -> float:
+        """Does something on one core, and the other host on another, where there are two."""
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[self.number % len(cores)]})  # threads that it starts stay there
+        try:
+            rate: float = getattr(self, name)(*arguments)
+        finally:
+            os.sched_setaffinity(0, cores)
+        return rate
 
     def stream(self, seconds: float) -> float:
         """Bytes a second of one TCP stream from host 1 to host 0."""
@@ -174,32 +193,40 @@ class Host:
 
     def timed(self, name: str, *arguments: Any) -> tuple[float, float]:
         """Returns a rate, and the seconds of this process's processor time it took."""
-        before = time.process_time()
+        self.taken, before = None, time.process_time()
         rate = getattr(self, name)(*arguments)
-        return rate, time.process_time() - before
+        return rate, time.process_time() - before if self.taken is None else self.taken
 
-    def fabric(self, job: Credentials, shard: Shard, share: float) -> Fabric:
+    def fabric(self, job: Credentials, shard: Shard, share: float, every: Every | None = None) -> Fabric:
         """Both hosts, connected, with one table."""
         made = Fabric(self.number, 2, job, bind=(self.address, 0), share=share)
         address = self.swap(made.listen())
         if self.number == 1:
             made.connect(0, address)
-        made.attach(1, shard)
+        made.attach(1, shard, every=every)
         made.settle(Deadline.after(_DEADLINE_SECONDS))
         return made
 
-    def frames(self, job: Credentials, elements: int, seconds: float) -> float:
-        """Bytes a second that this host sends, without a pace, when every chunk always has something new."""
+    def frames(self, job: Credentials, elements: int, seconds: float, one_way: bool = False) -> float:
+        """Bytes a second that this host sends, without a pace, when every chunk always has something new.
+
+        One way: only what lives at host 0 has, and only at host 1, and host 0 asks for nothing.
+        """
         shard = table(elements)
-        with self.fabric(job, shard, 0.0) as made:
-            values, end = shard.values(), time.perf_counter() + seconds
+        rests = Every(seconds=_DAY_SECONDS) if one_way and self.number == 0 else None
+        with self.fabric(job, shard, 0.0, rests) as made:
+            values = shard.values()
+            if one_way:  # the first half lives at host 0
+                values = values[: elements // 2 if self.number else 0]
             self.swap(None)
-            before, began = self._sent(made), time.perf_counter()
-            while time.perf_counter() < end:
-                values[:: _CHUNK // 4] += 1
-                words.store64(shard.base + at.WRITTEN, words.load64(shard.base + at.WRITTEN) + 1)
+            before, began, used = self._sent(made), time.perf_counter(), time.process_time()
+            while time.perf_counter() < began + seconds:
+                if values.size:
+                    values[:: _CHUNK // 4] += 1
+                    words.store64(shard.base + at.WRITTEN, words.load64(shard.base + at.WRITTEN) + 1)
                 time.sleep(0.002)
             rate = (self._sent(made) - before) / (time.perf_counter() - began)
+            self.taken = time.process_time() - used  # but for connecting and the first values
             self.swap(None)
         return rate
 
@@ -329,6 +356,28 @@ def main() -> None:
     print(text)
 
 
+def own_rates(runs: dict[str, list[Any]], seconds: float) -> dict[str, Any]:
+    """What goes one way between hosts that have a core each, and what each core takes for it."""
+    rates = {
+        name: statistics.median(sum(rate for rate, _ in pair) for pair in kept) for name, kept in runs.items()
+    }
+
+    def taken(name: str, host: int) -> float:
+        kept: list[float] = [
+            pair[host][1] / (sum(rate for rate, _ in pair) * seconds / 1e9) for pair in runs[name]
+        ]
+        return statistics.median(kept)
+
+    return {
+        "megabytes_a_second": {name: rate / 1e6 for name, rate in rates.items()},
+        "processor_seconds_a_gigabyte": {
+            name: {"sends": taken(name, 1), "receives": taken(name, 0)} for name in runs
+        },
+        "frames_of_stream": rates["frames"] / rates["stream"],
+        "tls_of_plain": rates["frames_tls"] / rates["frames"],
+    }
+
+
 def measure(both: Both, quick: bool) -> dict[str, Any]:
     """Measures everything."""
     rounds, seconds = (1, 0.5) if quick else (3, 2.0)
@@ -344,7 +393,17 @@ def measure(both: Both, quick: bool) -> dict[str, Any]:
     }
     for job in (plain, tls):  # everything is compiled and loaded
         both.do("frames", job, elements, 0.1)
-    runs = medians(2 * rounds, {name: partial(both.do, "timed", *what) for name, what in floors.items()})
+    own = {
+        "stream": ("stream", seconds),
+        "frames": ("frames", plain, 2 * elements, seconds, True),
+        "frames_tls": ("frames", tls, 2 * elements, seconds, True),
+    }
+    phases: dict[str, Callable[[], Any]] = {
+        name: partial(both.do, "timed", *what) for name, what in floors.items()
+    }
+    phases |= {f"own {name}": partial(both.do, "timed", "on_own_core", *what) for name, what in own.items()}
+    runs = medians(2 * rounds, phases)
+    own_cores = own_rates({name: runs.pop(f"own {name}") for name in own}, seconds)
     rates = {
         name: statistics.median(sum(rate for rate, _ in pair) for pair in kept) for name, kept in runs.items()
     }
@@ -411,6 +470,7 @@ def measure(both: Both, quick: bool) -> dict[str, Any]:
         "tls_of_plain": rates["frames_tls"] / rates["frames"],
         "tls_limit_of_plain": limit_tls / limit,
         "tls_of_its_limit": rates["frames_tls"] / limit_tls,
+        "own_cores": own_cores,
         "home_and_back_microseconds": {name: 1e6 * statistics.median(kept) for name, kept in back.items()},
         "exchange": workers,
     }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
-from fabric_support import new_shard
+from fabric_support import changed, new_shard
 
 from multiverso.hosts import frames, wires
 from multiverso.hosts.changes import Changes
@@ -50,13 +52,15 @@ def test_a_push_whose_answer_crosses_new_homes_does_not_go_again() -> None:
     assert carry(home, pusher) == []
 
 
-def opened(wire: str = "native") -> tuple[list[Link], list[Copy], Changes]:
+def opened(
+    wire: str = "native", read: Callable[[], int] | None = None
+) -> tuple[list[Link], list[Copy], Changes]:
     """Returns a host's link and its home's with a table of zeros, what each has of it, and the host's changes."""
     copies = [Copy(new_shard(TableSpec("array", 1, 4))) for _ in range(2)]
-    changes = [Changes() for _ in range(2)]
+    changes = [Changes(read), Changes()]
     links = [Link(me, 1 - me, Pace(0)) for me in range(2)]
-    for link, copy, changed in zip(links, copies, changes, strict=True):
-        link.attach(1, copy, changed, [1], Wire.of(wire, copy.dtype), Every())
+    for link, copy, counted in zip(links, copies, changes, strict=True):
+        link.attach(1, copy, counted, [1], Wire.of(wire, copy.dtype), Every())
         link.connect(1)
     links[0].settle(take=False)
     exchange(*links)
@@ -135,3 +139,32 @@ def test_a_push_for_which_memory_was_missing_is_made_again(monkeypatch: pytest.M
     exchange(pusher, home)
     assert ticket.done
     assert np.all(copies[1].shard.values() == 1)
+
+
+def test_the_end_of_a_pass_begins_the_next_where_workers_have_changed_the_table() -> None:
+    times = [0]
+    (pusher, home), (mine, theirs), changes = opened(read=lambda: times[0])
+    mine.shard.values()[:], times[0] = 1, 1
+    changes.look()
+    pusher.look(0.0)
+    assert carry(pusher, home) == [frames.PUSH]
+    assert pusher.passing  # nobody has to look before it is over
+    assert carry(home, pusher) == [frames.ANSWER]
+    assert carry(pusher, home) == [frames.PUSH]  # what the first may have left: nothing
+    mine.shard.values()[:], times[0] = 2, 2
+    assert carry(home, pusher) == [frames.ANSWER]
+    assert pusher.passing
+    assert carry(pusher, home) == [frames.PUSH]
+    assert theirs.shard.values().tolist() == [2] * 4
+    exchange(pusher, home)
+    assert not pusher.passing
+
+
+def test_a_copy_says_how_often_its_table_has_changed_and_remembers_it_when_it_is_closed() -> None:
+    copy = Copy(new_shard(TableSpec("array", 1, 4)))
+    before = copy.version()
+    changed(copy.shard)
+    assert copy.version() == before + 1
+    copy.close()
+    changed(copy.shard)
+    assert copy.version() == before + 1

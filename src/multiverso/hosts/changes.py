@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 
 class Changes:
-    """How often a table of this host has changed, and by whom: its workers, or a peer's pushes."""
+    """How often a table of this host has changed, and by whom: its workers, or a peer's pushes.
 
-    def __init__(self) -> None:
+    Args:
+        read: asks the table how often this host's workers have changed it; None where ``version`` is only set.
+    """
+
+    def __init__(self, read: Callable[[], int] | None = None) -> None:
         self.version = 0
+        self._read = read
         self._by: dict[int, int] = {}
         self._all = 0
         self._lock = threading.Lock()
+
+    def look(self) -> None:
+        """Asks the table now, and does not wait for whoever looks at all tables now and then."""
+        if self._read is not None:
+            self.version = self._read()
 
     def arrived(self, peer: int) -> None:
         """A peer has pushed something that is not zero."""

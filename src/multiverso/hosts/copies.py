@@ -99,6 +99,8 @@ class Copy:
         self._begin = agreeing.begin.compiled(name)
         self._differ = agreeing.differ.compiled(name)
         self._advance = agreeing.advance.compiled(name)
+        self._versions = agreeing.versions.compiled()
+        self._bases, self._version = np.array([shard.base], np.int64), np.zeros(1, np.int64)
 
     @property
     def base(self) -> int:
@@ -139,6 +141,13 @@ class Copy:
     def advance(self, agreed: Array, frame: Array) -> None:
         """Adds what is sent to S."""
         self._advance(agreed, frame)
+
+    def version(self) -> int:
+        """Returns how often this host's workers have changed it; of a closed table what was read last."""
+        with self._gate:
+            if not self._closed:
+                self._versions(self._bases, self._version)
+            return int(self._version[0])
 
     def _go(self, kernel: Callable[..., int], chunk: Chunk, agreed: Array, frame: Array) -> int:
         with self._gate:

@@ -80,7 +80,7 @@ class HeldTables:
         if ruled.name != "sum":
             alive = len(self.survivors[-1]) if self.survivors else self._hosts
             outer = SharedValues.of(ruled, alive, copy, number)
-        held = self._held[number] = Held(copy, Changes(), homes, coded, every or Every(), outer)
+        held = self._held[number] = Held(copy, Changes(copy.version), homes, coded, every or Every(), outer)
         self._watch()
         return held
 

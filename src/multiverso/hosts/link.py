@@ -256,6 +256,13 @@ class Link:
                     self._books.begin_what_is_due(table, now)
             return self._books.queues.wait(now) == 0.0
 
+    @property
+    def passing(self) -> bool:
+        """Whether a look finds nothing to begin before a frame has come: it looks then by itself."""
+        with self._books.lock:
+            tables = [table for table in self._books.tables.values() if table.ready]
+            return bool(tables) and all(table.passing and (table.told or not table.here) for table in tables)
+
     def settle(self, take: bool, tables: Iterable[int] | None = None) -> Ticket:
         """Asks that all that is in V now gets to the peer, unquantised; with ``take``, all that is there comes here.
 

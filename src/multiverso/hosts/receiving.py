@@ -172,4 +172,5 @@ class Receiving:
             if part.goal > part.done:
                 books.queues.ask(table, part)
         if books.queues.passed(table, part, again=some):
+            table.changes.look()
             books.begin_what_is_due(table, now)  # the next pass does not wait until somebody looks
