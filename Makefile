@@ -69,7 +69,7 @@ chaos: .venv/.full ## thousands of kills from a seed; what the survivors waited 
 	$(BIN)/python benchmarks/chaos_rows.py --kills 2000 --json benchmarks/results/chaos_rows.json
 	$(BIN)/python benchmarks/chaos_keyed.py --kills 2000 --json benchmarks/results/chaos_keyed.json
 	$(BIN)/python benchmarks/chaos_between_hosts.py --kills 500 --json benchmarks/results/chaos_between_hosts.json
-	$(BIN)/python benchmarks/chaos_hosts.py --kills 100 --json benchmarks/results/chaos_hosts.json
+	$(BIN)/python benchmarks/chaos_hosts.py --kills 100 --accuracy --json benchmarks/results/chaos_hosts.json
 
 exact: .venv/.full ## sums and bits between hosts through thousands of cut connections, stopped nodes, and links silent for up to 70 s (root)
 	$(BIN)/python benchmarks/exact_between_hosts.py --cuts $(or $(NUMBER),3000) --seed $(or $(SEED),1) --silences 0.5 5 70 \

@@ -11,7 +11,14 @@ all processes of its host, or the first host's node. Then it is checked:
   the parts of the checkpoint, which are counted;
 - no process is left, and no file but the whole checkpoints.
 
-``on_seconds`` are from the kill to the last worker's first step after the restart; ``seconds``, the whole job's.
+``on_seconds`` are from the kill to the last worker's first step after the restart; ``seconds``, the whole job's. The
+first are made of ``ended``, until the last worker's new process begins (the death is noticed, the others are ended, and
+the launcher waits a moment), ``joined``, until ``init`` has returned in all (interpreter, nodes, connections),
+``restored``, until all have the checkpoint, and ``stepped``.
+
+With ``--accuracy`` a PyTorch model trains on two and on three hosts, in rounds and saved at each epoch
+(``examples/resuming/with_torch.py``): once undisturbed, and once with all processes of a host killed in its second
+epoch and the job started again. Both have to end with the same accuracy.
 """
 
 from __future__ import annotations
@@ -20,6 +27,7 @@ import argparse
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -31,8 +39,11 @@ from typing import Any
 DEADLINE = 120.0
 SETTLE_SECONDS = 20.0  # the guard of a launcher that was killed looks for its processes for up to ten
 KINDS = ("worker", "node", "host", "coordinator")
+PARTS = ("ended", "joined", "restored", "stepped")
+TRAINING = Path(__file__).resolve().parent.parent / "examples" / "resuming" / "with_torch.py"
 VICTIM = """
 import json, os, signal, sys, time
+began = time.time()
 import multiverso as mv
 
 place, steps, kind, killer, at = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
@@ -62,9 +73,11 @@ def kill():
         os.kill(here, signal.SIGKILL)
 
 mv.init()
+joined = time.time()
 table = mv.ArrayTableHandler(10_000, dtype="int64")
 with mv.checkpoint(place, every=5) as checkpoint:
     own = checkpoint.restore()
+    restored = time.time()
     step = own["step"] if own else 0
     first = True
     while step < steps:
@@ -75,6 +88,7 @@ with mv.checkpoint(place, every=5) as checkpoint:
         checkpoint.step({"step": step})
         if first:
             note(f"begun {mv.restarts()} at {step}")
+            note(["parts", mv.restarts(), began, joined, restored, time.time()])
             first = False
         time.sleep(0.01)
 mv.barrier()
@@ -133,7 +147,9 @@ def episode(seed: int, kind: str | None = None, workers: int = 4, steps: int = 6
         assert lines[0]["min"] == lines[0]["max"], said
         notes = [json.loads(line) for line in Path(folder, "notes").read_text().splitlines()]
         killed = next(moment for what, _, moment in notes if what == "killed")
-        again = [(what, moment) for what, _, moment in notes if what.startswith("begun 1")]
+        again = [(what, moment) for what, _, moment in notes if str(what).startswith("begun 1")]
+        moments = [what[2:] for what, _, _ in notes if what[:2] == ["parts", 1]]
+        reached = [killed, *(max(each) for each in zip(*moments, strict=True))]
         manifest = json.loads((place / "manifest.json").read_text())
         whole = {f"generation-{generation['number']}" for generation in manifest["generations"]}
         left = {path.name for path in place.iterdir()} - whole - {"manifest.json", ".lock"}
@@ -143,11 +159,61 @@ def episode(seed: int, kind: str | None = None, workers: int = 4, steps: int = 6
             "at": at,
             "resumed_at": min(int(what.split()[3]) for what, _ in again),
             "on_seconds": round(max(moment for _, moment in again) - killed, 2),
+            "parts": {
+                part: round(then - before, 2)
+                for part, before, then in zip(PARTS, reached, reached[1:], strict=False)
+            },
             "seconds": round(seconds, 2),
             "adds_lost": workers * steps - lines[0]["min"],
             "files_left": sorted(left),
             "processes_left": processes_left(folder),
         }
+
+
+def trained(hosts: int, *, killed: bool) -> dict[str, Any]:
+    """Trains a model on so many hosts, with a host killed on the way or not.
+
+    Raises:
+        AssertionError: it did not end, or not where it was to.
+    """
+    with tempfile.TemporaryDirectory(prefix="multiverso-chaos-") as folder:
+        command = [
+            sys.executable,
+            "-m",
+            "multiverso",
+            "run",
+            "--hosts",
+            hosts,
+            "-n",
+            2 * hosts,
+            "--max-restarts",
+            1,
+        ]
+        command += ["--timeout", 2 * DEADLINE, TRAINING, "--directory", Path(folder, "saved")]
+        workers: dict[str, int] = {}
+        accuracy, went_on = None, 0
+        with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True) as job:
+            assert job.stdout is not None
+            for line in job.stdout:
+                if found := re.search(r"worker (\d+) is process (\d+)", line):
+                    workers.setdefault(found[1], int(found[2]))
+                went_on += "goes on after epoch" in line
+                if (
+                    killed and "epoch 2 begins" in line
+                ):  # the last host's workers, and its launcher with the node
+                    last = [workers[str(number)] for number in (2 * hosts - 2, 2 * hosts - 1)]
+                    for pid in (parent_of(last[0]), *last):
+                        os.kill(pid, signal.SIGKILL)
+                    killed = False
+                if found := re.search(r"accuracy=([\d.]+)", line):
+                    accuracy = float(found[1])
+        assert job.returncode == 0, f"the training on {hosts} hosts ended with {job.returncode}"
+        return {"accuracy": accuracy, "workers_that_went_on": went_on}
+
+
+def parent_of(pid: int) -> int:
+    """Returns a process's parent."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def processes_left(folder: str) -> list[int]:
@@ -176,10 +242,12 @@ def summary(episodes: list[dict[str, Any]]) -> dict[str, Any]:
     for kind in sorted({each["kind"] for each in episodes}):
         own = [each for each in episodes if each["kind"] == kind]
         waits = sorted(each["on_seconds"] for each in own)
+        parts = {part: sorted(each["parts"][part] for each in own)[len(own) // 2] for part in PARTS}
         found[kind] = {
             "kills": len(own),
             "on_seconds_median": waits[len(waits) // 2],
             "on_seconds_most": waits[-1],
+            "parts_median": parts,
             "adds_lost_most": max(each["adds_lost"] for each in own),
             "adds_twice_most": -min(each["adds_lost"] for each in own),
             "left_behind": sum(len(each["processes_left"]) + len(each["files_left"]) for each in own),
@@ -193,6 +261,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--kind", choices=KINDS)
+    parser.add_argument("--accuracy", action="store_true", help="train a model with and without a kill, too")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     episodes, failed = [], 0
@@ -203,8 +272,14 @@ def main() -> int:
         except AssertionError as error:
             failed += 1
             print(f"FAILED {error}", file=sys.stderr, flush=True)
-    result = {"failed": failed, "kinds": summary(episodes), "episodes": episodes}
-    print(json.dumps({name: result[name] for name in ("failed", "kinds")}))
+    trainings = {
+        hosts: {"undisturbed": trained(hosts, killed=False), "resumed": trained(hosts, killed=True)}
+        for hosts in ((2, 3) if options.accuracy else ())
+    }
+    for each in trainings.values():
+        failed += each["undisturbed"]["accuracy"] != each["resumed"]["accuracy"]
+    result = {"failed": failed, "kinds": summary(episodes), "trainings": trainings, "episodes": episodes}
+    print(json.dumps({name: result[name] for name in ("failed", "kinds", "trainings")}))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(result, indent=1))

@@ -6,6 +6,7 @@ import pty
 import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -201,6 +202,20 @@ def test_a_full_disk_ends_the_log_and_not_the_job(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert done.stdout.splitlines() == [f"[0] {i}" for i in range(100)]
     assert "worker-0.log: No space left on device" in done.stderr
+
+
+def test_a_full_disk_under_our_output_ends_neither_the_job_nor_its_reading(tmp_path: Path) -> None:
+    """Nobody read the pipes any more, and a worker that wrote more than they hold waited for ever."""
+    job = script(tmp_path, "for _ in range(3000): print('z' * 100)")
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "multiverso", "run", "--timeout", "30", str(job)]
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert (done.returncode, done.stderr) == (
+        0,
+        "multiverso: what the workers write is lost: No space left on device; the job goes on\n",
+    )
 
 
 def test_a_line_without_an_end_is_not_kept_for_ever(tmp_path: Path) -> None:

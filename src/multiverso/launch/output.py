@@ -1,5 +1,6 @@
 """The workers' output: whole lines, each with its worker's number, never mixed within a line."""
 
+import contextlib
 import os
 import selectors
 import socket
@@ -54,6 +55,7 @@ class Output:
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_writer.setblocking(False)
         self._give_up_at: float | None = None
+        self._told_of_loss = False
         self._thread = threading.Thread(target=self._read_all, name="multiverso-output", daemon=True)
 
     def add(self, worker_id: int, stdout: IO[bytes], stderr: IO[bytes]) -> None:
@@ -186,6 +188,14 @@ class Output:
         except (BrokenPipeError, ValueError):  # the reader went away, or the file is closed
             self.broken = True
             self.on_broken()
+        except (
+            OSError
+        ) as error:  # a full disk: what comes is read and left out, or the workers would wait for ever
+            if not self._told_of_loss:
+                self._told_of_loss = True
+                text = f"multiverso: what the workers write is lost: {error.strerror}; the job goes on\n"
+                with contextlib.suppress(OSError):
+                    write_all(unbuffered(sys.stderr), text.encode())
 
     def _log(self, worker_id: int, block: bytes) -> None:
         try:
