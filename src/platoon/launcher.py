@@ -20,6 +20,7 @@ from typing import Any
 
 from multiverso.errors import StartupError
 from multiverso.launch import Job, JobResult, WorkerExit, let_signals_end_us, put_back, visible_gpus
+from multiverso.launch.ssh import DEFAULT_SSH
 from multiverso.launch.standard_files import open_standard_files
 from platoon import configparser
 from platoon.devices import check_devices, device_environment, find_devices
@@ -79,9 +80,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="HOST",
         help="a controller on each, reached by ssh; 2: a rehearsal here",
     )
-    parser.add_argument(
-        "--ssh", default="ssh -o BatchMode=yes", metavar="COMMAND", help='as in --ssh "ssh -p 2222"'
-    )
+    parser.add_argument("--ssh", default=DEFAULT_SSH, metavar="COMMAND", help='as in --ssh "ssh -p 2222"')
     parser.add_argument(
         "--port",
         type=int,

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from multiverso.cli.main import run_command
 from multiverso.errors import StartupError
 from multiverso.launch import _ssh
 from multiverso.launch.hosts import _culprit
 from multiverso.launch.results import WorkerExit
-from multiverso.launch.ssh import addresses_of, checked_names
+from multiverso.launch.ssh import DEFAULT_SSH, addresses_of, checked_names
 
 
 @pytest.fixture
@@ -57,3 +58,7 @@ def test_the_end_of_ssh_by_a_signal_is_that_of_the_connection(tmp_path: Path) ->
     command = [sys.executable, "-I", "-S", _ssh.__file__, "sh", "-c", "read roster; kill -9 $$"]
     done = subprocess.run(command, env={"MULTIVERSO_ROSTER": "a roster"}, timeout=60, check=False)
     assert done.returncode == _ssh.FAILED
+
+
+def test_the_command_line_reaches_hosts_as_everything_else_does() -> None:
+    assert [each.default for each in run_command.params if each.name == "ssh"] == [DEFAULT_SSH]

@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+_SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=10"  # `launch.ssh.DEFAULT_SSH`, which is imported when it is used
+
 
 class Commands(click.Group):
     """The commands; a script in the place of one is pointed out."""
@@ -120,7 +122,7 @@ def app(context: click.Context) -> None:
     default=29600,
     help="Where the first of several hosts listens for the others.",
 )
-@click.option("--ssh", default="ssh -o BatchMode=yes", help="The command that reaches a host.")
+@click.option("--ssh", default=_SSH, help="The command that reaches a host.")
 @click.option(
     "--insecure-fabric", is_flag=True, help="Between hosts: encrypt nothing, on a network you trust."
 )
@@ -196,7 +198,7 @@ def run_command(
 @click.option(
     "--ssh",
     metavar="COMMAND",
-    default="ssh -o BatchMode=yes",  # as `run` does: a question that somebody answers here nobody answers there
+    default=_SSH,  # as `run` does: a question that somebody answers here nobody answers there
     help="What reaches a host.",
 )
 @click.option(

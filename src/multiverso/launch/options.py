@@ -11,6 +11,7 @@ from typing import Any
 
 from multiverso.errors import StartupError
 from multiverso.launch.job import OnFailure
+from multiverso.launch.ssh import DEFAULT_SSH
 from multiverso.layout import MAX_WORKERS
 
 
@@ -56,7 +57,7 @@ class RunOptions:
     summary: Callable[[dict[str, Any]], str] | None = None
     hosts: str | None = None
     port: int = 29600
-    ssh: str = "ssh -o BatchMode=yes"
+    ssh: str = DEFAULT_SSH
     encrypted: bool = True
     host_grace: float = 30.0
     max_restarts: int = 0

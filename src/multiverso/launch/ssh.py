@@ -14,6 +14,8 @@ from pathlib import Path
 from multiverso.errors import StartupError
 
 MOST_HOSTS = 64
+# No questions, which nobody sees; and the end of a host that has gone silent is noticed within half a minute or so.
+DEFAULT_SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=10"
 _LOOK_SECONDS = 5.0
 _LOOPBACK = re.compile(r"localhost|127\.[\d.]+|::1")
 
