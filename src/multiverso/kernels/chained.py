@@ -66,6 +66,8 @@ from multiverso.kernels.waits import (
     restart,
 )
 
+_BEGAN = 0  # of the words of a wait, when its slice began: see ``waits.py``
+
 
 @inner
 def _publish(control, base, me, source, number):
@@ -112,7 +114,7 @@ def _await_chunk(control, base, me, progress, chunk, wait):
         state = _state(control, base, me, progress, chunk)
         if state != NOT_READY:
             end_table_wait(control, base, me)
-            restart(wait)
+            wait[_BEGAN] = 0  # a slice of its own; giving way was in vain before, and takes the nodes' time
             return state
         first = step_of(base, progress[ROUND], 0)
         code = pause(control, me, wait, event, at.FOR_ROUND, header_of(base).table_id, 0, first)
