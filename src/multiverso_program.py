@@ -30,8 +30,9 @@ def platoon_launcher() -> int:
 
         print(
             f"platoon-launcher: the package platoon in {platoon.__path__[0]} is not the one of multiverso ({error}): "
-            "PyPI has another project of that name, installed over it. `pip uninstall platoon`, then `pip install "
-            "--force-reinstall --no-deps multiverso`; or use one environment for each",
+            "PyPI has another project of that name, installed over it. `pip uninstall platoon`, then install "
+            "multiverso again: `pip install --force-reinstall --no-deps` and what you gave pip then; or use one "
+            "environment for each",
             file=sys.stderr,
         )
         return 2

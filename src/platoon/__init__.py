@@ -28,8 +28,8 @@ def _notice_the_other() -> None:
             warnings.warn(
                 PlatoonWarning(
                     f"{name} in {folder} is another project that installs a package named platoon; each has "
-                    "overwritten files of the other. `pip uninstall platoon`, then `pip install --force-reinstall "
-                    "--no-deps multiverso`; or keep them in two environments"
+                    "overwritten files of the other. `pip uninstall platoon`, then install multiverso again: `pip "
+                    "install --force-reinstall --no-deps` and what you gave pip then; or keep them in two environments"
                 ),
                 stacklevel=3,
             )

@@ -193,7 +193,7 @@ def test_a_slow_compilation_says_that_it_goes_on(
     on_demand.ensure("module", NAME, "float32")
     first, *going_on, last = errors.getvalue().splitlines()
     words = re.escape("multiverso: compiling kernels (small_kernels-float32)")
-    assert re.fullmatch(words + r", once on this machine \.\.\.", first)
+    assert re.fullmatch(words + r", once on this machine \(up to half a minute\) \.\.\.", first)
     assert re.fullmatch(r"multiverso: compiled in \d+\.\d s", last)
     line = words + r": \d+ s"
     if terminal:  # one line that is written over, and is gone in the end; the string's lines end with \r, too

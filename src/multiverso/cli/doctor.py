@@ -238,7 +238,7 @@ def _platoon() -> str:
     if ours and not other:
         return f"multiverso's own, in {found}"
     reason = "it is another project of that name, which installs the same import package as multiverso"
-    again = "pip install --force-reinstall --no-deps multiverso"
+    again = f"install multiverso again: pip install --force-reinstall --no-deps {_AS_BEFORE}"
     advice = f"{'pip uninstall platoon, then ' if other else ''}{again}; or use one environment for each."
     state = "is installed over multiverso's own" if not ours else "is installed beside multiverso's own"
     what = f"{other or 'something else'} {state} ({found}): {reason}" if found else "the package is missing"
@@ -302,11 +302,12 @@ CHECKS: dict[str, Callable[[], str]] = {
     "GPUs": _gpus,
 }
 
+_AS_BEFORE = "and what you gave pip the first time (`.` in a clone)"
 _SANDBOX = (
     "This kernel or sandbox lacks it (gVisor and old kernels do); run on a plain Linux kernel 5.4 or newer."
 )
 _ADVICE = {
-    "packages": "Install the package again: pip install --force-reinstall multiverso",
+    "packages": f"Install multiverso again: pip install --force-reinstall {_AS_BEFORE}.",
     "/proc": "Mount /proc in this container; multiverso reads pids and limits there.",
     "shared memory": _SANDBOX,
     "abstract sockets": "Allow Unix sockets in this sandbox: workers get their memory through one.",

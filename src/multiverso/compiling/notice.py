@@ -20,7 +20,8 @@ def say(text: str) -> None:
 def telling(what: str, begin: str | None = None) -> Iterator[Callable[[], float]]:
     """Says how long something has taken, again and again for as long as the block goes on.
 
-    On a terminal that is one line, which is written over and gone in the end; elsewhere a line each time.
+    On a terminal that is one line, which is written over and gone in the end; elsewhere a line each time, each
+    after twice the pause of the one before.
 
     Args:
         what: what goes on.
@@ -46,9 +47,12 @@ def telling(what: str, begin: str | None = None) -> Iterator[Callable[[], float]
 def _tell(what: str, began: float, over: threading.Event) -> None:
     stream, longest = sys.stderr, 0
     moves = stream is not None and stream.isatty()
-    while not over.wait(EVERY_SECONDS):
+    pause = EVERY_SECONDS
+    while not over.wait(pause):
         text = f"multiverso: {what}: {time.monotonic() - began:.0f} s"
         longest = max(longest, len(text))
         print(f"\r{text}" if moves else text, end="" if moves else "\n", file=stream, flush=True)
+        if not moves:
+            pause *= 2  # a job's log is read later
     if longest and moves:
         print("\r" + " " * longest + "\r", end="", file=stream, flush=True)

@@ -155,7 +155,7 @@ def _build(
         paths = _sources(name)
         stamps = {**stamps_of(paths), **(process.stamps if process else {})}
         words = f"compiling kernels ({what})"
-        with telling(words, f"{words}, once on this machine ...") as seconds:
+        with telling(words, f"{words}, once on this machine (up to half a minute) ...") as seconds:
             code = (
                 process.build(kind, name, dtype, _BUILD_SECONDS)
                 if process
