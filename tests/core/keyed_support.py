@@ -11,7 +11,7 @@ import numpy as np
 from multiverso import keyed_layout as keyed
 from multiverso import layout
 from multiverso.compiling import atomics
-from multiverso.compiling.declaring import rebound
+from multiverso.compiling.declared import rebound
 from multiverso.kernels import keyed_passes, keyed_removal  # rebound asks for what is imported
 from multiverso.keyed_layout import at
 from multiverso.layout import CACHE_LINE, PAGE, round_up

@@ -22,7 +22,8 @@ import small_kernels
 from multiverso import kernels, updaters
 from multiverso.cli import warmup
 from multiverso.compiling import notice, object_cache, on_demand, sources
-from multiverso.compiling.declaring import Kernel, kernels_of, rebound
+from multiverso.compiling.declared import kernels_of, rebound
+from multiverso.compiling.declaring import Kernel
 from multiverso.compiling.object_code import Code
 from multiverso.kernels import dense
 

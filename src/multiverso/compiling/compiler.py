@@ -21,7 +21,7 @@ from llvmlite import ir
 from numba import carray, cfunc, from_dtype, int32, int64, njit, types, uintp
 
 from multiverso.compiling import native
-from multiverso.compiling.declaring import ATOMICS, Kernel, kernels_of, rebound
+from multiverso.compiling.declared import ATOMICS, Declared, kernels_of, rebound
 from multiverso.compiling.object_code import HEAD, LIBC, LOOPS, NDARRAY, PYTHON, Code, is_loop
 
 _I1, _I8, _I32, _I64 = (ir.IntType(bits) for bits in (1, 8, 32, 64))
@@ -87,7 +87,7 @@ def _replacement(value: Any) -> Any:
 class _Entry:
     """One kernel: its C function, and what Python calls."""
 
-    def __init__(self, kernel: Kernel[..., Any], dispatcher: Any, dtype: str | None) -> None:
+    def __init__(self, kernel: Declared[..., Any], dispatcher: Any, dtype: str | None) -> None:
         self.name = kernel.__name__
         self.parameters = kernel.parameters()
         self.answers = kernel.answers

@@ -24,6 +24,7 @@ PACKAGE = Path(multiverso.__file__).parent
 # executed anew; a name that ends with a dot stands for everything below it
 PRIVATE = (
     "multiverso.kernels.",
+    "multiverso.compiling.declared",
     "multiverso.compiling.declaring",
     "multiverso.layout",
     "multiverso.spec",
