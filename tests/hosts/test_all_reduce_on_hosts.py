@@ -241,7 +241,7 @@ def expected(workers: tuple[int, ...], operation: str, arrays: list[Any], dtype:
     return result.astype(dtype)
 
 
-@pytest.mark.parametrize("workers", [(2, 1), (1, 1, 1)], ids=str)
+@pytest.mark.parametrize("workers", [(3, 1), (1, 1, 1)], ids=str)
 def test_every_worker_has_the_same_bits_through_cut_connections(workers: tuple[int, ...]) -> None:
     cases = [
         (size, np.dtype(dtype), operation)

@@ -40,6 +40,7 @@ MISSING = LINE.int64("missing")  # the workers that the next one waits for, a bi
 FAILED = LINE.int64("failed")  # why no other piece will be done: one of the below
 DIFFERENT, BROKEN = 1, 2
 
+_CACHED_BYTES = 128 << 10  # combined of all workers at once, while they are in the cache
 _JOIN_SECONDS = 10.0
 
 
@@ -80,6 +81,7 @@ class Reductions:
         self._combining = Combining(roster.host, list(range(roster.hosts)), mail.send, mail.free)
         self._told: dict[int, dict[int, tuple[Any, ...]]] = {}
         self._segments: dict[str, Segment] = {}
+        self._sums: list[Array] = []
         self._done = self._failed = 0
         self._closed = False
         self._lock = threading.Lock()
@@ -151,11 +153,25 @@ class Reductions:
             raise ShapeMismatchError("the workers of this host do not reduce the same things")
         signature, operation, dtype, nbytes = said
         piece = Piece(number, signature, operation, np.dtype(dtype), nbytes)
-        slots = [self._slot(piece, i) for i in range(len(self._local) + 1)]
-        own = slots[0] if len(slots) == 2 else COMBINE[operation](slots[0], slots[1])
-        for other in slots[2:-1]:
-            COMBINE[operation](own, other, out=own)
-        return self._combining.begin(piece, own, slots[-1])
+        *slots, result = [self._slot(piece, i) for i in range(len(self._local) + 1)]
+        return self._combining.begin(piece, self._own(piece, slots), result)
+
+    def _own(self, piece: Piece, slots: list[Array]) -> Array:
+        """Returns what this host's workers give together; a worker may write its slot once more, with the same."""
+        if len(slots) == 1:
+            return slots[0]
+        if (
+            not self._sums
+        ):  # as long in use as the slots are; fresh memory for each would cost more than the sum
+            self._sums = [np.empty(PIECE_BYTES, np.uint8) for _ in range(PIECES)]
+        own = self._sums[piece.number % PIECES][: piece.nbytes].view(piece.dtype)
+        combine, length = COMBINE[piece.operation], _CACHED_BYTES // piece.dtype.itemsize
+        for low in range(0, own.size, length):
+            part = slice(low, low + length)
+            combine(slots[0][part], slots[1][part], out=own[part])
+            for other in slots[2:]:
+                combine(own[part], other[part], out=own[part])
+        return own
 
     def _slot(self, piece: Piece, index: int) -> Array:
         small = piece.nbytes <= SMALL_BYTES
