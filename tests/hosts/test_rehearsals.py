@@ -186,15 +186,30 @@ def test_addresses_of_ipv6_are_hosts_too() -> None:
     assert "me@fd00::2" in commands[0].arguments
 
 
+@pytest.mark.parametrize(("ssh", "told"), [("ssh -p 22", True), ("sh", False)])
+def test_ssh_is_told_for_how_long_a_host_may_be_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ssh: str, told: bool
+) -> None:
+    """A host whose power is pulled ended no connection: it was waited for when all others were done."""
+    (tmp_path / "ssh").symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    options = RunOptions(
+        "train.py", workers=2, hosts="node-a,node-b", ssh=ssh, encrypted=False, host_grace=60.0
+    )
+    _, commands = launching._by_ssh(options, "job", os.environ)
+    words = " ".join(commands[1].arguments)
+    assert ("-o ServerAliveInterval=21 -o ServerAliveCountMax=3 node-b" in words) == told
+
+
 def test_who_left_with_exit_code_0_while_others_needed_it_is_what_is_looked_for(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """The host of the one that left has nothing to say, and the other one says it of the first."""
     ends = tuple(WorkerExit(host, 7, code, None, False, 1.0) for host, code in ((0, 143), (1, 0)))
+    result = JobResult("failed", 143, ends[0], None, ends, 1.0)
+    names = ("host-0", "host-1")
     launching._tell(
-        RunOptions("train.py", workers=2, hosts="2"),
-        JobResult("failed", 143, ends[0], None, ends, 1.0),
-        ("host-0", "host-1"),
+        RunOptions("train.py", workers=2, hosts="2"), launching._Ended(result, names, lambda _: "")
     )
     assert "a worker ended with exit code 0 and without multiverso.shutdown()" in capfd.readouterr().err
 

@@ -5,10 +5,12 @@ on what those write with each worker's number before it, and end with the code o
 do here is what a launcher does with workers: start them, pass on signals, end the others when one fails.
 """
 
+import math
 import os
 import signal
 import socket
 import sys
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -29,11 +31,13 @@ from multiverso.launch.restarting import Replacements, Starts
 from multiverso.launch.results import JobResult, WorkerExit
 from multiverso.launch.signals import Signals, let_signals_end_us
 from multiverso.launch.sinks import Stream, unbuffered, write_all
-from multiverso.launch.ssh import MOST_HOSTS, addresses_of, checked_names, checked_ssh, over_ssh
+from multiverso.launch.ssh import MOST_HOSTS, addresses_of, checked_names, checked_ssh, noticing, over_ssh
 from multiverso.runtime.discovery.restarts import RESTARTS_VARIABLE, RESUME_VARIABLE
 
 # Beyond what a host's launcher gives its own workers: it sends SIGTERM, waits, sends SIGKILL, and sweeps.
 _MORE_GRACE_SECONDS = 3.0
+# After the first host's end others may still do what they do after shutdown(), which is theirs.
+_LATE_SECONDS = 10.0
 _IN_CONSEQUENCE = 128 + signal.SIGTERM
 _PASSED_ON = (
     "PYTHONPATH",
@@ -131,10 +135,24 @@ def _start(options: RunOptions, starts: Starts) -> _Ended:
                 _say(f"{words} ({replacements.done} of at most {replacements.most} replacements).")
             return seconds
 
+        told_at = math.inf
+
+        def look() -> None:
+            """The first host stays until no other one needs it: who is still there then may not end by itself."""
+            nonlocal told_at
+            if 0 in job.running or not job.running:
+                return
+            told_at = min(told_at, time.monotonic() + _LATE_SECONDS)
+            if time.monotonic() > told_at > 0:
+                told_at = 0.0
+                late = " and ".join(roster.names[host] for host in job.running)
+                _say(f"{roster.names[0]} has ended, and {late} not yet, which is waited for: Ctrl-C ends it.")
+
         times_replaced = [0] * roster.hosts
         job = Job(
             commands,
             on_exit=ended,
+            on_look=look,
             again=again,
             on_trouble=_say,
             marker=f"{JOB_VARIABLE}={job_id}",
@@ -220,7 +238,7 @@ def _by_ssh(
     variables += [f"{name}={environ[name]}" for name in _PASSED_ON if name in environ]
     return roster, [
         WorkerCommand(
-            over_ssh(ssh, name, arguments, variables),
+            over_ssh(noticing(ssh, options.host_grace), name, arguments, variables),
             {**os.environ, JOB_VARIABLE: job_id, ROSTER_VARIABLE: roster.on(host).as_text()},
         )
         for host, name in enumerate(names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -17,6 +18,8 @@ MOST_HOSTS = 64
 # No questions, which nobody sees; and the end of a host that has gone silent is noticed within half a minute or so.
 DEFAULT_SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=10"
 _LOOK_SECONDS = 5.0
+_PROBES = 3
+_LONGEST_SILENCE_SECONDS = 1e6
 _LOOPBACK = re.compile(r"localhost|127\.[\d.]+|::1")
 
 
@@ -49,6 +52,21 @@ def checked_ssh(ssh: str) -> list[str]:
     if not words or shutil.which(words[0]) is None:
         raise StartupError(f"--ssh {ssh}: {words[0] if words else 'it'} is not found.")
     return words
+
+
+def noticing(ssh: Sequence[str], seconds: float) -> list[str]:
+    """Returns a command that ends by itself once nothing was heard of a host for longer than that.
+
+    A host whose power or cable is pulled ends no connection. Only OpenSSH is told so; what `ssh` says already counts.
+
+    Args:
+        ssh: what reaches a host.
+        seconds: for how long a host may be silent.
+    """
+    if Path(ssh[0]).name != "ssh":
+        return list(ssh)
+    interval = math.ceil(min(seconds, _LONGEST_SILENCE_SECONDS) / _PROBES) + 1
+    return [*ssh, "-o", f"ServerAliveInterval={interval}", "-o", f"ServerAliveCountMax={_PROBES}"]
 
 
 def addresses_of(names: Sequence[str], ssh: Sequence[str]) -> tuple[str, ...]:
