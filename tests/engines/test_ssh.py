@@ -188,6 +188,18 @@ def test_a_host_whose_connection_ends_is_replaced(nodes: list[Machine], folder: 
     assert "was lost; it is started again (1 of at most 1 replacements)" in said
 
 
+def test_platoons_launcher_starts_a_controller_on_each(nodes: list[Machine], folder: Path) -> None:
+    (folder / "sum_worker.py").write_text(
+        "from platoon import Worker\n"
+        "worker = Worker()\n"
+        "assert float(worker.all_reduce([worker.global_rank + 1.0])[0]) == 10.0\n"
+    )
+    launcher = (sys.executable, "-m", "platoon.launcher", "sum", "-D", "cpu", "cpu")
+    done = nodes[0].run(*launcher, "-H", "gpu1", "node2", folder=folder)
+    assert done.returncode == 0, done
+    assert "success: 4 workers" in done.stdout
+
+
 def test_a_host_that_falls_silent_keeps_nobody(nodes: list[Machine], folder: Path) -> None:
     """Its power is cut: no connection is ended, neither that of its node nor that of ssh."""
     job = begin(nodes, folder, "--on-failure", "continue", "--host-grace", 5, "the program.py", "alone")
