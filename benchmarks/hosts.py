@@ -373,6 +373,10 @@ def own_rates(runs: dict[str, list[Any]], seconds: float) -> dict[str, Any]:
         "processor_seconds_a_gigabyte": {
             name: {"sends": taken(name, 1), "receives": taken(name, 0)} for name in runs
         },
+        # what the busier of the two cores allows, whatever else the machine does
+        "allowed_megabytes_a_second": {
+            name: 1e3 / max(taken(name, host) for host in range(2)) for name in runs
+        },
         "frames_of_stream": rates["frames"] / rates["stream"],
         "tls_of_plain": rates["frames_tls"] / rates["frames"],
     }
