@@ -49,7 +49,7 @@ from multiverso.deadline import Deadline
 from multiverso.hosts.copies import Copy
 from multiverso.hosts.credentials import Credentials, new_credentials
 from multiverso.hosts.fabric import Fabric
-from multiverso.hosts.pace import Every
+from multiverso.hosts.pace import SHARE, Every
 from multiverso.kernels import dense
 from multiverso.memory import heap, words
 from multiverso.memory.segment import Segment
@@ -62,6 +62,7 @@ _CHUNK = 1 << 18  # floats of a chunk
 _RECORD = 1 << 14  # bytes, the longest of TLS
 _DEADLINE_SECONDS = 60.0
 _DAY_SECONDS = 86_400.0
+_REST_SECONDS, _LOOK_SECONDS = 0.1, 2e-5
 
 
 def table(elements: int) -> Shard:
@@ -197,13 +198,21 @@ class Host:
         rate = getattr(self, name)(*arguments)
         return rate, time.process_time() - before if self.taken is None else self.taken
 
-    def fabric(self, job: Credentials, shard: Shard, share: float, every: Every | None = None) -> Fabric:
-        """Both hosts, connected, with one table."""
+    def fabric(
+        self,
+        job: Credentials,
+        shard: Shard,
+        share: float,
+        every: Every | None = None,
+        number: int = 1,
+        control: int = 0,
+    ) -> Fabric:
+        """Both hosts, connected, with one table; odd ones' home is host 1."""
         made = Fabric(self.number, 2, job, bind=(self.address, 0), share=share)
         address = self.swap(made.listen())
         if self.number == 1:
             made.connect(0, address)
-        made.attach(1, shard, every=every)
+        made.attach(number, shard, every=every, control=control)
         made.settle(Deadline.after(_DEADLINE_SECONDS))
         return made
 
@@ -246,6 +255,26 @@ class Host:
                 taken.append(time.perf_counter() - began)
             self.swap(None)
         return statistics.median(taken) if taken else 0.0
+
+    def seen(self, job: Credentials, number: int, times: int) -> list[float]:
+        """When host 0's worker began to add 1,000 floats to a table at rest, and when host 1 read the last of them."""
+        shard, control, call = table(1000), np.zeros(at.control_bytes(2) // 8, np.int64), Call()
+        where, add, moments = int(control.ctypes.data), dense.add.compiled("float32"), []
+        values, one = shard.values(), np.ones(1000, np.float32)
+        with self.fabric(job, shard, SHARE, number=number, control=where):
+            for turn in range(1, times + 1):
+                self.swap(None)
+                if self.number == 0:
+                    time.sleep(_REST_SECONDS * (1 + turn / times))
+                    call.done.value = 0
+                    moments.append(time.perf_counter())
+                    add(where, shard.base, 0, 0, one, call.address)
+                else:
+                    while values[-1] < turn:
+                        time.sleep(_LOOK_SECONDS)
+                    moments.append(time.perf_counter())
+            self.swap(None)
+        return moments
 
     def exchange(
         self, job: Credentials | None, elements: int, share: float, seconds: float
@@ -426,6 +455,11 @@ def measure(both: Both, quick: bool) -> dict[str, Any]:
             "tls": lambda: both.do("home_and_back", tls, 300)[0],
         },
     )
+    turns = 20 if quick else 100
+    waited = {
+        where: np.subtract(*both.do("seen", plain, number, turns)[::-1])
+        for where, number in (("home_reads", 1), ("home_adds", 2))
+    }
     sizes = [1_000, 1_000_000] if quick else [1_000, 1_000_000, 10_000_000]
     workers = []
     for size in sizes:
@@ -476,6 +510,10 @@ def measure(both: Both, quick: bool) -> dict[str, Any]:
         "tls_of_its_limit": rates["frames_tls"] / limit_tls,
         "own_cores": own_cores,
         "home_and_back_microseconds": {name: 1e6 * statistics.median(kept) for name, kept in back.items()},
+        "seen_elsewhere_milliseconds": {
+            where: {"median": 1e3 * float(np.median(taken)), "p99": 1e3 * float(np.percentile(taken, 99))}
+            for where, taken in waited.items()
+        },
         "exchange": workers,
     }
 

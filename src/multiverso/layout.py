@@ -53,6 +53,8 @@ NODE_LIFE = CONTROL.mutex("node_life")  # held by a thread of the node for as lo
 SPANS_HOSTS = CONTROL.int32("spans_hosts", apart=True)
 RELEASED = CONTROL.int64("released")  # the last barrier that the node has let workers pass
 GATHERED = CONTROL.int64("gathered")  # the last gathering that a worker here asked for and that is done
+# all writers: 1 when the node sleeps, on this word, until a worker changes a table; who does makes it 0
+NODE_RESTS = CONTROL.int32("node_rests", apart=True)
 
 WORKERS = CONTROL.size  # the first worker's block
 WORKER_STRIDE = 512

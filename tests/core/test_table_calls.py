@@ -5,6 +5,7 @@ from __future__ import annotations
 import pydoc
 import threading
 import typing
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from multiverso.errors import (
     ShapeMismatchError,
     WaitTimeoutError,
 )
-from multiverso.memory.words import load32
+from multiverso.memory.words import load32, store32
 from multiverso.runtime import Session
 from multiverso.runtime.session import watching
 from multiverso.updaters import Updater
@@ -151,6 +152,30 @@ def test_who_waits_for_a_version_is_woken(mode: str, monkeypatch: pytest.MonkeyP
         return came
 
     assert together(work, 1, **MODES[mode]) == [[3]]
+
+
+def test_whatever_changes_a_table_wakes_a_node_that_rests(alone: Session) -> None:
+    """So that other hosts hear of it at once; reads leave it asleep."""
+    array, matrix = mv.ArrayTableHandler(2, session=alone), mv.MatrixTableHandler(3, 2, session=alone)
+    local = np.ones(2, "f4")
+    shared = mv.rules.share(local, mv.rules.easgd(0.5), session=alone)
+    rests, row = alone.control.address + at.NODE_RESTS, np.ones((1, 2), "f4")
+    changes: dict[str, Callable[[], object]] = {
+        "add": lambda: array.add(row),
+        "exchange": lambda: array.exchange(np.ones(2, "f4"), np.zeros(2, "f4")),
+        "set": lambda: array.set(row),
+        "add of rows": lambda: matrix.add(row, [1]),
+        "note_written": array.note_written,
+        "a rule's step": lambda: shared.exchange(local),
+    }
+    for what, change in changes.items():
+        store32(rests, 1)
+        array.get()
+        matrix.get([0])
+        assert load32(rests) == 1
+        change()
+        assert load32(rests) != 1, what
+    store32(rests, 0)
 
 
 def test_a_version_that_does_not_come(alone: Session) -> None:

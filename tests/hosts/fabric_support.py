@@ -49,11 +49,15 @@ class Adder:
             words.store64(block + at.LIFE_NUMBER, 1)
             words.store32(block + at.LIVENESS, at.ALIVE)
 
+    @property
+    def control(self) -> int:
+        """Address of the control segment, of which every adder has its own."""
+        return int(self._control.ctypes.data)
+
     def add(self, delta: Any) -> None:
         self._call.done.value = 0
         array = np.ascontiguousarray(delta, self._shard.spec.dtype)
-        base, control = self._shard.base, int(self._control.ctypes.data)
-        assert self._add(control, base, 0, self._worker, array, self._call.address) == 0
+        assert self._add(self.control, self._shard.base, 0, self._worker, array, self._call.address) == 0
 
 
 def changed(shard: Shard) -> None:

@@ -11,13 +11,15 @@ import pytest
 from core_support import wait_for
 from fabric_support import Adder, barrier, changed, fabrics, new_shard
 
+from multiverso import layout as at
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, StartupError, WaitTimeoutError
-from multiverso.hosts import pair, tls, transport
+from multiverso.hosts import fabric, pair, tls, transport
 from multiverso.hosts.copies import CHUNK_BYTES, chunk_bytes_of, chunks_of, homes_of
 from multiverso.hosts.credentials import Credentials, new_credentials
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.transport import Hello, RefusedError
+from multiverso.memory import words
 from multiverso.spec import DTYPES, TableSpec
 
 CHUNKS = TableSpec("array", 1, 700_000)  # three chunks: with two hosts, each is home of some
@@ -108,6 +110,23 @@ def test_every_dtype_and_any_numbers_are_the_same_on_all_hosts_after_a_barrier(d
             np.testing.assert_allclose(
                 shards[0].values(), total, rtol=1e-3, atol=1e-6 * float(np.abs(total).max())
             )
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=["at_home", "elsewhere"])
+def test_a_node_that_rests_hears_of_a_change_at_once(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fabric, "_LATER_SECONDS", 600.0)  # so long it rests if nobody wakes it
+    spec = TableSpec("array", 1, 8)
+    with fabrics(2, share=0) as made:
+        shards = [new_shard(spec, number) for _ in made]
+        adders = [Adder(shard) for shard in shards]
+        for host, shard, adder in zip(made, shards, adders, strict=True):
+            host.attach(number, shard, control=adder.control)
+        barrier(made)
+        for turn in range(1, 4):
+            for adder in adders:
+                wait_for(lambda adder=adder: words.load32(adder.control + at.NODE_RESTS) == 1)  # type: ignore[misc]
+            adders[0].add(np.ones(spec.elements))
+            wait_for(lambda turn=turn: bool(np.all(shards[1].values() == turn)))  # type: ignore[misc]
 
 
 def test_who_waits_for_a_host_that_is_lost_and_there_again_is_told() -> None:

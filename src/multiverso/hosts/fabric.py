@@ -180,6 +180,7 @@ class Fabric:
             control: address of the job's control segment, which tells whose locks are a dead worker's; 0: nobody's.
             rule: what a home makes of what hosts push, see ``hosts/rules_between.py``; from the first ``take`` on.
         """
+        self._rest_on(control)
         chunk_bytes = chunk_bytes_of(shard.spec.elements * shard.spec.itemsize, self.hosts)
         copy = Copy(shard, chunk_bytes, control)  # it may have to compile: nobody waits for that
         with self._lock:
@@ -189,6 +190,10 @@ class Fabric:
             for end in self._ends_of(held):
                 self._tables.attach_to(end.link, table_id)
         self._poke()
+
+    def _rest_on(self, control: int) -> None:
+        if control:
+            self._tables.rest_on(control)
 
     def _ends_of(self, held: Held) -> Iterable[Pair | Loop]:
         return self._pairs.values() if held.outer is None else self._ends().values()
@@ -211,6 +216,7 @@ class Fabric:
             overwritten: where the other hosts have the table already: the last turns that were given to
                 :meth:`overwrite` before this one came, and whose values. It gets values by :meth:`refill`.
         """
+        self._rest_on(control)
         memory = RoundMemory(shard, control, local)
         self._rounds.attach(table_id, memory, blank=overwritten is not None, overwrites=overwritten)
 
@@ -409,24 +415,28 @@ class Fabric:
     # -- watching ----------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Looks whether workers have changed a table; often while they do, seldom while they do not."""
-        pause, used = _SOON_SECONDS, time.thread_time()
-        while not self._closing.wait(pause):
+        """Looks whether workers have changed a table: now and then while they do, woken by them when they begin to."""
+        used, resting = time.thread_time(), False
+        while not self._closing.is_set():
             now = time.monotonic()
             with self._lock:
-                moved = self._tables.look()
-            passing = True
+                moved = self._tables.look(resting)
+            passing, waits = True, [0.0] if moved else []
             for end in self._ends().values():
-                if end.link.look(now):
-                    moved = True
-                    end.poke()
+                if (left := end.link.look(now)) is not None:
+                    waits.append(left)
+                    if left == 0.0:
+                        end.pump()
                 passing &= end.link.passing
-            if moved:
-                pause = _PASSING_SECONDS if passing else _SOON_SECONDS
-            else:
-                pause = min(_LATER_SECONDS, pause * 1.2)
             before, used = used, time.thread_time()
             self._pace.spent(now, used - before)
+            if waits:
+                pause = max(min(waits), _PASSING_SECONDS if passing else _SOON_SECONDS)
+                self._closing.wait(min(_LATER_SECONDS, pause))
+            elif resting and not self._closing.is_set():
+                # it has looked since workers know that they are to wake it
+                self._tables.rest(_LATER_SECONDS)
+            resting = not waits
 
     def _poke(self) -> None:
         for end in self._ends().values():
@@ -449,6 +459,7 @@ class Fabric:
     def close(self) -> None:
         """Ends all threads and connections. May be called again."""
         self._closing.set()
+        self._tables.wake()
         self._tell_settled()
         if self._door is not None:
             self._door.shut()

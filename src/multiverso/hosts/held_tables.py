@@ -15,6 +15,7 @@ from multiverso.hosts.changes import Changes
 from multiverso.hosts.copies import Copy, Versions, homes_of, rehomed
 from multiverso.hosts.link import Link
 from multiverso.hosts.pace import Every
+from multiverso.hosts.rest import Rest
 from multiverso.hosts.rules_between import RuleBetween
 from multiverso.hosts.shared_values import SharedValues
 from multiverso.hosts.wires import Wire
@@ -61,6 +62,7 @@ class HeldTables:
         self.survivors = [list(left) for left in survivors]
         self._held: dict[int, Held] = {}
         self._versions = Versions()
+        self._rest = Rest()
 
     def add(self, number: int, copy: Copy, wire: str, every: Every | None, rule: str) -> Held:
         """Makes what a table needs, and gives its chunks homes; the other arguments are those of ``Fabric.attach``.
@@ -142,14 +144,32 @@ class HeldTables:
                     away = {chunk: agreed[chunk] for chunk in moved if homes[chunk] == peer}
                     link.regroup(number, len(self.survivors), away, here)
 
-    def look(self) -> bool:
-        """Asks the versions of all tables; returns whether this host's workers have changed one."""
+    def look(self, resting: bool) -> bool:
+        """Asks the versions of all tables; returns whether this host's workers have changed one.
+
+        Args:
+            resting: workers that change one from now on are to end the next :meth:`rest`.
+        """
+        if resting:
+            self._rest.announce()
         moved = False
         for number, version in self._versions.read().items():
             changes = self._held[number].changes
             moved |= changes.version != version
             changes.version = version
         return moved
+
+    def rest(self, seconds: float) -> None:
+        """Sleeps until a worker changes a table, or somebody calls :meth:`wake`. The one method without the lock."""
+        self._rest.sleep(seconds)
+
+    def wake(self) -> None:
+        """Ends :meth:`rest`."""
+        self._rest.wake()
+
+    def rest_on(self, control: int) -> None:
+        """Says where a job's control segment is, whose workers end :meth:`rest`."""
+        self._rest.share(control)
 
     def close(self) -> None:
         """Refuses whatever would still go into a table's memory."""

@@ -246,15 +246,15 @@ class Link:
 
     # -- what is to do ---------------------------------------------------------------------------------------
 
-    def look(self, now: float) -> bool:
-        """Begins the passes that are due and tells the peer news; returns whether there is something to send."""
+    def look(self, now: float) -> float | None:
+        """Begins the passes that are due and tells the peer news; returns what :meth:`wait` does."""
         with self._books.lock:
             if not self._books.connected:
-                return False
+                return None
             for table in self._books.tables.values():
                 if table.ready:
                     self._books.begin_what_is_due(table, now)
-            return self._books.queues.wait(now) == 0.0
+            return self._books.queues.wait(now)
 
     @property
     def passing(self) -> bool:

@@ -76,7 +76,7 @@ class Receiving:
             self._books.rounds.arrived(self._books.peer, RoundHeader(*header), body)
         else:
             with self._books.lock:
-                self._told(header, body)
+                self._told(header, body, now)
 
     def tell_settled(self) -> None:
         """Wakes those whose settle is over: late, since whoever wakes has to wait for this thread's interpreter."""
@@ -84,7 +84,7 @@ class Receiving:
             self._some_settled = False
             self._settled()
 
-    def _told(self, header: Header, body: memoryview) -> None:
+    def _told(self, header: Header, body: memoryview, now: float) -> None:
         books = self._books
         table = books.tables.get(header.table)
         if header.kind == frames.BYE:
@@ -93,6 +93,8 @@ class Receiving:
             return  # opened there before it is here: it is said again when it is
         elif header.kind == frames.NEWS:
             table.news = True
+            if table.ready:
+                books.begin_what_is_due(table, now)
         elif header.kind == frames.CLOSE:
             table.theirs, table.closed = None, True
             books.queues.forget(table)

@@ -15,9 +15,12 @@ from multiverso.compiling.atomics import (
     array_at,
     call_update,
     fence_acquire,
+    futex_wake,
+    load32,
     load64,
     load_acquire64,
     scratch,
+    store32,
     store64,
 )
 from multiverso.compiling.declaring import Address, Data, Int, inner, kernel
@@ -146,9 +149,26 @@ def record_operation(base, me, what, size):
 
 
 @inner
+def tell_node(control):
+    """Wakes the node if it has gone to sleep until a table changes; it looks once more between saying so and that."""
+    if load32(control + at.NODE_RESTS) != 0:
+        store32(control + at.NODE_RESTS, 0)
+        futex_wake(control + at.NODE_RESTS)
+
+
+@inner
+def end_add(control, base, me, size):
+    """Counts an add, and tells the node of it: other hosts have to hear of it."""
+    record_operation(base, me, at.ADDS, size)
+    tell_node(control)
+
+
+@inner
 def end_read(control, base, me, what, size, ticks):
-    """Counts a read and how stale it was, and ends a tick of the clock if reads do."""
+    """Counts a read and how stale it was, and ends a tick of the clock if reads do; an exchange is an add, too."""
     record_staleness(base, record_operation(base, me, what, size))
+    if what == at.EXCHANGES:
+        tell_node(control)
     if ticks:
         tick(control, base, me)
 
@@ -200,7 +220,7 @@ def add(
         let_go(rows, stripe, word)
         store64(call + at.CALL_DONE, done + 1)
     drop_hand(hand)
-    record_operation(base, me, at.ADDS, delta.size)
+    end_add(control, base, me, delta.size)
     end_call(call)
     return 0
 
@@ -284,6 +304,7 @@ def put(
         store64(call + at.CALL_DONE, stripe + 1)
     drop_hand(hand)
     add64(base + at.WRITTEN, 1)
+    tell_node(control)
     end_call(call)
     return 0
 

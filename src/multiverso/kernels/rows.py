@@ -22,11 +22,11 @@ from multiverso.compiling.declaring import Address, Data, Int, Words, inner, ker
 from multiverso.kernels.codes import BAD_ROW
 from multiverso.kernels.dense import (
     add_into,
+    end_add,
     end_call,
     end_read,
     push_pull,
     read_stripe,
-    record_operation,
     store_both,
     subtract_into,
     update_with,
@@ -204,7 +204,7 @@ def add_rows(
         store_release64(address, word + VERSION)
     store_release64(hand + at.HAND_POSITION, ids.size)
     drop_hand(hand)
-    record_operation(base, me, at.ADDS, delta.size)
+    end_add(control, base, me, delta.size)
     end_call(call)
     return 0
 

@@ -12,6 +12,7 @@ from multiverso.compiling.atomics import array_at, call_pull, call_push, load64,
 from multiverso.compiling.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.dense import (
     add_into,
+    end_add,
     end_call,
     end_read,
     next_stripe,
@@ -87,7 +88,7 @@ def apply_rule(
         store64(call + at.CALL_DONE, done + 1)
     drop_hand(hand)
     if reads == 0:
-        record_operation(base, me, at.ADDS, local.size)
+        end_add(control, base, me, local.size)
     elif push == 0:
         end_read(control, base, me, at.GETS, local.size, ticks)
     else:

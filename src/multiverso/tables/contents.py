@@ -52,6 +52,9 @@ class Contents(HeldTable):
         """
         self._session.check()
         words.store64(self._shard.base + at.WRITTEN, words.load64(self._shard.base + at.WRITTEN) + 1)
+        rests = self._session.control.address + at.NODE_RESTS
+        if words.load32(rests):
+            words.bump_and_wake(rests)
 
     @overload
     def snapshot(self, out: None = None) -> Array: ...

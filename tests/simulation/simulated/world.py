@@ -347,7 +347,7 @@ class World:
         if self._when_up(host, lambda: self._look(host)):
             pause = min(0.05, 1.5 * pause)
             for peer, link in host.links.items():
-                if link.look(self.clock.now):
+                if link.look(self.clock.now) == 0.0:
                     pause = 0.001
                     low, high = sorted((host.number, peer))
                     connection = self.connections.get((low, high))
