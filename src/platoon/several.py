@@ -154,7 +154,9 @@ class Plan:
             python = [sys.executable, "-u", *start.arguments(devices)]
             out, err = logs / f"controller_{name}.out", logs / f"controller_{name}.err"
             command = WorkerCommand(
-                over_ssh(self.ssh, name, python, there), {**os.environ, **roster}, files=(out, err)
+                over_ssh(self.ssh, name, python, there, self.roster.grace),
+                {**os.environ, **roster},
+                files=(out, err),
             )
             made.append(Program(name, command, out, err))
         return made

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-_SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=10"  # `launch.ssh.DEFAULT_SSH`, which is imported when it is used
+_SSH = "ssh -o BatchMode=yes"  # `launch.ssh.DEFAULT_SSH`, which is imported when it is used
 
 
 class Commands(click.Group):

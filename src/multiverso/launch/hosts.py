@@ -31,7 +31,7 @@ from multiverso.launch.restarting import Replacements, Starts
 from multiverso.launch.results import JobResult, WorkerExit
 from multiverso.launch.signals import Signals, let_signals_end_us
 from multiverso.launch.sinks import Stream, unbuffered, write_all
-from multiverso.launch.ssh import MOST_HOSTS, addresses_of, checked_names, checked_ssh, noticing, over_ssh
+from multiverso.launch.ssh import MOST_HOSTS, addresses_of, checked_names, checked_ssh, over_ssh
 from multiverso.runtime.discovery.restarts import RESTARTS_VARIABLE, RESUME_VARIABLE
 
 # Beyond what a host's launcher gives its own workers: it sends SIGTERM, waits, sends SIGKILL, and sweeps.
@@ -239,7 +239,7 @@ def _by_ssh(
     variables += [f"{name}={environ[name]}" for name in _PASSED_ON if name in environ]
     return roster, [
         WorkerCommand(
-            over_ssh(noticing(ssh, options.host_grace), name, arguments, variables),
+            over_ssh(ssh, name, arguments, variables, options.host_grace),
             {**os.environ, JOB_VARIABLE: job_id, ROSTER_VARIABLE: roster.on(host).as_text()},
         )
         for host, name in enumerate(names)

@@ -16,7 +16,7 @@ from multiverso.errors import StartupError
 
 MOST_HOSTS = 64
 # No questions, which nobody sees; and the end of a host that has gone silent is noticed within half a minute or so.
-DEFAULT_SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=10"
+DEFAULT_SSH = "ssh -o BatchMode=yes"
 _LOOK_SECONDS = 5.0
 _PROBES = 3
 _LONGEST_SILENCE_SECONDS = 1e6
@@ -54,7 +54,7 @@ def checked_ssh(ssh: str) -> list[str]:
     return words
 
 
-def noticing(ssh: Sequence[str], seconds: float) -> list[str]:
+def _noticing(ssh: Sequence[str], seconds: float) -> list[str]:
     """Returns a command that ends by itself once nothing was heard of a host for longer than that.
 
     A host whose power or cable is pulled ends no connection. Only OpenSSH is told so; what `ssh` says already counts.
@@ -119,7 +119,7 @@ def command_line(arguments: Sequence[str], variables: Sequence[str]) -> str:
 
 
 def over_ssh(
-    ssh: Sequence[str], host: str, arguments: Sequence[str], variables: Sequence[str]
+    ssh: Sequence[str], host: str, arguments: Sequence[str], variables: Sequence[str], silence: float
 ) -> tuple[str, ...]:
     """Returns the command that runs a launcher on a host; see `_ssh` and `place`.
 
@@ -128,6 +128,7 @@ def over_ssh(
         host: its name.
         arguments: the command to run there, whose environment has to say where the roster comes from.
         variables: what its environment has, as NAME=VALUE.
+        silence: seconds for which nothing may be heard of the host; some time later OpenSSH ends by itself.
     """
     helper = (sys.executable, "-I", "-S", str(Path(__file__).parent / "_ssh.py"))
-    return (*helper, *ssh, host, command_line(arguments, variables))
+    return (*helper, *_noticing(ssh, silence), host, command_line(arguments, variables))
