@@ -59,6 +59,19 @@ class MultiversoConfig(BackendConfig):  # type: ignore[misc]
         return type("MultiversoBackend", (_Backend,), said)
 
     @property
+    def backend(self) -> str | None:
+        """How PyTorch's process group talks, of an inner ``TorchConfig``: a `TorchTrainer` asks, and fills it in."""
+        return getattr(self.inner, "backend", None)
+
+    @backend.setter
+    def backend(self, name: str) -> None:
+        if self.inner is None:
+            raise StartupError(
+                "a TorchTrainer needs MultiversoConfig(TorchConfig()), which says how PyTorch talks"
+            )
+        self.inner.backend = name
+
+    @property
     def train_func_context(self) -> Any:
         """What the loop runs in: the inner configuration's."""
         return (self.inner or BackendConfig()).train_func_context
