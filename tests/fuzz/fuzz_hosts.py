@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import random
 import resource
@@ -36,6 +37,7 @@ from multiverso.hosts.link import Link
 from multiverso.hosts.pace import Every, Pace
 from multiverso.hosts.transport import Hello, job_of
 from multiverso.hosts.wires import NAMES, Wire
+from multiverso.shards.shard import Shard
 from multiverso.spec import TableSpec
 
 MOST_GROWTH_BYTES = 64 << 20
@@ -100,9 +102,24 @@ def _stranger(place: tuple[str, int], source: random.Random, hello: bytes) -> in
 
 
 def _frames(source: random.Random) -> int:
-    """A link whose peer says anything."""
+    """One link after another whose peer says anything, each until that is refused."""
+    done = 0
+    while done < _FRAMES_AT_ONCE:
+        done += _until_refused(source, _FRAMES_AT_ONCE - done)
+    return done
+
+
+@functools.cache
+def _shard(spec: TableSpec) -> Shard:
+    """Memory that all links use, one after another: to make it takes longer than all that is said to one."""
+    return new_shard(spec)
+
+
+def _until_refused(source: random.Random, most: int) -> int:
     spec = TableSpec("array", 1, source.choice((1, 40)), source.choice(("float32", "int64")))
-    copy, link = Copy(new_shard(spec), 64), Link(0, 1, Pace(0))
+    shard = _shard(spec)
+    shard.values()[:] = 0
+    copy, link = Copy(shard, 64), Link(0, 1, Pace(0))
     homes = [source.randrange(2) for _ in copy.chunks]
     wire = Wire.of(source.choice(NAMES), spec.dtype)
     link.attach(1, copy, Changes(), homes, wire, Every())
@@ -114,7 +131,7 @@ def _frames(source: random.Random) -> int:
     _feed(reader, link, Header(frames.OPEN, table=1, length=24).pack() + opened.pack())
     done = 0
     try:
-        while done < _FRAMES_AT_ONCE:
+        while done < most:
             done += 1
             link.look(0.0)
             sent = link.next(0.0)
