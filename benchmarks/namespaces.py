@@ -80,14 +80,6 @@ def own_loopback(control: str) -> None:
     _CONTROL.write_text(control)
 
 
-def limit_loopback(rate: str) -> None:
-    """Of a loopback device of this process's own, both directions together carry no more than that; needs root."""
-    number, unit = re.fullmatch(r"(\d+)(kbit|mbit|gbit)", rate).groups()  # type: ignore[union-attr]
-    burst = max(256 * 1024, int(number) * _UNITS[unit] // 8 // _TICKS)
-    limit = ("tbf", "rate", rate, "burst", str(burst), "latency", "50ms")
-    subprocess.run(["tc", "qdisc", "add", "dev", "lo", "root", *limit], check=True, capture_output=True)
-
-
 def congestion_control() -> str:
     """Returns how this machine's TCP decides how much it sends: BBR and the others differ much on such links."""
     return _CONTROL.read_text().strip()

@@ -7,6 +7,9 @@ cores, and nothing is encrypted. gloo reduces among all workers of both hosts, a
 all workers end with the sum over all of them, which is looked at first. The phases follow each other; the figures are
 medians of the slowest worker. Each phase is then repeated by itself, for the processor's time of the whole job.
 
+The *floor* of an exchange is measured beside it: the passes over memory that its workers and nodes make, all at once
+and with nothing else, and as many bytes both ways through one TCP connection between the hosts.
+
 With ``--link`` (as root), such as ``1gbit``, each host is in a network namespace of its own, and the link between them
 carries so much in each direction. ``--control`` is how TCP decides how much it sends there.
 """
@@ -24,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +37,65 @@ from namespaces import ADDRESSES, congestion_control, two_hosts
 from processes import processor_seconds
 
 _MEETING, _ROOT = "MULTIVERSO_BENCHMARK_MEETING", "MULTIVERSO_BENCHMARK_ROOT"
+_CHUNK = 1 << 17  # floats of a chunk
 
 
-def measure(reducer: Any, floats: int, times: int) -> tuple[dict[str, list[float]], dict[str, float]]:
+class Floor:
+    """What an exchange has to do at least: each worker's passes, and for the first one of a host also its node's."""
+
+    def __init__(self, workers: int, address: str) -> None:
+        import torch.distributed as dist
+
+        self.workers, here = workers // 2, dist.get_rank()
+        self.node = here % self.workers == 0
+        listener = socket.create_server((address, 0)) if here == 0 else None
+        found = [listener.getsockname() if listener else None]
+        dist.broadcast_object_list(found)
+        if listener is not None:
+            self.other, _ = listener.accept()
+            listener.close()
+        elif self.node:
+            self.other = socket.create_connection(found[0])  # type: ignore[arg-type]
+        self.sending = ThreadPoolExecutor(1)
+        self.sums, self.received = np.zeros(_CHUNK, np.float32), np.zeros(_CHUNK, np.float32)
+
+    def passes(self, local: Any, last: Any, slot: Any, values: Any) -> None:
+        """The difference into the slot; by the node all slots into a sum, and the total to the workers; both arrays."""
+        np.subtract(local, last, out=slot)
+        for low in range(0, local.size, self.sums.size):
+            part = slice(low, min(low + self.sums.size, local.size))
+            total = self.sums[: part.stop - low]
+            if self.node:
+                for _ in range(self.workers):
+                    np.add(total, slot[part], out=total)
+                np.copyto(values[part], total)
+            np.copyto(local[part], values[part])
+            np.copyto(last[part], values[part])
+
+    def stream(self, floats: int) -> None:
+        """As many bytes to the other host as come from there, in memory that is in the cache."""
+        if self.node:
+            pieces = [min(self.sums.size, floats - low) for low in range(0, floats, self.sums.size)]
+
+            def send() -> None:
+                for size in pieces:
+                    self.other.sendall(self.sums[:size].data.cast("B"))
+
+            sending = self.sending.submit(send)
+            for size in pieces:
+                self.other.recv_into(self.received[:size].data.cast("B"), 0, socket.MSG_WAITALL)
+            sending.result()
+
+    def close(self) -> None:
+        """Ends the connection and the thread."""
+        self.sending.shutdown()
+        if self.node:
+            self.other.close()
+
+
+def measure(
+    reducer: Any, floor: Floor, floats: int, times: int
+) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Returns the seconds of each exchange, each add with its get, and each all_reduce of this worker.
 
     And the processor's seconds of one of each, of all processes together.
@@ -63,6 +123,14 @@ def measure(reducer: Any, floats: int, times: int) -> tuple[dict[str, list[float
     def gloo() -> None:
         dist.all_reduce(tensor)
 
+    mine = [np.ones(floats, np.float32) for _ in range(4)]
+
+    def passes() -> None:
+        floor.passes(*mine)
+
+    def stream() -> None:
+        floor.stream(floats)
+
     phases: dict[str, Callable[[], Any]] = {
         "exchange": exchange,
         "add and get": add_and_get,
@@ -72,6 +140,7 @@ def measure(reducer: Any, floats: int, times: int) -> tuple[dict[str, list[float
     look_at_sums(
         phases, {"exchange": local, "add and get": out, "all_reduce": out, "gloo all_reduce": tensor.numpy()}
     )
+    phases |= {"passes": passes, "stream": stream}
     found: dict[str, list[float]] = {name: [] for name in phases}
     for turn in range(times + 1):
         for name, phase in phases.items():
@@ -121,21 +190,24 @@ def work(sizes: list[int], times: int) -> None:
     me, workers = mv.worker_id(), mv.workers_num()
     reducer = Reducer(current(), workers)
     dist.init_process_group("gloo", f"tcp://{os.environ[_MEETING]}", rank=me, world_size=workers)
+    floor = Floor(workers, os.environ[_MEETING].rpartition(":")[0])
     result = {}
     for floats in sizes:
-        mine, used = measure(reducer, floats, times)
+        mine, used = measure(reducer, floor, floats, times)
         everyone: list[Any] = [None] * workers
         dist.all_gather_object(everyone, mine)
         medians = {
             name: statistics.median(max(each[name][i] for each in everyone) for i in range(times)) * 1e3
             for name in mine
         }
+        medians["floor"] = medians["passes"] + medians["stream"]
         quicker = {
             f"gloo / {name}": round(medians["gloo all_reduce"] / medians[name], 2)
-            for name in ("exchange", "all_reduce")
+            for name in ("exchange", "all_reduce", "floor")
         }
         processor = {name: seconds * 1e3 for name, seconds in used.items()}
         result[str(floats)] = {"ms": medians, "processor ms": processor, **quicker}
+    floor.close()
     dist.destroy_process_group()
     mv.shutdown()
     if me == 0:
