@@ -99,6 +99,44 @@ def test_what_it_does_again_does_not_wait_for_those_who_wait_for_it(dead: Callab
             session.shutdown()
 
 
+def test_who_comes_between_two_tables_rounds_is_in_the_same_turn_of_the_loop_with_both(
+    dead: Callable[[Session], None],
+) -> None:
+    """Its second table is made when the others wait for it in the first: they waited for each other for ever."""
+    between, made = threading.Event(), threading.Event()
+
+    def tables(session: Session) -> list[Any]:
+        return [mv.ArrayTableHandler(4, session=session) for _ in range(2)]
+
+    with Node(2, on_lost="continue", replaces=True) as node:
+        sessions = all_of(node, "sync", 2)
+        (first, second), _ = in_threads([lambda s=s: tables(s) for s in sessions])  # type: ignore[misc]
+        dead(sessions[1])
+
+        def stay() -> float:
+            first.get()
+            between.set()
+            assert made.wait(30)
+            second.get()
+            for table in (first, second):
+                table.add(np.ones(4))
+            return float(first.get()[0] + second.get()[0])
+
+        def come() -> float:
+            assert between.wait(30)
+            with Session(node.address, 1, **job("sync")) as again, pytest.MonkeyPatch.context() as patch:
+                look = again.wait_graph
+                patch.setattr(again, "wait_graph", lambda: (made.set(), look())[1])
+                ours = tables(again)
+                made.set()
+                for table in ours:
+                    table.add(np.ones(4))
+                return sum(float(table.get()[0]) for table in ours)
+
+        assert in_threads([stay, come]) == [4.0, 4.0]
+        sessions[0].shutdown()
+
+
 def test_nobody_is_replaced_in_a_job_whose_workers_want_it_to_end() -> None:
     with Node(1, on_lost="continue", replaces=True) as node:
         for on_lost, may_be in ((None, True), ("stop", False)):

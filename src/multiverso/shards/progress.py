@@ -20,6 +20,11 @@ class WorkerProgress:
     clock: int
     reached: int = 0
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has been in a round since it takes part."""
+        return self.staged >= self.first_step
+
     def is_behind(self, step: int, stage: int) -> bool:
         """Returns whether a step waits for it: for its slot (stage 0), or for its part of the folding (stage 1)."""
         if step < self.first_step:

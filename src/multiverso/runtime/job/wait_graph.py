@@ -106,6 +106,19 @@ class WaitGraph:
             for worker in live
         )
 
+    def waits_for_newcomers(self) -> bool:
+        """Returns whether nobody can go on but those in dead ones' places that have been in no round yet."""
+        live = [worker for worker in self.workers.values() if worker.is_live]
+        return all(
+            worker.wait is not None and self._needs_somebody(worker.wait)
+            for worker in live
+            if not self._is_new(worker)
+        )
+
+    def _is_new(self, worker: WorkerState) -> bool:
+        places = (table.members.get(worker.worker_id) for table in self.tables.values())
+        return worker.incarnation > 0 and not any(place is not None and place.has_begun for place in places)
+
     def _needs_somebody(self, wait: Wait) -> bool:
         """Returns whether a wait is for what live workers have not done, and not for what is on its way from them."""
         table = self.tables.get(wait.table)

@@ -14,6 +14,7 @@ from multiverso.errors import OutOfMemoryError
 from multiverso.kernels import waits
 from multiverso.memory.segment import Segment
 from multiverso.memory.shared import SharedMemory
+from multiverso.runtime.session.first_rounds import await_the_others
 from multiverso.runtime.session.node_link import NodeLink
 from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.view import SessionView
@@ -83,6 +84,9 @@ class Holdings:
                 shards[0].values()[:] = 0
             fill(shards[0], last, of)
 
+        await_the_others(
+            self._session, list(self.tables.values()), Patience(self._session, deadline, what, self._link)
+        )
         created = self._session.control.block(self._session.worker_id) + at.CREATED
         if by_order:
             waits.set_long.compiled()(created, order)

@@ -1,0 +1,38 @@
+"""When a worker in a dead one's place joins the rounds of further tables: once the others wait in those of the first.
+
+In a synchronous job a worker takes part in a table's rounds from its constructor on. Made while the others were between
+the rounds of two tables, the first would have it in the next turn of their loop, and the second still in this one: it
+would wait for them in the one, and they for it in the other, for ever. Once they wait for it they are at one place of
+the loop, and so is it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+
+from multiverso.deadline import Deadline
+from multiverso.runtime.session.patience import Patience
+from multiverso.runtime.session.view import SessionView
+from multiverso.shards.shard import Shard
+
+_LONGEST_SECONDS = 10.0  # then they train for long between two rounds, or have no use for that table any more
+_LOOK_SECONDS = 0.01
+
+
+def await_the_others(session: SessionView, tables: Collection[Shard], patience: Patience) -> None:
+    """Before another table is asked for: waits until all others wait for this worker, or ten seconds.
+
+    Args:
+        session: this worker's session.
+        tables: those that it has.
+        patience: raises where waiting is pointless.
+    """
+    if not session.incarnation or not session.consistency.in_rounds or not tables:
+        return
+    if any(shard.progress().members[session.worker_id].has_begun for shard in tables):
+        return  # it goes through rounds already
+    end = Deadline.after(_LONGEST_SECONDS)
+    while not end.passed and not session.wait_graph().waits_for_newcomers():
+        patience.raise_if_over()
+        time.sleep(_LOOK_SECONDS)
