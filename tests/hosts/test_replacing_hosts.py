@@ -20,7 +20,7 @@ from rehearsing import Rehearsal, rehearsal
 import multiverso as mv
 from multiverso import layout as at
 from multiverso.errors import MultiversoError, NodeLostError, StartupError, WaitTimeoutError
-from multiverso.hosts.control_connections import credentials_of
+from multiverso.hosts.control_connections import credentials_of, say_absent
 from multiverso.hosts.coordinator import Coordinator
 from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.exchange_options import ExchangeOptions
@@ -337,6 +337,35 @@ def test_a_host_that_was_lost_before_it_had_come_begins_with_the_others() -> Non
             )
         job = Rehearsal(roster, nodes)
         assert job.run(lambda session: session.incarnation) == [0, 0]
+
+
+def test_a_host_that_ends_before_it_has_come_is_not_waited_for() -> None:
+    """Its launcher says so, as its node cannot; of one that has come nothing is believed that way."""
+    with ExitStack() as stack:
+        listener = Listener(("127.0.0.1", 0))
+        credentials = new_credentials(encrypted=False).to_text()
+        names = ("a", "b", "c")
+        roster = Roster(0, names, (1, 1, 1), listener.address, credentials, rehearsal=True)
+        nodes = []
+        for here in (roster, roster.on(2)):
+            fabric = Fabric(here.host, 3, credentials_of(roster))
+            other_hosts = Means(here, fabric, listener if here.leads else None)
+            nodes.append(stack.enter_context(Node(3, on_lost="continue", other_hosts=other_hosts)))
+        job = Rehearsal(roster, [nodes[0], nodes[0], nodes[1]])
+
+        def work(worker: int) -> list[float]:
+            with job.session(worker) as session:
+                table = mv.ArrayTableHandler(3, session=session)
+                table.add(np.ones(3))
+                session.barrier()
+                say_absent(roster, 2 - worker, "it has not begun")  # of one that is there
+                session.barrier()
+                return table.get().tolist()
+
+        def say() -> None:
+            say_absent(roster, 1, "it has not begun")
+
+        assert in_threads([lambda: work(0), lambda: work(2), say])[:2] == [[2.0] * 3] * 2
 
 
 def test_a_host_that_died_before_it_was_connected_to_is_dialled_where_it_came_again() -> None:

@@ -326,6 +326,28 @@ def _hello(roster: Roster, incarnation: int, generation: int) -> Hello:
     return Hello(roster.host, roster.hosts, incarnation, generation, role=CONTROL)
 
 
+def say_absent(roster: Roster, host: int, why: str) -> None:
+    """Tells the coordinator that a host will not come, from elsewhere: it ended before its node could connect.
+
+    The coordinator would not know that there is nobody to wait for. Where the host's node has come this is turned away,
+    and where the coordinator cannot be reached nothing is said.
+
+    Args:
+        roster: the job's hosts.
+        host: which of them.
+        why: in words, for whoever reads of its loss.
+    """
+    try:
+        messages = Messages(_dial(roster.on(host), _new_incarnation(takes_a_place=False)))
+    except (OSError, MultiversoError):
+        return
+    with contextlib.suppress(OSError):
+        messages.send(json.dumps({"end": why}).encode())
+        while messages.receive():  # until the coordinator has read that, and has ended it
+            pass
+    messages.close()
+
+
 def _dial(roster: Roster, incarnation: int) -> Channel:
     """Connects to the coordinator, which may not be there yet."""
     end = Deadline.after(_CONNECT_SECONDS)

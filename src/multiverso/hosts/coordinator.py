@@ -47,6 +47,7 @@ class Coordinator:
         self._desk = Desk()
         self._survivors: list[list[int]] = []  # who was left after each loss
         self._came_again = 0
+        self._introduced = False
         self._dead: set[int] = set()  # workers that are lost
         self._since: dict[
             int, int
@@ -106,7 +107,7 @@ class Coordinator:
         orders += self._hosts.to_all(
             {"do": "workers", "workers": list(lost.workers.values()), "now": None}, but=host
         )
-        orders += self._answers(self._desk.note(list(lost.workers.values())))
+        orders += self._introduce() + self._answers(self._desk.note(list(lost.workers.values())))
         orders += self._tables.lose(host) + self._welcome()
         return orders + self._barriers.look() + self._hand_round() + self._end()
 
@@ -162,8 +163,13 @@ class Coordinator:
             self._coming[host] = report["address"]
             return []
         self._hosts[host].address = report["address"]
-        if any(known.address is None for known in self._hosts):
+        return self._introduce()
+
+    def _introduce(self) -> list[Order]:
+        """Tells all where the others are, once every host has come, or was lost before it did."""
+        if self._introduced or any(known.address is None and not known.lost for known in self._hosts):
             return []
+        self._introduced = True
         return self._hosts.to_all({"do": "peers", "addresses": [known.address for known in self._hosts]})
 
     def _check_options(self, host: int, report: Message) -> list[Order]:

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from multiverso.errors import StartupError
 from multiverso.hosts.addresses import ANY
+from multiverso.hosts.control_connections import say_absent
 from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.exchange_options import VARIABLES, ExchangeOptions
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster, spread
@@ -120,6 +122,9 @@ def _start(options: RunOptions, starts: Starts) -> _Ended:
         def ended(end: WorkerExit) -> None:
             if lost(end) and options.on_failure == "continue":
                 _say(f"{roster.names[end.worker_id]} was lost; the others go on.")
+            if end.failed and end.worker_id and options.on_failure == "continue":
+                absent = (roster, end.worker_id, "it ended before it had begun")  # if it has not
+                threading.Thread(target=say_absent, args=absent, daemon=True).start()
 
         def again(end: WorkerExit) -> float | None:
             """A host is started again where its launcher was killed; one that has ended by itself has said why."""

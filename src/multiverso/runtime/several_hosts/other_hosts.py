@@ -154,7 +154,8 @@ class OtherHosts:
             return [line[0] for line in lines if write_line(self.control, line, order["now"], shards)]
         if do == "peers":
             for peer in range(self.roster.host):
-                self._connect(peer, order["addresses"][peer])
+                if order["addresses"][peer] is not None:  # it was lost before it came
+                    self._connect(peer, order["addresses"][peer])
         elif do == "lost":
             self._lose(int(order["host"]), order["why"])
         elif do == "joined":
