@@ -18,7 +18,7 @@ import multiverso as mv
 from multiverso import layout as at
 from multiverso.checkpoints.manifests import read_generations
 from multiverso.checkpoints.stores import open_store
-from multiverso.errors import MultiversoError, StartupError
+from multiverso.errors import DeadlockError, MultiversoError, StartupError
 from multiverso.memory.words import store32
 from multiverso.params import SharedParams
 from multiverso.runtime import Node, Session
@@ -134,6 +134,39 @@ def test_who_comes_between_two_tables_rounds_is_in_the_same_turn_of_the_loop_wit
                 return sum(float(table.get()[0]) for table in ours)
 
         assert in_threads([stay, come]) == [4.0, 4.0]
+        sessions[0].shutdown()
+
+
+def test_a_loop_with_a_barrier_in_each_turn_is_told_at_once_what_it_cannot_do(
+    dead: Callable[[Session], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are at a barrier, and the one that has come again is in the first round of its first turn."""
+    monkeypatch.setattr("multiverso.runtime.session.patience._STILL_SECONDS", 0.3)
+    with Node(2, on_lost="continue", replaces=True) as node:
+        sessions = all_of(node, "sync", 2)
+        table, other = in_threads([lambda s=s: mv.ArrayTableHandler(4, session=s) for s in sessions])
+        in_threads([table.get, other.get])
+        in_threads([session.barrier for session in sessions])
+        dead(sessions[1])
+        table.get()
+        told = threading.Barrier(2)
+
+        def stay() -> Any:
+            error = outcome(sessions[0].barrier)
+            told.wait(30)
+            return error
+
+        def come() -> Any:
+            with Session(node.address, 1, **job("sync")) as again:
+                error = outcome(mv.ArrayTableHandler(4, session=again).get)
+                told.wait(30)
+                return error
+
+        wait_for(lambda: node.may_be_replaced(1))
+        errors = in_threads([come, lambda: (wait_for(lambda: 1 in sessions[0].live_workers()), stay())[1]])
+        for error in errors:
+            assert isinstance(error, DeadlockError)
+            assert "with barriers outside of them" in str(error)
         sessions[0].shutdown()
 
 

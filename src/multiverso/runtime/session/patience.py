@@ -44,8 +44,8 @@ _TO_DO = {
 _REPLACED = (
     "A worker in the place of one that died begins at the program's first line, and takes part in the others' next "
     "round. So a loop that counts its own turns, or has a barrier() in each, cannot go on: end loops by table.version "
-    "or by a value, with barriers outside of them; or have the whole job started again (--max-restarts with "
-    "multiverso.checkpoint) instead of --replace"
+    "or by a value, with barriers outside of them, and make tables in the order in which the loop reads them; or have "
+    "the whole job started again (--max-restarts with multiverso.checkpoint) instead of --replace"
 )
 
 
