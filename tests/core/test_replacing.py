@@ -142,32 +142,39 @@ def test_a_loop_with_a_barrier_in_each_turn_is_told_at_once_what_it_cannot_do(
 ) -> None:
     """The others are at a barrier, and the one that has come again is in the first round of its first turn."""
     monkeypatch.setattr("multiverso.runtime.session.patience._STILL_SECONDS", 0.3)
-    with Node(2, on_lost="continue", replaces=True) as node:
-        sessions = all_of(node, "sync", 2)
-        table, other = in_threads([lambda s=s: mv.ArrayTableHandler(4, session=s) for s in sessions])
-        in_threads([table.get, other.get])
-        in_threads([session.barrier for session in sessions])
-        dead(sessions[1])
-        table.get()
-        told = threading.Barrier(2)
+    died, there, told = threading.Event(), threading.Event(), threading.Barrier(2)
 
-        def stay() -> Any:
-            error = outcome(sessions[0].barrier)
+    def turn(session: Session, table: Any) -> None:
+        table.get()
+        session.barrier()
+
+    def stay(node: Node) -> Any:
+        with Session(node.address, 0, **job("sync")) as session:
+            table = mv.ArrayTableHandler(4, session=session)
+            turn(session, table)
+            assert died.wait(30)
+            table.get()
+            assert there.wait(30)
+            error = outcome(session.barrier)
             told.wait(30)
             return error
 
-        def come() -> Any:
-            with Session(node.address, 1, **job("sync")) as again:
-                error = outcome(mv.ArrayTableHandler(4, session=again).get)
-                told.wait(30)
-                return error
+    def come_again(node: Node) -> Any:
+        session = Session(node.address, 1, **job("sync"))
+        turn(session, mv.ArrayTableHandler(4, session=session))
+        dead(session)
+        died.set()
+        with Session(node.address, 1, **job("sync")) as again:
+            there.set()
+            error = outcome(lambda: turn(again, mv.ArrayTableHandler(4, session=again)))
+            told.wait(30)
+            return error
 
-        wait_for(lambda: node.may_be_replaced(1))
-        errors = in_threads([come, lambda: (wait_for(lambda: 1 in sessions[0].live_workers()), stay())[1]])
-        for error in errors:
-            assert isinstance(error, DeadlockError)
-            assert "with barriers outside of them" in str(error)
-        sessions[0].shutdown()
+    with Node(2, on_lost="continue", replaces=True) as node:
+        errors = in_threads([lambda: stay(node), lambda: come_again(node)])
+    for error in errors:
+        assert isinstance(error, DeadlockError)
+        assert "with barriers outside of them" in str(error)
 
 
 def test_nobody_is_replaced_in_a_job_whose_workers_want_it_to_end() -> None:

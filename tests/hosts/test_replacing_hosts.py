@@ -196,8 +196,13 @@ def test_a_host_that_cannot_be_taken_in_again_is_told_why() -> None:
         sessions[0].shutdown()
 
 
-def test_workers_of_a_host_that_came_again_join_the_next_round_and_have_everybodys_bits() -> None:
+def test_workers_of_a_host_that_came_again_join_the_next_round_and_have_everybodys_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Rounds go on without it meanwhile; then it has the others' values, their updaters' states and set rates."""
+    monkeypatch.setattr(
+        "multiverso.runtime.session.first_rounds._LONGEST_SECONDS", 0.1
+    )  # the others are idle
     size = 300_000  # three chunks
 
     def open_tables(session: Session) -> list[Any]:

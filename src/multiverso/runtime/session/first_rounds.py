@@ -9,7 +9,7 @@ the loop, and so is it.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Mapping
 
 from multiverso.deadline import Deadline
 from multiverso.runtime.session.patience import Patience
@@ -20,17 +20,18 @@ _LONGEST_SECONDS = 10.0  # then they train for long between two rounds, or have 
 _LOOK_SECONDS = 0.01
 
 
-def await_the_others(session: SessionView, tables: Collection[Shard], patience: Patience) -> None:
-    """Before another table is asked for: waits until all others wait for this worker, or ten seconds.
+def await_the_others(session: SessionView, tables: Mapping[int, Shard], patience: Patience) -> None:
+    """Before a second table is asked for: waits until all others wait for this worker, or ten seconds.
 
     Args:
         session: this worker's session.
-        tables: those that it has.
+        tables: those that it has, by number.
         patience: raises where waiting is pointless.
     """
-    if not session.incarnation or not session.consistency.in_rounds or not tables:
+    if not session.incarnation or not session.consistency.in_rounds:
         return
-    if any(shard.progress().members[session.worker_id].has_begun for shard in tables):
+    places = (shard.progress().members.get(session.worker_id) for shard in tables.values())
+    if any(place is not None and place.has_begun for place in places):
         return  # it goes through rounds already
     end = Deadline.after(_LONGEST_SECONDS)
     while not end.passed and not session.wait_graph().waits_for_newcomers():
