@@ -50,7 +50,9 @@ def run(seconds: float, seed: int) -> int:
     """Returns how many frames and strangers there were; an AssertionError says what is wrong."""
     source = random.Random(seed)
     tried = rounds = 0
-    with fabrics(2, job := new_credentials(encrypted=False), share=0) as made:
+    with contextlib.ExitStack() as stack:
+        made = stack.enter_context(fabrics(2, job := new_credentials(encrypted=False), share=0))
+        stack.callback(_shard.cache_clear)
         shards = [new_shard(TableSpec("array", 1, 1000)) for _ in made]
         for fabric, shard in zip(made, shards, strict=True):
             fabric.attach(1, shard)
