@@ -42,11 +42,11 @@ from multiverso.spec import TableSpec
 
 MOST_GROWTH_BYTES = 64 << 20
 _FRAMES_AT_ONCE = 400
-_LEAST_ROUNDS = 20  # however little time there is
+_LEAST_ROUNDS = 10  # however little time there is
 _NUMBERS = (0, 1, 2, 3, 7, 8, 255, 256, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1)
 
 
-def run(seconds: float, seed: int) -> int:
+def run(seconds: float, seed: int, least: int = 0) -> int:
     """Returns how many frames and strangers there were; an AssertionError says what is wrong."""
     source = random.Random(seed)
     tried = rounds = 0
@@ -62,7 +62,7 @@ def run(seconds: float, seed: int) -> int:
         hello = Hello(1, 2, 5).pack(job_of(job), os.urandom(32))
         place = made[0].address
         grown, until = 0, time.monotonic() + seconds
-        while rounds < _LEAST_ROUNDS or time.monotonic() < until:
+        while rounds < _LEAST_ROUNDS or tried < least or time.monotonic() < until:
             rounds += 1
             tried += _frames(source)
             tried += _stranger(place, source, hello)
@@ -186,11 +186,14 @@ def _feed(reader: Reader, link: Link, data: bytes) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument(
+        "--frames", type=int, default=100_000, help="and at least so many, however long they take"
+    )
     parser.add_argument("--seed", type=int)
     options = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
     print(f"the ports between hosts, from seed {seed}: ", end="", flush=True)
-    print(f"{run(options.seconds, seed)} frames and strangers, nothing wrong")
+    print(f"{run(options.seconds, seed, options.frames)} frames and strangers, nothing wrong")
 
 
 if __name__ == "__main__":

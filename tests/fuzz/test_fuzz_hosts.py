@@ -11,4 +11,4 @@ import fuzz_hosts
 
 
 def test_strangers_change_nothing_and_any_frame_is_taken_or_refused() -> None:
-    assert fuzz_hosts.run(0.5, 1) > 20 * 400  # so many in each of its least rounds
+    assert fuzz_hosts.run(0.5, 1) > 10 * 400  # so many in each of its least rounds
