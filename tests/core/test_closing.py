@@ -16,7 +16,7 @@ import multiverso as mv
 from multiverso.errors import ClosedError, InterruptedRoundError, TableMismatchError
 from multiverso.runtime import Node, Session
 from multiverso.tables import ArrayTableHandler, MatrixTableHandler
-from multiverso.tables.opened import handlers
+from multiverso.tables.open_tables import handlers
 from multiverso.tables.ruled import Ruled
 
 

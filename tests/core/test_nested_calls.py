@@ -21,7 +21,7 @@ from multiverso.kernels import keyed as kernels
 from multiverso.runtime import Node, Session
 from multiverso.spec import Partition, TableSpec
 from multiverso.tables.keyed_progress import Call, Removing
-from multiverso.tables.opened import handlers
+from multiverso.tables.open_tables import handlers
 from multiverso.testing import faults
 
 STRIPE = Partition.of(TableSpec("array", 1, 10**6)).stripe_size

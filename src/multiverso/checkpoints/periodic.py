@@ -27,13 +27,13 @@ from multiverso.checkpoints.parts import Packed, Parts
 from multiverso.checkpoints.replacement import load_own
 from multiverso.checkpoints.stores import PathLike, open_store
 from multiverso.checkpoints.writing import LOOK_SECONDS, Task, Writer, copied
+from multiverso.due import Due
 from multiverso.errors import ClosedError, SnapshotError, WaitTimeoutError
-from multiverso.every import Every
 from multiverso.in_process import InProcess
 from multiverso.runtime import Session
 from multiverso.runtime.collective.agreement import count_as_done
 from multiverso.runtime.session.current import current
-from multiverso.tables.opened import handlers, keyed_tables
+from multiverso.tables.open_tables import handlers, keyed_tables
 
 Own = dict[str, Any] | Callable[[], dict[str, Any]] | None
 _NAME = "checkpoint"  # of what is to be done before a session ends
@@ -76,7 +76,7 @@ class Checkpoint(InProcess):
         session: Session | None = None,
     ) -> None:
         """See `multiverso.checkpoint`."""
-        self._every = None if every is None else Every(every)
+        self._every = None if every is None else Due(every)
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise ValueError(f"keep={keep!r}: expected a number of checkpoints, 1 or more")
         for manager in managers:

@@ -19,9 +19,8 @@ import json
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
-Message = dict[str, Any]
+from multiverso.wire.messages import Message, parsed
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class Conversation:
         Raises:
             ValueError: it is not what the other end may say.
         """
-        found = _parsed(body)
+        found = parsed(body)
         self._heard_at = now
         if "end" in found:
             self.ended = str(found["end"])
@@ -166,13 +165,3 @@ class Conversation:
 
 # What handling a message raises that says something else than it may.
 NONSENSE = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
-
-
-def _parsed(body: bytes) -> Message:
-    try:
-        message = json.loads(body)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if not isinstance(message, dict):
-        raise ValueError("not a JSON object")
-    return message

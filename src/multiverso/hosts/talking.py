@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable
 
 from multiverso.deadline import Deadline
-from multiverso.hosts.conversation import Conversation, Message, Timeouts
+from multiverso.hosts.conversation import Conversation, Timeouts
 from multiverso.hosts.transport import Messages
+from multiverso.wire.messages import Message
 
 _JOIN_SECONDS = 10.0
 FLUSH_SECONDS = 2.0

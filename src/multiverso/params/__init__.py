@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from multiverso.every import Every
 from multiverso.params.broadcasting import broadcast
 from multiverso.params.resumable import Resumable
 from multiverso.params.resuming import Model
 from multiverso.params.shared import Array, SharedParams
 from multiverso.params.values import shared_dtype
 
-__all__ = ["Array", "Every", "Model", "Resumable", "SharedParams", "broadcast", "shared_dtype"]
+__all__ = ["Array", "Model", "Resumable", "SharedParams", "broadcast", "shared_dtype"]

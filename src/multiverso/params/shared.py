@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from multiverso import checkpoints
 from multiverso.checkpoints import Parts
+from multiverso.due import Due
 from multiverso.errors import InterruptedRoundError
-from multiverso.every import Every
 from multiverso.params.flats import Averaged, Flat, share_flat
 from multiverso.params.packing import pack
 from multiverso.params.resuming import Files, Model, check_own, placed
@@ -111,7 +111,7 @@ class SharedParams:
         check_mode(rule, session.consistency)  # before any table is made
         self._session = session
         self.newcomer = False
-        self._due = Every(every)
+        self._due = Due(every)
         if self._due.by_time and session.consistency.in_rounds:
             raise ValueError(
                 "every= by time lets workers exchange unequally often, and a synchronous round needs all of "

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from multiverso import files
 from multiverso.errors import SnapshotError, WaitTimeoutError
 from multiverso.runtime.session.replacing import leaves_values
-from multiverso.tables.opened import handlers, keyed_tables
+from multiverso.tables.open_tables import handlers, keyed_tables
 
 if TYPE_CHECKING:
     from multiverso.runtime.session.session import Session

@@ -114,11 +114,11 @@ def receive(connection: socket.socket, into: list[int] | None = None) -> tuple[M
             raise OSError(
                 "a message was cut short: this process has too few file descriptors left (ulimit -n)"
             )
-        message = _parse(body)
+        message = parsed(body)
         if "long" in message:
             if not descriptors:
                 raise ValueError("a long message came without its descriptor")
-            message = _parse(_read_long(descriptors.pop(), message["long"]))
+            message = parsed(_read_long(descriptors.pop(), message["long"]))
     except BaseException:
         while descriptors:
             os.close(descriptors.pop())
@@ -133,7 +133,12 @@ def waiting(connection: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-def _parse(body: bytes) -> Message:
+def parsed(body: bytes) -> Message:
+    """Returns what was sent as JSON.
+
+    Raises:
+        ValueError: it is no JSON object.
+    """
     try:
         message = json.loads(body)
     except RecursionError:

@@ -15,11 +15,12 @@ from random import Random
 from typing import Any
 
 from multiverso import layout as at
-from multiverso.hosts.conversation import Conversation, Message, Timeouts
+from multiverso.hosts.conversation import Conversation, Timeouts
 from multiverso.hosts.coordinator import Coordinator
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.table_steps import STEPS
 from multiverso.spec import TableSpec
+from multiverso.wire.messages import Message
 
 TICK = 0.1
 TIMEOUTS = Timeouts.of(12.0)

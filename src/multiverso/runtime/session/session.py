@@ -31,7 +31,7 @@ from multiverso.runtime.session.holdings import Holdings
 from multiverso.runtime.session.liveness import Liveness
 from multiverso.runtime.session.node_client import NodeClient
 from multiverso.runtime.session.node_link import NodeLink
-from multiverso.runtime.session.opened import note_opened, note_over
+from multiverso.runtime.session.open_sessions import note_opened, note_over
 from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.refusals import refuse_across_hosts
 from multiverso.shards.shard import Shard

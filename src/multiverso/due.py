@@ -1,4 +1,4 @@
-"""When something that is done now and then is due."""
+"""``every=`` of what is done now and then: so many steps, or a time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from datetime import timedelta
 
 
-class Every:
+class Due:
     """Tells when something is due: every N steps, or when so much time has passed since the last time.
 
     Args:
