@@ -14,7 +14,7 @@ class Updater:
     """A rule by which a table takes in what workers add.
 
     Attributes:
-        name: its name in ``updater=``, in saved tables and in error messages.
+        name: its name in ``updater=``, in saved tables and in error messages; none of those that multiverso's own have.
         apply: ``apply(values, delta, state, stride, hyper, count)``, a plain loop over ``count`` elements
             that changes ``values`` (and ``state``) in place. The arguments are pointers of the table's
             dtype: element i of the updater's k-th array is ``state[k * stride + i]``, hyperparameter j is
