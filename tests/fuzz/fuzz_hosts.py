@@ -178,9 +178,10 @@ def _feed(reader: Reader, link: Link, data: bytes) -> None:
         room[:count] = data[:count]
         data = data[count:]
         whole = reader.filled(count)
-        if whole is not None:
+        while whole is not None:
             with np.errstate(all="ignore"):
                 link.arrived(*whole, 0.0)
+            whole = reader.filled(0)
 
 
 def main() -> None:

@@ -152,3 +152,35 @@ def test_a_pyopenssl_that_keeps_openssl_otherwise_is_refused_with_what_to_instal
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(RefusedError, match=r"keeps it otherwise.*_ssl.*pip install"):
         Encrypted(ours, object())
+
+
+def check_that_what_is_there_is_received_without_a_wait(first: Channel, second: Channel) -> None:
+    view = memoryview(bytearray(10))
+    with pytest.raises(BlockingIOError):
+        second.recv_now(view)
+    first.send(b"0123456789abcde")
+    got = b""
+    while len(got) < 15:  # also what the last read has received and not given
+        second.await_some()
+        with suppress(BlockingIOError):
+            got += view[: second.recv_now(view)].tobytes()
+    assert got == b"0123456789abcde"
+    with pytest.raises(BlockingIOError):
+        second.recv_now(view)
+    first.shutdown()
+    second.await_some()
+    assert second.recv_now(view) == 0
+
+
+def test_what_is_there_is_received_without_a_wait() -> None:
+    ours, theirs = socket.socketpair()
+    first, second = Plain(ours), Plain(theirs)
+    check_that_what_is_there_is_received_without_a_wait(first, second)
+    first.close()
+    second.close()
+    with connected() as (encrypted, other, _):
+        for end in (encrypted, other):
+            end._socket.settimeout(None)
+        with suppress(BlockingIOError):  # what TLS itself says after the handshake
+            other.recv_now(memoryview(bytearray(1)))
+        check_that_what_is_there_is_received_without_a_wait(encrypted, other)

@@ -45,6 +45,16 @@ class Channel(Protocol):
     def recv_into(self, view: memoryview) -> int:
         """Waits for bytes, of some channels until the view is full; returns how many came, 0 at the end. One thread."""
 
+    def recv_now(self, view: memoryview) -> int:
+        """Returns how many bytes came, 0 at the end. One thread, which may be another than that of ``recv_into``.
+
+        Raises:
+            BlockingIOError: nothing is there yet.
+        """
+
+    def await_some(self) -> None:
+        """Waits until there is something to receive, or the end. Another thread may receive it meanwhile."""
+
     def round_trip(self) -> float:
         """Returns the shortest time in seconds that the way there and back has taken."""
 
@@ -60,7 +70,12 @@ class OnSocket:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
         sockets.add(connection)
+
+    def await_some(self) -> None:
+        self._poll.poll()
 
     def round_trip(self) -> float:
         return round_trip_of(self._socket)
@@ -85,11 +100,17 @@ class Plain(OnSocket):
         send_all(self._socket, parts)
 
     def send_now(self, *parts: bytes | bytearray | memoryview) -> bool:
-        left = [*self._rest, *(memoryview(part) for part in parts)]
-        with contextlib.suppress(BlockingIOError):
-            drop(left, self._socket.sendmsg(left, (), socket.MSG_DONTWAIT))
-        self._rest = left
-        return not left
+        left = [*self._rest, *parts]
+        try:
+            sent = self._socket.sendmsg(left, (), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            sent = 0
+        if sent == sum(map(len, left)):
+            self._rest = []
+            return True
+        self._rest = [memoryview(part) for part in left]
+        drop(self._rest, sent)
+        return False
 
     def flush(self) -> None:
         if self._rest:
@@ -99,6 +120,9 @@ class Plain(OnSocket):
     def recv_into(self, view: memoryview) -> int:
         # a large frame comes in dozens of pieces: the system puts them together without waking this thread for each
         return self._socket.recv_into(view, 0, socket.MSG_WAITALL)
+
+    def recv_now(self, view: memoryview) -> int:
+        return self._socket.recv_into(view, 0, socket.MSG_DONTWAIT)
 
 
 def send_all(connection: socket.socket, parts: Sequence[bytes | bytearray | memoryview]) -> None:

@@ -105,9 +105,6 @@ def take_answer(table: LinkTable, part: Away, header: Header, buffer: Array, poo
     Raises:
         ProtocolError: it is not a coded difference; nothing has changed.
     """
-    if header.kind == frames.ANSWER and not header.length:
-        pool.give(buffer)
-        return
     buffer = _decoded(part, header, buffer, pool)
     do = table.copy.catch_up if header.kind == frames.VALUE else table.copy.land
     do(part.chunk, part.agreed, numbers(part, buffer))

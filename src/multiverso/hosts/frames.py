@@ -45,6 +45,7 @@ _HEADER = struct.Struct("!BBHIIIQ")
 HEADER_BYTES = _HEADER.size
 LONGEST_BODY = 1 << 31
 _SKIP_BYTES = 1 << 16
+_BUFFER_BYTES = (1 << 14) + HEADER_BYTES
 
 
 class ProtocolError(MultiversoError, ConnectionError):
@@ -77,13 +78,13 @@ class Header(NamedTuple):
         return _HEADER.pack(*self)
 
     @classmethod
-    def unpack(cls, data: bytes | bytearray | memoryview) -> Header:
-        """The inverse of :meth:`pack`.
+    def unpack(cls, data: bytes | bytearray | memoryview, at: int = 0) -> Header:
+        """The inverse of :meth:`pack`, of what begins at some byte.
 
         Raises:
             ProtocolError: no such kind, or a body that nobody sends.
         """
-        header = tuple.__new__(cls, _HEADER.unpack(data))
+        header = tuple.__new__(cls, _HEADER.unpack_from(data, at))
         if header.kind not in KINDS:
             raise ProtocolError(f"no kind of frame has the number {header.kind}")
         if header.length > LONGEST_BODY:
@@ -122,22 +123,31 @@ class RoundHeader(NamedTuple):
 class Reader:
     """Puts a stream of bytes together to frames, in memory that the receiver of a frame provides.
 
+    What comes is taken from the connection up to 16 KiB at a time, so that a small frame is there at once, header
+    and body; what is left of a large one goes to its memory directly.
+
     Args:
         accept: gets a header, checks it, and returns the memory for the body, of its length; or None to skip it.
     """
 
     def __init__(self, accept: Callable[[Header], memoryview | None]) -> None:
         self._accept = accept
-        self._head = memoryview(bytearray(HEADER_BYTES))
-        self._header: Header | None = None
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._low = self._high = 0  # where in the buffer what has come begins, and ends
+        self._header: Header | None = None  # whose body is not whole yet
         self._body: memoryview | None = None
-        self._got = 0
+        self._got = 0  # of it
         self._scratch = memoryview(b"")
+
+    @property
+    def inside(self) -> bool:
+        """Whether the body of a frame has come in part."""
+        return self._header is not None
 
     def room(self) -> memoryview:
         """Returns where the next bytes of the stream go: at least one."""
         if self._header is None:
-            return self._head[self._got :]
+            return self._buffer[self._high :]
         if self._body is None:
             if not self._scratch:
                 self._scratch = memoryview(bytearray(_SKIP_BYTES))
@@ -147,21 +157,41 @@ class Reader:
     def filled(self, count: int) -> tuple[Header, memoryview | None] | None:
         """Takes note of how many bytes came; returns a frame once it is whole (None as its body if it was skipped).
 
+        After a frame, call it with 0 for the next one: several may have come at once.
+
         Raises:
             ProtocolError: the header is refused.
         """
-        self._got += count
-        if self._header is None:
-            if self._got < HEADER_BYTES:
+        header = self._header
+        if header is None:
+            self._high += count
+            header = self._next()
+            if header is None:
                 return None
-            header = Header.unpack(self._head)
-            self._body = self._accept(header)
-            self._header, self._got = header, 0
-        if self._got < self._header.length:
+        else:
+            self._got += count
+        if self._got < header.length:
+            self._header = header
             return None
-        whole = (self._header, self._body)
-        self._header, self._body, self._got = None, None, 0
-        return whole
+        body, self._header, self._body = self._body, None, None
+        return header, body
+
+    def _next(self) -> Header | None:
+        """Takes a header from the buffer, and what of its body is there."""
+        low, high = self._low, self._high
+        if high - low < HEADER_BYTES:
+            self._buffer[: high - low] = self._buffer[low:high]
+            self._low, self._high = 0, high - low
+            return None
+        header = Header.unpack(self._buffer, low)
+        body = self._body = self._accept(header)
+        low += HEADER_BYTES
+        got = self._got = min(header.length, high - low)
+        if got and body is not None:
+            body[:got] = self._buffer[low : low + got]
+        low += got
+        self._low, self._high = (low, high) if low < high else (0, 0)
+        return header
 
 
 _OPENED = struct.Struct("!QIIQ")

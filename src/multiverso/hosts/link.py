@@ -303,6 +303,12 @@ class Link:
             return 0.0 if waited_for else self._pace.wait(now)
 
     @property
+    def has_something(self) -> bool:
+        """Whether there may be something to send, now or later."""
+        books = self._books
+        return books.queues.has_something or books.rounds.may_have(self.peer)
+
+    @property
     def has_words(self) -> bool:
         """Whether something is to be sent that is no chunk."""
         return bool(self._books.queues.words)
@@ -320,7 +326,9 @@ class Link:
             with books.lock:
                 if not books.connected:
                     return None
-                made = books.queues.take_made() or books.rounds.next(self.peer, LONGEST_BODY)
+                made = books.queues.take_made()
+                if made is None and books.rounds.may_have(self.peer):
+                    made = books.rounds.next(self.peer, LONGEST_BODY)
                 if made is not None:
                     return self._count(made)
                 found = books.queues.choose(now, most_new)

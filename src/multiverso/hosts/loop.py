@@ -43,3 +43,6 @@ class Loop:
                 return
 
     poke = pump
+
+    def receive_now(self) -> None:
+        """All was received when it was sent."""

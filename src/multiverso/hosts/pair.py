@@ -46,6 +46,10 @@ class Pair:
         self._sending = (
             threading.Lock()
         )  # who has it sends: frames go out in the order in which they were made
+        self._receiving = threading.Lock()
+        self._reader: Reader | None = None
+        self._leaves_some = False
+        self._uncounted = 0
         self._live: Channel | None = None
         self._unsent: Outgoing | None = None  # of which a part is left in the channel
         self._channel: Channel | None = None
@@ -109,6 +113,8 @@ class Pair:
             if not channel.send_now(outgoing.header.pack(), outgoing.body):
                 return 0.0
             self._sent()
+            if not self.link.has_something:
+                return None
 
     def _sent(self) -> None:
         """What :meth:`pump` has begun to send is sent, or its connection has ended."""
@@ -243,6 +249,7 @@ class Pair:
             with self._sending:
                 self._live = channel
             start_or_raise(sender)
+            self._reader = Reader(self.link.accept)
             self._receive(channel)
         finally:
             ended.set()
@@ -250,6 +257,8 @@ class Pair:
             self.poke()
             if sender.ident is not None:
                 sender.join()
+            with self._receiving:
+                self._reader = None
             with self._sending:
                 self._live = None
                 self._sent()
@@ -260,31 +269,77 @@ class Pair:
             channel.close()
 
     def _receive(self, channel: Channel) -> None:
-        reader = Reader(self.link.accept)
-        used, uncounted = time.thread_time(), 0
+        used = time.thread_time()
         while True:
-            count = channel.recv_into(reader.room())
-            if not count:
+            channel.await_some()
+            with self._receiving:
+                while True:
+                    reader = self._reader
+                    if reader is None:  # who waited here has received what no node sends, or the end
+                        return
+                    try:
+                        # a frame that has begun to come is waited for: nobody else can receive meanwhile
+                        count = self._take(reader, channel.recv_into if reader.inside else channel.recv_now)
+                    except BlockingIOError:
+                        break
+                    if not count:
+                        return
+                    pause = 0.0
+                    if (
+                        self._uncounted >= _COUNTED_TOGETHER
+                    ):  # a small frame takes as long as counting it does
+                        used, self._uncounted = self._spend(used), 0
+                        pause = self.link.pause(time.monotonic())
+                    self._tell()
+                    if (
+                        pause
+                    ):  # this node has done enough for others lately: what they push waits in the connection
+                        self._closing.wait(min(pause, _MOST_PAUSE_SECONDS))
+
+    def receive_now(self) -> None:
+        """Receives in the calling thread what is there already, unless another one does so."""
+        if not self._receiving.acquire(blocking=False):
+            return
+        try:
+            channel, reader = self._channel, self._reader
+            if channel is None or reader is None:
                 return
+            try:
+                if self._take(reader, channel.recv_now):
+                    self._tell()
+                    return
+            except BlockingIOError:
+                return
+            except (OSError, MultiversoError, MemoryError) as error:
+                if isinstance(error, (ProtocolError, MemoryError)):
+                    log(f"the connection to host {self.link.peer} was closed: {error}")
+            self._reader = None  # the receiving thread ends this connection
+            channel.shutdown()
+        finally:
+            self._receiving.release()
+
+    def _take(self, reader: Reader, recv: Callable[[memoryview], int]) -> int:
+        """Receives, and does what is to do with what is whole; returns how many bytes came, 0 at the end."""
+        count = recv(reader.room())
+        if count:
             whole = reader.filled(count)
-            if whole is None:
-                continue
-            header, body = whole
-            self.link.arrived(header, body, time.monotonic())
-            self._carried |= header.length > 0 and header.kind != OPEN
-            # what frames of rounds have moved is sent already
-            leaves_some = header.kind not in OF_ROUNDS and self._pump_leaves_some()
-            uncounted += 1 + header.length // _SMALL_BYTES
-            pause = 0.0
-            if uncounted >= _COUNTED_TOGETHER:  # a small frame takes as long as counting it does
-                used, uncounted = self._spend(used), 0
-                pause = self.link.pause(time.monotonic())
-            # last: whoever wakes before this thread waits again has to wait for the interpreter, and wakes twice
-            self.link.tell_settled()
-            if leaves_some:
-                self.poke()
-            if pause:  # this node has done enough for others lately: what they push waits in the connection
-                self._closing.wait(min(pause, _MOST_PAUSE_SECONDS))
+            while whole is not None:
+                header, body = whole
+                self.link.arrived(header, body, time.monotonic())
+                self._carried |= header.length > 0 and header.kind != OPEN
+                # what frames of rounds have moved is sent already
+                if header.kind not in OF_ROUNDS and self.link.has_something:
+                    self._leaves_some |= self._pump_leaves_some()
+                self._uncounted += 1 + header.length // _SMALL_BYTES
+                whole = reader.filled(0)
+        return count
+
+    def _tell(self) -> None:
+        """Wakes others, last: who wakes before this thread waits has to wait for the interpreter, and wakes twice."""
+        self.link.tell_settled()
+        if self._leaves_some:
+            self._leaves_some = False
+            self.poke()
 
     # -- the sending thread ----------------------------------------------------------------------------------
 

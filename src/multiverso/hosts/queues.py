@@ -85,6 +85,11 @@ class Queues:
             part.urgent = part.queued = part.passing = False
         table.passing = 0
 
+    @property
+    def has_something(self) -> bool:
+        """Whether any queue has something."""
+        return bool(self.answers or self._todo or self._urgent or self.words or self._again)
+
     def wait(self, now: float) -> float | None:
         """Returns the seconds until there is something to send: 0 for at once, None when only an event can tell."""
         if self.words or self.answers or self._again:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from multiverso.errors import ClosedError
 from multiverso.hosts import frames
-from multiverso.hosts.books import Away, LinkTable, Outgoing, UnderWay
+from multiverso.hosts.books import NOTHING, Away, LinkTable, Outgoing, UnderWay
 from multiverso.hosts.buffers import owner, view
 from multiverso.hosts.checks import check_answer, check_push, check_word
 from multiverso.hosts.coding import repeat_answer, take_answer, take_push
@@ -57,6 +57,8 @@ class Receiving:
                 books.answering += 1
             else:
                 native = check_answer(table, header).agreed.nbytes
+                if not length and kind == frames.ANSWER:  # nothing has changed there
+                    return NOTHING
             return view(books.pool.take(max(native, length)), length)
 
     def arrived(self, header: Header, body: memoryview | None, now: float) -> None:
@@ -146,10 +148,11 @@ class Receiving:
             part = table.away[header.chunk] if table is not None else None
             if table is None or part is None or part.frame is None or not table.ready:
                 return
-        try:
-            take_answer(table, part, header, owner(body), books.pool)
-        except ClosedError:
-            return
+        if header.length or header.kind == frames.VALUE:
+            try:
+                take_answer(table, part, header, owner(body), books.pool)
+            except ClosedError:
+                return
         with books.lock:
             if part.frame is not None:
                 self._close_frame(table, part, part.frame, header, now)

@@ -257,6 +257,10 @@ class Rounds:
 
     # -- sending ---------------------------------------------------------------------------------------------
 
+    def may_have(self, peer: int) -> bool:
+        """Returns whether there may be something to send: without a table, and what was said of it, there is not."""
+        return bool(self._books.tables or self._books.outboxes.get(peer))
+
     def has(self, peer: int) -> bool:
         """Returns whether there is something to send."""
         with self._books.state_lock:

@@ -63,6 +63,7 @@ class Encrypted(OnSocket):
         self._left: list[memoryview] = []  # to be encrypted
         self._unsent = self._records[:0]
         self._sent_records = 0
+        self._drained = False  # all that was received is decrypted, and was asked for
 
     def send(self, *parts: bytes | bytearray | memoryview) -> None:
         self._left += [memoryview(part) for part in parts if len(part)]
@@ -116,10 +117,25 @@ class Encrypted(OnSocket):
                 return got
             # while more than what is read at a time has to come: the system puts it together, as for plain connections
             whole = len(view) - got > _PIECE + _LONGEST_RECORD
-            count = self._socket.recv_into(self._received, 0, socket.MSG_WAITALL if whole else 0)
-            if not count:
+            if not self._read(socket.MSG_WAITALL if whole else 0):
                 return got
+
+    def recv_now(self, view: memoryview) -> int:
+        while True:
+            got, ended = self._decrypt(view, 0)
+            if got or ended or not self._read(socket.MSG_DONTWAIT):
+                return got
+
+    def await_some(self) -> None:
+        if self._drained:
+            super().await_some()
+
+    def _read(self, flags: int) -> bool:
+        """Receives what OpenSSL decrypts next; returns whether anything came."""
+        count = self._socket.recv_into(self._received, 0, flags)
+        if count:
             self._read_from(count)
+        return count > 0
 
     def _read_from(self, count: int) -> None:
         """OpenSSL reads next so many of the bytes that were received; it has taken in all that came before."""
@@ -140,8 +156,10 @@ class Encrypted(OnSocket):
                     why = self._library.SSL_get_error(self._ssl, count)
                     if why not in (_WANT_READ, _ENDED):
                         raise self._error(why)
+                    self._drained = why == _WANT_READ
                     return got, why == _ENDED
                 got += count
+        self._drained = False
         return got, False
 
     def _error(self, why: int) -> ConnectionError:

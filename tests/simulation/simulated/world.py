@@ -330,9 +330,10 @@ class World:
                 room[:count] = data[:count]
                 data = data[count:]
                 whole = reader.filled(count)
-                if whole is not None:
+                while whole is not None:
                     link.arrived(*whole, self.clock.now)
                     receiver.pace.spent(self.clock.now, _KERNEL_SECONDS)
+                    whole = reader.filled(0)
         except ProtocolError as error:
             self.refused += 1
             self.say(f"host {receiver.number} ends {low}-{high}: {error}")

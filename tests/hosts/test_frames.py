@@ -1,0 +1,43 @@
+"""Frames from bytes: however these are cut, and several that come at once."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from multiverso.hosts.frames import ANSWER, NEWS, PUSH, Header, ProtocolError, Reader
+
+
+def bodies_of(stream: bytes, cuts: random.Random, skip: int) -> list[tuple[Header, bytes | None]]:
+    """What a reader makes of a stream that comes in pieces; frames of table ``skip`` are not wanted."""
+    reader = Reader(lambda header: None if header.table == skip else memoryview(bytearray(header.length)))
+    found: list[tuple[Header, bytes | None]] = []
+    while stream:
+        room = reader.room()
+        count = min(len(room), len(stream), cuts.choice((1, 23, 24, 25, 4_000, 1 << 20)))
+        room[:count], stream = stream[:count], stream[count:]
+        whole = reader.filled(count)
+        while whole is not None:
+            found.append((whole[0], None if whole[1] is None else whole[1].tobytes()))
+            whole = reader.filled(0)
+    assert not reader.inside
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_frames_come_out_as_they_went_in_however_they_are_cut(seed: int) -> None:
+    cuts, sent = random.Random(seed), []
+    for number in range(60):
+        body = os.urandom(cuts.choice((0, 0, 7, 4_000, 16_383, 16_384, 16_385, 100_000)))
+        kind = cuts.choice((PUSH, ANSWER, NEWS))
+        sent.append((Header(kind, table=cuts.randrange(3), length=len(body), number=number), body))
+    stream = b"".join(header.pack() + body for header, body in sent)
+    expected = [(header, None if header.table == 2 else body) for header, body in sent]
+    assert bodies_of(stream, cuts, skip=2) == expected
+
+
+def test_a_header_that_is_refused_ends_it() -> None:
+    with pytest.raises(ProtocolError, match="no kind of frame"):
+        bodies_of(Header(NEWS).pack() + bytes([250]) + bytes(23), random.Random(1), skip=9)
