@@ -17,7 +17,7 @@ from multiverso.layout import MAX_WORKERS
 from multiverso.memory.shared import SharedMemory
 from multiverso.runtime import Node, Session
 from multiverso.runtime.collective.agreement import tell_all
-from multiverso.runtime.job.notes import BYTES, Notes, read
+from multiverso.runtime.job.logged import BYTES, Logged, read
 from multiverso.tables.log import FOLDER, log_of
 
 
@@ -77,7 +77,7 @@ def test_no_two_parts_share_their_memory_by_accident() -> None:
 def test_the_newest_names_stay_when_there_is_no_more_room_and_half_written_ones_are_not_read() -> None:
     memory = np.zeros(BYTES, np.uint8)
     shared = SharedMemory("notes", -1, memory)
-    notes = Notes(shared, MAX_WORKERS - 1)
+    notes = Logged(shared, MAX_WORKERS - 1)
     assert read(memory, MAX_WORKERS - 1) is None
     for i in range(100):
         notes.write(i, {f"a rather long name {i}": i})

@@ -11,7 +11,7 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
-from multiverso.runtime.job.notes import BYTES, MEMORY, Notes
+from multiverso.runtime.job.logged import BYTES, MEMORY, Logged
 from multiverso.runtime.session.session import Session
 
 FOLDER = "MULTIVERSO_TENSORBOARD"
@@ -21,7 +21,7 @@ class Log:
     """One worker's log. Owner: one thread at a time."""
 
     def __init__(self, session: Session) -> None:
-        self._notes = Notes(session.shared_memory(MEMORY, BYTES, on_this_host=True), session.worker_id)
+        self._logged = Logged(session.shared_memory(MEMORY, BYTES, on_this_host=True), session.worker_id)
         self._steps = 0
         self._writer = _writer(session)
         if self._writer is not None:
@@ -32,7 +32,7 @@ class Log:
         numbers = {name: _number(name, value) for name, value in values.items()}
         at = self._steps if step is None else index(step)
         self._steps = at + 1
-        self._notes.write(at, numbers)
+        self._logged.write(at, numbers)
         if self._writer is not None:
             for name, number in numbers.items():
                 self._writer.add_scalar(name, number, at)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multiverso import layout as at
-from multiverso.runtime.job.notes import MEMORY, read
+from multiverso.runtime.job.logged import MEMORY, read
 from multiverso.runtime.node.membership import Membership
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def status_of(
     remote = {} if other_hosts is None else dict(other_hosts.tables.remote_statistics)
     graph = catalogue.wait_graph()
     now = time.monotonic_ns()
-    notes = catalogue.memory(MEMORY)
+    logged = catalogue.memory(MEMORY)
     workers = []
     for worker in graph.workers.values():
         wait = worker.wait
@@ -48,7 +48,7 @@ def status_of(
                 "waiting_seconds": (now - wait.since_ns) / 1e9 if wait else 0.0,
                 "needs": graph.missing(wait) if wait else [],
                 "waited_seconds": control.waited_seconds(worker.worker_id),
-                "logged": None if notes is None else read(notes, worker.worker_id),
+                "logged": None if logged is None else read(logged, worker.worker_id),
             }
         )
     tables = [

@@ -14,7 +14,7 @@ from multiverso.memory.shared import SharedMemory
 from multiverso.memory.words import load64, store64
 from multiverso.records import Record
 
-MEMORY = "multiverso-notes"
+MEMORY = "multiverso-logged"
 _TEXT_BYTES = 1008
 LINE = Record(1024)
 SEQUENCE = LINE.int64("sequence")  # odd while the words below change
@@ -24,7 +24,7 @@ BYTES = LINE.size * at.MAX_WORKERS
 _TRIES = 100
 
 
-class Notes:
+class Logged:
     """One worker's line. Owner: one thread at a time."""
 
     def __init__(self, memory: SharedMemory, worker_id: int) -> None:
