@@ -140,7 +140,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, arguments: tuple[object,
 @pytest.fixture
 def by_ssh(tmp_path: Path, port: int) -> list[object]:
     """Options that reach two hosts by a command in ssh's place, which runs on this machine what it is given."""
-    ssh = tmp_path / "ssh"
+    ssh = tmp_path / "reach"  # only what is called ssh is given options of its
     ssh.write_text('#!/bin/sh\nshift\nexec sh -c "$1"\n')
     ssh.chmod(0o755)
     return ["--hosts", "127.0.0.1,localhost", "--ssh", ssh, "--port", port, "--insecure-fabric"]
@@ -165,7 +165,7 @@ def test_a_failure_on_a_host_by_name_ends_all_with_its_code(tmp_path: Path, by_s
 
 
 def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path, by_ssh: list[object]) -> None:
-    (tmp_path / "ssh").write_text('#!/bin/sh\n[ "$1" = localhost ] && exit 255\nexec sleep 60\n')
+    (tmp_path / "reach").write_text('#!/bin/sh\n[ "$1" = localhost ] && exit 255\nexec sleep 60\n')
     done = run(*by_ssh, "-n", 2, program(tmp_path, ADDING))
     assert done.returncode == 255
     assert "multiverso: localhost could not be reached by" in done.stderr

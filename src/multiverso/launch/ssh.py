@@ -15,7 +15,7 @@ from pathlib import Path
 from multiverso.errors import StartupError
 
 MOST_HOSTS = 64
-# No questions, which nobody sees; and the end of a host that has gone silent is noticed within half a minute or so.
+# No questions, which nobody sees.
 DEFAULT_SSH = "ssh -o BatchMode=yes"
 _LOOK_SECONDS = 5.0
 _PROBES = 3
