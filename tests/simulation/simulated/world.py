@@ -436,7 +436,7 @@ class World:
             self._send(low, high, connection, host, self.hosts[peer])
 
     def _until(self, done: Callable[[], bool], what: str) -> None:
-        limit, events = self.clock.now + 600.0, self.clock.events + 400_000
+        limit, events = self.clock.now + 600.0, self.clock.events + 200_000 * len(self.hosts)
         while not done():
             assert self.clock.step(), f"nothing happens any more, and {what} is not over"
             assert self.clock.now < limit, f"{what} takes too long"
