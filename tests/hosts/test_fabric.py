@@ -475,14 +475,16 @@ def test_chunks_cover_a_table_in_whole_stripes() -> None:
             assert all(c.low % stripe == 0 for c in chunks)
 
 
-def test_no_chunk_is_more_than_a_hosts_part_of_the_table() -> None:
+def test_all_hosts_are_home_to_as_much_of_a_table() -> None:
     assert chunk_bytes_of(400 << 20, 100) == CHUNK_BYTES  # four for each
     assert chunk_bytes_of(4, 2) == 64 << 10  # smaller ones would save nothing
-    for megabytes, hosts in [(1, 2), (40, 100), (25, 64)]:
+    for megabytes, hosts, each in [(1, 2, 1), (3, 2, 2), (40, 30, 2), (40, 100, 1), (25, 64, 1)]:
         nbytes = chunk_bytes_of(megabytes << 20, hosts)
         chunks = chunks_of(megabytes << 18, 2048, 4, nbytes)
+        homes = homes_of(1, len(chunks), list(range(hosts)))
         assert nbytes < CHUNK_BYTES
-        assert 0.8 * hosts <= len(chunks) == len(set(homes_of(1, len(chunks), list(range(hosts))))) <= hosts
+        assert 0.8 * each * hosts <= len(chunks) <= each * hosts
+        assert max(map(homes.count, homes)) == each
 
 
 def test_homes_are_spread() -> None:

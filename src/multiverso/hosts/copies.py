@@ -50,9 +50,10 @@ def chunks_of(elements: int, stripe: int, itemsize: int, chunk_bytes: int = CHUN
 
 
 def chunk_bytes_of(nbytes: int, hosts: int) -> int:
-    """Returns the most of a table that travels in one frame: no more than what is one host's part of it."""
+    """Returns the most of a table that travels in one frame: one host's part of it, or an equal piece of that."""
     part = -(-nbytes // hosts)
-    return min(CHUNK_BYTES, -(-part // _UNIT_BYTES) * _UNIT_BYTES)
+    pieces = -(-part // CHUNK_BYTES)
+    return -(-part // (pieces * _UNIT_BYTES)) * _UNIT_BYTES
 
 
 def homes_of(table_id: int, chunks: int, hosts: list[int]) -> list[int]:
