@@ -134,7 +134,8 @@ def test_who_comes_between_two_tables_rounds_is_in_the_same_turn_of_the_loop_wit
                 return sum(float(table.get()[0]) for table in ours)
 
         assert in_threads([stay, come]) == [4.0, 4.0]
-        sessions[0].shutdown()
+        for session in sessions:
+            session.shutdown()
 
 
 def test_a_loop_with_a_barrier_in_each_turn_is_told_at_once_what_it_cannot_do(
@@ -168,7 +169,8 @@ def test_a_loop_with_a_barrier_in_each_turn_is_told_at_once_what_it_cannot_do(
             there.set()
             error = outcome(lambda: turn(again, mv.ArrayTableHandler(4, session=again)))
             told.wait(30)
-            return error
+        session.shutdown()
+        return error
 
     with Node(2, on_lost="continue", replaces=True) as node:
         errors = in_threads([lambda: stay(node), lambda: come_again(node)])
