@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import multiverso as mv
+from multiverso.due import Due
 from multiverso.errors import ClosedError, DtypeMismatchError, NotInitializedError, WaitTimeoutError
-from multiverso.params import Every, SharedParams, shared_dtype
+from multiverso.params import SharedParams, shared_dtype
 from multiverso.runtime import Node, Session
 from multiverso.testing.laws import in_each
 from multiverso.theano.framework import framework
@@ -216,13 +217,13 @@ def test_every_so_much_time(pair: list[Session]) -> None:
 @pytest.mark.parametrize("every", [0, -1, timedelta(0)])
 def test_every_below_one_is_refused(every: int | timedelta) -> None:
     with pytest.raises(ValueError, match="every"):
-        Every(every)
+        Due(every)
 
 
 @pytest.mark.parametrize("every", [1.5, True, "1s"])
 def test_every_of_another_type_is_refused(every: Any) -> None:
     with pytest.raises(TypeError, match="timedelta"):
-        Every(every)
+        Due(every)
 
 
 def test_time_is_refused_where_all_must_exchange_equally_often() -> None:
