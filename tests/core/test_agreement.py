@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from core_support import outcome, together
-from interrupting import all_of_it, interrupt, interrupted, repeated, task
+from interrupted_tasks import all_of_it, interrupt, interrupted, repeated, task
 
 from multiverso.runtime import Session
 from multiverso.runtime.collective.agreement import tell_all

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from core_support import in_threads, outcome, wait_for
-from interrupting import all_of_it, repeated
+from interrupted_tasks import all_of_it, repeated
 from rehearsing import rehearsal
 from rich.console import Console
 
