@@ -179,6 +179,23 @@ def test_a_loop_with_a_barrier_in_each_turn_is_told_at_once_what_it_cannot_do(
         assert "with barriers outside of them" in str(error)
 
 
+def test_it_has_its_second_table_within_a_deadline_that_is_shorter_than_the_wait_for_the_others(
+    dead: Callable[[Session], None],
+) -> None:
+    """The others train for longer than that between two rounds."""
+    with Node(2, on_lost="continue", replaces=True) as node:
+        sessions = all_of(node, "sync", 2)
+        in_threads(
+            [lambda s=s: [mv.ArrayTableHandler(4, session=s, name=name) for name in "ab"] for s in sessions]
+        )
+        dead(sessions[1])
+        with Session(node.address, 1, **job("sync", timeout_seconds=1)) as again:
+            for name in "ab":
+                assert mv.ArrayTableHandler(4, session=again, name=name).name == name
+        for session in sessions:
+            session.shutdown()
+
+
 def test_nobody_is_replaced_in_a_job_whose_workers_want_it_to_end() -> None:
     with Node(1, on_lost="continue", replaces=True) as node:
         for on_lost, may_be in ((None, True), ("stop", False)):

@@ -33,7 +33,7 @@ def await_the_others(session: SessionView, tables: Mapping[int, Shard], patience
     places = (shard.progress().members.get(session.worker_id) for shard in tables.values())
     if any(place is not None and place.has_begun for place in places):
         return  # it goes through rounds already
-    end = Deadline.after(_LONGEST_SECONDS)
+    end = Deadline.after(patience.deadline.left(2 * _LONGEST_SECONDS) / 2)  # the table needs time of its own
     while not end.passed and not session.wait_graph().waits_for_newcomers():
         patience.raise_if_over()
         time.sleep(_LOOK_SECONDS)
