@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -9,13 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_support import in_threads, outcome, wait_for
+from core_support import in_threads, outcome, together, wait_for
 from rehearsing import rehearsal
 
+from multiverso import layout as at
 from multiverso.deadline import Deadline
 from multiverso.errors import DeadlockError, MultiversoError, WorkerLostError
 from multiverso.hosts.fabric import Fabric
 from multiverso.runtime import Session
+from multiverso.runtime.several_hosts.mirror import write_line
 from multiverso.tables import ArrayTableHandler
 
 
@@ -63,6 +66,21 @@ def test_a_deadlock_with_a_clock_in_it_is_told_to_all_at_once(monkeypatch: pytes
         "for tick 4 (bounded staleness)" in str(error) and "for barrier 1, which needs worker 1" in str(error)
         for error in errors
     )
+
+
+def test_nothing_is_known_any_more_of_a_clock_in_a_table_that_its_worker_has_closed() -> None:
+    """It has ticked since it was last seen, and those ticks are shown later: whoever waits for one is not stuck."""
+
+    def work(session: Session) -> Any:
+        table = ArrayTableHandler(3, session=session)
+        shards, seen = session.tables(), []
+        for kind, clocks in ((at.FOR_BARRIER, [table.number, 4]), (at.FOR_BARRIER, []), (0, [])):
+            line = [0, os.getpid(), at.ALIVE, at.ACTIVE, 0, 1, 0, 0, 0, kind, 0, 0, 9, 0, 0, 0]
+            write_line(session.control, [*line, *clocks], None, shards)
+            seen.append(shards[table.number].progress().members[0].reached)
+        return seen
+
+    assert together(work, 1, staleness=0) == [[5, 0, 0]]
 
 
 def test_one_that_leaves_is_not_waited_for_and_its_adds_are_there() -> None:

@@ -52,11 +52,17 @@ def _clocks(worker_id: int, shards: Mapping[int, Shard]) -> list[int]:
 
 
 def _show_clocks(line: Line, shards: Mapping[int, Shard]) -> None:
-    """Shows what a worker has done by itself; what others may go on with is shown by `write_progress`, later."""
-    pairs = iter(line[_COLUMNS:])
-    for number, clock in zip(pairs, pairs, strict=False):
-        if number in shards:
-            store64(shards[number].line(line[_ID]) + at.REACHED, clock + 1)
+    """Shows what a worker has done by itself; what others may go on with is shown by `write_progress`, later.
+
+    A clock that is not there is not known: the worker has closed the table, or is one in a dead one's place that has
+    not opened it yet. What was said of it before is no longer true, and the others will hear that later, too.
+    """
+    if not line[_KIND]:
+        return  # it does not wait: nobody looks at these
+    clocks = dict(zip(line[_COLUMNS::2], line[_COLUMNS + 1 :: 2], strict=False))
+    for number, shard in shards.items():
+        if shard.consistency.has_clocks:
+            store64(shard.line(line[_ID]) + at.REACHED, clocks.get(number, -1) + 1)
 
 
 def write_line(
