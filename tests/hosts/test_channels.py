@@ -14,6 +14,10 @@ import pytest
 from multiverso.deadline import Deadline
 from multiverso.hosts.channel import Channel, Plain, RefusedError
 from multiverso.hosts.credentials import new_credentials
+from multiverso.hosts.frames import BYE, HEADER_BYTES, Header, Reader
+from multiverso.hosts.link import Link
+from multiverso.hosts.pace import Pace
+from multiverso.hosts.pair import Pair
 from multiverso.hosts.tls import Encrypted, context_of, encrypt
 
 
@@ -184,3 +188,14 @@ def test_what_is_there_is_received_without_a_wait() -> None:
         with suppress(BlockingIOError):  # what TLS itself says after the handshake
             other.recv_now(memoryview(bytearray(1)))
         check_that_what_is_there_is_received_without_a_wait(encrypted, other)
+
+
+def test_who_waits_leaves_nothing_in_openssl_that_would_wake_nobody() -> None:
+    with connected() as (first, second, socket_of_first):
+        socket_of_first.settimeout(None)
+        pair = Pair(Link(0, 1, Pace(0)), Pace(0), None)
+        pair._channel, pair._reader = first, Reader(pair.link.accept)
+        many = 1000  # more than is read at a time
+        second.send(Header(BYE).pack() * many)
+        pair.receive_now()
+        assert pair.link.traffic.bytes_received == many * HEADER_BYTES

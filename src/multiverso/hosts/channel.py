@@ -55,6 +55,10 @@ class Channel(Protocol):
     def await_some(self) -> None:
         """Waits until there is something to receive, or the end. Another thread may receive it meanwhile."""
 
+    @property
+    def holds_some(self) -> bool:
+        """Whether it may have bytes that ``await_some`` does not see in another thread: they have left the socket."""
+
     def round_trip(self) -> float:
         """Returns the shortest time in seconds that the way there and back has taken."""
 
@@ -76,6 +80,10 @@ class OnSocket:
 
     def await_some(self) -> None:
         self._poll.poll()
+
+    @property
+    def holds_some(self) -> bool:
+        return False
 
     def round_trip(self) -> float:
         return round_trip_of(self._socket)

@@ -305,10 +305,13 @@ class Pair:
             if channel is None or reader is None:
                 return
             try:
-                if self._take(reader, channel.recv_now):
-                    self._tell()
-                    return
+                while self._take(reader, channel.recv_now):
+                    # what has left the socket is taken here: the receiving thread would not be woken for it
+                    if not channel.holds_some:
+                        self._tell()
+                        return
             except BlockingIOError:
+                self._tell()
                 return
             except (OSError, MultiversoError, MemoryError) as error:
                 if isinstance(error, (ProtocolError, MemoryError)):

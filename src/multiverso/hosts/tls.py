@@ -130,6 +130,10 @@ class Encrypted(OnSocket):
         if self._drained:
             super().await_some()
 
+    @property
+    def holds_some(self) -> bool:
+        return not self._drained
+
     def _read(self, flags: int) -> bool:
         """Receives what OpenSSL decrypts next; returns whether anything came."""
         count = self._socket.recv_into(self._received, 0, flags)
