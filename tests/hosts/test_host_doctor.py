@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -81,6 +83,20 @@ def test_a_port_that_is_taken_and_one_that_is_not_reached_are_named(
     assert found["to 127.0.0.1"].state == "fail"
     assert f"localhost cannot reach 127.0.0.1:{port}: " in found["to 127.0.0.1"].text
     assert "at all ports" in found["to 127.0.0.1"].advice
+
+
+def test_what_ssh_leaves_behind_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that it shares, as `ControlPersist` says, may hold its output open for hours."""
+    ssh = tmp_path / "leaves.sh"
+    ssh.write_text('#!/bin/sh\nsleep 20 >/dev/null &\necho $! >left\necho "no way there" >&2\nexit 255\n')
+    ssh.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    with Probe("node-b", "node-b", [str(ssh)]) as probe:
+        probe.meet()
+        pid = int(Path("left").read_text())
+        assert Path(f"/proc/{pid}/cmdline").read_bytes(), "it was waited for"
+        os.kill(pid, signal.SIGKILL)
+    assert probe.why == "its probe ended: no way there"
 
 
 class Said(Probe):

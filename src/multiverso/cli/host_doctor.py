@@ -22,6 +22,8 @@ _START_SECONDS = 60.0
 _ANSWER_SECONDS = 60.0
 _CLOCKS_SECONDS = 1.0
 _PINGS = 3
+# What ssh has started may hold its output open after its end: a connection that it shares, a way by another host.
+_LEFT_OPEN_SECONDS = 1.0
 VERDICTS = ("These hosts can run a job together.", "These hosts cannot run a job together yet.")
 # By what ssh, or the shell there, says.
 _ADVICE = {
@@ -101,7 +103,11 @@ class Probe:
 
     def _give_up(self, why: str, said: bytes = b"") -> None:
         self._process.kill()
-        lines = (self._process.communicate()[1] or said).decode(errors="replace").strip().splitlines()
+        try:
+            words = self._process.communicate(timeout=_LEFT_OPEN_SECONDS)[1]
+        except subprocess.TimeoutExpired as error:
+            words = error.stderr or b""
+        lines = (words or said).decode(errors="replace").strip().splitlines()
         self.why = f"{why}: {lines[-1]}" if lines else why
         self.said = None
 
