@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 
 from multiverso.errors import StartupError
@@ -292,4 +292,7 @@ def _pass_on(worker_id: int, stream: Stream, lines: bytes, begun: bytes) -> None
 
 
 def _say(text: str) -> None:
-    write_all(unbuffered(sys.stderr), f"multiverso: {text}\n".encode())
+    with suppress(
+        OSError
+    ):  # a full disk, or nobody reads it: neither ends a job, nor takes its exit code away
+        write_all(unbuffered(sys.stderr), f"multiverso: {text}\n".encode())
