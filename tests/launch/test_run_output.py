@@ -208,9 +208,9 @@ def test_a_full_disk_under_our_output_ends_neither_the_job_nor_its_reading(tmp_p
     """Nobody read the pipes any more, and a worker that wrote more than they hold waited for ever."""
     job = script(tmp_path, "for _ in range(3000): print('z' * 100)")
     with open("/dev/full", "wb") as full:
-        command = [sys.executable, "-m", "multiverso", "run", "--timeout", "30", str(job)]
+        command = [sys.executable, "-m", "multiverso", "run", "--timeout", "60", str(job)]
         done = subprocess.run(
-            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100, check=False
         )
     assert (done.returncode, done.stderr) == (
         0,

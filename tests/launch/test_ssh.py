@@ -17,8 +17,9 @@ from multiverso.launch.ssh import DEFAULT_SSH, addresses_of, checked_names
 
 
 @pytest.fixture
-def ssh(tmp_path: Path) -> list[str]:
+def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What says of its configuration what OpenSSH says: gpu1 is an alias, and far is behind a tunnel."""
+    monkeypatch.setattr("multiverso.launch.ssh._LOOK_SECONDS", 60.0)  # who is slow here is not asked in vain
     here = tmp_path / "ssh"
     here.write_text(
         "#!/bin/sh\n"
