@@ -35,10 +35,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Compiles what the tests need before the first one's deadline begins: on a cold machine that takes minutes."""
     if session.config.option.collectonly:
         return
+    from multiverso.cli.warmup import warm_up
     from multiverso.compiling.on_demand import ensure
     from multiverso.spec import DTYPES
 
-    ensure("module", "multiverso.kernels.waits", None)
+    warm_up(("float32",))  # keyed tables, updaters and rules, too
     for dtype in DTYPES:
         for group in ("dense", "rows", "rounds"):
             ensure("module", f"multiverso.kernels.{group}", dtype)
