@@ -29,11 +29,11 @@ VERDICTS = ("These hosts can run a job together.", "These hosts cannot run a job
 _ADVICE = {
     "Host key verification failed": "The first time: `ssh {host}` from here, and answer yes. Where it has changed: "
     "ask why, then `ssh-keygen -R {host}`.",
-    "Permission denied": "It has to let you in without a password: `ssh-keygen` once, then `ssh-copy-id {host}`.",
+    "Permission denied (": "It has to let you in without a password: `ssh-keygen` once, then `ssh-copy-id {host}`.",
     "Could not resolve": "Is that its name? It has to be one for ssh (/etc/hosts, DNS, ~/.ssh/config).",
     "Connection refused": "Is an ssh server running there? For another port: --ssh 'ssh -o BatchMode=yes -p 2222'.",
     "cd:": "The same folder has to be there as here: {folder}.",
-    "No module named": "pip install multiverso there, into the environment of {python}.",
+    "No module named": "Install multiverso there as it is installed here, into the environment of {python}.",
     "No such file": "The same interpreter has to be there as here, with multiverso installed: {python}.",
 }
 _NO_PROBE = (
