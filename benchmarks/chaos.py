@@ -33,7 +33,7 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -123,6 +123,20 @@ def fork(function: Callable[[], None]) -> int:
             print(f"pid {os.getpid()}: {error!r}", file=sys.stderr, flush=True)
     finally:
         os._exit(code)
+
+
+def reap(pids: Iterable[int], seconds: float) -> int:
+    """Waits for children to end, for so long in all; kills those that have not, and returns how many they were."""
+    left, deadline = 0, time.monotonic() + seconds
+    for pid in pids:
+        while os.waitpid(pid, os.WNOHANG)[0] == 0:
+            if time.monotonic() > deadline:
+                left += 1
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                break
+            time.sleep(0.001)
+    return left
 
 
 def serve(workers: int | None, on_lost: str, say: int, stop: int) -> None:
@@ -395,17 +409,7 @@ class Episode:
         with contextlib.suppress(OSError):
             os.write(self.stop, b"x")
         os.close(self.stop)
-        left = 0
-        for pid in (*self.pids.values(), self.node):
-            deadline = time.monotonic() + 10
-            while os.waitpid(pid, os.WNOHANG)[0] == 0:
-                if time.monotonic() > deadline:
-                    left += 1
-                    os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
-                    break
-                time.sleep(0.0005)
-        return left
+        return reap((*self.pids.values(), self.node), 20)
 
 
 SCRIPT = """

@@ -55,7 +55,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 import multiverso as mv
-from chaos import Trouble, fork, left_behind, percentiles, started, until
+from chaos import Trouble, fork, left_behind, percentiles, reap, started, until
 from multiverso.compiling.on_demand import ensure
 from multiverso.errors import NodeLostError, StartupError, WorkerLostError
 from multiverso.hosts.credentials import new_credentials
@@ -520,16 +520,7 @@ class Episode:
             with contextlib.suppress(OSError):
                 os.write(orders, b"\xff")
             os.close(orders)
-        left, until_then = 0, time.monotonic() + END_SECONDS
-        for pid in [*self.pids.values(), *(pid for pid, _, _ in self.nodes.values())]:
-            while os.waitpid(pid, os.WNOHANG)[0] == 0:
-                if time.monotonic() > until_then:
-                    left += 1
-                    os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
-                    break
-                time.sleep(0.001)
-        return left
+        return reap([*self.pids.values(), *(pid for pid, _, _ in self.nodes.values())], END_SECONDS)
 
 
 @contextlib.contextmanager

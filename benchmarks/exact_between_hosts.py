@@ -45,7 +45,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 import multiverso as mv
-from chaos import Trouble, fork, left_behind, started
+from chaos import Trouble, fork, left_behind, reap, started
 from chaos_between_hosts import compile_kernels, logs_to
 from multiverso.compiling.on_demand import ensure
 from multiverso.hosts.control_connections import credentials_of
@@ -411,16 +411,7 @@ class Episode:
             with contextlib.suppress(OSError):
                 os.write(orders, b"\xff")
             os.close(orders)
-        left, until_then = 0, time.monotonic() + END_SECONDS
-        for pid in [*self._workers, *(pid for pid, _ in self._nodes), *self._network]:
-            while os.waitpid(pid, os.WNOHANG)[0] == 0:
-                if time.monotonic() > until_then:
-                    left += 1
-                    os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
-                    break
-                time.sleep(0.001)
-        return left
+        return reap([*self._workers, *(pid for pid, _ in self._nodes), *self._network], END_SECONDS)
 
 
 # -- all of it -----------------------------------------------------------------------------------------------------
