@@ -58,8 +58,8 @@ import multiverso as mv
 from chaos import Trouble, fork, left_behind, percentiles, reap, started, until
 from multiverso.compiling.on_demand import ensure
 from multiverso.errors import NodeLostError, StartupError, WorkerLostError
-from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.roster import Roster
+from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.runtime import Node, Session
 from multiverso.runtime.several_hosts.carrier import means_of
 

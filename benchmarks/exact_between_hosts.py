@@ -48,11 +48,11 @@ import multiverso as mv
 from chaos import Trouble, fork, left_behind, reap, started
 from chaos_between_hosts import compile_kernels, logs_to
 from multiverso.compiling.on_demand import ensure
-from multiverso.hosts.control_connections import credentials_of
-from multiverso.hosts.credentials import new_credentials
+from multiverso.hosts.control.connections import credentials_of
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
-from multiverso.hosts.transport import Listener
+from multiverso.hosts.transport.credentials import new_credentials
+from multiverso.hosts.transport.listener import Listener
 from multiverso.runtime import Node, Session
 from multiverso.runtime.several_hosts.carrier import Means
 from namespaces import enter, ip

@@ -46,10 +46,10 @@ import numpy as np
 from multiverso import layout as at
 from multiverso.consistency.protocol import Call
 from multiverso.deadline import Deadline
-from multiverso.hosts.copies import Copy
-from multiverso.hosts.credentials import Credentials, new_credentials
 from multiverso.hosts.fabric import Fabric
-from multiverso.hosts.pace import SHARE, Every
+from multiverso.hosts.transport.credentials import Credentials, new_credentials
+from multiverso.hosts.values.copies import Copy
+from multiverso.hosts.values.pace import SHARE, Every
 from multiverso.kernels import dense
 from multiverso.memory import heap, words
 from multiverso.memory.segment import Segment

@@ -202,7 +202,7 @@ def test_the_command_line_page_has_every_command_and_option() -> None:
 
 
 def test_the_protocol_page_has_every_message() -> None:
-    from multiverso.hosts.table_steps import STEPS
+    from multiverso.hosts.control.table_steps import STEPS
 
     folders = [ROOT / "src/multiverso" / name for name in ("runtime", "hosts", "tables")]
     source = "\n".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from multiverso.errors import StartupError
-from multiverso.hosts.addresses import ANY
-from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster
+from multiverso.hosts.transport.addresses import ANY
+from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.launch import WorkerCommand
 from multiverso.launch.place import FROM_INPUT
 from multiverso.launch.ssh import MOST_HOSTS, addresses_of, checked_names, checked_ssh, over_ssh

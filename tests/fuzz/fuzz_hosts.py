@@ -28,15 +28,14 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "hosts"))
 
 from fabric_support import Adder, barrier, fabrics, new_shard
 
-from multiverso.hosts import frames
-from multiverso.hosts.changes import Changes
-from multiverso.hosts.copies import Copy
-from multiverso.hosts.credentials import new_credentials
-from multiverso.hosts.frames import HEADER_BYTES, Header, Opened, ProtocolError, Reader
-from multiverso.hosts.link import Link
-from multiverso.hosts.pace import Every, Pace
-from multiverso.hosts.transport import Hello, job_of
-from multiverso.hosts.wires import NAMES, Wire
+from multiverso.hosts.peer import frames
+from multiverso.hosts.peer.frames import HEADER_BYTES, Header, Opened, ProtocolError, Reader
+from multiverso.hosts.transport.credentials import new_credentials
+from multiverso.hosts.transport.handshake import Hello, job_of
+from multiverso.hosts.values.codecs import NAMES, Wire
+from multiverso.hosts.values.copies import Changes, Copy
+from multiverso.hosts.values.link import Link
+from multiverso.hosts.values.pace import Every, Pace
 from multiverso.shards.shard import Shard
 from multiverso.spec import TableSpec
 

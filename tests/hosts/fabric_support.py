@@ -12,8 +12,8 @@ import numpy as np
 
 from multiverso import layout as at
 from multiverso.deadline import Deadline
-from multiverso.hosts.credentials import Credentials, new_credentials
 from multiverso.hosts.fabric import Fabric
+from multiverso.hosts.transport.credentials import Credentials, new_credentials
 from multiverso.memory import heap, words
 from multiverso.memory.segment import Segment
 from multiverso.shards.shard import Shard, initialise

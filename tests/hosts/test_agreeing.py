@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from multiverso.hosts.copies import Copy
+from multiverso.hosts.values.copies import Copy
 from multiverso.kernels.agreeing import REST, SOME, difference, move
 from multiverso.spec import TableSpec
 

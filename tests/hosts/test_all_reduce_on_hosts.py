@@ -20,7 +20,6 @@ from multiverso.errors import (
     WaitTimeoutError,
     WorkerLostError,
 )
-from multiverso.hosts import mail
 from multiverso.hosts.combining import (
     CHUNK_BYTES,
     COMBINE,
@@ -30,10 +29,11 @@ from multiverso.hosts.combining import (
     Combining,
     Piece,
 )
-from multiverso.hosts.credentials import new_credentials
-from multiverso.hosts.frames import ProtocolError
+from multiverso.hosts.peer import messages
+from multiverso.hosts.peer.frames import ProtocolError
+from multiverso.hosts.peer.stream import HEAD_BYTES, LONGEST_BODY, Stream
 from multiverso.hosts.roster import Roster
-from multiverso.hosts.stream import HEAD_BYTES, LONGEST_BODY, Stream
+from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.memory.words import load64
 from multiverso.runtime import Session
 from multiverso.runtime.collective.reducer import Reducer
@@ -107,10 +107,10 @@ def test_a_stream_keeps_little_of_what_was_received_and_refuses_nonsense() -> No
 
 def test_a_host_that_is_dialled_does_not_keep_mail_from_closing(monkeypatch: pytest.MonkeyPatch) -> None:
     """It waited for the whole handshake's time."""
-    monkeypatch.setattr(mail, "HANDSHAKE_SECONDS", 300.0)  # more than this test may take
+    monkeypatch.setattr(messages, "HANDSHAKE_SECONDS", 300.0)  # more than this test may take
     with socket.create_server(("127.0.0.1", 0)) as unplugged:
         place = unplugged.getsockname()[:2]
-        made = mail.Mail(1, 2, new_credentials(False), lambda host: place, lambda host, message: None)
+        made = messages.Mail(1, 2, new_credentials(False), lambda host: place, lambda host, message: None)
         made.open()
         with unplugged.accept()[0] as silent:
             made.close()

@@ -12,13 +12,13 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from multiverso.deadline import Deadline
-from multiverso.hosts.channel import Channel, Plain, RefusedError
-from multiverso.hosts.credentials import new_credentials
-from multiverso.hosts.frames import BYE, HEADER_BYTES, Header, Reader
-from multiverso.hosts.link import Link
-from multiverso.hosts.pace import Pace
-from multiverso.hosts.pair import Pair
-from multiverso.hosts.tls import Encrypted, context_of, encrypt
+from multiverso.hosts.peer.frames import BYE, HEADER_BYTES, Header, Reader
+from multiverso.hosts.transport.channel import Channel, Plain, RefusedError
+from multiverso.hosts.transport.credentials import new_credentials
+from multiverso.hosts.transport.tls import Encrypted, context_of, encrypt
+from multiverso.hosts.values.link import Link
+from multiverso.hosts.values.pace import Pace
+from multiverso.hosts.values.pair import Pair
 
 
 @contextmanager

@@ -15,10 +15,9 @@ from rehearsing import rehearsal
 import multiverso as mv
 from multiverso.deadline import Deadline
 from multiverso.errors import NodeLostError, WorkerLostError
-from multiverso.hosts.channel import Plain
-from multiverso.hosts.conversation import Timeouts
-from multiverso.hosts.talking import Talk
-from multiverso.hosts.transport import Messages
+from multiverso.hosts.peer.conversation import Timeouts
+from multiverso.hosts.peer.talking import Messages, Talk
+from multiverso.hosts.transport.channel import Plain
 from multiverso.runtime import Session
 
 
@@ -114,7 +113,7 @@ def test_a_link_that_is_silent_for_less_than_the_grace_is_survived() -> None:
 
 def test_another_node_in_the_place_of_a_live_one_is_refused() -> None:
     """Also in a job that would take one in: this one is not meant to take a lost one's place."""
-    from multiverso.hosts.control_connections import Outpost
+    from multiverso.hosts.control.connections import Outpost
 
     with rehearsal(1, 1, on_lost="continue") as job:
         sessions = in_threads([lambda i=i: job.session(i) for i in range(2)])  # type: ignore[misc]

@@ -9,11 +9,11 @@ import pytest
 
 from multiverso import layout as at
 from multiverso.errors import StartupError
-from multiverso.hosts.conversation import NONSENSE
-from multiverso.hosts.coordinator import Coordinator
-from multiverso.hosts.exchange_options import ExchangeOptions
-from multiverso.hosts.known_hosts import BARRIER, Message, lines_of
+from multiverso.hosts.control.coordinator import Coordinator
+from multiverso.hosts.control.known_hosts import BARRIER, Message, lines_of
+from multiverso.hosts.peer.conversation import NONSENSE
 from multiverso.hosts.roster import Roster, spread
+from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.spec import TableSpec
 
 ROSTER = Roster(0, ("a", "b", "c"), (2, 1, 1), ("127.0.0.1", 1))

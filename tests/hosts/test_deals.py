@@ -21,8 +21,7 @@ from multiverso.errors import (
     WaitTimeoutError,
     WorkerLostError,
 )
-from multiverso.hosts.deals import MOST_AT_ONCE, Deals, Message
-from multiverso.hosts.desk import Desk
+from multiverso.hosts.control.answers import MOST_AT_ONCE, Deals, Desk, Message
 from multiverso.runtime import Session
 from multiverso.tables.batches import deal
 

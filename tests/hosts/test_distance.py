@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 from fabric_support import new_shard
 
-from multiverso.hosts.changes import Changes
-from multiverso.hosts.channel import Plain
-from multiverso.hosts.copies import Copy
-from multiverso.hosts.distance import FAR, megabytes_for
-from multiverso.hosts.link import Link
-from multiverso.hosts.pace import Every, Pace
-from multiverso.hosts.wires import Wire
+from multiverso.hosts.transport.channel import FAR, Plain, megabytes_for
+from multiverso.hosts.values.codecs import Wire
+from multiverso.hosts.values.copies import Changes, Copy
+from multiverso.hosts.values.link import Link
+from multiverso.hosts.values.pace import Every, Pace
 from multiverso.spec import TableSpec
 
 

@@ -16,12 +16,12 @@ import pytest
 from core_support import wait_for
 from rehearsing import rehearsal
 
-from multiverso.hosts import door
-from multiverso.hosts.addresses import ANY
-from multiverso.hosts.control_connections import Centre, Outpost
-from multiverso.hosts.credentials import new_credentials
+from multiverso.hosts.control.connections import Centre, Outpost
 from multiverso.hosts.roster import Roster
-from multiverso.hosts.transport import Listener
+from multiverso.hosts.transport import listener
+from multiverso.hosts.transport.addresses import ANY
+from multiverso.hosts.transport.credentials import new_credentials
+from multiverso.hosts.transport.listener import Listener
 from multiverso.runtime import Session
 from multiverso.runtime.collective.reducer import Reducer
 
@@ -49,7 +49,7 @@ def test_a_stranger_cannot_fill_the_log(capfd: pytest.CaptureFixture[str]) -> No
                 while stranger.recv(4096):
                     pass
     lines = [line for line in capfd.readouterr().err.splitlines() if "not a node of multiverso" in line]
-    assert 1 <= len(lines) <= 1 + (time.monotonic() - began) / door._LOG_SECONDS
+    assert 1 <= len(lines) <= 1 + (time.monotonic() - began) / listener._LOG_SECONDS
     assert "from 127.0.0.1:" in lines[0]
 
 
@@ -70,11 +70,11 @@ def test_a_port_at_all_addresses_is_reached_by_ipv6_too() -> None:
 def test_a_host_gets_in_beside_as_many_idle_strangers_as_may_be_and_the_log_tells_of_them(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "HANDSHAKE_SECONDS", 300.0)
+    monkeypatch.setattr(listener, "HANDSHAKE_SECONDS", 300.0)
     with ExitStack() as stack:
         with control_port() as (centre, roster):
             idle = []
-            for number in range(door.STRANGERS):
+            for number in range(listener.STRANGERS):
                 idle.append(stack.enter_context(socket.create_connection(roster.coordinator)))
                 wait_for(lambda number=number: len(centre._door._strangers) == number + 1)
             first_port = idle[0].getsockname()[1]
@@ -84,7 +84,7 @@ def test_a_host_gets_in_beside_as_many_idle_strangers_as_may_be_and_the_log_tell
             assert not heard
             idle[0].settimeout(30)
             assert idle[0].recv(1) == b""
-            assert len(centre._door._strangers) == door.STRANGERS - 1
+            assert len(centre._door._strangers) == listener.STRANGERS - 1
             second.close()
         for each in idle[1:]:
             each.settimeout(30)

@@ -16,8 +16,8 @@ import pytest
 from networks import Network
 
 from forked_workers import Interpreter
-from multiverso.hosts.addresses import reachable
 from multiverso.hosts.roster import Roster
+from multiverso.hosts.transport.addresses import reachable
 
 SECONDS = 100.0
 pytestmark = pytest.mark.timeout(150)

@@ -14,11 +14,15 @@ from fabric_support import Adder, barrier, changed, fabrics, new_shard
 from multiverso import layout as at
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, StartupError, WaitTimeoutError
-from multiverso.hosts import fabric, pair, tls, transport
-from multiverso.hosts.copies import CHUNK_BYTES, chunk_bytes_of, chunks_of, homes_of
-from multiverso.hosts.credentials import Credentials, new_credentials
+from multiverso.hosts import fabric
 from multiverso.hosts.fabric import Fabric
-from multiverso.hosts.transport import Hello, RefusedError
+from multiverso.hosts.transport import handshake, tls
+from multiverso.hosts.transport.channel import RefusedError
+from multiverso.hosts.transport.credentials import Credentials, new_credentials
+from multiverso.hosts.transport.handshake import Hello
+from multiverso.hosts.transport.listener import Listener
+from multiverso.hosts.values import pair
+from multiverso.hosts.values.copies import CHUNK_BYTES, chunk_bytes_of, chunks_of, homes_of
 from multiverso.memory import words
 from multiverso.spec import DTYPES, TableSpec
 
@@ -411,18 +415,18 @@ def _pack_of_version_99(self: Hello, job: bytes, nonce: bytes, pack: Any = Hello
 
 def test_who_knows_the_job_but_not_the_secret_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     job = new_credentials(False)
-    monkeypatch.setattr(transport, "job_of", lambda credentials: b"j" * 16)
+    monkeypatch.setattr(handshake, "job_of", lambda credentials: b"j" * 16)
     assert "secret" in str(_refusal(job, Credentials(b"x" * 32)))
 
 
 def _refusal(listens: Credentials, connects: Credentials) -> BaseException:
     """What the connecting side is told."""
-    listener = transport.Listener(("127.0.0.1", 0))
+    listener = Listener(("127.0.0.1", 0))
     errors: list[BaseException] = []
 
     def serve() -> None:
         try:
-            transport.accept(listener.accept(), listens, Hello(0, 2, 1), Deadline.after(30))
+            handshake.accept(listener.accept(), listens, Hello(0, 2, 1), Deadline.after(30))
         except (OSError, StartupError) as error:
             errors.append(error)
 
@@ -430,7 +434,7 @@ def _refusal(listens: Credentials, connects: Credentials) -> BaseException:
     thread.start()
     try:
         with pytest.raises(OSError) as caught:
-            transport.connect(listener.address, connects, Hello(1, 2, 1), Deadline.after(30))
+            handshake.connect(listener.address, connects, Hello(1, 2, 1), Deadline.after(30))
     finally:
         thread.join()
         listener.close()

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from multiverso.hosts.frames import ANSWER, NEWS, PUSH, Header, ProtocolError, Reader
+from multiverso.hosts.peer.frames import ANSWER, NEWS, PUSH, Header, ProtocolError, Reader
 
 
 def bodies_of(stream: bytes, cuts: random.Random, skip: int) -> list[tuple[Header, bytes | None]]:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from fabric_support import changed, new_shard
 
-from multiverso.hosts import frames, wires
-from multiverso.hosts.changes import Changes
-from multiverso.hosts.copies import Copy
-from multiverso.hosts.link import Link
-from multiverso.hosts.pace import Every, Pace
-from multiverso.hosts.wires import Wire
+from multiverso.hosts.peer import frames
+from multiverso.hosts.values import codecs
+from multiverso.hosts.values.codecs import Wire
+from multiverso.hosts.values.copies import Changes, Copy
+from multiverso.hosts.values.link import Link
+from multiverso.hosts.values.pace import Every, Pace
 from multiverso.spec import TableSpec
 
 
@@ -108,7 +108,7 @@ def test_a_push_that_is_added_when_memory_for_its_answer_is_missing_is_not_added
         room = home.accept(header)
         assert room
         room[:] = out.body
-        patch.setattr(wires, "encode", no_memory)
+        patch.setattr(codecs, "encode", no_memory)
         with pytest.raises(MemoryError):
             home.arrived(header, room, 0.0)
     for link in links:  # the connection ends by that, and another one begins

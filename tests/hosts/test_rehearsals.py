@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from networks import Network
 
-from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.roster import ROSTER_VARIABLE, Roster
+from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.launch import hosts as launching
 from multiverso.launch.options import RunOptions
 from multiverso.launch.results import JobResult, WorkerExit

@@ -20,13 +20,13 @@ from rehearsing import Rehearsal, rehearsal
 import multiverso as mv
 from multiverso import layout as at
 from multiverso.errors import MultiversoError, NodeLostError, StartupError, WaitTimeoutError
-from multiverso.hosts.control_connections import credentials_of, say_absent
-from multiverso.hosts.coordinator import Coordinator
-from multiverso.hosts.credentials import new_credentials
-from multiverso.hosts.exchange_options import ExchangeOptions
+from multiverso.hosts.control.connections import credentials_of, say_absent
+from multiverso.hosts.control.coordinator import Coordinator
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
-from multiverso.hosts.transport import Listener
+from multiverso.hosts.transport.credentials import new_credentials
+from multiverso.hosts.transport.listener import Listener
+from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.runtime import Node, Session
 from multiverso.runtime.collective.reducer import Reducer
 from multiverso.runtime.node.numbers import Numbers

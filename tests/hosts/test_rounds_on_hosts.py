@@ -13,8 +13,8 @@ from rehearsing import rehearsal
 
 from multiverso import layout as at
 from multiverso.errors import SnapshotError, StartupError, WorkerLostError
-from multiverso.hosts.exchange_options import ExchangeOptions
-from multiverso.hosts.wires import Wire
+from multiverso.hosts.values.codecs import Wire
+from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.runtime import Node, Session
 from multiverso.runtime.node.numbers import Numbers
 from multiverso.runtime.session import first_rounds

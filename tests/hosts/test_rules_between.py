@@ -11,10 +11,10 @@ from fabric_support import SECONDS, Adder, barrier, fabrics, new_shard
 
 from multiverso.deadline import Deadline
 from multiverso.errors import DtypeMismatchError, StartupError
-from multiverso.hosts.credentials import new_credentials
-from multiverso.hosts.pace import Every
-from multiverso.hosts.rules_between import RuleBetween
-from multiverso.hosts.shared_values import SharedValues
+from multiverso.hosts.transport.credentials import new_credentials
+from multiverso.hosts.values.options import RuleBetween
+from multiverso.hosts.values.pace import Every
+from multiverso.hosts.values.shared_values import SharedValues
 from multiverso.spec import TableSpec
 
 SPEC = TableSpec("array", 1, 700_000, "float64")  # six chunks: each host is home of some

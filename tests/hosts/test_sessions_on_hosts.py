@@ -18,12 +18,12 @@ import multiverso as mv
 from multiverso.cli.top import render
 from multiverso.deadline import Deadline
 from multiverso.errors import NotInThisJobError, StartupError, WaitTimeoutError
-from multiverso.hosts.coordinator import Coordinator
-from multiverso.hosts.credentials import new_credentials
-from multiverso.hosts.exchange_options import ExchangeOptions
+from multiverso.hosts.control.coordinator import Coordinator
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
-from multiverso.hosts.transport import CONTROL, Hello, connect
+from multiverso.hosts.transport.credentials import new_credentials
+from multiverso.hosts.transport.handshake import CONTROL, Hello, connect
+from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.runtime import Node, Session
 from multiverso.runtime.collective.agreement import tell_all
 from multiverso.runtime.several_hosts.carrier import Means

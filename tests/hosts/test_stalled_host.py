@@ -14,8 +14,8 @@ from fabric_support import SECONDS, Adder, new_shard
 
 from multiverso.deadline import Deadline
 from multiverso.errors import WaitTimeoutError
-from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.fabric import Fabric
+from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.spec import TableSpec
 
 OTHER = """
@@ -24,7 +24,7 @@ sys.path.insert(0, sys.argv[1])
 import numpy as np
 from fabric_support import SECONDS, Adder, new_shard
 from multiverso.deadline import Deadline
-from multiverso.hosts.credentials import Credentials
+from multiverso.hosts.transport.credentials import Credentials
 from multiverso.hosts.fabric import Fabric
 from multiverso.spec import TableSpec
 

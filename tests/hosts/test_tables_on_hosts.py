@@ -10,8 +10,8 @@ from core_support import outcome, wait_for
 from rehearsing import Rehearsal, rehearsal
 
 from multiverso.errors import NotInThisJobError, TableMismatchError
-from multiverso.hosts.exchange_options import ExchangeOptions
-from multiverso.hosts.wires import Wire
+from multiverso.hosts.values.codecs import Wire
+from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.runtime import Session
 from multiverso.runtime.collective.agreement import tell_all
 from multiverso.tables import ArrayTableHandler, MatrixTableHandler

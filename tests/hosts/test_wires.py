@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from multiverso.errors import StartupError
-from multiverso.hosts import wires
-from multiverso.hosts.wires import INT8, NAMES, NATIVE, TOPK, Wire
+from multiverso.hosts.values import codecs
+from multiverso.hosts.values.codecs import INT8, NAMES, NATIVE, TOPK, Wire
 
 LOSSY = ("float32", "bfloat16", "int8", "topk", "topk:0.2")
 FLOATS = ("float32", "float64")
@@ -22,14 +22,14 @@ def send(wire: Wire, difference: Any) -> tuple[Any, int]:
     frame = difference.copy()
     if wire.number == NATIVE:
         return frame, frame.nbytes
-    coded = np.full(wires.longest(wire.number, frame.size, frame.itemsize), 0xAA, np.uint8)
-    length = wires.encode(wire, frame, coded)
+    coded = np.full(codecs.longest(wire.number, frame.size, frame.itemsize), 0xAA, np.uint8)
+    length = codecs.encode(wire, frame, coded)
     if length < 0:
         return difference, difference.nbytes
-    assert wires.fits(wire.number, length, frame.size, frame.itemsize)
+    assert codecs.fits(wire.number, length, frame.size, frame.itemsize)
     read = np.zeros_like(frame)
     if length:
-        wires.decode(wire.number, coded[:length].copy(), read)
+        codecs.decode(wire.number, coded[:length].copy(), read)
         assert read.tobytes() == frame.tobytes(), "this side goes on with other numbers than the other"
     else:
         assert not frame.any()
@@ -83,8 +83,8 @@ def test_what_a_format_cannot_hold_travels_as_it_is(name: str, number: float) ->
     wire = Wire.of(name, "float64")
     frame = np.array([1.0, number])
     before = frame.tobytes()
-    coded = np.zeros(wires.longest(wire.number, 2, 8), np.uint8)
-    if wires.encode(wire, frame, coded) < 0:
+    coded = np.zeros(codecs.longest(wire.number, 2, 8), np.uint8)
+    if codecs.encode(wire, frame, coded) < 0:
         assert frame.tobytes() == before
     else:
         assert number == 1e300
@@ -103,10 +103,10 @@ def test_any_bytes_are_read_as_finite_numbers_in_place_or_refused(
     wire: int, body: bytes, size: int, dtype: str
 ) -> None:
     frame = np.zeros(size, dtype)
-    if wire == NATIVE or not body or not wires.fits(wire, len(body), size, frame.itemsize):
+    if wire == NATIVE or not body or not codecs.fits(wire, len(body), size, frame.itemsize):
         return
     try:
-        wires.decode(wire, np.frombuffer(body, np.uint8), frame)
+        codecs.decode(wire, np.frombuffer(body, np.uint8), frame)
     except ValueError:
         return
     assert np.isfinite(frame).all()

@@ -12,9 +12,10 @@ import pytest
 
 from multiverso.deadline import Deadline
 from multiverso.errors import StartupError
-from multiverso.hosts import transport
-from multiverso.hosts.credentials import Credentials, new_credentials
-from multiverso.hosts.transport import Hello
+from multiverso.hosts.transport import handshake
+from multiverso.hosts.transport.credentials import Credentials, new_credentials
+from multiverso.hosts.transport.handshake import Hello
+from multiverso.hosts.transport.listener import Listener
 from multiverso.launch import hosts
 from multiverso.launch.options import RunOptions
 
@@ -56,12 +57,12 @@ class Wire:
 
 def _speak(job: Credentials) -> bytes:
     """Two hosts say something to each other; returns what passes between them."""
-    listener = transport.Listener(("127.0.0.1", 0))
+    listener = Listener(("127.0.0.1", 0))
     wire = Wire(listener.address)
     got = bytearray(len(SAID))
 
     def listen() -> None:
-        channel, _ = transport.accept(listener.accept(), job, Hello(0, 2, 1), Deadline.after(30))
+        channel, _ = handshake.accept(listener.accept(), job, Hello(0, 2, 1), Deadline.after(30))
         view = memoryview(got)
         while view:
             view = view[channel.recv_into(view) :]
@@ -70,7 +71,7 @@ def _speak(job: Credentials) -> bytes:
 
     thread = threading.Thread(target=listen)
     thread.start()
-    channel, _ = transport.connect(wire.address, job, Hello(1, 2, 1), Deadline.after(30))
+    channel, _ = handshake.connect(wire.address, job, Hello(1, 2, 1), Deadline.after(30))
     channel.send(SAID)
     thread.join(30)
     channel.shutdown()
@@ -93,13 +94,13 @@ def test_what_travels_between_hosts_cannot_be_read() -> None:
 @pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_who_shows_no_certificate_or_speaks_an_older_tls_is_not_heard(newest: ssl.TLSVersion) -> None:
     pytest.importorskip("OpenSSL", reason="what encrypts between hosts is not installed")
-    listener = transport.Listener(("127.0.0.1", 0))
+    listener = Listener(("127.0.0.1", 0))
     said: list[object] = []
 
     def listen() -> None:
         try:
             said.append(
-                transport.accept(listener.accept(), new_credentials(), Hello(0, 2, 1), Deadline.after(30))
+                handshake.accept(listener.accept(), new_credentials(), Hello(0, 2, 1), Deadline.after(30))
             )
         except (OSError, StartupError) as error:
             said.append(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from simulated.control import Control
 
-from multiverso.hosts.conversation import Conversation, Timeouts
+from multiverso.hosts.peer.conversation import Conversation, Timeouts
 
 SCHEDULES = 300
 FOUND = (5023, 7533)  # what was said again after a cut had changed meanwhile

@@ -9,9 +9,9 @@ import pytest
 from simulated import clocks, rejoining, rounds, statistics
 from simulated.world import Memory, run
 
-from multiverso.hosts import frames
-from multiverso.hosts.frames import ProtocolError, RoundHeader
-from multiverso.hosts.rounds import WINDOW, Rounds
+from multiverso.hosts.peer import frames
+from multiverso.hosts.peer.frames import ProtocolError, RoundHeader
+from multiverso.hosts.rounds.rounds import WINDOW, Rounds
 
 SCHEDULES = 88
 JOINS = 12

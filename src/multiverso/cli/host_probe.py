@@ -16,7 +16,7 @@ import time
 from importlib import metadata
 from typing import Any
 
-from multiverso.hosts.addresses import ANY, listen_at
+from multiverso.hosts.transport.addresses import ANY, listen_at
 
 _SECONDS = 5.0
 _HELLO = b"multiverso probe\n"

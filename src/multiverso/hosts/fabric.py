@@ -1,7 +1,8 @@
 """The data plane of a node: links to all other hosts, over which the copies of the tables are kept near each other.
 
-Decisions are made in ``link.py``; here are the threads: those of the door (``door.py``), one that looks whether the
-workers have changed anything, and two for each peer (``pair.py``).
+Decisions are made in ``values/link.py`` and ``rounds/rounds.py``; here are the threads: those of the port
+(``transport/listener.py``), one that looks whether the workers have changed anything, and two for each peer
+(``values/pair.py``).
 """
 
 from __future__ import annotations
@@ -15,20 +16,19 @@ from typing import Any
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, WaitTimeoutError
-from multiverso.hosts import transport
-from multiverso.hosts.books import Ticket
-from multiverso.hosts.channel import Channel
-from multiverso.hosts.copies import Copy, chunk_bytes_of
-from multiverso.hosts.credentials import Credentials
-from multiverso.hosts.door import Door
-from multiverso.hosts.held_tables import Held, HeldTables
-from multiverso.hosts.link import Link
-from multiverso.hosts.loop import Loop
-from multiverso.hosts.pace import SHARE, Every, Pace
-from multiverso.hosts.pair import Pair
-from multiverso.hosts.round_memory import RoundMemory
-from multiverso.hosts.rounds import Rounds
-from multiverso.hosts.transport import Hello
+from multiverso.hosts.rounds.memory import RoundMemory
+from multiverso.hosts.rounds.rounds import Rounds
+from multiverso.hosts.transport.channel import Channel, RefusedError
+from multiverso.hosts.transport.credentials import Credentials
+from multiverso.hosts.transport.handshake import DATA, Begun, Hello, connect
+from multiverso.hosts.transport.listener import Door, Listener
+from multiverso.hosts.values.copies import Copy, chunk_bytes_of
+from multiverso.hosts.values.held_tables import Held, HeldTables
+from multiverso.hosts.values.link import Link
+from multiverso.hosts.values.loop import Loop
+from multiverso.hosts.values.pace import SHARE, Every, Pace
+from multiverso.hosts.values.pair import Pair
+from multiverso.hosts.values.state import Ticket
 from multiverso.shards.shard import Shard
 
 _SOON_SECONDS, _LATER_SECONDS = 0.002, 0.05
@@ -103,7 +103,7 @@ class Fabric:
             StartupError: there can be none at that address.
         """
         me = Hello(self.host, self.hosts, self._incarnation)
-        listener = transport.Listener(self._bind)
+        listener = Listener(self._bind)
         self._door = Door(listener, self._credentials, me, self._let_in, "multiverso-fabric")
         self._start("watch", self._watch)
         for peer, pair in self._pairs.items():
@@ -129,15 +129,13 @@ class Fabric:
                 f"of each two hosts the higher connects: host {self.host} waits for host {peer}"
             )
 
-        def dial(generation: int, deadline: Deadline, begun: transport.Begun) -> tuple[Channel, Hello]:
+        def dial(generation: int, deadline: Deadline, begun: Begun) -> tuple[Channel, Hello]:
             me = Hello(self.host, self.hosts, self._incarnation, generation)
-            channel, theirs = transport.connect(address, self._credentials, me, deadline, begun)
+            channel, theirs = connect(address, self._credentials, me, deadline, begun)
             if (theirs.host, theirs.hosts) != (peer, self.hosts):
                 channel.shutdown()
                 channel.close()
-                raise transport.RefusedError(
-                    f"host {theirs.host} of {theirs.hosts} listens where host {peer} should"
-                )
+                raise RefusedError(f"host {theirs.host} of {theirs.hosts} listens where host {peer} should")
             return channel, theirs
 
         self._pairs[peer].dial_with(dial)
@@ -153,7 +151,7 @@ class Fabric:
             or theirs.incarnation in self._fenced
             or theirs.host < self.host
             or theirs.hosts != self.hosts
-            or theirs.role != transport.DATA
+            or theirs.role != DATA
         ):
             channel.shutdown()
             channel.close()
@@ -177,10 +175,10 @@ class Fabric:
         Args:
             table_id: its number in the job, the same on all hosts.
             shard: all of it mapped; its values are zero, or what they were when homes were last given out.
-            wire: how differences travel, see ``hosts/wires.py``.
+            wire: how differences travel, see ``hosts/values/codecs.py``.
             every: how often a pass over it begins; by default whenever the budget allows.
             control: address of the job's control segment, which tells whose locks are a dead worker's; 0: nobody's.
-            rule: what a home makes of what hosts push, see ``hosts/rules_between.py``; from the first ``take`` on.
+            rule: what a home makes of what hosts push, see ``hosts/values/options.py``; from the first ``take`` on.
         """
         self._rest_on(control)
         chunk_bytes = chunk_bytes_of(shard.spec.elements * shard.spec.itemsize, self.hosts)

@@ -3,7 +3,7 @@
 The workers' side; the node's is ``chained_node.py``.
 
 The hosts are a chain. A chunk's sum begins on the first one with the old values, every host adds the slots of its own
-workers in their order, and the last one sends the whole sum back along the chain (``hosts/rounds.py``). So every
+workers in their order, and the last one sends the whole sum back along the chain (``hosts/rounds/rounds.py``). So every
 element is ``((t + d0) + d1) + ...`` over the workers of all hosts in host order, as if they were on one::
 
     worker                               its host's node

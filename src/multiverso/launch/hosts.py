@@ -18,11 +18,11 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 
 from multiverso.errors import StartupError
-from multiverso.hosts.addresses import ANY
-from multiverso.hosts.control_connections import say_absent
-from multiverso.hosts.credentials import new_credentials
-from multiverso.hosts.exchange_options import VARIABLES, ExchangeOptions
+from multiverso.hosts.control.connections import say_absent
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster, spread
+from multiverso.hosts.transport.addresses import ANY
+from multiverso.hosts.transport.credentials import new_credentials
+from multiverso.hosts.values.options import VARIABLES, ExchangeOptions
 from multiverso.launch._ssh import FAILED as SSH_FAILED
 from multiverso.launch.job import Job
 from multiverso.launch.options import RunOptions, check

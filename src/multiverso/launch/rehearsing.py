@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-from multiverso.hosts.control_connections import credentials_of
-from multiverso.hosts.credentials import new_credentials
+from multiverso.hosts.control.connections import credentials_of
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
-from multiverso.hosts.transport import Listener
+from multiverso.hosts.transport.credentials import new_credentials
+from multiverso.hosts.transport.listener import Listener
 from multiverso.runtime import Node
 from multiverso.runtime.several_hosts.carrier import Means
 

@@ -13,9 +13,9 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from multiverso.errors import MultiversoError, StartupError
-from multiverso.hosts.addresses import ANY, listen_at
-from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.roster import Roster
+from multiverso.hosts.transport.addresses import ANY, listen_at
+from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.ray.metrics import Publisher
 from multiverso.runtime.discovery.meeting import complete, distinct
 from multiverso.runtime.node.node import Node

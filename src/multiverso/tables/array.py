@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from multiverso.hosts.exchange_options import table_words
+from multiverso.hosts.values.options import table_words
 from multiverso.runtime.session.current import current
 from multiverso.runtime.session.session import Session
 from multiverso.spec import Initial, TableSpec, checked_count, checked_dtype

@@ -1,6 +1,7 @@
 """This worker's hand in the deals of a job on several hosts: it asks the coordinator, several batches at a time.
 
-The rules are in `multiverso.hosts.deals`. On one host they stand in shared memory: `multiverso.tables.batches`.
+The rules are in `multiverso.hosts.control.answers`. On one host they stand in shared memory:
+`multiverso.tables.batches`.
 """
 
 from __future__ import annotations

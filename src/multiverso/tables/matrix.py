@@ -11,7 +11,7 @@ from numpy import ndarray
 
 from multiverso.consistency.protocol import RowIds, bad_row
 from multiverso.errors import ShapeMismatchError
-from multiverso.hosts.exchange_options import table_words
+from multiverso.hosts.values.options import table_words
 from multiverso.kernels.plain_arrays import are_plain_rows
 from multiverso.runtime.session.current import current
 from multiverso.runtime.session.session import Session

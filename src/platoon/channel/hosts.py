@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from multiverso.errors import MultiversoError
-from multiverso.hosts.addresses import ADDRESS_VARIABLE, address_towards, own_addresses, reachable
-from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.roster import ROSTER_VARIABLE, Roster
+from multiverso.hosts.transport.addresses import ADDRESS_VARIABLE, address_towards, own_addresses, reachable
+from multiverso.hosts.transport.credentials import new_credentials
 from platoon.util import PlatoonError, counted
 
 if TYPE_CHECKING:

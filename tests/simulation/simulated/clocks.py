@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from multiverso.hosts.books import Ticket
+from multiverso.hosts.values.state import Ticket
 from simulated.world import Host, Memory, World, random_scene
 
 TABLE = 1

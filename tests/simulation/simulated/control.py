@@ -15,10 +15,10 @@ from random import Random
 from typing import Any
 
 from multiverso import layout as at
-from multiverso.hosts.conversation import Conversation, Timeouts
-from multiverso.hosts.coordinator import Coordinator
+from multiverso.hosts.control.coordinator import Coordinator
+from multiverso.hosts.control.table_steps import STEPS
+from multiverso.hosts.peer.conversation import Conversation, Timeouts
 from multiverso.hosts.roster import Roster
-from multiverso.hosts.table_steps import STEPS
 from multiverso.spec import TableSpec
 from multiverso.wire.messages import Message
 

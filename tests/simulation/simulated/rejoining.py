@@ -13,7 +13,7 @@ from random import Random
 
 import numpy as np
 
-from multiverso.hosts.rounds import Rounds
+from multiverso.hosts.rounds.rounds import Rounds
 from simulated.rounds import TABLE, RoundsWorld, Staged
 from simulated.world import Host, random_scene
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from multiverso.hosts.rounds import Rounds
+from multiverso.hosts.rounds.rounds import Rounds
 from simulated.world import Host, Memory, Scene, World, random_scene
 
 TABLE = 1

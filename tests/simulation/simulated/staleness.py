@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from multiverso.hosts.copies import chunk_bytes_of
-from multiverso.hosts.frames import HEADER_BYTES
-from multiverso.hosts.pace import Every
+from multiverso.hosts.peer.frames import HEADER_BYTES
+from multiverso.hosts.values.copies import chunk_bytes_of
+from multiverso.hosts.values.pace import Every
 from simulated.network import Line
 from simulated.world import CHUNK_BYTES, Memory, Scene, World
 

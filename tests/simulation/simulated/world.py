@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 
 from multiverso import layout as at
-from multiverso.hosts.books import Ticket
-from multiverso.hosts.changes import Changes
-from multiverso.hosts.copies import Copy, homes_of, rehomed
-from multiverso.hosts.distance import FAR
-from multiverso.hosts.frames import HEADER_BYTES, ProtocolError, Reader
-from multiverso.hosts.link import Link
-from multiverso.hosts.pace import Every, Pace
-from multiverso.hosts.wires import Wire
+from multiverso.hosts.peer.frames import HEADER_BYTES, ProtocolError, Reader
+from multiverso.hosts.transport.channel import FAR
+from multiverso.hosts.values.codecs import Wire
+from multiverso.hosts.values.copies import Changes, Copy, homes_of, rehomed
+from multiverso.hosts.values.link import Link
+from multiverso.hosts.values.pace import Every, Pace
+from multiverso.hosts.values.state import Ticket
 from multiverso.memory import heap
 from multiverso.memory.segment import Segment
 from multiverso.shards.shard import Shard, initialise

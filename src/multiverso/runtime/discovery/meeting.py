@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from multiverso.deadline import Deadline
 from multiverso.errors import StartupError
-from multiverso.hosts.addresses import ANY, listen_at
 from multiverso.hosts.roster import Roster
+from multiverso.hosts.transport.addresses import ANY, listen_at
 from multiverso.runtime.discovery.environment import PORT_VARIABLE, JobInfo
 
 INSECURE_VARIABLE = "MULTIVERSO_INSECURE_FABRIC"

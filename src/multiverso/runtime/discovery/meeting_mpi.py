@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from multiverso.errors import StartupError
-from multiverso.hosts.addresses import ADDRESS_VARIABLE, address_towards, own_addresses, reachable
-from multiverso.hosts.credentials import new_credentials
 from multiverso.hosts.roster import Roster
+from multiverso.hosts.transport.addresses import ADDRESS_VARIABLE, address_towards, own_addresses, reachable
+from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.runtime.discovery.environment import JobInfo
 from multiverso.runtime.discovery.meeting import (
     INSECURE_VARIABLE,

@@ -10,9 +10,9 @@ import hashlib
 import os
 
 from multiverso.errors import StartupError
-from multiverso.hosts.addresses import ADDRESS_VARIABLE, address_towards
-from multiverso.hosts.credentials import derived_credentials
 from multiverso.hosts.roster import Roster
+from multiverso.hosts.transport.addresses import ADDRESS_VARIABLE, address_towards
+from multiverso.hosts.transport.credentials import derived_credentials
 from multiverso.runtime.discovery.environment import JobInfo
 from multiverso.runtime.discovery.meeting import INSECURE_VARIABLE, Found, Met, complete, key_of, open_port
 from multiverso.wire.trust import SECRET_VARIABLE

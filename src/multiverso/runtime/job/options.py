@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from multiverso.consistency_modes import MODES, ConsistencyMode
 from multiverso.errors import StartupError
-from multiverso.hosts.exchange_options import ExchangeOptions
+from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.spec import TableSpec
 from multiverso.wire.messages import Message
 

@@ -1,9 +1,9 @@
 """How tables come to be in a job on several hosts: each host gathers its own workers, the coordinator decides.
 
-To the states of `creation` come the steps of `hosts.table_steps`: this host *asks* once its workers have, *makes* the
-table when all hosts have asked, lets its own of the workers whose initial value counts *write*, *joins* the exchange
-between hosts, *pushes* what they wrote, and lets everyone go when all hosts have pushed and the rest was taken. Plain
-memory is each host's own, as before.
+To the states of `creation` come the steps of `hosts.control.table_steps`: this host *asks* once its workers have,
+*makes* the table when all hosts have asked, lets its own of the workers whose initial value counts *write*, *joins* the
+exchange between hosts, *pushes* what they wrote, and lets everyone go when all hosts have pushed and the rest was
+taken. Plain memory is each host's own, as before.
 
 A table that all have closed goes in two steps, as no host may wait for the answer of one that has let go of it: when no
 worker of any host has it, all are told to *part* with it (its name is free, and nothing waits for its values any more),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from multiverso import layout as at
 from multiverso.consistency_modes import MODES
 from multiverso.errors import MultiversoError, StartupError
-from multiverso.hosts.exchange_options import ExchangeOptions
+from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.options import begun_twice, check_exchange, differ, too_late
 from multiverso.runtime.node.catalogue import Catalogue

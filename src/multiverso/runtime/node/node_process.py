@@ -12,8 +12,8 @@ from typing import Any
 
 from multiverso.deadline import Deadline
 from multiverso.errors import StartupError
-from multiverso.hosts.channel import RefusedError
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster
+from multiverso.hosts.transport.channel import RefusedError
 from multiverso.runtime.node.node import Node
 from multiverso.wire import messages
 from multiverso.wire.trust import SECRET_VARIABLE

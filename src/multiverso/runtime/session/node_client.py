@@ -81,7 +81,7 @@ class NodeClient:
         """Asks the first host's node, through this host's: what the workers of all hosts have to agree on.
 
         Args:
-            question: see ``multiverso.hosts.desk``.
+            question: see ``multiverso.hosts.control.answers``.
             deadline: until when.
             what: what is waited for, in words.
             waits: called with the workers for whom the answer waits, whenever these have changed.
@@ -109,5 +109,5 @@ class NodeClient:
         return answer
 
     def say_to_hosts(self, saying: Message) -> None:
-        """Tells the first host's node something that has no answer, see ``multiverso.hosts.desk``."""
+        """Tells the first host's node something that has no answer, see ``multiverso.hosts.control.answers``."""
         self.tell({"do": "say", "saying": saying})

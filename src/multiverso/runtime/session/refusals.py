@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from multiverso.errors import NotInThisJobError
-from multiverso.hosts.exchange_options import ExchangeOptions
+from multiverso.hosts.values.options import ExchangeOptions
 
 
 def refuse_across_hosts(hosts: tuple[str, ...], what: str, instead: str) -> None:

@@ -17,7 +17,7 @@ from multiverso import layout as at
 from multiverso.consistency_modes import chosen_mode
 from multiverso.deadline import SLICE_SECONDS, Deadline, checked_seconds
 from multiverso.errors import ClosedError, NodeLostError
-from multiverso.hosts.exchange_options import ExchangeOptions
+from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.in_process import InProcess
 from multiverso.kernels import waits
 from multiverso.memory.shared import SharedMemory

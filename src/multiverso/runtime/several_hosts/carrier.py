@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from multiverso.deadline import Deadline
-from multiverso.hosts.channel import Channel
-from multiverso.hosts.control_connections import credentials_of
+from multiverso.hosts.control.connections import credentials_of
 from multiverso.hosts.fabric import Fabric
-from multiverso.hosts.pace import Every
 from multiverso.hosts.roster import Roster
-from multiverso.hosts.transport import Hello, Listener
+from multiverso.hosts.transport.channel import Channel
+from multiverso.hosts.transport.handshake import Hello
+from multiverso.hosts.transport.listener import Listener
+from multiverso.hosts.values.pace import Every
 from multiverso.shards.shard import Shard
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from multiverso.hosts.exchange_options import ExchangeOptions
+from multiverso import layout as at
 from multiverso.hosts.roster import Roster
+from multiverso.hosts.values.options import ExchangeOptions
+from multiverso.kernels import chained_node, waits
+from multiverso.memory.words import load32
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.several_hosts.carrier import Carrier
 from multiverso.runtime.several_hosts.clocks import Clocks, Lines
 from multiverso.runtime.several_hosts.mirror import write_progress
 from multiverso.runtime.several_hosts.moving import Mover, move_deadline
-from multiverso.runtime.several_hosts.round_follower import RoundFollower
 from multiverso.shards.shard import Shard
 from multiverso.wire.messages import Message
 
@@ -199,3 +202,43 @@ class ExchangedTables:
 
 def _lines(tables: Message) -> Lines:
     return {int(n): {int(worker): line for worker, line in lines.items()} for n, lines in tables.items()}
+
+
+_LONGEST_SECONDS = 0.5
+
+
+class RoundFollower:
+    """Owner: whoever made it; ``close`` ends it.
+
+    Args:
+        control: address of the control segment, whose event word tells.
+        look: called after each event; returns the seconds after which it wants to be called without one, or None.
+        gone_wrong: called with an error that ends it.
+    """
+
+    def __init__(
+        self, control: int, look: Callable[[], float | None], gone_wrong: Callable[[Exception], None]
+    ) -> None:
+        self._control, self._look, self._gone_wrong = control, look, gone_wrong
+        self._sleep, self._wake = chained_node.sleep.compiled(), waits.wake.compiled()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="multiverso-hosts-rounds", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._closing.set()
+        self._wake(self._control)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            event = load32(self._control + at.EVENT)
+            try:
+                wait = self._look()
+            except Exception as error:
+                self._gone_wrong(error)
+                return
+            seconds = _LONGEST_SECONDS if wait is None else min(wait, _LONGEST_SECONDS)
+            if not self._closing.is_set():
+                self._sleep(self._control, event, int(seconds * 1e9))

@@ -15,7 +15,7 @@ from multiverso.memory.words import load32, load64, store32, store64
 from multiverso.runtime.job.control import Control
 from multiverso.shards.shard import Shard
 
-# the first columns are those of `hosts.known_hosts`: number, pid, liveness, state, barrier, created
+# the first columns are those of `hosts.control.known_hosts`: number, pid, liveness, state, barrier, created
 _ID, _PID, _FATE, _STATE, _BARRIER, _CREATED = range(6)
 _THREADED, _GAVE_UP, _WAITED, _KIND, _TABLE, _STAGE, _TARGET, _SINCE, _CHECKPOINT, _AGAIN = range(6, 16)
 _COLUMNS = 16

@@ -1,7 +1,7 @@
 """This host's part in a job on several: what joins its node to the coordinator and to the other nodes.
 
 Three threads beside the node's: one tells what this host's workers do (`telling`), one moves tables' values, one after
-another (`moving`), and one receives the coordinator's orders (`hosts.control_connections`). What they find out reaches
+another (`moving`), and one receives the coordinator's orders (`hosts.control.connections`). What they find out reaches
 the node's thread as orders.
 """
 
@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from multiverso.errors import StartupError
-from multiverso.hosts.control_connections import Centre, Outpost, credentials_of
-from multiverso.hosts.exchange_options import ExchangeOptions
-from multiverso.hosts.mail import Mail
-from multiverso.hosts.stream import Body
-from multiverso.hosts.transport import MAIL, Listener
+from multiverso.hosts.control.connections import Centre, Outpost, credentials_of
+from multiverso.hosts.peer.messages import Mail
+from multiverso.hosts.peer.stream import Body
+from multiverso.hosts.transport.handshake import MAIL
+from multiverso.hosts.transport.listener import Listener
+from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.memory.segment import Segment
 from multiverso.node_log import log
 from multiverso.runtime.job.control import Control

@@ -21,9 +21,9 @@ import numpy as np
 
 from multiverso.errors import MultiversoError, ShapeMismatchError, StartupError
 from multiverso.hosts.combining import COMBINE, PIECE_BYTES, PIECES, SMALL_BYTES, Array, Combining, Piece
-from multiverso.hosts.mail import Mail
+from multiverso.hosts.peer.messages import Mail
+from multiverso.hosts.peer.stream import Body
 from multiverso.hosts.roster import Roster
-from multiverso.hosts.stream import Body
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import load64, store64
 from multiverso.node_log import log

@@ -1,0 +1,1 @@
+"""The coordinator: who is there, tables that begin and end, barriers, losses."""

@@ -1,0 +1,266 @@
+"""Deals the batches of an epoch to the workers of all hosts: what the coordinator keeps instead of shared memory.
+
+The rules are those of `multiverso.tables.batches` on one host; here they are a state machine that gets what workers
+ask and say, and who is there. A worker is given several batches at a time, fewer towards the end, so that it
+seldom has to ask. It says when it is done with each, without waiting for an answer, and what it has not said so of
+is dealt again when it dies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from multiverso import layout as at
+
+Message = dict[str, Any]
+Answer = tuple[int, int, Message]
+"""A worker's number, the number of its question, and what it is told."""
+
+MOST_AT_ONCE = 8
+_PARTS = 4  # a worker is given at most its share of what is left, divided by this: so one slow hand ends soon enough
+_LARGEST = 1 << 62
+
+
+@dataclass
+class _Hand:
+    """What a worker of one process has been given in its last deal, and how much of that it is done with."""
+
+    process: int
+    begun: int = 0
+    done: int = 0
+    given: list[int] = field(default_factory=list)
+    finished: int = 0
+    turn: int = 0
+    answer: Message = field(default_factory=dict)
+
+    @property
+    def out(self) -> list[int]:
+        """The batches that it works on, or has not begun."""
+        return self.given[self.finished :]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A question that waits for its answer."""
+
+    number: int
+    question: Message
+    told: tuple[int, ...] = ()
+
+
+class Deals:
+    """Owner: the coordinator, one call at a time.
+
+    A question has ``deal`` (its number, from 1), ``what`` (samples, size, seed, epoch), ``ahead``, ``finished`` (with
+    how many of the batches that it was given in this deal the worker is done), ``turn`` (counts its questions; the
+    same one again gets the same answer) and ``continues``. An answer has ``batches``; or ``over``; ``wait``: for whom,
+    and another answer follows; ``differs``: what the others asked for; ``lost``: the worker that died with a batch.
+    """
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._what: list[int] = []
+        self._batches = self._next = 0
+        self._returned: list[int] = []  # to be dealt again, before those that nobody has had
+        self._hands: dict[int, _Hand] = {}
+        self._asked: dict[int, _Asked] = {}
+        self._workers: dict[int, tuple[int, int, int]] = {}  # process, liveness, participation
+
+    def ask(self, worker: int, number: int, question: Message) -> list[Answer]:
+        """A worker asks for batches.
+
+        Raises:
+            KeyError, TypeError, ValueError: that is no such question.
+        """
+        counts = [int(question[name]) for name in ("deal", "ahead", "finished", "turn")]
+        what = [int(word) for word in question["what"]]
+        if len(what) != 4 or min(*counts, *what) < 0 or what[1] < 1 or max(what) > _LARGEST:
+            raise ValueError("that is not a question for batches")
+        hand = self._hand(worker)
+        if hand.begun == counts[0] and hand.turn == counts[3] and hand.answer:
+            return [(worker, number, hand.answer)]  # it was interrupted before it had this
+        self._note_finished(worker, counts[0], counts[2])
+        self._asked[worker] = _Asked(number, question)
+        return self._look()
+
+    def say(self, worker: int, saying: Message) -> list[Answer]:
+        """A worker is done with batches (``deal``, ``finished``), or, with ``left``, leaves its loop.
+
+        ``begun`` is how many it has begun, and others get the rest; ``left``: the last deal that it is done with;
+        ``kept``: that its last ones may yet be worked on.
+        """
+        deal, finished = int(saying["deal"]), int(saying["finished"])
+        self._note_finished(worker, deal, finished)
+        if "left" in saying:
+            self._asked.pop(worker, None)
+            hand = self._hand(worker)
+            hand.answer = {}
+            if hand.begun == deal == self._number:
+                begun = max(hand.finished, int(saying["begun"]))
+                self._returned += hand.given[begun:]
+                del hand.given[begun:]
+                if not saying["kept"]:
+                    hand.finished = len(hand.given)
+            hand.done = max(hand.done, int(saying["left"]))
+        return self._look()
+
+    def note(self, lines: Iterable[Mapping[int, int] | list[int]]) -> list[Answer]:
+        """Workers have come, left or died.
+
+        Args:
+            lines: their number, process, liveness and participation first.
+        """
+        for line in lines:
+            worker, process, liveness, participation = line[0], line[1], line[2], line[3]
+            known, was = self._hands.get(worker), self._workers.get(worker, (0, at.FREE, at.NEVER))[1]
+            is_new = known is not None and (known.process != process or was in (at.LOST, at.GONE))
+            if known is not None and is_new and liveness == at.ALIVE:
+                if known.begun == self._number:  # what the last process of this number was given
+                    self._returned += known.out
+                del self._hands[worker]
+            self._workers[worker] = process, liveness, participation
+            if not self._is_live(worker):
+                self._asked.pop(worker, None)
+        return self._look() if self._asked else []
+
+    # -- the rules -------------------------------------------------------------------------------------------
+
+    def _hand(self, worker: int) -> _Hand:
+        return self._hands.setdefault(worker, _Hand(self._workers.get(worker, (0, 0, 0))[0]))
+
+    def _note_finished(self, worker: int, deal: int, finished: int) -> None:
+        hand = self._hand(worker)
+        if hand.begun == deal:
+            hand.finished = max(hand.finished, min(finished, len(hand.given)))
+
+    def _is_live(self, worker: int) -> bool:
+        _, liveness, participation = self._workers.get(worker, (0, at.FREE, at.NEVER))
+        return liveness == at.ALIVE and participation == at.ACTIVE
+
+    def _look(self) -> list[Answer]:
+        """Answers the workers that can be answered; tells the others whom they wait for, when that has changed."""
+        answers: list[Answer] = []
+        again = True
+        while again:
+            again = False
+            for worker, asked in sorted(self._asked.items()):
+                answer = self._answer(worker, asked.question)
+                if isinstance(answer, dict):
+                    del self._asked[worker]
+                    hand = self._hand(worker)
+                    hand.turn, hand.answer = int(asked.question["turn"]), answer
+                    answers.append((worker, asked.number, answer))
+                    again = True  # what one is given or begins may be what another waits for
+                elif tuple(answer) != asked.told:
+                    self._asked[worker] = _Asked(asked.number, asked.question, tuple(answer))
+                    answers.append((worker, asked.number, {"wait": answer}))
+        return answers
+
+    def _answer(self, worker: int, question: Message) -> Message | list[int]:
+        """Returns what a worker is told, or for whom it has to wait."""
+        deal, what, hand = int(question["deal"]), [int(word) for word in question["what"]], self._hand(worker)
+        if deal < self._number:  # it came late: the others have gone on
+            hand.begun, hand.done, hand.given, hand.finished = deal, deal - 1, [], 0
+            return {"over": True}
+        if deal > self._number:
+            live = [i for i in self._hands if self._is_live(i) and self._hands[i].begun]
+            behind = [i for i in live if i != worker and self._hands[i].done < deal - 1]
+            if behind:
+                return behind
+            self._number, self._what = deal, what
+            self._batches, self._next, self._returned = -(-what[0] // what[1]), 0, []
+        elif what != self._what:
+            return {"differs": self._what}
+        if hand.begun != deal:
+            hand.begun, hand.done, hand.given, hand.finished = deal, deal - 1, [], 0
+        batches = self._take()
+        if batches:
+            hand.given += batches
+            return {"batches": batches}
+        return self._at_the_end(worker, question)
+
+    def _take(self) -> list[int]:
+        if self._returned:
+            return [self._returned.pop(0)]
+        left = self._batches - self._next
+        workers = max(1, sum(self._is_live(i) for i in self._workers))
+        count = min(left, max(1, min(MOST_AT_ONCE, left // (_PARTS * workers))))
+        self._next += count
+        return list(range(self._next - count, self._next))
+
+    def _at_the_end(self, worker: int, question: Message) -> Message | list[int]:
+        """All have been dealt. Batches of workers that are gone are dealt again; the end waits for those in work."""
+        works = []
+        for other, hand in sorted(self._hands.items()):
+            if other == worker or hand.begun != self._number or not hand.out:
+                continue
+            if self._is_live(other):
+                if hand.done < self._number:
+                    works.append(other)
+                continue
+            lost = self._workers[other][1] == at.LOST
+            if hand.done >= self._number and not lost:
+                continue  # what it had taken ahead it has worked on before it left
+            if lost and not question["continues"]:
+                return {"lost": other}
+            self._returned += hand.out
+            del hand.given[hand.finished :]
+        batches = self._take()
+        if batches:
+            self._hand(worker).given += batches
+            return {"batches": batches}
+        if works and not int(question["ahead"]):
+            return works
+        return {"over": True}
+
+
+_LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
+_LONGEST_NAME = 200
+_MOST_COUNTERS = 100_000
+
+
+class Desk:
+    """Owner: the coordinator, one call at a time."""
+
+    def __init__(self) -> None:
+        self._counters: dict[str, int] = {}
+        self._deals = Deals()
+
+    def ask(self, worker: int, number: int, question: Message) -> list[Answer]:
+        """A worker asks something; the answers may be to others, too, and its own may come later.
+
+        Raises:
+            KeyError, TypeError, ValueError: that is not a question.
+        """
+        if question["about"] == "count":
+            return [(worker, number, self._count(str(question["name"]), int(question["amount"])))]
+        if question["about"] == "batches":
+            return self._deals.ask(worker, number, question)
+        raise ValueError(f"nobody answers questions about {question['about']!r}")
+
+    def say(self, worker: int, saying: Message) -> list[Answer]:
+        """A worker says what needs no answer.
+
+        Raises:
+            KeyError, TypeError, ValueError: that means nothing.
+        """
+        if saying["about"] != "batches":
+            raise ValueError(f"nobody listens to what is said about {saying['about']!r}")
+        return self._deals.say(worker, saying)
+
+    def note(self, lines: list[list[int]]) -> list[Answer]:
+        """Workers have come, left or died: their lines, as the coordinator has them."""
+        return self._deals.note(lines)
+
+    def _count(self, name: str, amount: int) -> Message:
+        before = self._counters.get(name, 0)
+        if not _LOWEST <= before + amount <= _HIGHEST:
+            return {"overflow": before}
+        if len(name) > _LONGEST_NAME or (
+            name not in self._counters and len(self._counters) >= _MOST_COUNTERS
+        ):
+            raise ValueError("there are too many counters, or its name is too long")
+        self._counters[name] = before + amount
+        return {"before": before}

@@ -1,0 +1,359 @@
+"""The nodes' control connections: each node has one to the coordinator, which is in the first host's node.
+
+A shell around `Coordinator`: threads that send and receive, nothing that decides. Reports and orders are JSON objects,
+one a message of a `Conversation`, which outlives its TCP connections.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from multiverso.deadline import Deadline
+from multiverso.errors import MultiversoError, StartupError
+from multiverso.hosts.control.coordinator import Coordinator
+from multiverso.hosts.control.known_hosts import Message, lines_of
+from multiverso.hosts.peer.conversation import NONSENSE, Timeouts
+from multiverso.hosts.peer.talking import FLUSH_SECONDS, Messages, Talk
+from multiverso.hosts.roster import Roster
+from multiverso.hosts.transport.channel import Channel, RefusedError
+from multiverso.hosts.transport.credentials import Credentials
+from multiverso.hosts.transport.handshake import CONTROL, Hello, connect
+from multiverso.hosts.transport.listener import Door, Listener
+from multiverso.node_log import log
+
+_CONNECT_SECONDS = 60.0
+_JOIN_SECONDS = 10.0
+_LOOK_SECONDS = 0.1
+# for what a lost host may still take: whoever waits for that watches over the others, too
+_LOST_FLUSH_SECONDS = 0.5
+_AGAIN_SECONDS = 5.0  # of one attempt to connect again
+
+_COUNTED_AS_LOST = "it counts this host as lost, and the others go on without it"
+
+Deliver = Callable[[Message], None]
+
+
+class _TurnedAwayError(Exception):
+    """A host that knows the secret has no place in this job, or none any more."""
+
+
+class Centre:
+    """The coordinator's end, in the first host's node.
+
+    Args:
+        roster: the job's hosts.
+        listener: where the other nodes' control connections come in; closed by `close`.
+        deliver: gets the orders for this host, from any thread.
+    """
+
+    def __init__(self, roster: Roster, listener: Listener, deliver: Deliver) -> None:
+        self._roster = roster
+        self._deliver = deliver
+        self._coordinator = Coordinator(roster)
+        self._lock = threading.Lock()  # of the coordinator, and of who has come and who is lost
+        # from the first: what is said to a host that has not come yet is said when it comes
+        self._talks = {host: self._new_talk(host, 0) for host in range(1, roster.hosts)}
+        self._incarnations: dict[int, int] = {}  # of those that have come
+        self._fenced: set[int] = set()  # incarnations whose places others have taken
+        self._generations: dict[int, int] = dict.fromkeys(range(roster.hosts), 0)
+        self._lost: set[int] = set()
+        self._closing = threading.Event()
+        self._watching = threading.Thread(target=self._watch, name="multiverso-hosts-watch", daemon=True)
+        self._watching.start()
+        me = _hello(roster, incarnation=0, generation=1)  # nobody asks for the coordinator's
+        self._door = Door(listener, credentials_of(roster), me, self._let_in, "multiverso-hosts")
+
+    def _new_talk(self, host: int, generation: int) -> Talk:
+        take = functools.partial(self._take_of, host, generation)
+        return Talk(Timeouts.of(self._roster.grace), take, f"multiverso-hosts-tell-{host}")
+
+    @property
+    def all_came(self) -> bool:
+        """Whether every other host has connected at least once."""
+        with self._lock:
+            return len(self._incarnations) == self._roster.hosts - 1
+
+    def report(self, message: Message) -> None:
+        """A report of this host's own; as JSON carries it, so that it compares with the others'."""
+        self._take(0, json.loads(json.dumps(message)))
+
+    def close(self) -> None:
+        """Ends all connections; the other nodes take it for the loss of the coordinator unless the job is over.
+
+        Then it waits a moment for those that have not heard so yet: a connection may be cut just now.
+        """
+        end = Deadline.after(Timeouts.of(self._roster.grace).ended_seconds)
+        while (
+            self._coordinator.over
+            and not end.passed
+            and not all(self._talks[host].is_done for host in self._present())
+        ):
+            time.sleep(_LOOK_SECONDS / 10)
+        with self._lock:  # from here on nobody is let in, nor takes a lost one's place
+            self._closing.set()
+        self._door.shut()
+        for talk in self._talks.values():
+            talk.end("its node has ended")
+        flushed = Deadline.after(FLUSH_SECONDS)  # of all together: one whose host is stopped takes all of it
+        for talk in self._talks.values():
+            talk.close("its node has ended", flushed)
+        self._door.join()
+        self._watching.join(_JOIN_SECONDS)
+
+    def _let_in(self, channel: Channel, theirs: Hello) -> None:
+        messages = Messages(channel)
+        try:
+            talk = self._talk_with(theirs)
+        except _TurnedAwayError as error:
+            with contextlib.suppress(OSError):
+                messages.send(json.dumps({"end": str(error)}).encode())
+            messages.close()
+            return
+        if talk.cuts:
+            log(f"{self._roster.names[theirs.host]} is connected again")
+        try:
+            talk.serve(messages)
+        except NONSENSE as error:  # the connection is closed already
+            self._lose(theirs.host, talk, f"it sent something that is not a report ({error!r})")
+
+    def _talk_with(self, theirs: Hello) -> Talk:
+        """Returns the conversation that a connection belongs to.
+
+        Raises:
+            _TurnedAwayError: it belongs to none; whoever connected is told the message.
+        """
+        roster, host = self._roster, theirs.host
+        if not (0 < host < roster.hosts == theirs.hosts and theirs.role == CONTROL):
+            raise _TurnedAwayError("there is no such host in this job")
+        with self._lock:
+            if self._closing.is_set():
+                raise _TurnedAwayError("its node has ended")
+            known = self._incarnations.setdefault(host, theirs.incarnation)
+            if theirs.incarnation in self._fenced or (known == theirs.incarnation and host in self._lost):
+                raise _TurnedAwayError(_COUNTED_AS_LOST)
+            if known == theirs.incarnation:
+                return self._talks[host]
+            talk, old = self._admit(host, known, theirs.incarnation)
+        old.close(_COUNTED_AS_LOST, Deadline.after(_LOST_FLUSH_SECONDS))
+        log(f"{roster.names[host]} has begun anew, and takes its place in the job again")
+        return talk
+
+    def _admit(self, host: int, before: int, incarnation: int) -> tuple[Talk, Talk]:
+        """Gives a lost host's place to a new node; returns the conversation with it, and the old one."""
+        if not _takes_a_place(incarnation):
+            raise _TurnedAwayError(
+                "another node has begun as this host, and this one is not meant to take its place"
+            )
+        why_not = self._coordinator.why_not()
+        if why_not:
+            state = (
+                "this host counts as lost" if host in self._lost else "another node has begun as this host"
+            )
+            raise _TurnedAwayError(f"{state}, and {why_not}")
+        if host not in self._lost:
+            self._give(self._coordinator.lose(host, "another node has begun as this host"))
+        self._fenced.add(before)
+        self._lost.discard(host)
+        self._incarnations[host] = incarnation
+        self._generations[host] += 1
+        old, new = self._talks[host], self._new_talk(host, self._generations[host])
+        self._talks[host] = new
+        return new, old
+
+    def _present(self) -> list[int]:
+        """Returns the hosts that have come and are not lost."""
+        with self._lock:
+            return [host for host in self._incarnations if host not in self._lost]
+
+    def _watch(self) -> None:
+        while not self._closing.wait(_LOOK_SECONDS):
+            for host in self._present():
+                talk = self._talks[host]
+                why = talk.look()
+                if why:
+                    self._lose(host, talk, why)
+                    talk.close(_COUNTED_AS_LOST, Deadline.after(_LOST_FLUSH_SECONDS))
+
+    def _take_of(self, host: int, generation: int, report: Message) -> None:
+        if generation != self._generations[host]:
+            return  # what a fenced node had said is not its successor's
+        self._take(host, report, generation)
+
+    def _take(self, host: int, report: Message, generation: int = 0) -> None:
+        if report.get("do") == "workers":
+            report = {**report, "workers": lines_of(report["workers"])}
+        with self._lock:
+            if generation != self._generations[host]:
+                return  # its place was taken meanwhile
+            self._give(self._coordinator.receive(host, report))
+
+    def _lose(self, host: int, talk: Talk, why: str) -> None:
+        with self._lock:
+            if self._talks[host] is not talk:
+                return  # another node has its place already
+            self._lost.add(host)
+            self._give(self._coordinator.lose(host, why))
+
+    def _give(self, orders: list[tuple[int, Message]]) -> None:
+        for host, order in orders:
+            if host in self._lost:
+                continue
+            if host == 0:
+                self._deliver(order)
+            else:
+                self._talks[host].say(order)
+
+
+class Outpost:
+    """Another host's end.
+
+    Args:
+        roster: the job's hosts.
+        address: where this host's copies are reached.
+        deliver: gets the coordinator's orders, and a last one of its own when there is no coordinator any more:
+            ``{"do": "alone", "why": ...}``.
+
+    Raises:
+        StartupError: the coordinator cannot be reached, or turned this host away.
+    """
+
+    def __init__(self, roster: Roster, address: Any, deliver: Deliver) -> None:
+        self._roster, self._deliver = roster, deliver
+        self._closing = threading.Event()
+        self._incarnation = _new_incarnation(roster.times_replaced > 0)
+        channel = Messages(_dial(roster, self._incarnation))
+        self._talk = Talk(Timeouts.of(roster.grace), deliver, "multiverso-hosts-tell")
+        self._talk.say({"do": "hello", "address": address})
+        self._threads = [
+            threading.Thread(
+                target=self._listen, args=(channel,), name="multiverso-hosts-control", daemon=True
+            ),
+            threading.Thread(target=self._watch, name="multiverso-hosts-watch", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def all_came(self) -> bool:
+        """Whether there is nobody to wait for: that is the coordinator's business."""
+        return True
+
+    def report(self, message: Message) -> None:
+        """Sends a report, over the next connection where there is none now."""
+        self._talk.say(message)
+
+    def close(self) -> None:
+        """Ends the connection, after what was reported has been sent."""
+        self._closing.set()
+        self._talk.close("its node has ended")
+        for thread in self._threads:
+            thread.join(_JOIN_SECONDS)
+
+    def _listen(self, channel: Messages | None) -> None:
+        try:
+            generation = 1
+            while channel is not None:
+                self._talk.serve(channel)
+                generation += 1
+                channel = self._again(generation)
+        except NONSENSE as error:
+            self._alone(f"it sent something that is not an order ({error!r})")
+
+    def _again(self, generation: int) -> Messages | None:
+        """Connects once more; None where that is over."""
+        said = False
+        while not self._closing.is_set() and self._talk.ended is None and not self._talk.look():
+            try:
+                hello = _hello(self._roster, self._incarnation, generation)
+                deadline = Deadline.after(_AGAIN_SECONDS)
+                channel, _ = connect(self._roster.coordinator, credentials_of(self._roster), hello, deadline)
+                return Messages(channel)
+            except RefusedError as error:
+                self._alone(str(error))
+                return None
+            except (OSError, MultiversoError) as error:
+                if not said:
+                    said = True
+                    log(f"the connection to {self._roster.names[0]} is cut, and is tried again ({error})")
+            self._closing.wait(0.05)
+        return None
+
+    def _watch(self) -> None:
+        while not self._closing.wait(_LOOK_SECONDS):
+            why = self._talk.look()
+            if why:
+                self._alone(why)
+                return
+
+    def _alone(self, why: str) -> None:
+        if not self._closing.is_set():
+            self._closing.set()
+            self._deliver({"do": "alone", "why": why})
+
+
+def credentials_of(roster: Roster) -> Credentials:
+    """Returns the job's credentials."""
+    return Credentials.from_text(roster.credentials)
+
+
+def _new_incarnation(takes_a_place: bool) -> int:
+    """Returns a random number for a node; an odd one where it is meant to take a lost one's place.
+
+    So that is known before anything is made of its connection: an odd number ends the node that has the place now.
+    """
+    return int.from_bytes(os.urandom(8), "big") & ~1 | takes_a_place
+
+
+def _takes_a_place(incarnation: int) -> bool:
+    return bool(incarnation & 1)
+
+
+def _hello(roster: Roster, incarnation: int, generation: int) -> Hello:
+    return Hello(roster.host, roster.hosts, incarnation, generation, role=CONTROL)
+
+
+def say_absent(roster: Roster, host: int, why: str) -> None:
+    """Tells the coordinator that a host will not come, from elsewhere: it ended before its node could connect.
+
+    The coordinator would not know that there is nobody to wait for. Where the host's node has come this is turned away,
+    and where the coordinator cannot be reached nothing is said.
+
+    Args:
+        roster: the job's hosts.
+        host: which of them.
+        why: in words, for whoever reads of its loss.
+    """
+    try:
+        messages = Messages(_dial(roster.on(host), _new_incarnation(takes_a_place=False)))
+    except (OSError, MultiversoError):
+        return
+    with contextlib.suppress(OSError):
+        messages.send(json.dumps({"end": why}).encode())
+        while messages.receive():  # until the coordinator has read that, and has ended it
+            pass
+    messages.close()
+
+
+def _dial(roster: Roster, incarnation: int) -> Channel:
+    """Connects to the coordinator, which may not be there yet."""
+    end = Deadline.after(_CONNECT_SECONDS)
+    while True:
+        try:
+            return connect(roster.coordinator, credentials_of(roster), _hello(roster, incarnation, 1), end)[0]
+        except RefusedError:
+            raise
+        except OSError as error:
+            if end.passed:
+                where = "{}:{}".format(*roster.coordinator)
+                raise StartupError(
+                    f"the node of {roster.names[0]}, the job's first host, cannot be reached at {where} "
+                    f"({error.strerror or error}): is it running, and does a firewall let this port through?"
+                ) from error
+        time.sleep(0.05)

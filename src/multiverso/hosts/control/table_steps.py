@@ -1,0 +1,251 @@
+"""How the coordinator has tables made, and ended, on all hosts: which step each is at, and who has still to do it.
+
+A table comes to be in steps, each begun when all hosts have done the one before: *ask* (by order: all hosts whose
+workers live; by name: the first), *make* (memory, all zero), *write* (the workers whose initial value counts, each on
+its own host; nothing comes from other hosts yet, as a mean is divided here), *join* (from here on the hosts exchange
+differences), *push* (what was written reaches the homes), *finish* (take what the others wrote; let the constructors
+return).
+
+A table ends when no worker of any host has it and one of them has closed it (the others may have left): everyone
+*parts* with it, so that nobody waits for its values any more, and when all have, *frees* it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from multiverso.hosts.control.known_hosts import KnownHosts, Message, Order
+
+Key = tuple[str, int | str]
+STEPS = ("make", "write", "join", "push")
+
+_ORDER = "order"
+
+
+@dataclass
+class _Asked:
+    """One host's request for a table: what its workers want, who they are, which of them said that they are master."""
+
+    spec: Message
+    mode: str
+    workers: list[int]
+    masters: list[int]
+
+
+@dataclass
+class _Creation:
+    """A table in the making; ``waits_for`` are the hosts that have not done the step yet."""
+
+    asked: dict[int, _Asked] = field(default_factory=dict)
+    number: int = 0
+    step: str = "ask"
+    waits_for: set[int] = field(default_factory=set)
+
+
+@dataclass
+class _Unused:
+    """A table that some hosts' workers have closed; ``waits_for``: who still has it, once all are to close it."""
+
+    key: Key
+    hosts: set[int] = field(default_factory=set)
+    closing: bool = False
+    waits_for: set[int] | None = None
+
+
+class TableSteps:
+    """Owner: the coordinator, one call at a time. A call returns what the hosts are to do.
+
+    Args:
+        names: the hosts'.
+        hosts: what is known of them.
+        coming: hosts that take a lost one's place; no table is begun before they are let in.
+
+    Attributes:
+        clocks: by table and worker, as far as they have been told; ``progress``: the same of rounds.
+        overwritten: of a synchronous table, the last turns at which a host's values became everybody's, and whose.
+        ordered: tables made by order, those that are closed included.
+    """
+
+    def __init__(self, names: Sequence[str], hosts: KnownHosts, coming: dict[int, list[object]]) -> None:
+        self.clocks: dict[str, dict[str, list[int]]] = {}
+        self.progress: dict[str, dict[str, list[int]]] = {}
+        self.overwritten: dict[int, dict[int, int]] = {}
+        self.ordered = 0
+        self._names = names
+        self._hosts = hosts
+        self._coming = coming
+        self._creations: dict[Key, _Creation] = {}
+        self._made: dict[Key, int] = {}
+        self._unused: dict[int, _Unused] = {}
+        self._numbers = 0
+        self._orders_to_make: dict[Key, Message] = {}  # of the tables that there are
+
+    @property
+    def half_made(self) -> bool:
+        """Whether some hosts have a table that others have not."""
+        return any(creation.step != "ask" for creation in self._creations.values())
+
+    def made(self) -> list[Message]:
+        """Returns what makes each table that there is."""
+        return [{"key": list(key), **order} for key, order in self._orders_to_make.items()]
+
+    def lose(self, host: int) -> list[Order]:
+        """Nobody waits for a host any more."""
+        orders: list[Order] = []
+        for key, creation in list(self._creations.items()):
+            creation.asked.pop(host, None)
+            creation.waits_for.discard(host)
+            orders += self._go_on(key, creation)
+        for number in list(self._unused):
+            orders += self._part_or_free(number)
+        return orders
+
+    def go_on(self) -> list[Order]:
+        """Begins what nothing stands in the way of any more: who has to ask, or may, has changed."""
+        found = list(self._creations.items())
+        return [order for key, creation in found for order in self._go_on(key, creation)]
+
+    # -- coming to be ----------------------------------------------------------------------------------------
+
+    def create(self, host: int, report: Message) -> list[Order]:
+        """All live workers of a host (by name: one or more) have asked for a table."""
+        key = _key(report)
+        if key in self._made:
+            # another host's worker has made it meanwhile: the order to make it is under way, or was obeyed
+            return []
+        creation = self._creations.setdefault(key, _Creation())
+        if creation.step != "ask":
+            return []  # by name, as above
+        creation.asked[host] = _Asked(
+            report["spec"], str(report["mode"]), list(report["workers"]), list(report["masters"])
+        )
+        return self._go_on(key, creation)
+
+    def withdraw(self, host: int, report: Message) -> list[Order]:
+        """A worker of a host no longer waits: the host asks again when all have."""
+        key = _key(report)
+        creation = self._creations.get(key)
+        if creation is not None and creation.step == "ask":
+            creation.asked.pop(host, None)
+            if not creation.asked:
+                del self._creations[key]
+        return []
+
+    def done(self, host: int, report: Message) -> list[Order]:
+        """A host has done a table's step, or cannot."""
+        key = _key(report)
+        creation = self._creations.get(key)
+        if creation is None or creation.step != report["step"]:
+            return []
+        if report.get("error"):
+            return self._drop(key, *report["error"])
+        creation.waits_for.discard(host)
+        return self._go_on(key, creation)
+
+    def _go_on(self, key: Key, creation: _Creation) -> list[Order]:
+        if self._creations.get(key) is not creation:
+            return []  # it was dropped when another one had gone on
+        if creation.step == "ask":
+            return self._decide(key, creation) if self._all_asked(key, creation) else []
+        if creation.waits_for:
+            return []
+        then = dict(itertools.pairwise(STEPS)).get(creation.step)
+        if then is not None:
+            return self._begin(key, creation, then, {})
+        del self._creations[key]
+        return self._hosts.to_all({"do": "finish", "key": list(key)})
+
+    def _all_asked(self, key: Key, creation: _Creation) -> bool:
+        if self._coming:
+            return False  # they are let in first
+        concerned = {host for host in self._hosts.left() if self._hosts[host].is_live}
+        return bool(creation.asked) and (key[0] != _ORDER or concerned <= creation.asked.keys())
+
+    def _decide(self, key: Key, creation: _Creation) -> list[Order]:
+        """All that have to ask have asked: for the same thing?"""
+        first = min(creation.asked)
+        asked = creation.asked[first]
+        if any(other.spec != asked.spec or other.mode != asked.mode for other in creation.asked.values()):
+            each = {self._names[host]: other.spec for host, other in sorted(creation.asked.items())}
+            return self._drop(key, "TableMismatchError", "", each)
+        workers = sorted(i for other in creation.asked.values() for i in other.workers)
+        masters = sorted(i for other in creation.asked.values() for i in other.masters)
+        if key[0] == _ORDER and asked.spec["initial"] == "master":
+            writers = (masters or workers)[:1]
+        else:
+            writers = workers
+        self._numbers += 1
+        creation.number = self._made[key] = self._numbers
+        order = {"number": creation.number, "spec": asked.spec, "mode": asked.mode}
+        self._orders_to_make[key] = dict(order)
+        self.ordered += key[0] == _ORDER
+        order |= {"writers": writers, "workers": workers}
+        return self._begin(key, creation, "make", order)
+
+    def _begin(self, key: Key, creation: _Creation, step: str, order: Message) -> list[Order]:
+        creation.step = step
+        creation.waits_for = set(self._hosts.left())
+        return self._hosts.to_all({"do": step, "key": list(key), **order})
+
+    def _drop(self, key: Key, kind: str, message: str, specs: Message | None = None) -> list[Order]:
+        """A table cannot be made: whoever waits for it gets an error, and may ask again."""
+        del self._creations[key]
+        if self._made.pop(key, None) is not None:
+            del self._orders_to_make[key]
+            self.ordered -= key[0] == _ORDER
+        dropped = {"do": "drop", "key": list(key), "error": [kind, message], "specs": specs}
+        return self._hosts.to_all(dropped)
+
+    # -- ending ----------------------------------------------------------------------------------------------
+
+    def note_unused(self, host: int, report: Message) -> list[Order]:
+        """No worker of a host has a table any more, or none ever had."""
+        key, number = _key(report), int(report["number"])
+        if self._made.get(key) != number or key in self._creations:
+            return []
+        unused = self._unused.setdefault(number, _Unused(key))
+        unused.hosts.add(host)
+        unused.closing |= bool(report["closing"])
+        return self._part_or_free(number)
+
+    def note_used(self, host: int, report: Message) -> list[Order]:
+        """A worker asks again for a table of which its host had said that nobody there uses it."""
+        key, number = _key(report), int(report["number"])
+        if self._made.get(key) != number:
+            return []  # too late: it is told to part with it
+        self._unused[number].hosts.discard(host)
+        return [(host, {"do": "used", "key": list(key), "number": number})]
+
+    def note_parted(self, host: int, report: Message) -> list[Order]:
+        """A host waits for a table's values no longer."""
+        number = int(report["number"])
+        unused = self._unused.get(number)
+        if unused is None or unused.waits_for is None:
+            return []
+        unused.waits_for.discard(host)
+        return self._part_or_free(number)
+
+    def _part_or_free(self, number: int) -> list[Order]:
+        unused = self._unused[number]
+        there = set(self._hosts.left())
+        which = {"key": list(unused.key), "number": number}
+        if unused.waits_for is None:
+            if not unused.closing or not there <= unused.hosts:
+                return []
+            del self._made[unused.key], self._orders_to_make[unused.key]
+            self.clocks.pop(str(number), None)
+            self.progress.pop(str(number), None)
+            self.overwritten.pop(number, None)
+            unused.waits_for = there
+            return self._hosts.to_all({"do": "part", **which})
+        if unused.waits_for & there:
+            return []
+        del self._unused[number]
+        return self._hosts.to_all({"do": "free", **which})
+
+
+def _key(report: Message) -> Key:
+    kind, which = report["key"]
+    return str(kind), which if isinstance(which, int) else str(which)

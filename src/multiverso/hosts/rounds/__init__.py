@@ -1,0 +1,1 @@
+"""Synchronous rounds along the chain of hosts."""

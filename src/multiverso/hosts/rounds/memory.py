@@ -1,0 +1,167 @@
+"""A table of synchronous rounds in this host's memory, as `rounds` reaches it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+import numpy as np
+
+from multiverso import layout as at
+from multiverso.hosts.peer.buffers import Array
+from multiverso.kernels import chained_node
+from multiverso.memory.words import load32, load64, store64
+from multiverso.shards.shard import Shard
+
+_HYPER_BYTES = 64
+_WORDS = np.dtype([("round", "<i8"), ("steps_before", "<i8"), ("hyper", "u1", _HYPER_BYTES)])
+
+
+class RoundMemory:
+    """Implements :class:`multiverso.hosts.rounds.rounds.state.Staged`. Keeps the table's memory mapped.
+
+    Args:
+        shard: the table, all of it mapped.
+        control: address of the job's control segment.
+        local: the workers of this host; of the others' slots one is where sums for an updater go.
+    """
+
+    def __init__(self, shard: Shard, control: int, local: Iterable[int]) -> None:
+        self._shard = shard
+        self._control = control
+        local = set(local)
+        self._local = _bits(local)
+        self._begins = int(shard.spec.updater == "add")
+        self.dtype = np.dtype(shard.spec.dtype)
+        self.elements = shard.spec.elements
+        self.chunk = int(shard.header["chunk_size"])
+        places = shard.places
+        other = next(worker for worker in range(shard.workers) if worker not in local)
+        store64(shard.base + at.TOTALS, places.slots + places.slot_stride * other)
+        name = shard.spec.dtype
+        self._members, self._wanted = chained_node.members_of.compiled(), chained_node.waits_for.compiled()
+        self._decide = chained_node.decide.compiled()
+        self._fold, self._fold_values = (
+            chained_node.fold.compiled(name),
+            chained_node.fold_values.compiled(name),
+        )
+        self._take, self._finish = chained_node.take.compiled(name), chained_node.finish.compiled(name)
+
+    def members(self, number: int) -> int | None:
+        """Returns who of this host takes part in a round, a bit each, or None while one is not ready."""
+        members = self._members(self._control, self._shard.base, self._local, number)
+        return None if members == -1 else members
+
+    def wanted(self, number: int) -> bool:
+        """Returns whether a live worker of this host waits for a round."""
+        return number > 0 and bool(self._wanted(self._control, self._shard.base, self._local, number))
+
+    def decide(self, number: int, members: int) -> None:
+        """Fixes who takes part in a round."""
+        self._decide(self._shard.base, number, members)
+
+    def fold(self, number: int, chunk: int, members: int, total: Array, count: int) -> int:
+        """Adds this host's part of a chunk; of round 0, what its workers have written as initial values."""
+        if number == 0:
+            return self._fold_values(self._shard.base, chunk, total, count)
+        return self._fold(self._shard.base, number, chunk, members, self._begins, total, count)
+
+    def finish(self, number: int, chunk: int, members: int, total: Array, count: int) -> int:
+        """Adds this host's part of a chunk, and writes the total where the workers wait for it."""
+        base, begins = self._shard.base, self._begins
+        return self._finish(self._control, base, number, chunk, members, begins, total, count)
+
+    def take(self, number: int, chunk: int, total: Array, count: int) -> None:
+        """Writes a chunk's total where the workers wait for it."""
+        self._take(self._control, self._shard.base, number, chunk, self._begins, total, count)
+
+    def written(self, chunk: int, total: Array) -> None:
+        """Reads a chunk of what a worker of this host has overwritten the values with."""
+        total[:] = self._shard.values()[self._place(chunk)]
+
+    def overwrite(self, chunk: int, total: Array) -> None:
+        """Overwrites a chunk of the last finished round."""
+        self._shard.values()[self._place(chunk)] = total
+
+    # -- for a host that lacks the values --------------------------------------------------------------------
+
+    def complete(self, round_number: int) -> bool | None:
+        """Returns whether the values after a round are here; None while workers still make them, False if nobody will.
+
+        With an updater the workers make them, each host's for itself.
+        """
+        if self._shard.committed >= round_number:
+            return True
+        return None if self._begins or any(map(self._works, range(self._shard.workers))) else False
+
+    def _works(self, worker: int) -> bool:
+        block = self._control + at.worker_block(worker)
+        here = (self._local >> worker) & 1 and self._shard.enrolled(worker)
+        alive = load32(block + at.LIVENESS) == at.ALIVE and load32(block + at.PARTICIPATION) == at.ACTIVE
+        return bool(here and alive) and not self._waits_elsewhere(block)
+
+    def _waits_elsewhere(self, block: int) -> bool:
+        """Whether a worker waits for all others: its read has raised, and one of them may need the values."""
+        kind, target = load32(block + at.WAIT_KIND), load64(block + at.WAIT_TARGET)
+        return kind == at.FOR_TABLE or (
+            kind == at.FOR_BARRIER and target > load64(self._control + at.RELEASED)
+        )
+
+    @functools.cached_property
+    def _pieces(self) -> list[tuple[int, int, int]]:
+        """Of each piece but the first the array, the values' or the updater's, its first element, and the one after."""
+        bounds = range(0, self.elements, self.chunk)
+        arrays = range(1 + len(self._shard.spec.state_names))
+        return [(array, low, min(self.elements, low + self.chunk)) for array in arrays for low in bounds]
+
+    def pieces(self) -> list[int]:
+        """Returns the bytes of each piece; the first one has the words that go with the values."""
+        itemsize = self.dtype.itemsize
+        return [_WORDS.itemsize, *((high - low) * itemsize for _, low, high in self._pieces)]
+
+    def give(self, piece: int, into: Array) -> None:
+        """Writes a piece of what there is after the last finished round."""
+        shard = self._shard
+        if piece == 0:
+            words = into.view(_WORDS)
+            words["round"], words["steps_before"] = shard.committed, load64(shard.base + at.STEPS_BEFORE)
+            words["hyper"] = self._hyper()
+            return
+        array, low, high = self._pieces[piece - 1]
+        whole = shard.values() if array == 0 else shard.states()[array - 1]
+        into.view(self.dtype)[:] = whole[low:high]
+
+    def put(self, piece: int, found: Array) -> None:
+        """Takes a piece; they come in their order."""
+        shard = self._shard
+        if piece == 0:
+            self._found = found.view(_WORDS).copy()
+            return
+        array, low, high = self._pieces[piece - 1]
+        side = int(self._found["round"][0]) & 1
+        start = shard.places.buffers[side] if array == 0 else shard.places.states[side]
+        start += max(0, array - 1) * self.elements * self.dtype.itemsize
+        shard.segment.array(start, self.elements, shard.spec.dtype)[low:high] = found.view(self.dtype)
+
+    def filled(self) -> int:
+        """All pieces are there: returns after which round that was."""
+        base, done = self._shard.base, int(self._found["round"][0])
+        self._hyper()[:] = self._found["hyper"][0]
+        store64(base + at.STEPS_BEFORE, int(self._found["steps_before"][0]))
+        store64(base + at.TAKING_PART, 0)
+        store64(base + at.TAKING_PART + 8, 0)
+        store64(base + at.DECIDED, done)
+        store64(base + at.ARRIVED, done * int(self._shard.header["chunk_count"]))
+        store64(base + at.COMMITTED, done)
+        return done
+
+    def _hyper(self) -> Array:
+        return self._shard.segment.array(at.HYPER, _HYPER_BYTES, "uint8")
+
+    def _place(self, chunk: int) -> slice:
+        return slice(chunk * self.chunk, (chunk + 1) * self.chunk)
+
+
+def _bits(workers: Iterable[int]) -> int:
+    bits = sum(1 << worker for worker in workers)
+    return bits - (1 << at.MAX_WORKERS) if bits >> (at.MAX_WORKERS - 1) else bits

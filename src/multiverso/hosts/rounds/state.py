@@ -1,0 +1,246 @@
+"""What a host keeps of each table's rounds, for ``rounds.py``: sums under way, totals, and how far everybody is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from multiverso.hosts.peer.buffers import Array, view
+from multiverso.hosts.peer.frames import NOTHING
+
+WINDOW = 16  # steps
+NO_BYTES: Array = np.empty(0, np.uint8)
+
+
+class Staged(Protocol):
+    """A table as its host's rounds reach it: what workers have staged, and where totals go."""
+
+    dtype: np.dtype[np.generic]
+    elements: int
+    chunk: int
+    """Elements of a chunk; the last may have fewer."""
+
+    def members(self, round_number: int) -> int | None:
+        """Returns who of this host takes part in a round, a bit each, or None while one is not ready."""
+
+    def wanted(self, round_number: int) -> bool:
+        """Returns whether a live worker of this host waits for a round."""
+
+    def decide(self, round_number: int, members: int) -> None:
+        """Fixes who takes part in a round."""
+
+    def fold(self, round_number: int, chunk: int, members: int, total: Array, count: int) -> int:
+        """Adds the members' part of a chunk to a sum of ``count`` contributions; returns how many there are then."""
+
+    def finish(self, round_number: int, chunk: int, members: int, total: Array, count: int) -> int:
+        """``fold`` and ``take`` at once, where no host comes after this one."""
+
+    def take(self, round_number: int, chunk: int, total: Array, count: int) -> None:
+        """A chunk's total has come."""
+
+    def written(self, chunk: int, total: Array) -> None:
+        """Reads a chunk of what a worker of this host has overwritten the values with."""
+
+    def overwrite(self, chunk: int, total: Array) -> None:
+        """Overwrites a chunk of the last finished round."""
+
+    # what a host that lacks the values gets from another one, in pieces
+
+    def complete(self, round_number: int) -> bool | None:
+        """Returns whether the values after a round are here; None while workers make them, False if nobody will."""
+
+    def pieces(self) -> list[int]:
+        """Returns the bytes of each piece."""
+
+    def give(self, piece: int, into: Array) -> None:
+        """Writes a piece of what there is after the last finished round."""
+
+    def put(self, piece: int, found: Array) -> None:
+        """Takes a piece; they come in their order."""
+
+    def filled(self) -> int:
+        """All pieces are there: returns after which round that was."""
+
+
+@dataclass(eq=False, slots=True)
+class Sum:
+    """Of a chunk: how many have contributed, and the bytes; none where nobody has.
+
+    Attributes:
+        overwrites: the chunk is of a turn that overwrites the values with one host's.
+        known: the last step whose total the head had when it began this one.
+    """
+
+    count: int
+    buffer: Array
+    length: int
+    overwrites: bool = False
+    known: int = 0
+
+    @property
+    def body(self) -> memoryview:
+        """What travels."""
+        return view(self.buffer, self.length) if self.count else NOTHING
+
+
+@dataclass(eq=False, slots=True)
+class Refill:
+    """The values of a table are asked of another host, between two turns: none begins here meanwhile.
+
+    Attributes:
+        then: called once they are here, or nobody has them.
+        source: the host that is asked; None: none yet.
+        asked: those that had nothing, and that one.
+        epoch: of the chain when it was asked.
+        confirmed: the last host of the chain has said that nothing has gone beyond this turn.
+        piece: which comes next.
+        over: they are here, and the next turn waits for ``Rounds.release``.
+    """
+
+    then: Callable[[bool], None]
+    source: int | None = None
+    asked: set[int] = field(default_factory=set)
+    epoch: int = 0
+    confirmed: bool = False
+    piece: int = 0
+    over: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Giving:
+    """What another host has asked for: ``ready`` is `Staged.complete` once that is known, ``piece`` goes next.
+
+    Attributes:
+        confirms: nothing but whether anything has gone beyond the step.
+    """
+
+    step: int
+    epoch: int
+    confirms: bool
+    piece: int = 0
+    ready: bool | None = None
+
+
+@dataclass(eq=False)
+class RoundTable:
+    """A table's books. Steps, turns and rounds: see ``rounds.py``.
+
+    Attributes:
+        number: the table's, in the job.
+        staged: how its memory is reached.
+        began: this host's initial values are written.
+        decided: the last turn of which it is fixed who takes part; ``members``: who of this host that is, a bit each.
+        overwrites: turns that carry a host's values, and which host's; ``passed``: how many of them are forgotten.
+        awaited: the last turn that a ``take`` waits for.
+        arrived, folded, received: the last step whose total is here; to which this host has added its part; whose sum
+            has come from the host before.
+        pushed: the last step whose sum went to the next host over this connection.
+        returned: the last step whose total went to the host before.
+        incoming: sums that wait for this host's workers, by step.
+        sums, totals: what was passed on and may be asked for again, by step.
+        theirs: neighbours that have said how far they are.
+        known: the last step whose total every host has: nobody asks for it any more.
+        wanted: the last round that somebody behind waits for; ``told``: and that the host before was told of.
+        waits_since: since when somebody waits for the round that is due; None: nobody does.
+        blank: the values are not here: sums and totals pass, and nothing is done with them (``refills.py``).
+        placed: it is known how far the chain is: of a blank one, once the host before has said so.
+        refill: the values are asked for; ``gives``: others ask for them here.
+    """
+
+    number: int
+    staged: Staged
+    began: bool = False
+    decided: int = -1
+    members: int = 0
+    overwrites: dict[int, int] = field(default_factory=dict)
+    passed: int = 0
+    awaited: int = 0
+    arrived: int = 0
+    folded: int = 0
+    received: int = 0
+    pushed: int = 0
+    returned: int = 0
+    incoming: dict[int, Sum] = field(default_factory=dict)
+    sums: dict[int, Sum] = field(default_factory=dict)
+    totals: dict[int, Sum] = field(default_factory=dict)
+    theirs: set[int] = field(default_factory=set)
+    known: int = 0
+    wanted: int = 0
+    told: int = 0
+    waits_since: float | None = None
+    blank: bool = False
+    placed: bool = True
+    refill: Refill | None = None
+    gives: dict[int, Giving] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        staged = self.staged
+        self.chunks = -(-staged.elements // staged.chunk)
+        """How many a turn has."""
+        self._size = staged.chunk * staged.dtype.itemsize
+        self._last_size = (staged.elements - (self.chunks - 1) * staged.chunk) * staged.dtype.itemsize
+
+    def size(self, chunk: int) -> int:
+        """Bytes of a chunk."""
+        return self._size if chunk < self.chunks - 1 else self._last_size
+
+    def turn_and_chunk(self, step: int) -> tuple[int, int]:
+        """Returns which turn a step belongs to, and which chunk it is."""
+        return divmod(step - 1, self.chunks)
+
+    def round_of(self, turn: int) -> int:
+        """Returns which of the workers' rounds a turn is: turns that overwrite are none."""
+        before = sum(other < turn for other in self.overwrites) if self.overwrites else 0
+        return turn - self.passed - before
+
+    def is_wanted(self, round_number: int) -> bool:
+        """Returns whether somebody here or behind waits for a round of which the host before was not told yet."""
+        return self.told < round_number and (self.wanted >= round_number or self.staged.wanted(round_number))
+
+    def members_if_ready(self, turn: int, overwrites: bool, heads: bool) -> int | None:
+        """Returns who of this host takes part in a turn, or None while it is not ready. Changes nothing.
+
+        Args:
+            turn: its number.
+            overwrites: the host before says that it is one that overwrites.
+            heads: whether this host is the first of the chain, which begins what somebody waits for.
+        """
+        if turn > max(self.decided, 0) and self.refill is not None:
+            return None
+        if self.blank:
+            return 0
+        if turn <= self.decided or turn in self.overwrites:
+            return self.members
+        if turn == 0:
+            return self.members if self.began else None
+        if overwrites:
+            return None  # the host before knows of it, this one does not yet
+        round_number = self.round_of(turn)
+        members = self.staged.members(round_number)
+        if members is None or (heads and self.wanted < round_number and not self.staged.wanted(round_number)):
+            return None
+        return members
+
+    def fix_members(self, turn: int, members: int) -> None:
+        """At a turn's first step: who of this host takes part stays as it is for all of it."""
+        if turn <= self.decided:
+            return
+        self.members, self.decided = members, turn
+        if turn > 0 and turn not in self.overwrites and not self.blank:
+            self.staged.decide(self.round_of(turn), members)
+
+    def forget(self) -> None:
+        """Drops the turns with a host's values that no host lacks."""
+        done = [turn for turn in self.overwrites if (turn + 1) * self.chunks + WINDOW <= self.arrived]
+        self.passed += len(done)
+        for turn in done:
+            del self.overwrites[turn]
+
+
+def numbers_of(table: RoundTable, found: Sum) -> npt.NDArray[np.generic]:
+    """Returns the memory of a sum as the table's numbers."""
+    return found.buffer[: found.length].view(table.staged.dtype)

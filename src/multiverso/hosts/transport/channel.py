@@ -1,0 +1,204 @@
+"""A connection that carries bytes both ways: one thread sends, another receives. An encrypted one is in ``tls.py``."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Protocol
+
+from multiverso.deadline import Deadline
+from multiverso.errors import StartupError
+
+FAR = float("inf")  # where nobody knows
+_EACH_SECONDS = 0.0005  # another megabyte for each of these: a way of 3 ms has as much as any
+
+
+def megabytes_for(seconds: float) -> int:
+    """Returns how many megabytes keep a connection busy where an answer takes so long at least: 2 to 8."""
+    return 2 + int(min(seconds / _EACH_SECONDS, 6))
+
+
+_MANY = 64
+_MIN_RTT_AT = 148  # of Linux's struct tcp_info: tcpi_min_rtt, in microseconds
+sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+class RefusedError(StartupError, ConnectionError):
+    """The other node refuses this one, or is not one of ours. Trying again does not help."""
+
+
+class Channel(Protocol):
+    """What the fabric and the control plane need of a connection. All of it raises OSError when that has ended."""
+
+    def send(self, *parts: bytes | bytearray | memoryview) -> None:
+        """Sends all of the parts, one after another; one thread at a time."""
+
+    def send_now(self, *parts: bytes | bytearray | memoryview) -> bool:
+        """Sends without waiting for the other side; False if some of it is left for :meth:`flush`, or the next send.
+
+        What is left is not copied: it must not change until then.
+        """
+
+    def flush(self) -> None:
+        """Sends what is left."""
+
+    def recv_into(self, view: memoryview) -> int:
+        """Waits for bytes, of some channels until the view is full; returns how many came, 0 at the end. One thread."""
+
+    def recv_now(self, view: memoryview) -> int:
+        """Returns how many bytes came, 0 at the end. One thread, which may be another than that of ``recv_into``.
+
+        Raises:
+            BlockingIOError: nothing is there yet.
+        """
+
+    def await_some(self) -> None:
+        """Waits until there is something to receive, or the end. Another thread may receive it meanwhile."""
+
+    @property
+    def holds_some(self) -> bool:
+        """Whether it may have bytes that ``await_some`` does not see in another thread: they have left the socket."""
+
+    def round_trip(self) -> float:
+        """Returns the shortest time in seconds that the way there and back has taken."""
+
+    def shutdown(self) -> None:
+        """Ends it for both sides: whoever waits in here goes on. Any thread may call it, more than once."""
+
+    def close(self) -> None:
+        """Frees the socket, once no thread is in here."""
+
+
+class OnSocket:
+    """What all channels do with their socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+        sockets.add(connection)
+
+    def await_some(self) -> None:
+        self._poll.poll()
+
+    @property
+    def holds_some(self) -> bool:
+        return False
+
+    def round_trip(self) -> float:
+        return round_trip_of(self._socket)
+
+    def shutdown(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Plain(OnSocket):
+    """Bytes as they are."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(connection)
+        self._rest: list[memoryview] = []
+
+    def send(self, *parts: bytes | bytearray | memoryview) -> None:
+        self.flush()
+        send_all(self._socket, parts)
+
+    def send_now(self, *parts: bytes | bytearray | memoryview) -> bool:
+        left = [*self._rest, *parts]
+        try:
+            sent = self._socket.sendmsg(left, (), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            sent = 0
+        if sent == sum(map(len, left)):
+            self._rest = []
+            return True
+        self._rest = [memoryview(part) for part in left]
+        drop(self._rest, sent)
+        return False
+
+    def flush(self) -> None:
+        if self._rest:
+            rest, self._rest = self._rest, []
+            send_all(self._socket, rest)
+
+    def recv_into(self, view: memoryview) -> int:
+        # a large frame comes in dozens of pieces: the system puts them together without waking this thread for each
+        return self._socket.recv_into(view, 0, socket.MSG_WAITALL)
+
+    def recv_now(self, view: memoryview) -> int:
+        return self._socket.recv_into(view, 0, socket.MSG_DONTWAIT)
+
+
+def send_all(connection: socket.socket, parts: Sequence[bytes | bytearray | memoryview]) -> None:
+    """Sends every byte of all parts with as few calls as it takes."""
+    left = [memoryview(part) for part in parts if len(part)]
+    while left:
+        drop(left, connection.sendmsg(left[:_MANY]))
+
+
+def drop(parts: list[memoryview], sent: int) -> None:
+    """Removes bytes from the front of what is to be sent, and parts in which there is nothing."""
+    while parts and sent >= len(parts[0]):
+        sent -= len(parts.pop(0))
+    if sent:
+        parts[0] = parts[0][sent:]
+
+
+def round_trip_of(connection: socket.socket) -> float:
+    """Returns the shortest way there and back in seconds: the system sees each acknowledgement."""
+    try:
+        told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT_AT + 4)
+    except OSError:
+        return FAR
+    if len(told) < _MIN_RTT_AT + 4:  # Linux before 4.6
+        return FAR
+    return int.from_bytes(told[_MIN_RTT_AT:], sys.byteorder) * 1e-6
+
+
+def receive_some(connection: socket.socket, most: int, deadline: Deadline) -> bytes:
+    """Returns what comes, at most so many bytes; nothing at the end.
+
+    Raises:
+        TimeoutError: nothing came in time.
+    """
+    left = deadline.left()
+    until = None if left == math.inf else time.monotonic() + left
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    while not poll.poll(500 if until is None else max(0.0, min(500.0, 1000 * (until - time.monotonic())))):
+        if until is not None and time.monotonic() >= until:
+            raise TimeoutError(f"the other host said nothing for {deadline}")
+    return connection.recv(most)
+
+
+def start_or_raise(thread: threading.Thread) -> None:
+    """Starts a thread of a connection.
+
+    Raises:
+        MemoryError: the system gives none, perhaps not for long.
+    """
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise MemoryError(str(error)) from error
+
+
+def _after_fork_in_child() -> None:
+    """A forked child that kept the sockets would let this host look connected after its end."""
+    for connection in list(sockets):
+        connection.close()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,150 @@
+"""From values to frames and back: which kernel does what to a chunk, and how it is coded on the way.
+
+The chunk is the caller's alone meanwhile; nothing here is in anybody's books.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from multiverso.hosts.peer import frames
+from multiverso.hosts.peer.buffers import Array, Buffers, view
+from multiverso.hosts.peer.frames import Header, ProtocolError
+from multiverso.hosts.values import codecs
+from multiverso.hosts.values.state import Away, Here, LinkTable, UnderWay
+from multiverso.kernels.agreeing import REST, SOME
+
+
+def numbers(part: Away | Here, buffer: Array) -> Array:
+    """Returns a buffer as a chunk's numbers."""
+    agreed = part.agreed
+    frame: Array = buffer[: agreed.nbytes].view(agreed.dtype)
+    return frame
+
+
+def make_push(table: LinkTable, part: Away, header: Header, ticket: int, pool: Buffers) -> UnderWay:
+    """Takes what has changed in this host's copy of a chunk into S and a frame."""
+    buffer = pool.take(part.agreed.nbytes)
+    frame = numbers(part, buffer)
+    kind, wire, flags, table_number, chunk, length, number = header
+    if wire == codecs.NATIVE:
+        found = table.copy.push(part.chunk, part.agreed, frame)
+        some, rest = bool(found & SOME), bool(found & REST)
+        if some:
+            length = frame.nbytes
+    else:
+        if table.copy.differ(part.chunk, part.agreed, frame):
+            wire, length, buffer = _coded(table, part, buffer, frame, pool)
+        some, rest = length > 0, True
+    made = Header(kind, wire, flags, table_number, chunk, length, number)
+    return UnderWay(made, view(buffer, length), buffer, some, rest, ticket)
+
+
+def take_push(
+    table: LinkTable, part: Here, header: Header, buffer: Array, pool: Buffers, peer: int
+) -> tuple[Header, Array]:
+    """Adds a push to the home's values; returns the answer's header and memory.
+
+    ``part.applied`` is its number once it is added: also where the answer fails, for lack of memory.
+
+    Raises:
+        ProtocolError: it is not a coded difference; nothing has changed.
+    """
+    copy, chunk = table.home, part.chunk
+    buffer = _decoded(part, header, buffer, pool)
+    frame = numbers(part, buffer)
+    if header.flags & frames.RULED and table.outer is not None and header.length:
+        spare = pool.take(frame.nbytes)  # all memory that this needs comes before anything is changed
+        before = numbers(part, spare)
+        table.outer.make_room(chunk.number, frame)
+        if not header.flags & frames.FRESH:
+            copy.advance(part.agreed, frame)
+        table.outer.step(chunk.number, None if header.flags & frames.REST else peer, frame, before)
+        if not header.flags & frames.FRESH:
+            if copy.convex:  # what the host has, less what comes: S as it would be before
+                np.subtract(part.agreed, frame, out=before)
+            copy.land(chunk, before, frame)  # into the values alone: S has it already
+            part.applied = header.number
+            header = header._replace(length=0)
+        pool.give(spare)
+    if header.flags & frames.FRESH:
+        copy.begin(chunk, part.agreed, frame)
+        part.applied = header.number
+        length = frame.nbytes if frame.any() else 0
+        return _answer(header, frames.VALUE, codecs.NATIVE, length, frames.WHOLE), buffer
+    wire = codecs.NATIVE if header.flags & frames.URGENT else table.wire.number
+    if wire == codecs.NATIVE:
+        found = (
+            copy.serve(chunk, part.agreed, frame) if header.length else copy.push(chunk, part.agreed, frame)
+        )
+        part.applied = header.number
+        length, flags = frame.nbytes if found & SOME else 0, 0 if found & REST else frames.WHOLE
+        return _answer(header, frames.ANSWER, wire, length, flags), buffer
+    if header.length:
+        copy.land(chunk, part.agreed, frame)
+    part.applied = header.number
+    if not copy.differ(chunk, part.agreed, frame):
+        return _answer(header, frames.ANSWER, wire, 0, frames.WHOLE), buffer
+    wire, length, buffer = _coded(table, part, buffer, frame, pool)
+    return _answer(header, frames.ANSWER, wire, length, 0), buffer
+
+
+def repeat_answer(table: LinkTable, part: Here, header: Header, buffer: Array) -> tuple[Header, Array]:
+    """The answer to a push that was applied before: S itself."""
+    frame = numbers(part, buffer)
+    frame[:] = part.agreed
+    return _answer(header, frames.VALUE, codecs.NATIVE, frame.nbytes, 0), buffer
+
+
+def _answer(push: Header, kind: int, wire: int, length: int, flags: int) -> Header:
+    return Header(kind, wire, flags, push.table, push.chunk, length, push.number)
+
+
+def take_answer(table: LinkTable, part: Away, header: Header, buffer: Array, pool: Buffers) -> None:
+    """Adds the home's answer to this host's copy.
+
+    Raises:
+        ProtocolError: it is not a coded difference; nothing has changed.
+    """
+    buffer = _decoded(part, header, buffer, pool)
+    do = table.copy.catch_up if header.kind == frames.VALUE else table.copy.land
+    do(part.chunk, part.agreed, numbers(part, buffer))
+    pool.give(buffer)
+
+
+def take_back(table: LinkTable, part: Away, frame: UnderWay, pool: Buffers) -> None:
+    """S goes back to what it was before a push that will never be answered."""
+    if frame.header.length:
+        buffer = _decoded(part, frame.header, frame.buffer, pool)
+        with np.errstate(all="ignore"):
+            part.agreed -= numbers(part, buffer)
+
+
+def _coded(
+    table: LinkTable, part: Away | Here, buffer: Array, frame: Array, pool: Buffers
+) -> tuple[int, int, Array]:
+    """Codes a difference; S goes as far as the other side will read. Returns the format, bytes, and where they are."""
+    coded = pool.take(codecs.longest(table.wire.number, frame.size, frame.itemsize))
+    length = codecs.encode(table.wire, frame, coded)
+    if length:
+        table.copy.advance(part.agreed, frame)
+    if length < 0:
+        pool.give(coded)
+        return codecs.NATIVE, frame.nbytes, buffer
+    pool.give(buffer)
+    return table.wire.number, length, coded
+
+
+def _decoded(part: Away | Here, header: Header, buffer: Array, pool: Buffers) -> Array:
+    if not header.length:
+        numbers(part, buffer)[:] = 0
+        return buffer
+    if header.wire == codecs.NATIVE:
+        return buffer
+    plain = pool.take(part.agreed.nbytes)
+    try:
+        codecs.decode(header.wire, buffer[: header.length], numbers(part, plain))
+    except ValueError as error:
+        raise ProtocolError(f"a push or answer of chunk {part.chunk.number}: {error}") from error
+    pool.give(buffer)
+    return plain

@@ -1,0 +1,212 @@
+"""The tables of a fabric: what a host holds of each, which host is the home of which chunk, and who lost that part.
+
+Where a rule between hosts decides, the shared values are no host's own (``shared_values.py``), and this host's
+copy pushes to them over a link to itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from ctypes import addressof, c_int32
+from dataclasses import dataclass, replace
+
+from multiverso import layout as at
+from multiverso.errors import MultiversoError
+from multiverso.hosts.peer.buffers import Array
+from multiverso.hosts.values.codecs import Wire
+from multiverso.hosts.values.copies import Changes, Copy, Versions, homes_of, rehomed
+from multiverso.hosts.values.link import Link
+from multiverso.hosts.values.options import RuleBetween
+from multiverso.hosts.values.pace import Every
+from multiverso.hosts.values.shared_values import SharedValues
+from multiverso.memory import words
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A table on this host.
+
+    Attributes:
+        copy: the host's own.
+        changes: of it, counted by all links together.
+        homes: of each chunk, the host where it lives.
+        wire: the format of what this host sends.
+        every: how often a pass begins.
+        outer: the rule between hosts, with the shared values of what lives here; None where they are summed.
+    """
+
+    copy: Copy
+    changes: Changes
+    homes: list[int]
+    wire: Wire
+    every: Every
+    outer: SharedValues | None
+
+    def close(self) -> None:
+        """Lets go of the memory: nothing is in it afterwards."""
+        self.copy.close()
+        if self.outer is not None:
+            self.outer.copy.close()
+
+
+class HeldTables:
+    """All of them. Owner: the fabric, whose lock guards it.
+
+    Args:
+        host: this host's number.
+        hosts: how many there are.
+        survivors: the hosts that were left after each loss so far.
+    """
+
+    def __init__(self, host: int, hosts: int, survivors: Sequence[Sequence[int]]) -> None:
+        self._host, self._hosts = host, hosts
+        self.survivors = [list(left) for left in survivors]
+        self._held: dict[int, Held] = {}
+        self._versions = Versions()
+        self._rest = Rest()
+
+    def add(self, number: int, copy: Copy, wire: str, every: Every | None, rule: str) -> Held:
+        """Makes what a table needs, and gives its chunks homes; the other arguments are those of ``Fabric.attach``.
+
+        Raises:
+            MultiversoError: there is one of this number.
+        """
+        if number in self._held:
+            raise MultiversoError(f"table {number} is attached already")
+        # rounded, a difference goes too far, and a variance may be small beside what has the same scale
+        coded = Wire.of("native" if copy.convex else wire, copy.dtype)
+        ruled = RuleBetween.of(rule, copy.dtype)
+        homes = homes_of(number, len(copy.chunks), list(range(self._hosts)))
+        for left in self.survivors:
+            homes = rehomed(homes, left)
+        outer = None
+        if ruled.name != "sum":
+            alive = len(self.survivors[-1]) if self.survivors else self._hosts
+            outer = SharedValues.of(ruled, alive, copy, number)
+        held = self._held[number] = Held(copy, Changes(copy.version), homes, coded, every or Every(), outer)
+        self._watch()
+        return held
+
+    def remove(self, number: int) -> Held:
+        """Forgets a table; returns it, to be closed once no link has it."""
+        held = self._held.pop(number)
+        self._watch()
+        return held
+
+    def _watch(self) -> None:
+        self._versions.watch({number: held.copy for number, held in self._held.items()})
+
+    def attach_to(self, link: Link, number: int) -> None:
+        """Gives a table to a link."""
+        held = self._held[number]
+        link.attach(
+            number,
+            held.copy,
+            held.changes,
+            held.homes,
+            held.wire,
+            held.every,
+            len(self.survivors),
+            held.outer,
+        )
+
+    def attach_all_to(self, link: Link) -> None:
+        """Gives all tables to a link."""
+        for number in self._held:
+            self.attach_to(link, number)
+
+    @property
+    def ruled(self) -> list[int]:
+        """The tables with a rule between hosts."""
+        return [number for number, held in self._held.items() if held.outer is not None]
+
+    def rehome(self, hosts: list[int], gone: Iterable[Link], left: Mapping[int, Link]) -> None:
+        """Gives what lived at lost hosts new homes.
+
+        Args:
+            hosts: those that are left.
+            gone: the links to the lost ones, whose threads have ended.
+            left: all other links by host, this host's to itself included where there is one.
+        """
+        self.survivors.append(hosts)
+        lost = list(gone)
+        for number, held in self._held.items():
+            homes = rehomed(held.homes, hosts)
+            moved = [chunk for chunk, home in enumerate(held.homes) if homes[chunk] != home]
+            agreed: dict[int, Array] = {}
+            for link in lost:
+                agreed.update(link.hand_over(number))
+            here = [chunk for chunk in moved if homes[chunk] == self._host]
+            self._held[number] = replace(held, homes=homes)
+            if held.outer is not None:
+                held.outer.regroup(len(hosts), {chunk: agreed[chunk] for chunk in here})
+            for peer, link in left.items():
+                if peer in hosts and (peer != self._host or held.outer is not None):
+                    away = {chunk: agreed[chunk] for chunk in moved if homes[chunk] == peer}
+                    link.regroup(number, len(self.survivors), away, here)
+
+    def look(self, resting: bool) -> bool:
+        """Asks the versions of all tables; returns whether this host's workers have changed one.
+
+        Args:
+            resting: workers that change one from now on are to end the next :meth:`rest`.
+        """
+        if resting:
+            self._rest.announce()
+        moved = False
+        for number, version in self._versions.read().items():
+            changes = self._held[number].changes
+            moved |= changes.version != version
+            changes.version = version
+        return moved
+
+    def rest(self, seconds: float) -> None:
+        """Sleeps until a worker changes a table, or somebody calls :meth:`wake`. The one method without the lock."""
+        self._rest.sleep(seconds)
+
+    def wake(self) -> None:
+        """Ends :meth:`rest`."""
+        self._rest.wake()
+
+    def rest_on(self, control: int) -> None:
+        """Says where a job's control segment is, whose workers end :meth:`rest`."""
+        self._rest.share(control)
+
+    def close(self) -> None:
+        """Refuses whatever would still go into a table's memory."""
+        for held in list(self._held.values()):
+            held.copy.close()
+
+
+_NAP_SECONDS = 0.005
+
+
+class Rest:
+    """A sleep that ends when a worker changes a table. One thread sleeps, any may wake it.
+
+    The word on which it sleeps is 1 from when that is announced until somebody ends it. Who sleeps looks at the tables
+    after it was announced: so a worker either finds the word, or was seen.
+    """
+
+    def __init__(self) -> None:
+        self._own = c_int32(0)
+        self._word = addressof(self._own)
+
+    def share(self, control: int) -> None:
+        """Says where the control segment is, in which workers find the word. Until then a sleep is a nap."""
+        self._word = control + at.NODE_RESTS
+
+    def announce(self) -> None:
+        """Asks workers to end the sleep that may follow."""
+        words.store32(self._word, 1)
+
+    def sleep(self, seconds: float) -> None:
+        """Sleeps for at most so long, unless it was ended since it was announced."""
+        word = self._word
+        words.wait_for_change(
+            word, 1, min(seconds, _NAP_SECONDS) if word == addressof(self._own) else seconds
+        )
+
+    def wake(self) -> None:
+        """Ends a sleep, or one that was announced."""
+        words.bump_and_wake(self._word)

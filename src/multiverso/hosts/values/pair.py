@@ -1,0 +1,388 @@
+"""The threads and the connection of one link: one thread receives (and connects anew), one sends."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from multiverso.deadline import Deadline
+from multiverso.errors import MultiversoError
+from multiverso.hosts.peer.frames import OF_ROUNDS, OPEN, Outgoing, ProtocolError, Reader
+from multiverso.hosts.transport.channel import Channel, RefusedError, start_or_raise
+from multiverso.hosts.transport.handshake import HANDSHAKE_SECONDS, Begun, Hello
+from multiverso.hosts.values.link import Link
+from multiverso.hosts.values.pace import Pace
+from multiverso.node_log import log
+
+_SOONEST_SECONDS, _LATEST_SECONDS = 0.02, 1.0
+_MOST_PAUSE_SECONDS = 0.05
+_SMALL_BYTES = 16 * 1024
+_COUNTED_TOGETHER = 8  # small frames
+Dial = Callable[[int, Deadline, Begun], tuple[Channel, Hello]]
+
+
+class Pair:
+    """What keeps a link connected.
+
+    Args:
+        link: the pair's books.
+        pace: the node's budget.
+        dial: connects with a generation; None where the peer does.
+    """
+
+    def __init__(self, link: Link, pace: Pace, dial: Dial | None) -> None:
+        self.link = link
+        self.failed: str | None = None
+        self._pace, self._dial = pace, dial
+        self._wake = threading.Condition()
+        self._poked = self._closing_soon = False
+        self._reaching: socket.socket | None = None  # while it dials
+        self._dialling = False  # until a connection is there: it may take long, and touches nothing
+        self._closing = threading.Event()
+        self._sending = (
+            threading.Lock()
+        )  # who has it sends: frames go out in the order in which they were made
+        self._receiving = threading.Lock()
+        self._reader: Reader | None = None
+        self._leaves_some = False
+        self._uncounted = 0
+        self._live: Channel | None = None
+        self._unsent: Outgoing | None = None  # of which a part is left in the channel
+        self._channel: Channel | None = None
+        self._offered: tuple[Channel, Hello] | None = None
+        self._last = (0, 0)
+        self._carried = False  # whether values have come over the last connection
+        self._generation = 0
+        self._thread = threading.Thread(target=self._run, name=f"multiverso-in-{link.peer}", daemon=True)
+
+    def dial_with(self, dial: Dial) -> None:
+        """Says that this side connects, and how, from the next time on."""
+        self._dial = dial
+
+    def start(self) -> None:
+        """Begins to connect, unless it does so already."""
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def poke(self) -> None:
+        """Says that there may be something to send."""
+        with self._wake:
+            self._poked = True
+            self._wake.notify_all()
+
+    def pump(self) -> None:
+        """Sends from this thread what the system takes at once: it is still in this processor's cache.
+
+        A change of threads costs more than that. What waits for the other side is the sender's, and so are large
+        pushes, which are computed first: meanwhile this thread may receive.
+        """
+        if self._pump_leaves_some():
+            self.poke()
+
+    def _pump_leaves_some(self) -> bool:
+        """Like :meth:`pump`; returns whether the sender is to be told."""
+        if self._sending.acquire(blocking=False):
+            try:
+                left = self._pump(self._live)
+            except (OSError, MemoryError) as error:
+                self._log_if_unsendable(error)
+                if self._live is not None:
+                    self._live.shutdown()
+                return False
+            finally:
+                self._sending.release()
+        else:
+            left = self.link.wait(time.monotonic())
+        return left is not None
+
+    def _pump(self, channel: Channel | None) -> float | None:
+        """Returns the seconds until there is something for the sender, 0 for at once, None for nothing."""
+        if channel is None:
+            return None
+        if self._unsent is not None:
+            return 0.0
+        while True:
+            outgoing = self.link.next(time.monotonic(), _SMALL_BYTES)
+            if outgoing is None:
+                return self.link.wait(time.monotonic())
+            self._unsent = outgoing
+            if not channel.send_now(outgoing.header.pack(), outgoing.body):
+                return 0.0
+            self._sent()
+            if not self.link.has_something:
+                return None
+
+    def _sent(self) -> None:
+        """What :meth:`pump` has begun to send is sent, or its connection has ended."""
+        unsent, self._unsent = self._unsent, None
+        if unsent is not None:
+            self.link.sent(unsent)
+
+    def offer(self, channel: Channel, hello: Hello) -> None:
+        """The peer has connected. It takes the place of an older connection, whose threads end first."""
+        with self._wake:
+            newer = hello.incarnation != self._last[0] or hello.generation > self._last[1]
+            if self._dial is not None or not newer or self._closing.is_set():
+                refused, offered = channel, None
+            else:
+                refused, offered = None, self._offered
+                self._offered, self._last = (channel, hello), (hello.incarnation, hello.generation)
+                if self._channel is not None:
+                    self._channel.shutdown()
+            self._wake.notify_all()
+        for unwanted in (refused, offered[0] if offered else None):
+            if unwanted is not None:
+                unwanted.shutdown()
+                unwanted.close()
+
+    def interrupt(self) -> None:
+        """Ends the connection, as a fault of the network would; the next one begins at once."""
+        with self._wake:
+            if self._channel is not None:
+                self._channel.shutdown()
+
+    def close(self, deadline: Deadline) -> None:
+        """Says goodbye and ends the threads."""
+        self._closing_soon = True
+        self.link.bye()
+        self.poke()
+        with self._wake:
+            # what is said last is sent, if the peer takes it
+            self._wake.wait_for(lambda: not self.link.has_words, deadline.left(0.2))
+        self._closing.set()
+        self._let_go()
+        if self._thread.ident is not None:
+            self._thread.join()
+        if self._offered is not None:
+            self._offered[0].close()
+
+    def end(self) -> threading.Thread | None:
+        """Ends the connection at once, with a peer that is lost; returns the thread if it still waits for one.
+
+        A thread that looks up a host's address may do so for seconds. It leaves the link alone from now on, and ends
+        when it is through; any other has ended when this returns.
+        """
+        self._closing.set()
+        with self._wake:
+            dialling = self._dialling
+        self._let_go()
+        if self._thread.ident is None:
+            return None
+        if dialling:
+            return self._thread
+        self._thread.join()
+        if self._offered is not None:
+            self._offered[0].close()
+        return None
+
+    # -- the receiving thread --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        pause = _SOONEST_SECONDS
+        while not self._closing.is_set():
+            began, self._carried = time.monotonic(), False
+            try:
+                found = self._connection()
+                if found is not None:
+                    self._converse(*found)
+            except RefusedError as error:
+                self.failed = str(error)
+                log(f"host {self.link.peer}: {error}")
+                return
+            except (OSError, MultiversoError, MemoryError) as error:
+                if isinstance(error, (ProtocolError, MemoryError)):
+                    log(f"the connection to host {self.link.peer} was closed: {error}")
+            # at once where the connection has carried something: a second for each cut is what a bad link would cost
+            lasted = self._carried or time.monotonic() - began > 1
+            pause = _SOONEST_SECONDS if lasted else min(_LATEST_SECONDS, 2 * pause)
+            if self._dial is not None:
+                self._closing.wait(pause)
+
+    def _connection(self) -> tuple[Channel, Hello] | None:
+        if self._dial is not None:
+            self._generation += 1
+            with self._wake:
+                self._dialling = True
+            return self._dial(self._generation, Deadline.after(HANDSHAKE_SECONDS), self._note_reaching)
+        with self._wake:
+            self._wake.wait_for(lambda: self._offered is not None or self._closing.is_set())
+            offered, self._offered = self._offered, None
+            if offered is not None and self._closing.is_set():
+                offered[0].close()
+                return None
+            return offered
+
+    def _note_reaching(self, way: socket.socket) -> None:
+        with self._wake:
+            self._reaching = way
+            if self._closing.is_set():
+                raise OSError("this end is closing")
+
+    def _let_go(self) -> None:
+        """Ends what the receiving thread waits for, once it is told to end."""
+        with self._wake:
+            for channel in (self._channel, self._offered[0] if self._offered else None):
+                if channel is not None:
+                    channel.shutdown()
+            if self._reaching is not None and self._channel is None:
+                with contextlib.suppress(OSError):  # it has not begun, or is over
+                    self._reaching.shutdown(socket.SHUT_RDWR)
+            self._wake.notify_all()
+
+    def _converse(self, channel: Channel, hello: Hello) -> None:
+        ended, begun = threading.Event(), False
+        sender = threading.Thread(
+            target=self._send, args=(channel, ended), name=f"multiverso-out-{self.link.peer}", daemon=True
+        )
+        try:
+            with self._wake:
+                self._channel, self._dialling, self._reaching = channel, False, None
+                if self._closing.is_set() or self._offered is not None:
+                    return
+            begun = True
+            self.link.connect(hello.incarnation)
+            self.link.at_distance(channel.round_trip())
+            with self._sending:
+                self._live = channel
+            start_or_raise(sender)
+            self._reader = Reader(self.link.accept)
+            self._receive(channel)
+        finally:
+            ended.set()
+            channel.shutdown()
+            self.poke()
+            if sender.ident is not None:
+                sender.join()
+            with self._receiving:
+                self._reader = None
+            with self._sending:
+                self._live = None
+                self._sent()
+            with self._wake:
+                self._channel = None
+            if begun:  # else another pair may have its place, and a connection
+                self.link.cut()
+            channel.close()
+
+    def _receive(self, channel: Channel) -> None:
+        used = time.thread_time()
+        while True:
+            channel.await_some()
+            with self._receiving:
+                while True:
+                    reader = self._reader
+                    if reader is None:  # who waited here has received what no node sends, or the end
+                        return
+                    try:
+                        # a frame that has begun to come is waited for: nobody else can receive meanwhile
+                        count = self._take(reader, channel.recv_into if reader.inside else channel.recv_now)
+                    except BlockingIOError:
+                        break
+                    if not count:
+                        return
+                    pause = 0.0
+                    if (
+                        self._uncounted >= _COUNTED_TOGETHER
+                    ):  # a small frame takes as long as counting it does
+                        used, self._uncounted = self._spend(used), 0
+                        pause = self.link.pause(time.monotonic())
+                    self._tell()
+                    if (
+                        pause
+                    ):  # this node has done enough for others lately: what they push waits in the connection
+                        self._closing.wait(min(pause, _MOST_PAUSE_SECONDS))
+
+    def receive_now(self) -> None:
+        """Receives in the calling thread what is there already, unless another one does so."""
+        if not self._receiving.acquire(blocking=False):
+            return
+        try:
+            channel, reader = self._channel, self._reader
+            if channel is None or reader is None:
+                return
+            try:
+                while self._take(reader, channel.recv_now):
+                    # what has left the socket is taken here: the receiving thread would not be woken for it
+                    if not channel.holds_some:
+                        self._tell()
+                        return
+            except BlockingIOError:
+                self._tell()
+                return
+            except (OSError, MultiversoError, MemoryError) as error:
+                if isinstance(error, (ProtocolError, MemoryError)):
+                    log(f"the connection to host {self.link.peer} was closed: {error}")
+            self._reader = None  # the receiving thread ends this connection
+            channel.shutdown()
+        finally:
+            self._receiving.release()
+
+    def _take(self, reader: Reader, recv: Callable[[memoryview], int]) -> int:
+        """Receives, and does what is to do with what is whole; returns how many bytes came, 0 at the end."""
+        count = recv(reader.room())
+        if count:
+            whole = reader.filled(count)
+            while whole is not None:
+                header, body = whole
+                self.link.arrived(header, body, time.monotonic())
+                self._carried |= header.length > 0 and header.kind != OPEN
+                # what frames of rounds have moved is sent already
+                if header.kind not in OF_ROUNDS and self.link.has_something:
+                    self._leaves_some |= self._pump_leaves_some()
+                self._uncounted += 1 + header.length // _SMALL_BYTES
+                whole = reader.filled(0)
+        return count
+
+    def _tell(self) -> None:
+        """Wakes others, last: who wakes before this thread waits has to wait for the interpreter, and wakes twice."""
+        self.link.tell_settled()
+        if self._leaves_some:
+            self._leaves_some = False
+            self.poke()
+
+    # -- the sending thread ----------------------------------------------------------------------------------
+
+    def _send(self, channel: Channel, ended: threading.Event) -> None:
+        try:
+            self._send_until(channel, ended)
+        except (OSError, MultiversoError, MemoryError) as error:
+            self._log_if_unsendable(error)
+        finally:
+            channel.shutdown()  # whatever it was: the receiver goes on to the next connection, and nobody waits here
+
+    def _log_if_unsendable(self, error: Exception) -> None:
+        if isinstance(error, (MultiversoError, MemoryError)):  # else the connection is over
+            log(f"the connection to host {self.link.peer} was closed, since nothing can be sent: {error!r}")
+
+    def _send_until(self, channel: Channel, ended: threading.Event) -> None:
+        used = time.thread_time()
+        while True:
+            with self._wake:
+                wait = self.link.wait(time.monotonic())
+                if wait != 0.0 and not self._poked and not ended.is_set():
+                    self._wake.wait(wait)
+                self._poked = False
+            if ended.is_set():
+                return
+            with self._sending:
+                channel.flush()
+                self._sent()
+                outgoing = self.link.next(time.monotonic())
+                if outgoing is None:
+                    continue
+                try:
+                    channel.send(outgoing.header.pack(), outgoing.body)
+                finally:
+                    self.link.sent(outgoing)
+            if self._closing_soon and not self.link.has_words:
+                with self._wake:
+                    self._wake.notify_all()
+            used = self._spend(used)
+
+    def _spend(self, before: float) -> float:
+        now = time.thread_time()
+        self._pace.spent(time.monotonic(), now - before)
+        return now
