@@ -148,13 +148,13 @@ class Ledger:
         ids, values, _ = batch(life, started)
         hand = self.hand(worker_id)
         position = load64(hand + at.HAND_POSITION)
-        if load64(hand + at.HAND_USER) == 0:  # it was before the call took its hand, or after it was over
-            position = 0
+        if load64(hand + at.HAND_USER) <= 0 or position < 0:  # before it did so, or after it was over
             for row, value in zip(ids.tolist(), values.tolist(), strict=True):
                 self.possible.setdefault(row, []).append(value)
         else:
             np.add.at(self.expected, ids[:position], values[:position])
-            self.possible.setdefault(int(ids[position]), []).append(int(values[position]))
+            for row, value in zip(ids[position : position + 1], values[position : position + 1], strict=True):
+                self.possible.setdefault(int(row), []).append(int(value))
 
     def count(self, worker_id: int) -> None:
         """Enters what a worker had to do for the dead; the next life of its number counts from 0."""
@@ -198,11 +198,12 @@ def run(kills: int, workers: int, seed: int, stepped: float = 0.0, epoch: int = 
                 time.sleep(chance.random() * 0.02)
                 victim = lives.pop(chance.randrange(len(lives)))
                 if chance.random() < stepped:
-                    row = ledger.hand(victim.worker_id) + at.HAND_ROW
+                    hand = ledger.hand(victim.worker_id)
+                    word = hand + chance.choice((at.HAND_ROW, at.HAND_USER))
                     further = chance.randrange(chance.choice((1, 6, 51, 501)))
                     result["stepped"] += kill_at(
                         victim.process.pid or 0,
-                        lambda row=row: load64(row) != 0,  # type: ignore[misc]
+                        lambda word=word: load64(word) != 0,  # type: ignore[misc]
                         further,
                     )
                 elif chance.random() < 0.3:

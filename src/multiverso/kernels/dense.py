@@ -201,7 +201,7 @@ def add(
     values = array_at(base + head.buffer_0, delta.size, delta)
     stripes, length = head.stripe_count, head.stripe_size
     rows = rows_of(base, me)
-    hand = take_hand(rows, control, me)
+    hand = take_hand(rows, control, me, -1)
     if hand < 0:
         return -hand
     owner = owner_of(rows, control, me, hand)
@@ -237,7 +237,7 @@ def read_stripe(rows, control, me, stripe, out, values):
         fence_acquire()
         if load_acquire64(address) == word:
             return word
-    hand = take_hand(rows, control, me)
+    hand = take_hand(rows, control, me, -1)
     if hand < 0:
         return hand
     word = hold(rows, control, me, owner_of(rows, control, me, hand), hand, stripe)
@@ -288,7 +288,7 @@ def put(
     values = array_at(base + head.buffer_0, source.size, source)
     stripes, length = head.stripe_count, head.stripe_size
     rows = rows_of(base, me)
-    hand = take_hand(rows, control, me)
+    hand = take_hand(rows, control, me, -1)
     if hand < 0:
         return -hand
     owner = owner_of(rows, control, me, hand)
@@ -326,7 +326,7 @@ def exchange(
     stripes, length = head.stripe_count, head.stripe_size
     delta = scratch(_CHUNK, local)
     rows = rows_of(base, me)
-    hand = take_hand(rows, control, me)
+    hand = take_hand(rows, control, me, -1)
     if hand < 0:
         return -hand
     owner = owner_of(rows, control, me, hand)

@@ -3,7 +3,7 @@
 One stripe at a time, with a hand of this worker's that was taken before::
 
     rows = rows_of(base, me)
-    hand = take_hand(rows, control, me)
+    hand = take_hand(rows, control, me, -1)
     if hand < 0:
         return -hand
     owner = owner_of(rows, control, me, hand)
@@ -69,7 +69,7 @@ def rows_of(base, me):
 def lock_stripe(control, base, me, stripe):
     """Takes a stripe's word, and a hand for it: HELD, or TIMED_OUT."""
     rows = rows_of(base, me)
-    hand = take_hand(rows, control, me)
+    hand = take_hand(rows, control, me, -1)
     if hand < 0:
         return -hand
     value = hold(rows, control, me, owner_of(rows, control, me, hand), hand, stripe)

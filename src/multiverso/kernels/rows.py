@@ -158,13 +158,13 @@ def add_rows(
     columns, shift, state = head.columns, head.shift, head.state_0
     values = array_at(base + head.buffer_0, head.elements, delta)
     rows = rows_of(base, me)
-    hand = take_hand(rows, control, me)
+    first = load64(call + at.CALL_DONE)
+    hand = take_hand(rows, control, me, first)
     if hand < 0:
         return -hand
     # `rows` is large to hand on for each row, so plain adds do `hold`, `keep` and `let_go` here
     owner, words, start, stride = owner_of(rows, control, me, hand), rows.words, rows.values, rows.stride
     kept, states, source = rows.kept, rows.states, np.int64(delta.ctypes.data)
-    first = load64(call + at.CALL_DONE)
     for i in range(first, min(first + _AHEAD, ids.size)):
         _send_for(rows, int(ids[i]))
     for i in range(first, ids.size):
@@ -266,12 +266,13 @@ def exchange_rows(
     values = array_at(base + head.buffer_0, head.elements, local)
     delta = scratch(_PART, local)
     rows = rows_of(base, me)
-    if load64(call + at.CALL_DONE) < ids.size:
-        hand = take_hand(rows, control, me)
+    first = load64(call + at.CALL_DONE)
+    if first < ids.size:
+        hand = take_hand(rows, control, me, first)
         if hand < 0:
             return -hand
         owner = owner_of(rows, control, me, hand)
-        for i in range(load64(call + at.CALL_DONE), ids.size):
+        for i in range(first, ids.size):
             if i + _AHEAD < ids.size:
                 _send_for(rows, int(ids[i + _AHEAD]))
             row = int(ids[i])

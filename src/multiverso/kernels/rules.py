@@ -68,7 +68,7 @@ def apply_rule(
     stripes, length = head.stripe_count, head.stripe_size
     delta = scratch(_PART, local)
     rows = rows_of(base, me)
-    hand = take_hand(rows, control, me)
+    hand = take_hand(rows, control, me, -1)
     if hand < 0:
         return -hand
     owner = owner_of(rows, control, me, hand)

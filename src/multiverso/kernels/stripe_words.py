@@ -121,8 +121,12 @@ def life_of(control, me):
 
 
 @inner
-def take_hand(rows, control, me):
-    """Address of a hand of this worker's that no other thread of it uses, or -TIMED_OUT."""
+def take_hand(rows, control, me, position):
+    """Address of a hand of this worker's that no other thread of it uses, or -TIMED_OUT.
+
+    ``position`` is how far a call that changes rows has come; -1: this one changes none. It is in the hand before the hand says who is using it: where a worker is
+    killed between the two stores, the hand must not vouch for the position that the call before it had reached.
+    """
     life = life_of(control, me)
     first = rows.hands + rows.hand_bytes * rows.each * me
     began = 0
@@ -130,7 +134,10 @@ def take_hand(rows, control, me):
     while True:
         for slot in range(rows.each):
             hand = first + rows.hand_bytes * slot
-            if load_acquire64(hand + at.HAND_USER) == 0 and compare_swap64(hand + at.HAND_USER, 0, life) == 0:
+            user = hand + at.HAND_USER
+            if load_acquire64(user) == 0 and compare_swap64(user, 0, -life) == 0:
+                store_release64(hand + at.HAND_POSITION, position)
+                store_release64(user, life)
                 return hand
         tries += 1
         if tries <= YIELDS:
@@ -231,7 +238,7 @@ def settle_hands(rows, control, me):
     life = life_of(control, me)
     for slot in range(rows.each):
         hand = rows.hands + rows.hand_bytes * (rows.each * me + slot)
-        if load_acquire64(hand + at.HAND_USER) == life:
+        if abs(load_acquire64(hand + at.HAND_USER)) == life:
             continue  # a thread of this life is using it
         owner = owner_of(rows, control, me, hand)
         word = load_acquire64(hand + at.HAND_WORD) - 1
@@ -338,7 +345,7 @@ def settled(rows, control, me, word):
     value = load_acquire64(word_at(rows, word))
     if value & OWNER == 0:
         return value
-    hand = take_hand(rows, control, me)
+    hand = take_hand(rows, control, me, -1)
     if hand < 0:
         return hand
     value = await_word(rows, control, me, hand, word)
@@ -349,7 +356,7 @@ def settled(rows, control, me, word):
 @inner
 def _read_held(rows, control, me, row, to, size):
     """Reads a row of a hot block under its word, which is given back unchanged: 0, or a code."""
-    hand = take_hand(rows, control, me)
+    hand = take_hand(rows, control, me, -1)
     if hand < 0:
         return -hand
     word = row >> rows.shift

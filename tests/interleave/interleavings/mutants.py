@@ -205,6 +205,15 @@ WRITTEN = (
     if value""",
     ),
     (
+        "a hand has its call's position before it says who uses it",
+        "stripe_words",
+        """                store_release64(hand + at.HAND_POSITION, position)
+                store_release64(user, life)
+""",
+        """                store_release64(user, life)
+""",
+    ),
+    (
         "the updater's arrays are put back with the row",
         "stripe_words",
         "move(place, hand + rows.copy + (state + 1) * rows.kept, rows.kept)",

@@ -160,14 +160,28 @@ class _Job:
             assert (array == array[:, :1]).all(), f"a torn row: {array.tolist()}"
             for worker in range(self.world.capacity):
                 more = ((array[:, 0] >> (8 * worker)) & 0xFF) - self.done[worker]
-                assert self._is_prefix(more, self.doing.get(worker, [])), (
-                    f"worker {worker}: {more.tolist()} beside what it finished, while at {self.doing.get(worker)}"
+                doing = self.doing.get(worker, [])
+                assert self._is_prefix(more, doing, self._told(worker)), (
+                    f"worker {worker}: {more.tolist()} beside what it finished, while at {doing}; its hand tells "
+                    f"{self._told(worker)}"
                 )
 
+    def _told(self, worker: int) -> int | None:
+        """How many rows were done when a worker was killed, by its hand; None: the hand says nothing of its call."""
+        if worker in self.lives:
+            return None
+        at, header = self.world.at, self.table.header
+        hand = self.table.base + self.table.places.hands + int(header["hand_stride"]) * at.HANDS_EACH * worker
+        load64 = self.world.source["memory.words"].load64
+        user, position = self.world.quietly(
+            lambda: (load64(hand + at.HAND_USER), load64(hand + at.HAND_POSITION))
+        )
+        return int(position) if user > 0 and position >= 0 else None
+
     @staticmethod
-    def _is_prefix(more: Any, doing: list[list[int]]) -> bool:
+    def _is_prefix(more: Any, doing: list[list[int]], told: int | None) -> bool:
         if not doing:
             return not more.any()
         (ids,) = doing
-        prefixes = (np.bincount(ids[:n], minlength=len(more)) for n in range(len(ids) + 1))
-        return any(np.array_equal(prefix, more) for prefix in prefixes)
+        possible = range(len(ids) + 1) if told is None else range(told, min(told + 1, len(ids)) + 1)
+        return any(np.array_equal(np.bincount(ids[:n], minlength=len(more)), more) for n in possible)
