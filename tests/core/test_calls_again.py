@@ -86,7 +86,7 @@ def test_another_call_first_does_what_is_left(stuck: Any, add: Callable[..., Non
     calls[then]()
     expected = 6 if then in ("add", "exchange") else 1
     assert (stuck.view() == expected).all()
-    assert not stuck._operations._interrupted
+    assert not stuck._operations._left()
 
 
 def test_an_exchange_that_timed_out_takes_no_step_twice(alone: Session) -> None:

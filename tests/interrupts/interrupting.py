@@ -34,11 +34,15 @@ def _calls(code: CodeType) -> frozenset[int]:
 
 
 class At:
-    """Interrupts a call at its k-th point. ``happened``: whether it had so many."""
+    """Interrupts a call at its k-th point, and so many points further, if that is in the same call, once more.
 
-    def __init__(self, number: int) -> None:
+    ``happened``: whether it had so many.
+    """
+
+    def __init__(self, number: int, further: int) -> None:
         self.happened = False
         self._left = number
+        self._further: int | None = further
         self._last: dict[FrameType, int] = {}
 
     def __call__(self, call: Callable[[], Any]) -> Any:
@@ -73,21 +77,26 @@ class At:
         return self._look
 
     def _point(self) -> None:
-        if self.happened:
+        if self._left >= 0:
+            self._left -= 1
+        elif self._further is not None:
+            self._further = self._further - 1 if self._further else None
+            if self._further is not None:
+                return
+        else:
             return
-        self._left -= 1
         if self._left < 0:
             self.happened = True
             raise Interruption
 
 
 class Storm:
-    """Interrupts calls by SIGALRM at random moments. A context; ``number``: how often it did."""
+    """Interrupts calls by SIGALRM at random moments, up to six times each. A context; ``number``: how often it did."""
 
     def __init__(self, seed: int) -> None:
         self.number = 0
         self._random = random.Random(seed)
-        self._armed = False
+        self._armed, self._more = False, 0
 
     def __enter__(self) -> Storm:
         gc.disable()  # an exception in somebody's callback of a collection is printed and lost, not raised
@@ -100,18 +109,24 @@ class Storm:
         gc.enable()
 
     def __call__(self, call: Callable[[], Any]) -> Any:
-        seconds = self._random.choice((2e-6, 1e-5, 5e-5, 2e-4)) * self._random.random()
-        self._armed = True
+        self._armed, self._more = True, self._random.choice((0, 0, 1, 2, 5))
         try:
-            signal.setitimer(signal.ITIMER_REAL, seconds + 1e-6)
+            self._arm()
             return call()
         finally:
             self._armed = False
+
+    def _arm(self) -> None:
+        seconds = self._random.choice((2e-6, 1e-5, 5e-5, 2e-4)) * self._random.random()
+        signal.setitimer(signal.ITIMER_REAL, seconds + 1e-6)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         inside = frame if self._armed else None  # a late one hits whatever comes after the call
         while inside is not None:
             if inside.f_code.co_filename.startswith(PACKAGE):
                 self.number += 1
+                if self._more:  # while this one is on its way
+                    self._more -= 1
+                    self._arm()
                 raise Interruption
             inside = inside.f_back

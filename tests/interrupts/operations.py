@@ -68,6 +68,32 @@ class Adding(Twin):
         return super().seen(), counted, self.table.version, self.table.snapshot().tolist()
 
 
+class Large(Adding):
+    """Adds that take as long as it takes to copy what they add, some of them in the background."""
+
+    elements = 200_000
+
+    def make(self, name: str) -> None:
+        self.table = mv.MatrixTableHandler(self.elements // 8, 8, session=self.session, dtype="int64")
+
+    def calls(self) -> list[Callable[[], Any]]:
+        values = np.full(self.elements, self.number + 1)
+        ids = np.arange(self.elements // 8)
+        return [
+            lambda: self.table.add(values),
+            lambda: self.table.add(values, row_ids=ids),
+            lambda: self.table.add_async(values),
+            lambda: self.table.add_async(values, row_ids=ids),
+            lambda: self.table.flush(),
+            lambda: self.table.get([0, 5])[0],
+        ]
+
+    def seen(self) -> Any:
+        """Every element has had each add once."""
+        found = self.table.snapshot()
+        return super(Adding, self).seen(), int(found.min()), int(found.max()), self.table.version
+
+
 class Exchanging(Twin):
     updater: Any = "add"
 
@@ -253,6 +279,7 @@ def ruled(rule: Any) -> type[Twin]:
 KINDS: dict[str, type[Twin]] = {
     "add": Adding,
     "sgd": type("Sgd", (Adding,), {"updater": "sgd"}),
+    "large": Large,
     "exchange": Exchanging,
     "nesterov": WithState,
     "asgd": ruled(mv.rules.asgd()),

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -69,7 +69,7 @@ class CompiledRule:
     push: int
     pull: int
     local_state: int
-    hyper: Array
+    hyper: Array = field(compare=False)
 
     @cached_property
     def hyper_address(self) -> int:

@@ -124,8 +124,9 @@ def life_of(control, me):
 def take_hand(rows, control, me, position):
     """Address of a hand of this worker's that no other thread of it uses, or -TIMED_OUT.
 
-    ``position`` is how far a call that changes rows has come; -1: this one changes none. It is in the hand before the hand says who is using it: where a worker is
-    killed between the two stores, the hand must not vouch for the position that the call before it had reached.
+    ``position`` is how far a call that changes rows has come; -1: this one changes none. It is in the hand before the
+    hand says who is using it: where a worker is killed between the two stores, the hand must not vouch for the position
+    that the call before it had reached.
     """
     life = life_of(control, me)
     first = rows.hands + rows.hand_bytes * rows.each * me

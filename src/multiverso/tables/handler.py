@@ -8,9 +8,12 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from multiverso.deadline import Deadline
 from multiverso.errors import ShapeMismatchError
 from multiverso.tables.contents import Contents
 from multiverso.tables.convert import Array, Out, writable
+from multiverso.tables.operations import ADD, EXCHANGE, GET, Kind, Posted
+from multiverso.tables.output import Output
 from multiverso.tables.pending import Pending
 
 
@@ -78,10 +81,14 @@ class TableHandler(Contents):
         """
         deadline = self._ready(timeout_seconds)
         if self._is_plain(out):
-            self._operations.get(out, deadline)
+            operations = self._operations
+            operations.run(GET, operations.how.get, (out,), deadline)
             return out
-        output = self._output(out, dtype, self.shape)
-        return self._operations.get(output.flat, deadline, output.give)
+        return self._get(self._output(out, dtype, self.shape), deadline)
+
+    def _get(self, output: Output, deadline: Deadline | None) -> Any:
+        operations = self._operations
+        return operations.run(GET, operations.how.get, (output.flat,), deadline, output.give)
 
     def add(self, data: Any, sync: bool = False) -> None:
         """Adds to the whole table, through its updater.
@@ -98,7 +105,10 @@ class TableHandler(Contents):
         """
         self._ready(None)
         delta = data if self._is_plain(data) else self._delta(data)
-        self._operations.add(self._transformed(delta))
+        if self._transforms:
+            delta = self._transformed(delta)
+        operations = self._operations
+        operations.run(ADD, operations.how.add, (delta,))
 
     def exchange(self, local: Any, last: Any, *, timeout_seconds: float | None = None) -> None:
         """Pushes ``local - last`` and pulls the result into both, in one pass over the memory.
@@ -119,7 +129,8 @@ class TableHandler(Contents):
         a, b = self._pair(local, last)
         if self._schedule is not None:
             self._follow_schedule()
-        self._operations.exchange(a, b, deadline)
+        operations = self._operations
+        operations.run(EXCHANGE, operations.how.exchange, (a, b), deadline)
 
     def _pair(self, local: Any, last: Any) -> tuple[Array, Array]:
         self._refuse_clipped()
@@ -142,50 +153,51 @@ class TableHandler(Contents):
         """
         self._session.check()
         delta = np.array(self._transformed(self._delta(data)))
-        return self._later(lambda: self._operations.add(delta), "an add", delta.tobytes)
+        operations = self._operations
+        return self._later(lambda: operations.run(ADD, operations.how.add, (delta,)), ADD, (delta,))
 
     def get_async(self, out: Any = None) -> Pending:
         """Like :meth:`get`, in the background; ``wait()`` returns the values."""
         self._session.check()
         output = self._output(out, None, self.shape)
-
-        def get() -> Any:
-            return self._operations.get(output.flat, None, output.give)
-
-        return self._later(get, "a get", lambda: id(out))
+        return self._later(lambda: self._get(output, None), GET, (id(out),))
 
     def exchange_async(self, local: Any, last: Any) -> Pending:
         """Like :meth:`exchange`, in the background. Leave both arrays alone until ``wait()`` returns."""
         self._session.check()
         a, b = self._pair(local, last)
         self._follow_schedule()
+        operations = self._operations
         return self._later(
-            lambda: self._operations.exchange(a, b, None),
-            "an exchange",
-            lambda: (a.ctypes.data, b.ctypes.data),
+            lambda: operations.run(EXCHANGE, operations.how.exchange, (a, b)), EXCHANGE, (a, b)
         )
 
-    def _later(self, operation: Any, what: str, numbers: Callable[[], Any] = lambda: None) -> Pending:
-        """Queues an operation; ``numbers`` makes what identifies the call: an equal one repeats one that raised."""
-        if self._unheard is not None:
-            (other, its), queued = self._unheard
-            if other == what and its == numbers():
+    def _later(self, operation: Callable[[], Any], kind: Kind, arguments: tuple[Any, ...]) -> Pending:
+        """Queues an operation; an equal call repeats one that raised, whose operation may be in the queue already.
+
+        As in `Operations.run` the call is recorded before the queue gets it, and removed in the last step.
+        """
+        for earlier in [each for each in list(self._unheard) if each.raised]:
+            if (
+                earlier.kind is kind
+                and kind.is_same(earlier.arguments, arguments)
+                and self._queue.has(earlier.pending)
+            ):
                 self._queue.wake()
-                self._unheard = None  # no exception comes between this and the return
-                return queued
+                del self._unheard[earlier]  # no exception comes between this and the return
+                return earlier.pending
+            self._unheard.pop(earlier, None)  # its user has gone on without repeating it
 
         def run() -> Any:
             self._session.check()
             return operation()
 
-        pending = Pending(run, f"{what} of {self!r}")
+        call = Posted(kind, arguments, Pending(run, f"{kind.name} of {self!r}"))
+        self._unheard[call] = None
         try:
-            self._queue.put(pending, self._session.start_deadline())
-            self._unheard = None
-            return pending
+            self._queue.put(call.pending, self._session.start_deadline())
         except BaseException:
-            # the queue may have it, and may have done it, and the caller has not heard so
-            self._unheard = (what, numbers()), pending
-            if not self._queue.has(pending):
-                self._unheard = None
+            call.raised = True
             raise
+        del self._unheard[call]
+        return call.pending

@@ -25,9 +25,9 @@ from multiverso.tables.closed_handler import Closed
 from multiverso.tables.convert import Array, as_data, as_numpy, check_size
 from multiverso.tables.described import Described
 from multiverso.tables.initial import fill, initial_value
-from multiverso.tables.operations import Operations
+from multiverso.tables.operations import Operations, Posted
 from multiverso.tables.output import Output, fresh, into
-from multiverso.tables.pending import Pending, Queue
+from multiverso.tables.pending import Queue
 from multiverso.tables.steered import Steered
 from multiverso.updaters import Updater
 
@@ -52,8 +52,7 @@ class HeldTable(Steered, Described[TableSpec]):
         update = 0 if updater.name == "add" else compile_update(updater.apply, spec.dtype)
         name = self._name = f"table {spec.name!r}" if spec.name else f"the {spec}"
         self._queue = Queue(spec.name or spec.kind)
-        # queued, but its caller got an exception
-        self._unheard: tuple[tuple[str, Any], Pending] | None = None
+        self._unheard: dict[Posted, None] = {}  # calls that hand something to the queue and have not returned
         self._users: weakref.WeakSet[Any] = weakref.WeakSet()  # the rules that move it; see `Ruled`
 
         def take_turn(shard: Shard, last: bool, number: int) -> None:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from numpy import ndarray
 
 from multiverso.consistency.protocol import RowIds, bad_row
+from multiverso.deadline import Deadline
 from multiverso.errors import ShapeMismatchError
 from multiverso.hosts.values.options import table_words
 from multiverso.kernels.plain_arrays import are_plain_rows
@@ -19,6 +20,8 @@ from multiverso.spec import Initial, TableSpec, checked_count, checked_dtype
 from multiverso.tables.changes import Changes
 from multiverso.tables.convert import INT64, Array, Out, as_data, as_numpy, as_row_ids, check_size, writable
 from multiverso.tables.handler import TableHandler
+from multiverso.tables.operations import ADD_ROWS, EXCHANGE_ROWS, GET_ROWS
+from multiverso.tables.output import Output
 from multiverso.tables.pending import Pending
 from multiverso.updaters import Updater, resolve
 
@@ -159,11 +162,15 @@ class MatrixTableHandler(TableHandler):
             return super().get(out, sync, dtype=dtype, timeout_seconds=timeout_seconds)
         deadline = self._ready(timeout_seconds)
         if self._are_plain(row_ids, out):
-            self._operations.get_rows(row_ids, out, deadline, None)
+            operations = self._operations
+            operations.run(GET_ROWS, operations.how.get_rows, (row_ids, out), deadline)
             return out
         ids = as_row_ids(row_ids, self._spec.rows)
-        output = self._output(out, dtype, (ids.size, self._spec.columns))
-        return self._operations.get_rows(ids, output.flat, deadline, output.give)
+        return self._get_rows(ids, self._output(out, dtype, (ids.size, self._spec.columns)), deadline)
+
+    def _get_rows(self, ids: RowIds, output: Output, deadline: Deadline | None) -> Any:
+        operations = self._operations
+        return operations.run(GET_ROWS, operations.how.get_rows, (ids, output.flat), deadline, output.give)
 
     def _get_changed(self, timeout_seconds: float | None) -> tuple[RowIds, Array]:
         by_stripe = self._how.by_stripe
@@ -201,7 +208,8 @@ class MatrixTableHandler(TableHandler):
             ids, delta = self._rows(data, row_ids)
         if self._transforms:
             delta = self._transformed(delta, ids.size)
-        self._operations.add_rows(ids, delta)
+        operations = self._operations
+        operations.run(ADD_ROWS, operations.how.add_rows, (ids, delta))
 
     def exchange(
         self, local: Any, last: Any, row_ids: Any = None, *, timeout_seconds: float | None = None
@@ -261,10 +269,9 @@ class MatrixTableHandler(TableHandler):
         ids, delta = self._rows(data, row_ids)
         ids, delta = np.array(ids), np.array(self._transformed(delta, ids.size))
         self._refuse_bad(ids)
+        operations = self._operations
         return self._later(
-            lambda: self._operations.add_rows(ids, delta),
-            "an add of rows",
-            lambda: (ids.tobytes(), delta.tobytes()),
+            lambda: operations.run(ADD_ROWS, operations.how.add_rows, (ids, delta)), ADD_ROWS, (ids, delta)
         )
 
     def get_async(self, row_ids: Any = None, out: Any = None) -> Pending:  # type: ignore[override]
@@ -275,11 +282,7 @@ class MatrixTableHandler(TableHandler):
         ids = np.array(as_row_ids(row_ids, self._spec.rows))
         self._refuse_bad(ids)
         output = self._output(out, None, (ids.size, self._spec.columns))
-
-        def get() -> Any:
-            return self._operations.get_rows(ids, output.flat, None, output.give)
-
-        return self._later(get, "a get of rows", lambda: (ids.tobytes(), id(out)))
+        return self._later(lambda: self._get_rows(ids, output, None), GET_ROWS, (ids.tobytes(), id(out)))
 
     def exchange_async(self, local: Any, last: Any, row_ids: Any = None) -> Pending:
         """Like :meth:`exchange`, in the background. Leave both arrays alone until ``wait()`` returns."""
@@ -290,11 +293,8 @@ class MatrixTableHandler(TableHandler):
         ids = np.array(ids)
         self._refuse_bad(ids)
         self._follow_schedule()
-        return self._later(
-            lambda: self._operations.exchange_rows(ids, a, b, None),
-            "an exchange of rows",
-            lambda: (ids.tobytes(), a.ctypes.data, b.ctypes.data),
-        )
+        operations = self._operations
+        return self._later(lambda: operations.exchange_rows(ids, a, b, None), EXCHANGE_ROWS, (ids, a, b))
 
     def _refuse_bad(self, ids: RowIds) -> None:
         """Before an operation goes into the queue, where nobody may wait for it."""

@@ -1,18 +1,19 @@
-"""What a call that raised has left undone, and that the same call again does that, and nothing twice.
+"""A table's operations, each done exactly once, also where exceptions come in the middle.
 
 An exception may come at any moment: Ctrl-C, an alarm's handler, a deadline while a lock is held by a process that is
-stopped. The rule that a user can rely on:
+stopped; and a second one while the first is on its way. The rule that a user can rely on:
 
     **A call that raised has not returned: call it again, with the same arguments, and it is finished.** What it had
-    done is not done again, also where it had done everything.
+    done is not done again, even if that was everything.
 
-Kernels write how far a call is into its ``Call`` in one step with their effects (``consistency/protocol.py``), and
-:class:`Operations` keeps that when an exception passes, together with what makes the next call the same one:
+Every call is recorded *before* its kernel runs, by reference, and the record is cleared in the last step before the
+call returns. Kernels write how far they are into it in one step with their effects (``consistency/protocol.py``). So
+nothing has to happen when an exception passes, but for one store that says so. A later call repeats one that raised if
+it is the same operation with
 
-- ``add``, ``add_rows``: equal numbers. Another call on the table, or a flush, first finishes one of which a part is
-  done, from a copy: what was begun is never left half.
-- ``exchange``, ``exchange_rows``, ``step``: the same arrays in memory. What is done of one is not lost when other
-  arrays come: each element that has been exchanged has its last value.
+- ``add``, ``add_rows``: equal numbers. Any other call on the table, or a flush, first finishes what was begun.
+- ``exchange``, ``exchange_rows``, ``apply_rule``: the same arrays in memory. Each element that was exchanged has its
+  last value, so nothing is lost if other arrays come.
 - ``get``, ``get_rows``: any.
 """
 
@@ -25,36 +26,47 @@ from typing import Any
 
 import numpy as np
 
-from multiverso.consistency.protocol import Array, ByStripe, Call, CompiledRule, Consistency, RowIds
+from multiverso.consistency.protocol import Array, ByStripe, Call, Consistency, RowIds
 from multiverso.deadline import Deadline
 from multiverso.errors import InterruptedRoundError
 from multiverso.tables.changes import Changed, Changes
+from multiverso.tables.pending import Pending
 
-_MOST_KEPT = 16
 
-
-@dataclass(frozen=True)
-class Interrupted:
-    """A call that raised, and how far it was.
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """An operation, and what makes a call the repetition of one that raised.
 
     Attributes:
-        kind: which operation.
-        arguments: copies of the numbers of an add, the arrays themselves of an exchange.
-        call: what the kernels wrote.
-        finish: does what is left, where that must not be left half.
+        name: the method of `Consistency` that does it.
+        values: so many arguments, the first ones, are compared by their numbers, and the others by identity.
+        finishes: whether a part of it must not be left.
+        again: of a read: the method of `Operations` that reads once more what a complete call has read.
+        count: how many arguments it has.
     """
 
-    kind: str
-    arguments: tuple[Any, ...]
-    call: Call
-    finish: Callable[[Deadline | None], None] | None = None
+    name: str
+    count: int
+    values: int = 0
+    finishes: bool = False
+    again: str = ""
 
-    def is_same(self, kind: str, arguments: tuple[Any, ...]) -> bool:
-        """Returns whether a call is the repetition of this one."""
-        if kind != self.kind or len(arguments) != len(self.arguments):
+    def is_same(self, one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+        """Returns whether a call with these arguments repeats one with those."""
+        if len(one) != len(other):
             return False
-        same = equal_bits if self.finish is not None else _one_memory
-        return all(same(mine, other) for mine, other in zip(self.arguments, arguments, strict=True))
+        pairs = zip(one, other, strict=True)
+        return all((equal_bits if i < self.values else one_memory)(*pair) for i, pair in enumerate(pairs))
+
+
+ADD = Kind("add", 1, values=1, finishes=True)
+ADD_ROWS = Kind("add_rows", 2, values=2, finishes=True)
+GET = Kind("get", 1, again="_get_again")
+GET_ROWS = Kind("get_rows", 2, again="_get_rows_again")
+EXCHANGE = Kind("exchange", 2)
+EXCHANGE_ROWS = Kind("exchange_rows", 3, values=1)
+APPLY_RULE = Kind("apply_rule", 4)
+_GET_CHANGED = Kind("get_changed", 0)
 
 
 def equal_bits(one: Array, other: Array) -> bool:
@@ -63,30 +75,78 @@ def equal_bits(one: Array, other: Array) -> bool:
     return bool(np.array_equal(one, other))
 
 
-def _same_rows(one: tuple[Array, Array, Array], other: tuple[Array, Array, Array]) -> bool:
-    return equal_bits(one[0], other[0]) and all(map(_one_memory, one[1:], other[1:]))
-
-
-def _one_memory(one: Any, other: Any) -> bool:
+def one_memory(one: Any, other: Any) -> bool:
+    """Returns whether two arguments are the same array in memory, or equal otherwise."""
     if not isinstance(one, np.ndarray):
         return bool(one == other)
     place = one.__array_interface__["data"][0]
     return bool(place == other.__array_interface__["data"][0]) and one.size == other.size
 
 
+class _Record(Call):
+    """One call, from before its kernel runs until it returns. Owner: the thread that made it.
+
+    Attributes:
+        kind: which operation; None: there is no call.
+        arguments: its arguments; copies of what is compared by value, once it has raised.
+        raised: whether an exception has ended it; else it is under way, in another thread or below a signal's handler.
+    """
+
+    __slots__ = ("arguments", "kind", "raised")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind: Kind | None = None
+        self.arguments: tuple[Any, ...] = ()
+        self.raised = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has changed anything; a read has, once it is complete."""
+        reads = self.kind is not None and self.kind.again
+        return bool(self.complete.value or (self.done.value and not reads))
+
+    def clear(self) -> None:
+        """There is no call any more: nothing is left of it, or its user has gone on without repeating it."""
+        self.complete.value = self.done.value = 0
+        self.arguments, self.raised = (), False
+        self.kind = None
+
+
+def _nothing(*arguments: Any) -> None:
+    """What is left to do of a call that is complete."""
+
+
 class _Mine(threading.local):
     """Each thread's own."""
 
-    def __init__(self) -> None:
-        # Taken while in use: a signal's handler gets another, and finds nothing half done in it. An item of a list and
-        # not one that is popped and appended: no handler runs between a call's end and that it is given back.
-        self.calls: list[Call | None] = [None]
-        # ids and both arrays of an exchange of rows that raised
-        self.pushed: tuple[Array, Array, Array] | None = None
+    def __init__(self, records: list[_Record]) -> None:
+        self.record = _Record()  # of its calls; those of a signal's handler in the middle of one have others
+        self.more: list[_Record] = []
+        self.pushed: tuple[Array, Array, Array] | None = (
+            None  # ids and both arrays of an exchange of rows that raised
+        )
+        records.append(self.record)
+
+
+@dataclass(eq=False)
+class Posted:
+    """A call that hands an operation to the table's queue, until it has returned.
+
+    Attributes:
+        kind, arguments: what is to be done; the arguments are the queue's own copies where they are compared by value.
+        pending: what the caller gets.
+        raised: whether an exception has ended the call; the queue may have the operation all the same.
+    """
+
+    kind: Kind
+    arguments: tuple[Any, ...]
+    pending: Pending
+    raised: bool = False
 
 
 class Operations:
-    """A table's operations, each done exactly once. Any thread.
+    """Runs a table's operations. Any thread.
 
     Args:
         how: what they mean.
@@ -96,241 +156,166 @@ class Operations:
     def __init__(self, how: Consistency, name: str) -> None:
         self.how = how
         self._name = name
-        self._mine = _Mine()
-        self._interrupted: list[Interrupted] = []
+        self._records: list[_Record] = []  # of all threads, in the order in which they first came
+        self._mine = _Mine(self._records)
+        self._raised = False  # whether any of them may have raised
 
-    def add(self, delta: Array, deadline: Deadline | None = None) -> None:
-        """Adds to the whole table. ``delta`` is not kept unless an exception comes."""
-        calls = self._mine.calls
-        call, calls[0] = calls[0] or Call(), None
-        try:
-            if not self._interrupted:
-                self.how.add(delta, call, deadline)
-            else:
-                call = self._before("add", (delta,), call, deadline)
-                if not call.complete.value:
-                    self.how.add(delta, call, deadline)
-                self._forget(call)
-        except BaseException:
-            self._keep_add("add", (delta,), call, self.how.add)
-            raise
-        call.complete.value = 0
-        calls[0] = call
-
-    def add_rows(self, ids: RowIds, delta: Array, deadline: Deadline | None = None) -> None:
-        """Adds to some rows."""
-        calls = self._mine.calls
-        call, calls[0] = calls[0] or Call(), None
-        try:
-            if not self._interrupted:
-                self.how.add_rows(ids, delta, call, deadline)
-            else:
-                call = self._before("add_rows", (ids, delta), call, deadline)
-                if not call.complete.value:
-                    self.how.add_rows(ids, delta, call, deadline)
-                self._forget(call)
-        except BaseException:
-            self._keep_add("add_rows", (ids, delta), call, self.how.add_rows)
-            raise
-        call.complete.value = 0
-        calls[0] = call
-
-    def get(self, out: Array, deadline: Deadline | None, give: Callable[[], Any] | None = None) -> Any:
-        """Reads the whole table into ``out``; returns what ``give`` makes of it, as part of the call."""
-        if self._interrupted:
-            return self._read(
-                "get",
-                lambda call: self.how.get(out, call, deadline),
-                lambda: self.how.get_again(out),
-                deadline,
-                give,
-            )
-        calls, result = self._mine.calls, None
-        call, calls[0] = calls[0] or Call(), None
-        try:
-            self.how.get(out, call, deadline)
-            if give is not None:
-                result = give()
-        except BaseException:
-            self._keep_read("get", call)
-            raise
-        call.complete.value = 0
-        calls[0] = call
-        return result
-
-    def get_rows(
-        self, ids: RowIds, out: Array, deadline: Deadline | None, give: Callable[[], Any] | None
+    def run(
+        self,
+        kind: Kind,
+        operation: Callable[..., None],
+        arguments: tuple[Any, ...],
+        deadline: Deadline | None = None,
+        give: Callable[[], Any] | None = None,
     ) -> Any:
-        """Reads some rows; returns what ``give`` makes of them, as part of the call."""
-        if self._interrupted:
-            return self._read(
-                "get_rows",
-                lambda call: self.how.get_rows(ids, out, call, deadline),
-                lambda: self.how.get_rows_again(ids, out),
-                deadline,
-                give,
-            )
-        calls, result = self._mine.calls, None
-        call, calls[0] = calls[0] or Call(), None
+        """Does an operation, or what is left of it if this call repeats one that raised.
+
+        Args:
+            kind: which one.
+            operation: ``operation(*arguments, call, deadline)`` does it, from where ``call`` says that it stands.
+            arguments: of the operation; not kept beyond the call, unless it raises.
+            deadline: None is the session's own time from when it first has to wait.
+            give: makes of what was read what the caller gets, as part of the call.
+
+        Returns:
+            What ``give`` returns.
+
+        Raises:
+            InterruptedRoundError: another call of this kind has raised in the middle of a round.
+        """
+        record = self._mine.record
+        if record.kind is None and not self._raised:
+            record.arguments = arguments
+            record.kind = kind
+        else:
+            record, operation = self._take_up(kind, operation, arguments, deadline)
         try:
-            self.how.get_rows(ids, out, call, deadline)
-            if give is not None:
-                result = give()
+            if kind.count == 1:  # to unpack a tuple takes a tenth of a small call's time
+                operation(arguments[0], record, deadline)
+            elif kind.count == 2:
+                operation(arguments[0], arguments[1], record, deadline)
+            else:
+                operation(*arguments, record, deadline)
+            result = None if give is None else give()
         except BaseException:
-            self._keep_read("get_rows", call)
+            record.raised = self._raised = True  # in one step: everything else is recorded already
+            self._keep(record, arguments)
             raise
-        call.complete.value = 0
-        calls[0] = call
+        # no call from here to the return, so no handler runs and no exception comes
+        record.complete.value = 0
+        record.arguments = ()
+        record.kind = None
         return result
 
     def exchange_rows(self, ids: RowIds, local: Array, last: Array, deadline: Deadline | None) -> None:
         """Pushes ``local - last`` of some rows and pulls them into both; in rounds an add and a read."""
         by_stripe = self.how.by_stripe
-        if by_stripe is None:
-            mine, arguments = self._mine, (ids.copy(), local, last)
-            if mine.pushed is None or not _same_rows(mine.pushed, arguments):
-                self.add_rows(ids, local - last, deadline)
-                mine.pushed = arguments  # no exception comes between the two
-                last[:] = local  # a worker that never calls this again pushes nothing twice
-            self.get_rows(ids, local, deadline, lambda: np.copyto(last, local))
-            mine.pushed = None
+        if by_stripe is not None:
+            self.run(EXCHANGE_ROWS, by_stripe.exchange_rows, (ids, local, last), deadline)
             return
-        calls = self._mine.calls
-        call, calls[0] = calls[0] or Call(), None
-        try:
-            if self._interrupted:
-                call = self._before("exchange_rows", (ids.tobytes(), local, last), call, deadline)
-            if not call.complete.value:
-                by_stripe.exchange_rows(ids, local, last, call, deadline)
-            self._forget(call)
-        except BaseException:
-            self._keep(Interrupted("exchange_rows", (ids.tobytes(), local, last), call))
-            raise
-        call.complete.value = 0
-        calls[0] = call
+        mine, arguments = self._mine, (ids.copy(), local, last)
+        if mine.pushed is None or not EXCHANGE_ROWS.is_same(mine.pushed, arguments):
+            self.run(ADD_ROWS, self.how.add_rows, (ids, local - last), deadline)
+            mine.pushed = arguments  # no exception comes between the two
+            last[:] = local  # a worker that never calls this again pushes nothing twice
+        self.run(GET_ROWS, self.how.get_rows, (ids, local), deadline, lambda: np.copyto(last, local))
+        mine.pushed = None
 
     def get_changed(self, how: ByStripe, changes: Changes, deadline: Deadline | None) -> Changed:
         """Reads what has changed since ``changes`` was last told; the caller notes what comes, in its last step."""
         found: list[Changed] = []
 
-        def read(call: Call) -> None:
-            found[:] = [changes.read(how, call, deadline)]
+        def read(call: Call, deadline: Deadline | None) -> None:
+            found[:] = [changes.read(how, Call(), deadline)]  # one that is repeated reads everything again
 
-        self._read("get_changed", read, lambda: read(Call()), deadline, None)
+        self.run(_GET_CHANGED, read, (), deadline)
         return found[0]
-
-    def _read(
-        self,
-        kind: str,
-        read: Callable[[Call], None],
-        again: Callable[[], None],
-        deadline: Deadline | None,
-        give: Callable[[], Any] | None,
-    ) -> Any:
-        calls, result = self._mine.calls, None
-        call, calls[0] = calls[0] or Call(), None
-        try:
-            if self._interrupted:
-                call = self._before(kind, (), call, deadline)
-            if call.complete.value:
-                again()
-            else:
-                read(call)
-            if give is not None:
-                result = give()
-            self._forget(call)
-        except BaseException:
-            self._keep_read(kind, call)
-            raise
-        call.complete.value = 0
-        calls[0] = call
-        return result
-
-    def exchange(self, local: Array, last: Array, deadline: Deadline | None) -> None:
-        """Pushes ``local - last`` and pulls the result into both."""
-        calls = self._mine.calls
-        call, calls[0] = calls[0] or Call(), None
-        try:
-            if not self._interrupted:
-                self.how.exchange(local, last, call, deadline)
-            else:
-                call = self._before("exchange", (local, last), call, deadline)
-                if not call.complete.value:
-                    self.how.exchange(local, last, call, deadline)
-                self._forget(call)
-        except BaseException:
-            self._keep(Interrupted("exchange", (local, last), call))
-            raise
-        call.complete.value = 0
-        calls[0] = call
-
-    def apply_rule(
-        self, rule: CompiledRule, local: Array, push: bool, pull: bool, deadline: Deadline | None
-    ) -> None:
-        """Runs a rule's push, pull or both."""
-        calls, arguments = self._mine.calls, (local, push, pull, rule.push, rule.local_state)
-        call, calls[0] = calls[0] or Call(), None
-        try:
-            if not self._interrupted:
-                self.how.apply_rule(rule, local, push, pull, call, deadline)
-            else:
-                call = self._before("step", arguments, call, deadline)
-                if not call.complete.value:
-                    self.how.apply_rule(rule, local, push, pull, call, deadline)
-                self._forget(call)
-        except BaseException:
-            self._keep(Interrupted("step", arguments, call))
-            raise
-        call.complete.value = 0
-        calls[0] = call
 
     def settle(self, deadline: Deadline | None) -> None:
         """Finishes what must not be left half: before a flush ends, a barrier, and the session."""
-        for interrupted in list(self._interrupted):
-            if interrupted.finish is not None:
-                if not interrupted.call.complete.value:
-                    interrupted.finish(deadline)
-                self._forget(interrupted.call)
+        for record in self._left():
+            if record.kind is not None and record.kind.finishes:
+                self._finish(record, record.kind, deadline)
 
-    # -- what an exception has left ----------------------------------------------------------------------------
+    # -- calls that raised -------------------------------------------------------------------------------------
 
-    def _before(self, kind: str, arguments: tuple[Any, ...], call: Call, deadline: Deadline | None) -> Call:
-        """Returns the call to go on with: an interrupted one's, if this is its repetition."""
-        for interrupted in list(self._interrupted):
-            if interrupted.is_same(kind, arguments):
-                return interrupted.call
-        for interrupted in list(self._interrupted):
-            if interrupted.kind == kind and self.how.open_round == kind:
+    def _left(self) -> list[_Record]:
+        """Returns the calls that raised and have left something; forgets those that have not."""
+        left: list[_Record] = []
+        for record in [each for each in self._records if each.raised]:
+            kind = record.kind
+            known = any(other.kind is kind for other in left)
+            if kind is not None and (
+                record.begun or (not known and self.how.open_round == kind.name.removesuffix("_rows"))
+            ):
+                left.append(record)
+            else:
+                record.clear()
+        if not left:
+            self._raised = False
+            self._raised = any(each.raised for each in self._records)  # another thread's, meanwhile
+        return left
+
+    def _take_up(
+        self,
+        kind: Kind,
+        operation: Callable[..., None],
+        arguments: tuple[Any, ...],
+        deadline: Deadline | None,
+    ) -> tuple[_Record, Callable[..., None]]:
+        """Returns the record for a call, and what it has to do; does first what other calls have left."""
+        left = self._left()
+        for record in left:
+            if record.kind is kind and (kind.again or kind.is_same(record.arguments, arguments)):
+                if kind.again:  # it reads everything, perhaps into another array
+                    record.done.value = 0
+                if record.complete.value:
+                    operation = getattr(self, kind.again) if kind.again else _nothing
+                record.raised = False  # in one step with the return
+                return record, operation
+        for record in left:
+            if record.kind is kind and self.how.open_round == kind.name:
                 raise InterruptedRoundError(
-                    f"a {kind} of {self._name} was interrupted in the middle of a round; call {kind} again with "
-                    "the same arrays to finish it first"
+                    f"a {kind.name} of {self._name} was interrupted in the middle of a round; call {kind.name} again "
+                    "with the same arrays to finish it first"
                 )
-            if interrupted.call.complete.value and interrupted.finish is None:
-                self._forget(interrupted.call)  # its user has gone on without repeating it
+            if record.complete.value and record.kind is not None and not record.kind.finishes:
+                record.clear()  # its user has gone on without repeating it
         self.settle(deadline)
-        return call
+        record = self._unused()
+        record.arguments, record.kind = arguments, kind
+        return record, operation
 
-    def _forget(self, call: Call) -> None:
-        self._interrupted = [kept for kept in self._interrupted if kept.call is not call]
+    def _get_again(self, out: Array, call: Call, deadline: Deadline | None) -> None:
+        self.how.get_again(out)
 
-    def _keep_add(
-        self, kind: str, arguments: tuple[Array, ...], call: Call, again: Callable[..., None]
-    ) -> None:
-        if not call.begun or any(kept.call is call for kept in self._interrupted):
-            return
-        copies = tuple(argument.copy() for argument in arguments)
-        self._keep(Interrupted(kind, copies, call, lambda until: again(*copies, call, until)))
+    def _get_rows_again(self, ids: RowIds, out: Array, call: Call, deadline: Deadline | None) -> None:
+        self.how.get_rows_again(ids, out)
 
-    def _keep_read(self, kind: str, call: Call) -> None:
-        call.done.value = 0  # the next one reads everything, perhaps into another array
-        self._keep(Interrupted(kind, (), call))
+    def _unused(self) -> _Record:
+        """Returns a record of this thread's that stands for no call."""
+        mine = self._mine
+        for record in (mine.record, *mine.more):
+            if record.kind is None:
+                return record
+        record = _Record()
+        mine.more = [*mine.more, record]
+        self._records.append(record)
+        return record
 
-    def _keep(self, interrupted: Interrupted) -> None:
-        kind, call = interrupted.kind, interrupted.call
-        if any(kept.call is call for kept in self._interrupted):
-            return
-        if not call.begun:
-            known = any(kept.kind == kind for kept in self._interrupted)
-            if known or self.how.open_round != kind.removesuffix("_rows"):
-                return  # it had not changed anything
-        self._interrupted = [*self._interrupted, interrupted][-_MOST_KEPT:]
+    def _finish(self, record: _Record, kind: Kind, deadline: Deadline | None) -> None:
+        record.raised = False
+        try:
+            if not record.complete.value:
+                getattr(self.how, kind.name)(*record.arguments, record, deadline)
+        except BaseException:
+            record.raised = self._raised = True
+            raise
+        record.clear()
+
+    @staticmethod
+    def _keep(record: _Record, arguments: tuple[Any, ...]) -> None:
+        """Takes copies: the caller may change its arrays before the rest is done. A second exception may prevent it."""
+        if record.kind is not None and record.arguments is arguments and record.begun:
+            values = record.kind.values
+            record.arguments = (*(each.copy() for each in arguments[:values]), *arguments[values:])

@@ -12,6 +12,7 @@ from multiverso.consistency.protocol import CompiledRule
 from multiverso.kernels import rules
 from multiverso.tables.convert import Array, writable
 from multiverso.tables.handler import TableHandler
+from multiverso.tables.operations import APPLY_RULE
 from multiverso.tables.pending import Pending
 
 
@@ -57,7 +58,8 @@ class Ruled:
         array = self._local(local)
         if push:
             self._table._follow_schedule()
-        self._table._operations.apply_rule(rule, array, push, pull, deadline)
+        operations = self._table._operations
+        operations.run(APPLY_RULE, operations.how.apply_rule, (rule, array, push, pull), deadline)
 
     def apply_async(self, rule: CompiledRule, local: Any, push: bool, pull: bool) -> Pending:
         """Like :meth:`apply`, in the background. Leave ``local`` alone until ``wait()`` returns."""
@@ -66,7 +68,10 @@ class Ruled:
         if push:
             self._table._follow_schedule()
         operations = self._table._operations
-        return self._table._later(lambda: operations.apply_rule(rule, array, push, pull, None), "a step")
+        arguments = (rule, array, push, pull)
+        return self._table._later(
+            lambda: operations.run(APPLY_RULE, operations.how.apply_rule, arguments), APPLY_RULE, arguments
+        )
 
     def staged(self) -> Array | None:
         """Returns a copy of what this worker has added since its last read in a synchronous job, or None.
