@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -30,8 +30,9 @@ from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.runtime import Node, Session
 from multiverso.runtime.collective.reducer import Reducer
 from multiverso.runtime.node.numbers import Numbers
-from multiverso.runtime.several_hosts.carrier import Means
+from multiverso.runtime.several_hosts import moving
 from multiverso.runtime.several_hosts.exchanged_tables import ExchangedTables
+from multiverso.runtime.several_hosts.means import Means
 from multiverso.runtime.several_hosts.moving import Mover
 from multiverso.updaters import adam
 
@@ -165,7 +166,7 @@ def test_what_is_left_of_the_lost_host_is_refused() -> None:
         all_do(sessions, lambda session: session.barrier())
         old, old_session = job.nodes[1], sessions[1]
         assert old._other_hosts is not None
-        straggler = old._other_hosts._carrier
+        straggler = old._other_hosts._fabric
         with anew(job, 1):
             again = job.session(1)  # while the old node is there, and not lost yet
             table = mv.ArrayTableHandler(4, session=again)
@@ -175,7 +176,7 @@ def test_what_is_left_of_the_lost_host_is_refused() -> None:
             again.barrier()
             in_threads([sessions[0].barrier, again.barrier])
             assert tables[0].get().tolist() == table.get().tolist() == [2.0] * 4
-            assert straggler._incarnation in job.nodes[0]._other_hosts._carrier._fenced  # type: ignore[union-attr]
+            assert straggler._incarnation in job.nodes[0]._other_hosts._fabric._fenced  # type: ignore[union-attr]
             old_session.shutdown()
             for session in (sessions[0], again):
                 session.shutdown()
@@ -301,11 +302,40 @@ def test_rounds_go_on_though_the_thread_that_moves_waits_for_values_that_they_br
     """Who asked for a table may have died, so that the others are through a barrier before it has the values."""
     released: list[int] = []
     mover = Mover(lambda order: None, threading.Event())  # it has not begun: what is left to it waits
-    carrier: Any = SimpleNamespace(release=released.append)
+    fabric: Any = SimpleNamespace(release=released.append)
     roster = Roster(0, ("a", "b"), (1, 1), ("127.0.0.1", 1))
-    tables = ExchangedTables(roster, carrier, mover, lambda report: None, lambda message: None)
+    tables = ExchangedTables(roster, fabric, mover, lambda report: None, lambda message: None)
     tables.release(7)
     assert released == [7]
+
+
+def test_a_failed_change_of_homes_ends_the_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It left the mark that homes are about to change, and whoever moved values waited for that without end."""
+    monkeypatch.setattr(moving, "_JOIN_SECONDS", 0.01)
+    closing = threading.Event()
+    mover = Mover(lambda order: None, closing)
+    mover.begin(cast(Any, SimpleNamespace(continues=True)))
+    with pytest.raises(OSError, match="no memory"), mover.regrouping():
+        raise OSError("no memory for new homes")
+    ended = threading.Event()
+
+    def move() -> None:
+        with pytest.raises(MultiversoError):
+            mover.again(fail)
+        ended.set()
+
+    def fail() -> None:
+        raise MultiversoError("host 1 is lost")
+
+    thread = threading.Thread(target=move, daemon=True)
+    thread.start()
+    try:
+        assert ended.wait(30)
+    finally:
+        closing.set()
+        mover.close()
+        mover.join()
+        thread.join()
 
 
 def test_a_host_that_came_again_counts_barriers_from_where_its_workers_had_saved(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from multiverso import errors
 from multiverso import layout as at
@@ -25,51 +25,13 @@ from multiverso.runtime.job.control import Control
 from multiverso.runtime.node.catalogue import Catalogue, Key, Piece, Spec, words
 from multiverso.runtime.node.connection import Connection
 from multiverso.runtime.node.creation import Creation, Creations, check_equal, differs
-from multiverso.shards.shard import Shard
 from multiverso.spec import TableSpec
 from multiverso.wire.messages import Message
 
+if TYPE_CHECKING:
+    from multiverso.runtime.several_hosts.exchanged_tables import ExchangedTables
+
 _Late = tuple[Connection, Message, Key, Spec, str]
-
-
-class Copies(Protocol):
-    """What keeps this host's copies of the tables near the other hosts'.
-
-    Calls return at once; what they ask for is done one after another, and ``then`` is called from the node's thread.
-    """
-
-    def report(self, message: Message) -> None:
-        """Tells the coordinator."""
-
-    def attach(
-        self,
-        number: int,
-        shard: Shard,
-        then: Callable[[], None],
-        overwritten: Mapping[int, int] | None = None,
-    ) -> None:
-        """A new table, whose values are what this host's workers wrote; or one in rounds that the others have."""
-
-    def refill(self, number: int, then: Callable[[bool], None]) -> None:
-        """The rounds of a table wait until :meth:`release`; ``then`` hears whether its values are here."""
-
-    def release(self, number: int) -> None:
-        """They go on."""
-
-    def push(self, number: int, then: Callable[[], None]) -> None:
-        """What is in this host's copy reaches the homes."""
-
-    def take(self, number: int, then: Callable[[], None]) -> None:
-        """What the homes have reaches this host's copy."""
-
-    def after(self, then: Callable[[], None]) -> None:
-        """Calls ``then`` once all that was asked for before is done."""
-
-    def part(self, number: int, then: Callable[[], None]) -> None:
-        """Nobody will want a table's values any more."""
-
-    def detach(self, number: int, then: Callable[[], None]) -> None:
-        """A table is no more."""
 
 
 class HostCreations(Creations):
@@ -82,7 +44,9 @@ class HostCreations(Creations):
         copies: the way to them.
     """
 
-    def __init__(self, catalogue: Catalogue, control: Control, roster: Roster, copies: Copies) -> None:
+    def __init__(
+        self, catalogue: Catalogue, control: Control, roster: Roster, copies: ExchangedTables
+    ) -> None:
         super().__init__(catalogue, control, fixed=True, local=roster.local)
         self._roster = roster
         self._copies = copies

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from multiverso import layout as at
+from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
 from multiverso.memory.words import load64
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.worker_state import WorkerState
-from multiverso.runtime.several_hosts.carrier import Carrier
 from multiverso.runtime.several_hosts.moving import Mover, move_deadline
 from multiverso.shards.shard import Shard
 from multiverso.wire.messages import Message
@@ -24,7 +24,7 @@ class HostBarriers:
 
     Args:
         roster: the job's hosts.
-        carrier: moves the values.
+        fabric: moves the values.
         mover: the thread that has it do so.
         joined: the tables that a worker may still want; of the mover's thread.
         report: tells the coordinator, after what this host's workers have done so far.
@@ -36,14 +36,14 @@ class HostBarriers:
     def __init__(
         self,
         roster: Roster,
-        carrier: Carrier,
+        fabric: Fabric,
         mover: Mover,
         joined: set[int],
         report: Callable[[Message], None],
     ) -> None:
         self.comes_again: Callable[[int], bool] = lambda worker_id: False
         self._roster = roster
-        self._carrier = carrier
+        self._fabric = fabric
         self._mover = mover
         self._joined = joined
         self._report = report
@@ -104,8 +104,8 @@ class HostBarriers:
         def take() -> None:
             if self._overwritten < barrier:
                 self._overwritten = barrier
-                self._carrier.overwrite(written)
-            self._carrier.take(move_deadline(), self._joined)
+                self._fabric.overwrite(written)
+            self._fabric.take(move_deadline(), self._joined)
 
         self._mover.do(take, lambda: self._release(barrier))
 
@@ -118,17 +118,17 @@ class HostBarriers:
         """All have brought what this host has asked for: takes it, and says so to its workers."""
         number = int(order["number"])
         self._mover.do(
-            lambda: self._carrier.take(move_deadline(), self._joined),
+            lambda: self._fabric.take(move_deadline(), self._joined),
             lambda: self._control.note_gathered(number),
         )
 
     # -- in the mover's thread -------------------------------------------------------------------------------
 
     def _settle(self, report: Message) -> None:
-        self._carrier.settle(move_deadline(), self._joined)
+        self._fabric.settle(move_deadline(), self._joined)
         if report["do"] == "settled":
             report["written"] = self._newly_written()
-            report["turns"] = self._carrier.turns()
+            report["turns"] = self._fabric.turns()
         self._report(report)
 
     def _newly_written(self) -> list[int]:

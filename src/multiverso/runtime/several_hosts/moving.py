@@ -85,9 +85,11 @@ class Mover:
     def regrouping(self) -> Iterator[None]:
         """While a lost host's tables get new homes: whoever waits for it gets an error before this is over."""
         self._regrouping = True
-        yield
-        self._regroups += 1
-        self._regrouping = False
+        try:
+            yield
+            self._regroups += 1
+        finally:
+            self._regrouping = False
 
     def _goes_on(self, regroups: int) -> bool:
         """Whether the hosts that are left have new homes since, or get them soon."""

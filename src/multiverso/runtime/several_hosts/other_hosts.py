@@ -23,8 +23,8 @@ from multiverso.memory.segment import Segment
 from multiverso.node_log import log
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.several_hosts.barriers import HostBarriers
-from multiverso.runtime.several_hosts.carrier import Means
 from multiverso.runtime.several_hosts.exchanged_tables import ExchangedTables
+from multiverso.runtime.several_hosts.means import Means
 from multiverso.runtime.several_hosts.mirror import write_line
 from multiverso.runtime.several_hosts.moving import Mover, Order
 from multiverso.runtime.several_hosts.reductions import Reductions
@@ -37,7 +37,7 @@ class OtherHosts:
     """Owner: the node; ``close`` ends it.
 
     Args:
-        means: what it is made with; its carrier is closed with this.
+        means: what it is made with; its fabric is closed with this.
         post: hands an order, or something to call, to the node's thread; from any thread.
 
     Attributes:
@@ -49,11 +49,11 @@ class OtherHosts:
     """
 
     def __init__(self, means: Means, post: Callable[[Order], None]) -> None:
-        self.roster, carrier = means.roster, means.carrier
+        self.roster, fabric = means.roster, means.fabric
         roster = self.roster
         self.over = threading.Event()
         self.reductions: Reductions | None = None
-        self._carrier = carrier
+        self._fabric = fabric
         self._post = post
         self._control: Control | None = None
         self._shards: Callable[[], Mapping[int, Shard]] = dict
@@ -63,21 +63,21 @@ class OtherHosts:
         self._mail = Mail(
             roster.host, roster.hosts, credentials_of(roster), self._addresses.get, self._deliver
         )
-        carrier.answer(MAIL, self._mail.offer)
+        fabric.answer(MAIL, self._mail.offer)
         self.teller = Teller(roster, self._tell, self._closing)
         self._mover = Mover(post, self._closing)
-        self.tables = ExchangedTables(roster, carrier, self._mover, self.teller.report, self._tell)
-        self.barriers = HostBarriers(roster, carrier, self._mover, self.tables.joined, self.teller.report)
+        self.tables = ExchangedTables(roster, fabric, self._mover, self.teller.report, self._tell)
+        self.barriers = HostBarriers(roster, fabric, self._mover, self.tables.joined, self.teller.report)
         try:
             self._centre = self._meet(means.listener)
         except BaseException:
-            carrier.close()
+            fabric.close()
             raise
 
     def _meet(self, listener: Listener | None) -> Centre | Outpost:
         """Begins to listen for the other hosts, and to talk with the coordinator."""
         roster = self.roster
-        address = self._carrier.listen()
+        address = self._fabric.listen()
         if roster.addresses:  # it listens at all of its addresses; this is the one that others know
             address = (roster.addresses[roster.host], address[1])
         if not roster.leads:
@@ -124,7 +124,7 @@ class OtherHosts:
         if self.reductions is not None:
             self.reductions.close()
         self.tables.close()
-        self._carrier.close()
+        self._fabric.close()
         self._centre.close()
         self._mover.join()
         self.tables.join()
@@ -183,13 +183,13 @@ class OtherHosts:
             log(f"{self.roster.names[host]} is lost: {why}")
         if self.control.continues:
             with self._mover.regrouping():
-                self._carrier.regroup([h for h in range(self.roster.hosts) if h not in self._lost])
+                self._fabric.regroup([h for h in range(self.roster.hosts) if h not in self._lost])
         else:
-            self._carrier.lost(host)
+            self._fabric.lost(host)
 
     def _let_in(self, host: int, address: list[Any]) -> None:
         self._lost.discard(host)
-        self._carrier.joined(host)
+        self._fabric.joined(host)
         if host < self.roster.host:
             self._connect(host, address)
         else:
@@ -199,7 +199,7 @@ class OtherHosts:
         """This host takes a lost one's place: who is there, where, and what they have done together so far."""
         self.tables.exchange = ExchangeOptions.from_message(order["options"]["exchange"])
         self._lost = {int(host) for host in order["lost"]}
-        self._carrier.begin_anew(order["survivors"], self._lost, int(order["epoch"]))
+        self._fabric.begin_anew(order["survivors"], self._lost, int(order["epoch"]))
         for line in order["workers"]:
             write_line(self.control, line, None)
         self.barriers.begin_at(int(order["released"]))
@@ -208,7 +208,7 @@ class OtherHosts:
 
     def _connect(self, peer: int, address: list[Any]) -> None:
         """Of two hosts the higher one connects."""
-        self._mover.put(functools.partial(self._carrier.connect, peer, self._note_address(peer, address)))
+        self._mover.put(functools.partial(self._fabric.connect, peer, self._note_address(peer, address)))
 
     def _note_address(self, peer: int, address: list[Any]) -> tuple[str, int]:
         name, port = address
@@ -219,7 +219,7 @@ class OtherHosts:
 
     def links(self) -> list[dict[str, Any]]:
         """Returns what went to and came from each other host with the tables' values, for `multiverso top`."""
-        counted = self._carrier.statistics()["peers"]
+        counted = self._fabric.statistics()["peers"]
         return [
             {
                 "host": self.roster.names[peer],
