@@ -22,6 +22,18 @@ from multiverso import layout as at
 from multiverso.errors import MultiversoError, NodeLostError, StartupError, WaitTimeoutError
 from multiverso.hosts.control.connections import credentials_of, say_absent
 from multiverso.hosts.control.coordinator import Coordinator
+from multiverso.hosts.control.messages import (
+    Create,
+    Done,
+    Gone,
+    Hello,
+    Joined,
+    Make,
+    Options,
+    Step,
+    Welcome,
+    Workers,
+)
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.credentials import new_credentials
@@ -433,43 +445,43 @@ def test_a_host_is_let_in_once_no_table_is_half_made() -> None:
     spec = {"initial": "master"}
 
     def ask(host: int, order: int) -> list[Any]:
-        asked = {"workers": [host], "masters": [], "mode": "async"}
-        return coordinator.receive(host, {"do": "create", "key": ["order", order], "spec": spec, **asked})
+        return coordinator.receive(host, Create(("order", order), spec, "async", [host], []))
 
-    def done(host: int, order: int, step: str) -> list[Any]:
-        return coordinator.receive(host, {"do": "done", "key": ["order", order], "step": step, "error": None})
+    def done(host: int, order: int, step: Step) -> list[Any]:
+        return coordinator.receive(host, Done(("order", order), step))
 
     assert "no worker of the job has begun" in coordinator.why_not()
     for host in range(3):
-        coordinator.receive(host, {"do": "hello", "address": ["127.0.0.1", host]})
-        coordinator.receive(host, {"do": "options", "options": options})
+        coordinator.receive(host, Hello(("127.0.0.1", host)))
+        coordinator.receive(host, Options(options))
         line = [host, 1000 + host, at.ALIVE, at.ACTIVE, 0, 0]
-        coordinator.receive(host, {"do": "workers", "workers": [line], "now": 5})
+        coordinator.receive(host, Workers([line], 5))
     assert coordinator.why_not() == ""
     for host in range(3):
         orders = ask(host, 1)
-    assert {order["do"] for _, order in orders} == {"make"}
+    assert {type(order) for _, order in orders} == {Make}
     coordinator.lose(2, "it went")
-    assert coordinator.receive(2, {"do": "gone"}) == [], "of a lost host nothing counts"
-    assert coordinator.receive(2, {"do": "hello", "address": ["127.0.0.1", 9]}) == []
-    for step in ("make", "write", "join", "push"):
+    assert coordinator.receive(2, Gone()) == [], "of a lost host nothing counts"
+    assert coordinator.receive(2, Hello(("127.0.0.1", 9))) == []
+    steps: tuple[Step, ...] = ("make", "write", "join", "push")
+    for step in steps:
         assert done(0, 1, step) == []
         if step == "make":
             assert ask(0, 2) == ask(1, 2) == [], "a table that begins now waits, too"
         orders = done(1, 1, step)
-        assert ("welcome" in {order["do"] for _, order in orders}) == (step == "push")
-    told = [(host, order["do"]) for host, order in orders]
-    assert told[-3:] == [(0, "make"), (1, "make"), (2, "make")], "and now goes on, with the new host"
-    welcome = next(order for _, order in orders if order["do"] == "welcome")
-    assert [table["number"] for table in welcome["tables"]] == [1]
-    assert (welcome["survivors"], welcome["lost"], welcome["ordered"]) == ([[0, 1]], [], 1)
-    assert (0, "joined") in told
-    assert (1, "joined") in told
+        assert (Welcome in {type(order) for _, order in orders}) == (step == "push")
+    told = [(host, type(order)) for host, order in orders]
+    assert told[-3:] == [(0, Make), (1, Make), (2, Make)], "and now goes on, with the new host"
+    welcome = next(order for _, order in orders if isinstance(order, Welcome))
+    assert [table.number for table in welcome.tables] == [1]
+    assert (welcome.survivors, welcome.lost, welcome.ordered) == ([[0, 1]], [], 1)
+    assert (0, Joined) in told
+    assert (1, Joined) in told
     coordinator.lose(2, "it went again")
-    assert coordinator.receive(2, {"do": "hello", "address": ["127.0.0.1", 9]}) == []
+    assert coordinator.receive(2, Hello(("127.0.0.1", 9))) == []
     assert ask(0, 3) == ask(1, 3) == []
-    went_on = [(host, order["do"]) for host, order in coordinator.lose(2, "it went before it was let in")]
-    assert went_on == [(0, "make"), (1, "make")], "what waited for it does not any more"
+    went_on = [(host, type(order)) for host, order in coordinator.lose(2, "it went before it was let in")]
+    assert went_on == [(0, Make), (1, Make)], "what waited for it does not any more"
 
 
 def run_killed(folder: Path, workers: int, job: str) -> subprocess.CompletedProcess[str]:

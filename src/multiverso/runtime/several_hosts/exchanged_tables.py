@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from multiverso import layout as at
+from multiverso.hosts.control.messages import Clocks as ClocksReport
+from multiverso.hosts.control.messages import Report
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.values.options import ExchangeOptions
@@ -18,7 +20,6 @@ from multiverso.runtime.several_hosts.clocks import Clocks, Lines
 from multiverso.runtime.several_hosts.mirror import write_progress
 from multiverso.runtime.several_hosts.moving import Mover, move_deadline
 from multiverso.shards.shard import Shard
-from multiverso.wire.messages import Message
 
 
 class ExchangedTables:
@@ -44,8 +45,8 @@ class ExchangedTables:
         roster: Roster,
         fabric: Fabric,
         mover: Mover,
-        report: Callable[[Message], None],
-        tell: Callable[[Message], None],
+        report: Callable[[Report], None],
+        tell: Callable[[Report], None],
     ) -> None:
         self.exchange = ExchangeOptions()
         self.joined: set[int] = set()
@@ -78,7 +79,7 @@ class ExchangedTables:
         if self._clocks is not None:
             self._clocks.join()
 
-    def report(self, message: Message) -> None:
+    def report(self, message: Report) -> None:
         """Tells the coordinator, after what this host's workers have done so far."""
         self._report(message)
 
@@ -166,24 +167,22 @@ class ExchangedTables:
 
     # -- what other hosts' workers do with them --------------------------------------------------------------
 
-    def hear_clocks(self, tables: Message) -> None:
+    def hear_clocks(self, tables: Lines) -> None:
         """Other hosts' workers have ticked: shown once what they added before is in this host's copies."""
         if self._clocks is not None:
-            self._clocks.hear(_lines(tables))
+            self._clocks.hear(tables)
 
-    def show_progress(self, tables: Message) -> None:
+    def show_progress(self, tables: Lines) -> None:
         """Shows how far other hosts' workers are, whose adds up to there are in this host's copies."""
         shards = self._shards()
-        for number, lines in _lines(tables).items():
+        for number, lines in tables.items():
             if number in shards:
                 write_progress(shards[number], lines)
 
-    def note_statistics(self, tables: Message) -> None:
+    def note_statistics(self, tables: dict[int, dict[int, dict[str, float]]]) -> None:
         """Other hosts have told what their workers have done."""
         for number, lines in tables.items():
-            self.remote_statistics.setdefault(int(number), {}).update(
-                {int(worker): line for worker, line in lines.items()}
-            )
+            self.remote_statistics.setdefault(number, {}).update(lines)
 
     @property
     def _memory(self) -> Control:
@@ -197,13 +196,9 @@ class ExchangedTables:
             self._shards,
             lambda tables: self._mover.again(lambda: self._fabric.settle(move_deadline(), tables)),
             lambda tables: self._mover.again(lambda: self._fabric.take(move_deadline(), tables)),
-            lambda lines: self._tell({"do": "clocks", "tables": lines}),
+            lambda lines: self._tell(ClocksReport(lines)),
             self._mover.broken,
         )
-
-
-def _lines(tables: Message) -> Lines:
-    return {int(n): {int(worker): line for worker, line in lines.items()} for n, lines in tables.items()}
 
 
 _LONGEST_SECONDS = 0.5

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
+from multiverso.hosts.control import messages
 from multiverso.runtime.job.control import Control
-from multiverso.wire.messages import Message
 
-Order = Message | Callable[[], None]
+Order = messages.Order | messages.Alone | Callable[[], None]
 """What is given to the node's thread to do: an order of the coordinator's, or something to call."""
 
 _MOVE_SECONDS = 1800.0
@@ -79,7 +79,8 @@ class Mover:
 
     def broken(self, error: Exception) -> None:
         """Reports that values cannot be moved any more: the node ends."""
-        self._post({"do": "broken", "why": f"{type(error).__name__}: {error}"})
+        why = f"values could not be exchanged with the other hosts: {type(error).__name__}: {error}"
+        self._post(messages.Alone(why))
 
     @contextmanager
     def regrouping(self) -> Iterator[None]:

@@ -10,10 +10,28 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, assert_never
 
 from multiverso.errors import StartupError
 from multiverso.hosts.control.connections import Centre, Outpost, credentials_of
+from multiverso.hosts.control.messages import (
+    Address,
+    Bring,
+    Clocks,
+    Gathered,
+    Hello,
+    HostOrder,
+    Joined,
+    Lost,
+    Over,
+    Peers,
+    Progress,
+    Report,
+    Statistics,
+    Take,
+    Welcome,
+    Workers,
+)
 from multiverso.hosts.peer.messages import Mail
 from multiverso.hosts.peer.stream import Body
 from multiverso.hosts.transport.handshake import MAIL
@@ -30,7 +48,6 @@ from multiverso.runtime.several_hosts.moving import Mover, Order
 from multiverso.runtime.several_hosts.reductions import Reductions
 from multiverso.runtime.several_hosts.telling import Teller
 from multiverso.shards.shard import Shard
-from multiverso.wire.messages import Message
 
 
 class OtherHosts:
@@ -85,10 +102,10 @@ class OtherHosts:
         if listener is None:
             raise StartupError("the job's first host needs to listen for the others")
         centre = Centre(roster, listener, self._post)
-        centre.report({"do": "hello", "address": list(address)})
+        centre.report(Hello(address))
         return centre
 
-    def _tell(self, message: Message) -> None:
+    def _tell(self, message: Report) -> None:
         self._centre.report(message)
 
     def begin(
@@ -136,7 +153,7 @@ class OtherHosts:
         assert self._control is not None
         return self._control
 
-    def report(self, message: Message) -> None:
+    def report(self, message: Report) -> None:
         """Tells the coordinator something, after what this host's workers have done so far."""
         self.teller.report(message)
 
@@ -147,34 +164,37 @@ class OtherHosts:
 
     # -- what the node's thread does -------------------------------------------------------------------------
 
-    def obey(self, order: Message) -> list[int]:
+    def obey(self, order: HostOrder) -> list[int]:
         """Does what the coordinator says of hosts, workers and barriers; returns workers that came, left or died."""
-        do = order["do"]
-        if do == "workers":
-            lines, shards = order["workers"], self._shards()
-            return [line[0] for line in lines if write_line(self.control, line, order["now"], shards)]
-        if do == "peers":
-            for peer in range(self.roster.host):
-                if order["addresses"][peer] is not None:  # it was lost before it came
-                    self._connect(peer, order["addresses"][peer])
-        elif do == "lost":
-            self._lose(int(order["host"]), order["why"])
-        elif do == "joined":
-            self._let_in(int(order["host"]), order["address"])
-        elif do == "take":
-            self.barriers.take(order)
-        elif do == "bring":
-            self.barriers.bring(order)
-        elif do == "gathered":
-            self.barriers.gathered(order)
-        elif do == "statistics":
-            self.tables.note_statistics(order["tables"])
-        elif do == "progress":
-            self.tables.show_progress(order["tables"])
-        elif do == "clocks":
-            self.tables.hear_clocks(order["tables"])
-        elif do == "over":
-            self.over.set()
+        match order:
+            case Workers():
+                shards = self._shards()
+                lines = order.workers
+                return [line[0] for line in lines if write_line(self.control, line, order.now, shards)]
+            case Peers():
+                for peer, address in enumerate(order.addresses[: self.roster.host]):
+                    if address is not None:  # it was lost before it came
+                        self._connect(peer, address)
+            case Lost():
+                self._lose(order.host, order.why)
+            case Joined():
+                self._let_in(order.host, order.address)
+            case Take():
+                self.barriers.take(order)
+            case Bring():
+                self.barriers.bring(order)
+            case Gathered():
+                self.barriers.gathered(order)
+            case Statistics():
+                self.tables.note_statistics(order.tables)
+            case Progress():
+                self.tables.show_progress(order.tables)
+            case Clocks():
+                self.tables.hear_clocks(order.tables)
+            case Over():
+                self.over.set()
+            case _:
+                assert_never(order)
         return []
 
     def _lose(self, host: int, why: str) -> None:
@@ -187,7 +207,7 @@ class OtherHosts:
         else:
             self._fabric.lost(host)
 
-    def _let_in(self, host: int, address: list[Any]) -> None:
+    def _let_in(self, host: int, address: Address) -> None:
         self._lost.discard(host)
         self._fabric.joined(host)
         if host < self.roster.host:
@@ -195,25 +215,25 @@ class OtherHosts:
         else:
             self._note_address(host, address)
 
-    def welcome(self, order: Message) -> None:
+    def welcome(self, order: Welcome) -> None:
         """This host takes a lost one's place: who is there, where, and what they have done together so far."""
-        self.tables.exchange = ExchangeOptions.from_message(order["options"]["exchange"])
-        self._lost = {int(host) for host in order["lost"]}
-        self._fabric.begin_anew(order["survivors"], self._lost, int(order["epoch"]))
-        for line in order["workers"]:
+        self.tables.exchange = ExchangeOptions.from_message(order.options["exchange"])
+        self._lost = set(order.lost)
+        self._fabric.begin_anew(order.survivors, self._lost, order.epoch)
+        for line in order.workers:
             write_line(self.control, line, None)
-        self.barriers.begin_at(int(order["released"]))
-        for peer in set(range(self.roster.host)) - self._lost:
-            self._connect(peer, order["addresses"][peer])
+        self.barriers.begin_at(order.released)
+        for peer, address in enumerate(order.addresses[: self.roster.host]):
+            if address is not None and peer not in self._lost:
+                self._connect(peer, address)
 
-    def _connect(self, peer: int, address: list[Any]) -> None:
+    def _connect(self, peer: int, address: Address) -> None:
         """Of two hosts the higher one connects."""
         self._mover.put(functools.partial(self._fabric.connect, peer, self._note_address(peer, address)))
 
-    def _note_address(self, peer: int, address: list[Any]) -> tuple[str, int]:
-        name, port = address
-        self._addresses[peer] = to = (str(name), int(port))
-        return to
+    def _note_address(self, peer: int, address: Address) -> Address:
+        self._addresses[peer] = address
+        return address
 
     # -- what is known of the other hosts --------------------------------------------------------------------
 
