@@ -61,7 +61,7 @@ from multiverso.errors import NodeLostError, StartupError, WorkerLostError
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.runtime import Node, Session
-from multiverso.runtime.several_hosts.carrier import means_of
+from multiverso.runtime.several_hosts.means import means_of
 
 KINDS = ("worker", "node", "host", "coordinator", "stall")
 MODES: dict[str, dict[str, Any]] = {

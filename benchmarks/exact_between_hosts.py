@@ -54,7 +54,7 @@ from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.hosts.transport.listener import Listener
 from multiverso.runtime import Node, Session
-from multiverso.runtime.several_hosts.carrier import Means
+from multiverso.runtime.several_hosts.means import Means
 from namespaces import enter, ip
 
 MODES: dict[str, dict[str, Any]] = {"async": {}, "bounded": {"staleness": 2}, "sync": {"sync": True}}

@@ -15,7 +15,8 @@ from rehearsing import rehearsal
 import multiverso as mv
 from multiverso.deadline import Deadline
 from multiverso.errors import NodeLostError, WorkerLostError
-from multiverso.hosts.peer.conversation import Timeouts
+from multiverso.hosts.control.messages import Alone
+from multiverso.hosts.peer.conversation import Timeouts, ending
 from multiverso.hosts.peer.talking import Messages, Talk
 from multiverso.hosts.transport.channel import Plain
 from multiverso.runtime import Session
@@ -122,7 +123,8 @@ def test_another_node_in_the_place_of_a_live_one_is_refused() -> None:
         try:
             wait_for(lambda: heard)
             why = "another node has begun as this host, and this one is not meant to take its place"
-            assert heard == [{"do": "alone", "why": why}]
+            assert [type(order) for order in heard] == [Alone]
+            assert heard[0].why.endswith(f"is over: {why}")
         finally:
             other.close()
         in_threads([session.barrier for session in sessions])
@@ -155,7 +157,7 @@ def test_what_was_said_last_reaches_a_host_that_is_slow_to_read_it() -> None:
     assert other.receive() == b'{"heard": 0}'
     other.send(b'{"heard": 0, "number": 1, "say": {}}')
     assert met.wait(30)
-    talk.say({"do": "x" * (4 << 20)})  # more than the system keeps
+    talk.say(b'"%s"' % (b"x" * (4 << 20)))  # more than the system keeps
     closing = threading.Thread(target=talk.close, args=("its node has ended", Deadline.after(30)))
     closing.start()
     time.sleep(0.8)  # the other host is slow
@@ -165,4 +167,4 @@ def test_what_was_said_last_reaches_a_host_that_is_slow_to_read_it() -> None:
         assert not thread.is_alive()
     other.close()
     assert len(found[0] or b"") > 4 << 20
-    assert found[1] == b'{"end": "its node has ended"}'
+    assert found[1] == ending("its node has ended")

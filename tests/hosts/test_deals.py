@@ -21,7 +21,7 @@ from multiverso.errors import (
     WaitTimeoutError,
     WorkerLostError,
 )
-from multiverso.hosts.control.answers import MOST_AT_ONCE, Deals, Desk, Message
+from multiverso.hosts.control.answers import MOST_AT_ONCE, Desk, Message
 from multiverso.runtime import Session
 from multiverso.tables.batches import deal
 
@@ -67,7 +67,7 @@ class Model:
 def test_each_batch_is_dealt_once_whoever_dies_leaves_or_asks_again(seed: int) -> None:
     """Whatever the order of messages: what a dead worker had not said that it is done with, and only that, again."""
     dice = random.Random(seed)
-    deals, workers = Deals(), {i: Model(i) for i in range(4)}
+    deals, workers = Desk(), {i: Model(i) for i in range(4)}
     deals.note([line(i) for i in workers])
     live, doubled = set(workers), set[int]()
 
@@ -90,7 +90,7 @@ def test_each_batch_is_dealt_once_whoever_dies_leaves_or_asks_again(seed: int) -
             worker.worked.append(worker.hand.pop(0))
             if dice.random() < 0.7:
                 worker.finished = len(worker.worked)
-                give(deals.say(worker.worker, {"deal": 1, "finished": worker.finished}))
+                give(deals.say(worker.worker, {"about": "batches", "deal": 1, "finished": worker.finished}))
         elif not worker.asked or dice.random() < 0.1:
             worker.finished = len(worker.worked)
             worker.asked = True
@@ -102,7 +102,7 @@ def test_each_batch_is_dealt_once_whoever_dies_leaves_or_asks_again(seed: int) -
 
 
 def test_a_hand_is_smaller_towards_the_end_and_an_answer_that_got_lost_comes_again() -> None:
-    deals, worker = Deals(), Model(0)
+    deals, worker = Desk(), Model(0)
     deals.note([line(0), line(1)])
     sizes = []
     while not worker.over:
@@ -125,8 +125,7 @@ def test_questions_that_make_no_sense_change_nothing() -> None:
         {"about": "count", "name": "a"},
         {"about": "count", "name": "a" * 999, "amount": 1},
     ):
-        with pytest.raises((KeyError, ValueError)):
-            desk.ask(0, 1, bad)
+        assert "cannot be understood" in desk.ask(0, 1, bad)[0][2]["error"]
     for name, value in (
         ("what", [1, 0, 0, 0]),
         ("what", [1]),
@@ -134,8 +133,7 @@ def test_questions_that_make_no_sense_change_nothing() -> None:
         ("finished", "x"),
         ("turn", None),
     ):
-        with pytest.raises((KeyError, TypeError, ValueError)):
-            desk.ask(0, 1, {**Model(0).question(), name: value})
+        assert "cannot be understood" in desk.ask(0, 1, {**Model(0).question(), name: value})[0][2]["error"]
     assert desk.ask(0, 1, {"about": "count", "name": "a", "amount": 2}) == [(0, 1, {"before": 0})]
     assert desk.ask(0, 2, {"about": "count", "name": "a", "amount": (1 << 63) - 2}) == [
         (0, 2, {"overflow": 2})
@@ -261,7 +259,7 @@ def test_a_question_nobody_can_answer_is_the_workers_own_error() -> None:
 
 def test_a_new_worker_with_the_old_ones_process_id_is_a_new_worker() -> None:
     """In containers all have the same few: what the dead one had is dealt again, though its number is live."""
-    deals, first, second = Deals(), Model(0), Model(1)
+    deals, first, second = Desk(), Model(0), Model(1)
     deals.note([line(0), line(1)])
     for worker, _, answer in [*deals.ask(0, 1, first.question()), *deals.ask(1, 1, second.question())]:
         (first, second)[worker].get(answer)

@@ -33,12 +33,15 @@ def test_the_system_says_how_long_the_way_is() -> None:
         assert Plain(one).round_trip() == math.inf
 
 
-@pytest.mark.parametrize(("seconds", "under_way"), [(0.0, 2), (FAR, 8)])
-def test_a_link_pushes_as_many_chunks_before_an_answer(seconds: float, under_way: int) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "kibibytes", "under_way"), [(0.0, 1024, 2), (0.0, 512, 4), (0.0, 64, 8), (FAR, 1024, 8)]
+)
+def test_a_link_pushes_as_many_bytes_before_an_answer(seconds: float, kibibytes: int, under_way: int) -> None:
     links = []
+    elements = 10 * kibibytes * 256
     for me in range(2):
-        copy = Copy(new_shard(TableSpec("array", 1, 40)), chunk_bytes=16)
-        copy.shard.values()[:] = np.arange(40)
+        copy = Copy(new_shard(TableSpec("array", 1, elements)), chunk_bytes=kibibytes * 1024)
+        copy.shard.values()[:] = np.arange(elements)
         link = Link(me, 1 - me, Pace(0))
         link.attach(1, copy, Changes(), [1] * len(copy.chunks), Wire.of("native", copy.dtype), Every())
         link.connect(1)

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,6 +22,18 @@ from multiverso import layout as at
 from multiverso.errors import MultiversoError, NodeLostError, StartupError, WaitTimeoutError
 from multiverso.hosts.control.connections import credentials_of, say_absent
 from multiverso.hosts.control.coordinator import Coordinator
+from multiverso.hosts.control.messages import (
+    Create,
+    Done,
+    Gone,
+    Hello,
+    Joined,
+    Make,
+    Options,
+    Step,
+    Welcome,
+    Workers,
+)
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.credentials import new_credentials
@@ -30,8 +42,9 @@ from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.runtime import Node, Session
 from multiverso.runtime.collective.reducer import Reducer
 from multiverso.runtime.node.numbers import Numbers
-from multiverso.runtime.several_hosts.carrier import Means
+from multiverso.runtime.several_hosts import moving
 from multiverso.runtime.several_hosts.exchanged_tables import ExchangedTables
+from multiverso.runtime.several_hosts.means import Means
 from multiverso.runtime.several_hosts.moving import Mover
 from multiverso.updaters import adam
 
@@ -165,7 +178,7 @@ def test_what_is_left_of_the_lost_host_is_refused() -> None:
         all_do(sessions, lambda session: session.barrier())
         old, old_session = job.nodes[1], sessions[1]
         assert old._other_hosts is not None
-        straggler = old._other_hosts._carrier
+        straggler = old._other_hosts._fabric
         with anew(job, 1):
             again = job.session(1)  # while the old node is there, and not lost yet
             table = mv.ArrayTableHandler(4, session=again)
@@ -175,7 +188,7 @@ def test_what_is_left_of_the_lost_host_is_refused() -> None:
             again.barrier()
             in_threads([sessions[0].barrier, again.barrier])
             assert tables[0].get().tolist() == table.get().tolist() == [2.0] * 4
-            assert straggler._incarnation in job.nodes[0]._other_hosts._carrier._fenced  # type: ignore[union-attr]
+            assert straggler._incarnation in job.nodes[0]._other_hosts._fabric._fenced  # type: ignore[union-attr]
             old_session.shutdown()
             for session in (sessions[0], again):
                 session.shutdown()
@@ -301,11 +314,40 @@ def test_rounds_go_on_though_the_thread_that_moves_waits_for_values_that_they_br
     """Who asked for a table may have died, so that the others are through a barrier before it has the values."""
     released: list[int] = []
     mover = Mover(lambda order: None, threading.Event())  # it has not begun: what is left to it waits
-    carrier: Any = SimpleNamespace(release=released.append)
+    fabric: Any = SimpleNamespace(release=released.append)
     roster = Roster(0, ("a", "b"), (1, 1), ("127.0.0.1", 1))
-    tables = ExchangedTables(roster, carrier, mover, lambda report: None, lambda message: None)
+    tables = ExchangedTables(roster, fabric, mover, lambda report: None, lambda message: None)
     tables.release(7)
     assert released == [7]
+
+
+def test_a_failed_change_of_homes_ends_the_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It left the mark that homes are about to change, and whoever moved values waited for that without end."""
+    monkeypatch.setattr(moving, "_JOIN_SECONDS", 0.01)
+    closing = threading.Event()
+    mover = Mover(lambda order: None, closing)
+    mover.begin(cast(Any, SimpleNamespace(continues=True)))
+    with pytest.raises(OSError, match="no memory"), mover.regrouping():
+        raise OSError("no memory for new homes")
+    ended = threading.Event()
+
+    def move() -> None:
+        with pytest.raises(MultiversoError):
+            mover.again(fail)
+        ended.set()
+
+    def fail() -> None:
+        raise MultiversoError("host 1 is lost")
+
+    thread = threading.Thread(target=move, daemon=True)
+    thread.start()
+    try:
+        assert ended.wait(30)
+    finally:
+        closing.set()
+        mover.close()
+        mover.join()
+        thread.join()
 
 
 def test_a_host_that_came_again_counts_barriers_from_where_its_workers_had_saved(tmp_path: Path) -> None:
@@ -403,43 +445,43 @@ def test_a_host_is_let_in_once_no_table_is_half_made() -> None:
     spec = {"initial": "master"}
 
     def ask(host: int, order: int) -> list[Any]:
-        asked = {"workers": [host], "masters": [], "mode": "async"}
-        return coordinator.receive(host, {"do": "create", "key": ["order", order], "spec": spec, **asked})
+        return coordinator.receive(host, Create(("order", order), spec, "async", [host], []))
 
-    def done(host: int, order: int, step: str) -> list[Any]:
-        return coordinator.receive(host, {"do": "done", "key": ["order", order], "step": step, "error": None})
+    def done(host: int, order: int, step: Step) -> list[Any]:
+        return coordinator.receive(host, Done(("order", order), step))
 
     assert "no worker of the job has begun" in coordinator.why_not()
     for host in range(3):
-        coordinator.receive(host, {"do": "hello", "address": ["127.0.0.1", host]})
-        coordinator.receive(host, {"do": "options", "options": options})
+        coordinator.receive(host, Hello(("127.0.0.1", host)))
+        coordinator.receive(host, Options(options))
         line = [host, 1000 + host, at.ALIVE, at.ACTIVE, 0, 0]
-        coordinator.receive(host, {"do": "workers", "workers": [line], "now": 5})
+        coordinator.receive(host, Workers([line], 5))
     assert coordinator.why_not() == ""
     for host in range(3):
         orders = ask(host, 1)
-    assert {order["do"] for _, order in orders} == {"make"}
+    assert {type(order) for _, order in orders} == {Make}
     coordinator.lose(2, "it went")
-    assert coordinator.receive(2, {"do": "gone"}) == [], "of a lost host nothing counts"
-    assert coordinator.receive(2, {"do": "hello", "address": ["127.0.0.1", 9]}) == []
-    for step in ("make", "write", "join", "push"):
+    assert coordinator.receive(2, Gone()) == [], "of a lost host nothing counts"
+    assert coordinator.receive(2, Hello(("127.0.0.1", 9))) == []
+    steps: tuple[Step, ...] = ("make", "write", "join", "push")
+    for step in steps:
         assert done(0, 1, step) == []
         if step == "make":
             assert ask(0, 2) == ask(1, 2) == [], "a table that begins now waits, too"
         orders = done(1, 1, step)
-        assert ("welcome" in {order["do"] for _, order in orders}) == (step == "push")
-    told = [(host, order["do"]) for host, order in orders]
-    assert told[-3:] == [(0, "make"), (1, "make"), (2, "make")], "and now goes on, with the new host"
-    welcome = next(order for _, order in orders if order["do"] == "welcome")
-    assert [table["number"] for table in welcome["tables"]] == [1]
-    assert (welcome["survivors"], welcome["lost"], welcome["ordered"]) == ([[0, 1]], [], 1)
-    assert (0, "joined") in told
-    assert (1, "joined") in told
+        assert (Welcome in {type(order) for _, order in orders}) == (step == "push")
+    told = [(host, type(order)) for host, order in orders]
+    assert told[-3:] == [(0, Make), (1, Make), (2, Make)], "and now goes on, with the new host"
+    welcome = next(order for _, order in orders if isinstance(order, Welcome))
+    assert [table.number for table in welcome.tables] == [1]
+    assert (welcome.survivors, welcome.lost, welcome.ordered) == ([[0, 1]], [], 1)
+    assert (0, Joined) in told
+    assert (1, Joined) in told
     coordinator.lose(2, "it went again")
-    assert coordinator.receive(2, {"do": "hello", "address": ["127.0.0.1", 9]}) == []
+    assert coordinator.receive(2, Hello(("127.0.0.1", 9))) == []
     assert ask(0, 3) == ask(1, 3) == []
-    went_on = [(host, order["do"]) for host, order in coordinator.lose(2, "it went before it was let in")]
-    assert went_on == [(0, "make"), (1, "make")], "what waited for it does not any more"
+    went_on = [(host, type(order)) for host, order in coordinator.lose(2, "it went before it was let in")]
+    assert went_on == [(0, Make), (1, Make)], "what waited for it does not any more"
 
 
 def run_killed(folder: Path, workers: int, job: str) -> subprocess.CompletedProcess[str]:

@@ -26,7 +26,7 @@ from multiverso.hosts.transport.handshake import CONTROL, Hello, connect
 from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.runtime import Node, Session
 from multiverso.runtime.collective.agreement import tell_all
-from multiverso.runtime.several_hosts.carrier import Means
+from multiverso.runtime.several_hosts.means import Means
 from multiverso.tables import ArrayTableHandler
 
 
@@ -189,13 +189,13 @@ def test_a_table_that_comes_to_be_while_its_node_ends_does_not_keep_that() -> No
     """What follows the clocks of a job's first table began after what ends it had looked."""
     with rehearsal(1, 1) as job:
         other_hosts: Any = job.nodes[1]._other_hosts
-        end = other_hosts._carrier.close
+        end = other_hosts._fabric.close
 
         def end_late() -> None:
             end()
             other_hosts.tables._clocks = other_hosts.tables._new_clocks()
 
-        other_hosts._carrier.close = end_late
+        other_hosts._fabric.close = end_late
         in_threads([job.nodes[1].close])
 
 

@@ -6,6 +6,7 @@ import pytest
 from simulated.control import Control
 
 from multiverso.hosts.peer.conversation import Conversation, Timeouts
+from multiverso.hosts.peer.frames import ProtocolError
 
 SCHEDULES = 300
 FOUND = (5023, 7533)  # what was said again after a cut had changed meanwhile
@@ -38,7 +39,7 @@ def test_what_the_other_end_may_not_say_is_an_error() -> None:
         conversation.receive(b'{"heard": 0, "number": 1, "say": {"do": "x"}}', 0.0)
         return conversation
 
-    assert heard().receive(b'{"heard": 0, "number": 1, "say": {"do": "again"}}', 0.0) == ([], [])
+    assert heard().receive(b'{"heard": 0, "number": 1, "say": {"do": "again"}}', 0.0) == (None, [])
     for body in (
         b"nonsense",
         b"[]",
@@ -51,5 +52,5 @@ def test_what_the_other_end_may_not_say_is_an_error() -> None:
         b'{"heard": 0, "number": 2}',
         b'{"heard": 0, "number": "2", "say": {}}',
     ):
-        with pytest.raises(ValueError):
+        with pytest.raises(ProtocolError):
             heard().receive(body, 0.0)

@@ -85,7 +85,7 @@ def _platform() -> str:
 
 
 def _packages() -> str:
-    names = ("multiverso", "numpy", "numba", "safetensors", "cloudpickle")
+    names = ("multiverso", "numpy", "numba", "safetensors", "cloudpickle", "msgspec")
     return ", ".join(f"{name} {metadata.version(name)}" for name in names)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster
 
 if TYPE_CHECKING:
-    from multiverso.runtime.several_hosts.carrier import Means
+    from multiverso.runtime.several_hosts.means import Means
 
 FROM_INPUT = "-"  # what the variable of the roster says where that comes by standard input, see `_ssh`
 JOB_VARIABLE = "MULTIVERSO_JOB"  # its value is one job's: how all of its processes are found
@@ -88,7 +88,7 @@ def here(workers_num: int) -> Place:
         return Place.alone(workers_num)
     roster = Roster.from_text(text)
     # not above: it takes long to import, and a job on one host has no use for it
-    from multiverso.runtime.several_hosts.carrier import means_of
+    from multiverso.runtime.several_hosts.means import means_of
 
     return place_in(roster, means_of(roster, None if descriptor is None else int(descriptor)))
 

@@ -12,7 +12,7 @@ from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.hosts.transport.listener import Listener
 from multiverso.runtime import Node
-from multiverso.runtime.several_hosts.carrier import Means
+from multiverso.runtime.several_hosts.means import Means
 
 Address = tuple[str, int]
 

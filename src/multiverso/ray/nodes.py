@@ -19,7 +19,7 @@ from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.ray.metrics import Publisher
 from multiverso.runtime.discovery.meeting import complete, distinct
 from multiverso.runtime.node.node import Node
-from multiverso.runtime.several_hosts.carrier import means_of
+from multiverso.runtime.several_hosts.means import means_of
 from multiverso.wire.trust import SECRET_VARIABLE, new_secret
 
 START_SECONDS = 120.0

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy
 
 from multiverso.deadline import checked_seconds
@@ -32,8 +33,11 @@ if TYPE_CHECKING:
 
 _NODE_ATTEMPTS = 12
 _LOOK_SECONDS = 0.02
-# Where this package and the only other one that a node needs lie: perhaps on nobody's path but ours.
-_PLACES = tuple(str(Path(file).absolute().parents[up]) for file, up in ((__file__, 2), (numpy.__file__, 1)))
+# Where this package and the only other ones that a node needs lie: perhaps on nobody's path but ours.
+_PLACES = tuple(
+    str(Path(file).absolute().parents[up])
+    for file, up in ((__file__, 2), (numpy.__file__, 1), (msgspec.__file__, 1))
+)
 _NODE_PROGRAM = """
 import sys
 sys.path += sys.argv[4:]

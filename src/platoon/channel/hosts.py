@@ -21,7 +21,7 @@ from platoon.util import PlatoonError, counted
 
 if TYPE_CHECKING:
     from multiverso.runtime import Node
-    from multiverso.runtime.several_hosts.carrier import Means
+    from multiverso.runtime.several_hosts.means import Means
 
 _INSECURE_VARIABLE = "MULTIVERSO_INSECURE_FABRIC"
 _LOOPBACK, _ANY = "127.0.0.1", "0.0.0.0"
@@ -110,7 +110,7 @@ class Hosts:
         )
         if len(names) == 1:
             return _Met(roster, None)
-        from multiverso.runtime.several_hosts.carrier import means_of
+        from multiverso.runtime.several_hosts.means import means_of
 
         return _Met(roster, means_of(roster, None if listening is None else listening.detach()))
 

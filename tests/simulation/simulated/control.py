@@ -7,24 +7,44 @@ or are killed, the coordinator among them.
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+import msgspec
+
 from multiverso import layout as at
 from multiverso.hosts.control.coordinator import Coordinator
-from multiverso.hosts.control.table_steps import STEPS
-from multiverso.hosts.peer.conversation import Conversation, Timeouts
+from multiverso.hosts.control.messages import (
+    Create,
+    Done,
+    Finish,
+    Gone,
+    Hello,
+    Join,
+    Make,
+    Order,
+    Over,
+    Push,
+    Report,
+    Settled,
+    Take,
+    ToHost,
+    Workers,
+    Write,
+    encoded,
+    order_of,
+    report_of,
+)
+from multiverso.hosts.peer.conversation import Conversation, Timeouts, ending
 from multiverso.hosts.roster import Roster
 from multiverso.spec import TableSpec
-from multiverso.wire.messages import Message
 
 TICK = 0.1
 TIMEOUTS = Timeouts.of(12.0)
-SPEC = json.loads(json.dumps(TableSpec("array", 1, 10).as_message()))
+SPEC = msgspec.json.decode(msgspec.json.encode(TableSpec("array", 1, 10).as_message()))
 FAULTS_END, END = 40.0, 120.0
 
 
@@ -64,9 +84,9 @@ class Host:
     alone: str = ""
     takes: list[int] = field(default_factory=list)
     made: list[Any] = field(default_factory=list)
-    said: list[Message] = field(default_factory=list)
+    said: list[bytes] = field(default_factory=list)
     arrived: int = 0  # of these, at the coordinator
-    ordered: list[Message] = field(default_factory=list)
+    ordered: list[bytes] = field(default_factory=list)
     heard: int = 0  # of these, here
 
 
@@ -97,36 +117,40 @@ class Control:
             for i in range(hosts)
         ]
         for host in self.hosts:
-            self._say(host, {"do": "hello", "address": ["x", host.number]})
+            self._say(host, Hello(("x", host.number)))
             line = [host.number, 100 + host.number, at.ALIVE, at.ACTIVE, 0, 0]
-            self._say(host, {"do": "workers", "workers": [line], "now": 1})
+            self._say(host, Workers([line], 1))
 
     # -- what a node does -----------------------------------------------------------------------------------
 
     def _ask(self, host: Host, number: int) -> None:
-        ask = {"do": "create", "key": ["order", number], "spec": SPEC, "mode": "async"}
-        self._say(host, {**ask, "workers": [host.number], "masters": []})
+        self._say(host, Create(("order", number), SPEC, "async", [host.number], []))
 
     def _settle(self, host: Host, barrier: int) -> None:
         self.settled.setdefault(barrier, set()).add(host.number)
-        self._say(host, {"do": "settled", "barrier": barrier})
+        self._say(host, Settled(barrier))
 
-    def _obey(self, host: Host, order: Message) -> None:
-        do = order["do"]
-        self._trace(f"{self.now:6.1f} host {host.number} hears {do}")
-        if do == "workers":
+    def _obey(self, host: Host, order: Order) -> None:
+        self._trace(f"{self.now:6.1f} host {host.number} hears {order}")
+        if isinstance(order, Workers):
             begun = len(host.known) == len(self.hosts) - 1
-            host.known |= {line[0] for line in order["workers"]}
+            host.known |= {line[0] for line in order.workers}
             if not begun and len(host.known) == len(self.hosts) - 1:
                 self._ask(host, 1) if self.tables else self._settle(host, 1)
-        elif do in STEPS:
-            self._say(host, {"do": "done", "key": order["key"], "step": do, "error": None})
-        elif do == "finish":
-            host.made.append(tuple(order["key"]))
+        elif isinstance(order, Make):
+            self._say(host, Done(order.key, "make"))
+        elif isinstance(order, Write):
+            self._say(host, Done(order.key, "write"))
+        elif isinstance(order, Join):
+            self._say(host, Done(order.key, "join"))
+        elif isinstance(order, Push):
+            self._say(host, Done(order.key, "push"))
+        elif isinstance(order, Finish):
+            host.made.append(order.key)
             number = len(host.made)
             self._ask(host, number + 1) if number < self.tables else self._settle(host, 1)
-        elif do == "take":
-            barrier = order["barrier"]
+        elif isinstance(order, Take):
+            barrier = order.barrier
             host.takes.append(barrier)
             there = {h.number for h in self.hosts if h.number not in self.why_lost and not h.over}
             missing = there - self.settled[barrier] - {h.number for h in self.hosts if h.killed}
@@ -134,29 +158,29 @@ class Control:
             if barrier < self.barriers:
                 self._settle(host, barrier + 1)
             else:
-                self._say(host, {"do": "gone"})
-        elif do == "over":
+                self._say(host, Gone())
+        elif isinstance(order, Over):
             host.over = True
 
     # -- between them ---------------------------------------------------------------------------------------
 
-    def _say(self, host: Host, report: Message) -> None:
+    def _say(self, host: Host, report: Report) -> None:
         if host.number == 0:
             self._give(self.coordinator.receive(0, report))
             return
-        host.said.append(report)
-        out = host.mine.say(report, self.now)
+        host.said.append(encoded(report))
+        out = host.mine.say(host.said[-1], self.now)
         if host.connection is not None:
             host.connection.send(0, out, self.now)
 
-    def _give(self, orders: list[tuple[int, Message]]) -> None:
+    def _give(self, orders: list[ToHost]) -> None:
         for number, order in orders:
             host = self.hosts[number]
             if number == 0:
                 self._obey(host, order)
             elif not self.dead:
-                host.ordered.append(json.loads(json.dumps(order)))
-                out = host.theirs.say(order, self.now)
+                host.ordered.append(encoded(order))
+                out = host.theirs.say(host.ordered[-1], self.now)
                 if host.connection is not None:
                     host.connection.send(1, out, self.now)
 
@@ -173,7 +197,7 @@ class Control:
             host.dials_at = self.now + 0.2
             return
         if host.number in self.why_lost:
-            host.mine.receive(host.mine.end("it counts as lost"), self.now)
+            host.mine.receive(ending("it counts as lost"), self.now)
             return
         host.has_come = True
         host.connection = Connection(self.random.choice([0.0, 0.05, 0.3, 1.0]))
@@ -188,21 +212,21 @@ class Control:
         while to_coordinator and to_coordinator[0][0] <= self.now and host.connection is connection:
             if self.dead:
                 break
-            reports, out = host.theirs.receive(to_coordinator.popleft()[1], self.now)
+            report, out = host.theirs.receive(to_coordinator.popleft()[1], self.now)
             connection.send(1, out, self.now)
-            for report in reports:
+            if report is not None:
                 assert report == host.said[host.arrived], "a report is lost, repeated or out of order"
                 host.arrived += 1
-                self._give(self.coordinator.receive(host.number, report))
+                self._give(self.coordinator.receive(host.number, report_of(report)))
         while to_host and to_host[0][0] <= self.now and host.connection is connection:
             if host.killed or self.now < host.stalled_until:
                 break
-            orders, out = host.mine.receive(to_host.popleft()[1], self.now)
+            order, out = host.mine.receive(to_host.popleft()[1], self.now)
             connection.send(0, out, self.now)
-            for order in orders:
+            if order is not None:
                 assert order == host.ordered[host.heard], "an order is lost, repeated or out of order"
                 host.heard += 1
-                self._obey(host, order)
+                self._obey(host, order_of(order))
 
     def _look(self, host: Host) -> None:
         connection = host.connection

@@ -10,17 +10,65 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
 
 from multiverso import layout as at
 
 Message = dict[str, Any]
-Answer = tuple[int, int, Message]
+AnswerTo = tuple[int, int, Message]
 """A worker's number, the number of its question, and what it is told."""
 
 MOST_AT_ONCE = 8
 _PARTS = 4  # a worker is given at most its share of what is left, divided by this: so one slow hand ends soon enough
-_LARGEST = 1 << 62
+_Size = Annotated[int, Meta(ge=0, le=1 << 62)]
+
+
+class Count(Struct, frozen=True, tag_field="about", tag="count"):
+    """A worker adds to a counter and asks what it was before."""
+
+    name: Annotated[str, Meta(max_length=200)]
+    amount: int
+
+
+class Batches(Struct, frozen=True, tag_field="about", tag="batches"):
+    """A worker asks for batches of a deal.
+
+    Attributes:
+        deal: its number, from 1.
+        what: samples, size, seed, epoch.
+        ahead: whether it asks before it is done with what it has.
+        finished: with how many of the batches that it was given in this deal the worker is done.
+        turn: counts its questions; the same one again gets the same answer.
+        continues: whether the others continue when a worker dies.
+    """
+
+    deal: _Size
+    what: tuple[_Size, Annotated[int, Meta(ge=1, le=1 << 62)], _Size, _Size]
+    ahead: _Size
+    finished: _Size
+    turn: _Size
+    continues: bool
+
+
+class Finished(Struct, frozen=True, tag_field="about", tag="batches"):
+    """A worker is done with batches, or leaves its loop.
+
+    Attributes:
+        deal: its number.
+        finished: as above.
+        left: the last deal that it is done with; None: it stays.
+        begun: how many batches it has begun when it leaves: others get the rest.
+        kept: whether its last ones may yet be worked on.
+    """
+
+    deal: _Size
+    finished: _Size
+    left: _Size | None = None
+    begun: _Size = 0
+    kept: bool = False
 
 
 @dataclass
@@ -46,67 +94,52 @@ class _Asked:
     """A question that waits for its answer."""
 
     number: int
-    question: Message
+    question: Batches
     told: tuple[int, ...] = ()
 
 
 class Deals:
     """Owner: the coordinator, one call at a time.
 
-    A question has ``deal`` (its number, from 1), ``what`` (samples, size, seed, epoch), ``ahead``, ``finished`` (with
-    how many of the batches that it was given in this deal the worker is done), ``turn`` (counts its questions; the
-    same one again gets the same answer) and ``continues``. An answer has ``batches``; or ``over``; ``wait``: for whom,
-    and another answer follows; ``differs``: what the others asked for; ``lost``: the worker that died with a batch.
+    An answer has ``batches``; or ``over``; ``wait``: for whom, and another answer follows; ``differs``: what the others
+    asked for; ``lost``: the worker that died with a batch.
     """
 
     def __init__(self) -> None:
         self._number = 0
-        self._what: list[int] = []
+        self._what: tuple[int, ...] = ()
         self._batches = self._next = 0
         self._returned: list[int] = []  # to be dealt again, before those that nobody has had
         self._hands: dict[int, _Hand] = {}
         self._asked: dict[int, _Asked] = {}
         self._workers: dict[int, tuple[int, int, int]] = {}  # process, liveness, participation
 
-    def ask(self, worker: int, number: int, question: Message) -> list[Answer]:
-        """A worker asks for batches.
-
-        Raises:
-            KeyError, TypeError, ValueError: that is no such question.
-        """
-        counts = [int(question[name]) for name in ("deal", "ahead", "finished", "turn")]
-        what = [int(word) for word in question["what"]]
-        if len(what) != 4 or min(*counts, *what) < 0 or what[1] < 1 or max(what) > _LARGEST:
-            raise ValueError("that is not a question for batches")
+    def ask(self, worker: int, number: int, question: Batches) -> list[AnswerTo]:
+        """A worker asks for batches."""
         hand = self._hand(worker)
-        if hand.begun == counts[0] and hand.turn == counts[3] and hand.answer:
+        if hand.begun == question.deal and hand.turn == question.turn and hand.answer:
             return [(worker, number, hand.answer)]  # it was interrupted before it had this
-        self._note_finished(worker, counts[0], counts[2])
+        self._note_finished(worker, question.deal, question.finished)
         self._asked[worker] = _Asked(number, question)
         return self._look()
 
-    def say(self, worker: int, saying: Message) -> list[Answer]:
-        """A worker is done with batches (``deal``, ``finished``), or, with ``left``, leaves its loop.
-
-        ``begun`` is how many it has begun, and others get the rest; ``left``: the last deal that it is done with;
-        ``kept``: that its last ones may yet be worked on.
-        """
-        deal, finished = int(saying["deal"]), int(saying["finished"])
-        self._note_finished(worker, deal, finished)
-        if "left" in saying:
+    def say(self, worker: int, saying: Finished) -> list[AnswerTo]:
+        """A worker is done with batches, or leaves its loop."""
+        self._note_finished(worker, saying.deal, saying.finished)
+        if saying.left is not None:
             self._asked.pop(worker, None)
             hand = self._hand(worker)
             hand.answer = {}
-            if hand.begun == deal == self._number:
-                begun = max(hand.finished, int(saying["begun"]))
+            if hand.begun == saying.deal == self._number:
+                begun = max(hand.finished, saying.begun)
                 self._returned += hand.given[begun:]
                 del hand.given[begun:]
-                if not saying["kept"]:
+                if not saying.kept:
                     hand.finished = len(hand.given)
-            hand.done = max(hand.done, int(saying["left"]))
+            hand.done = max(hand.done, saying.left)
         return self._look()
 
-    def note(self, lines: Iterable[Mapping[int, int] | list[int]]) -> list[Answer]:
+    def note(self, lines: Iterable[Mapping[int, int] | list[int]]) -> list[AnswerTo]:
         """Workers have come, left or died.
 
         Args:
@@ -139,9 +172,9 @@ class Deals:
         _, liveness, participation = self._workers.get(worker, (0, at.FREE, at.NEVER))
         return liveness == at.ALIVE and participation == at.ACTIVE
 
-    def _look(self) -> list[Answer]:
+    def _look(self) -> list[AnswerTo]:
         """Answers the workers that can be answered; tells the others whom they wait for, when that has changed."""
-        answers: list[Answer] = []
+        answers: list[AnswerTo] = []
         again = True
         while again:
             again = False
@@ -150,7 +183,7 @@ class Deals:
                 if isinstance(answer, dict):
                     del self._asked[worker]
                     hand = self._hand(worker)
-                    hand.turn, hand.answer = int(asked.question["turn"]), answer
+                    hand.turn, hand.answer = asked.question.turn, answer
                     answers.append((worker, asked.number, answer))
                     again = True  # what one is given or begins may be what another waits for
                 elif tuple(answer) != asked.told:
@@ -158,9 +191,9 @@ class Deals:
                     answers.append((worker, asked.number, {"wait": answer}))
         return answers
 
-    def _answer(self, worker: int, question: Message) -> Message | list[int]:
+    def _answer(self, worker: int, question: Batches) -> Message | list[int]:
         """Returns what a worker is told, or for whom it has to wait."""
-        deal, what, hand = int(question["deal"]), [int(word) for word in question["what"]], self._hand(worker)
+        deal, what, hand = question.deal, question.what, self._hand(worker)
         if deal < self._number:  # it came late: the others have gone on
             hand.begun, hand.done, hand.given, hand.finished = deal, deal - 1, [], 0
             return {"over": True}
@@ -172,7 +205,7 @@ class Deals:
             self._number, self._what = deal, what
             self._batches, self._next, self._returned = -(-what[0] // what[1]), 0, []
         elif what != self._what:
-            return {"differs": self._what}
+            return {"differs": list(self._what)}
         if hand.begun != deal:
             hand.begun, hand.done, hand.given, hand.finished = deal, deal - 1, [], 0
         batches = self._take()
@@ -190,7 +223,7 @@ class Deals:
         self._next += count
         return list(range(self._next - count, self._next))
 
-    def _at_the_end(self, worker: int, question: Message) -> Message | list[int]:
+    def _at_the_end(self, worker: int, question: Batches) -> Message | list[int]:
         """All have been dealt. Batches of workers that are gone are dealt again; the end waits for those in work."""
         works = []
         for other, hand in sorted(self._hands.items()):
@@ -203,7 +236,7 @@ class Deals:
             lost = self._workers[other][1] == at.LOST
             if hand.done >= self._number and not lost:
                 continue  # what it had taken ahead it has worked on before it left
-            if lost and not question["continues"]:
+            if lost and not question.continues:
                 return {"lost": other}
             self._returned += hand.out
             del hand.given[hand.finished :]
@@ -211,13 +244,12 @@ class Deals:
         if batches:
             self._hand(worker).given += batches
             return {"batches": batches}
-        if works and not int(question["ahead"]):
+        if works and not question.ahead:
             return works
         return {"over": True}
 
 
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
-_LONGEST_NAME = 200
 _MOST_COUNTERS = 100_000
 
 
@@ -228,29 +260,24 @@ class Desk:
         self._counters: dict[str, int] = {}
         self._deals = Deals()
 
-    def ask(self, worker: int, number: int, question: Message) -> list[Answer]:
-        """A worker asks something; the answers may be to others, too, and its own may come later.
+    def ask(self, worker: int, number: int, question: Message) -> list[AnswerTo]:
+        """A worker asks something; the answers may be to others, too, and its own may come later."""
+        try:
+            asked = msgspec.convert(question, Count | Batches)
+        except msgspec.ValidationError as error:  # its own mistake, not its host's
+            return [(worker, number, {"error": f"the question cannot be understood: {error}"})]
+        if isinstance(asked, Batches):
+            return self._deals.ask(worker, number, asked)
+        return [(worker, number, self._count(asked.name, asked.amount))]
 
-        Raises:
-            KeyError, TypeError, ValueError: that is not a question.
-        """
-        if question["about"] == "count":
-            return [(worker, number, self._count(str(question["name"]), int(question["amount"])))]
-        if question["about"] == "batches":
-            return self._deals.ask(worker, number, question)
-        raise ValueError(f"nobody answers questions about {question['about']!r}")
+    def say(self, worker: int, saying: Message) -> list[AnswerTo]:
+        """A worker says what needs no answer; nonsense is no reason to end its host's connection."""
+        try:
+            return self._deals.say(worker, msgspec.convert(saying, Finished))
+        except msgspec.ValidationError:
+            return []
 
-    def say(self, worker: int, saying: Message) -> list[Answer]:
-        """A worker says what needs no answer.
-
-        Raises:
-            KeyError, TypeError, ValueError: that means nothing.
-        """
-        if saying["about"] != "batches":
-            raise ValueError(f"nobody listens to what is said about {saying['about']!r}")
-        return self._deals.say(worker, saying)
-
-    def note(self, lines: list[list[int]]) -> list[Answer]:
+    def note(self, lines: list[list[int]]) -> list[AnswerTo]:
         """Workers have come, left or died: their lines, as the coordinator has them."""
         return self._deals.note(lines)
 
@@ -258,9 +285,7 @@ class Desk:
         before = self._counters.get(name, 0)
         if not _LOWEST <= before + amount <= _HIGHEST:
             return {"overflow": before}
-        if len(name) > _LONGEST_NAME or (
-            name not in self._counters and len(self._counters) >= _MOST_COUNTERS
-        ):
-            raise ValueError("there are too many counters, or its name is too long")
+        if name not in self._counters and len(self._counters) >= _MOST_COUNTERS:
+            return {"error": f"there are {_MOST_COUNTERS} counters, and no more may be"}
         self._counters[name] = before + amount
         return {"before": before}

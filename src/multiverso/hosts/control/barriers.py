@@ -7,7 +7,8 @@ host, while all go on: each *brings* what it has not sent yet.
 
 from __future__ import annotations
 
-from multiverso.hosts.control.known_hosts import KnownHosts, Message, Order
+from multiverso.hosts.control.known_hosts import KnownHosts
+from multiverso.hosts.control.messages import Bring, Brought, Gather, Gathered, Settled, Take, ToHost
 
 # turns that a host which comes later might not have gone through: the others are at most a few behind
 _KEPT = 64
@@ -33,26 +34,25 @@ class Barriers:
         # by host and number: the hosts that still have to bring
         self._gatherings: dict[tuple[int, int], set[int]] = {}
 
-    def look(self) -> list[Order]:
+    def look(self) -> list[ToHost]:
         """Looks what nobody has to be waited for any more: a host is lost, or its workers have gone."""
         return self._release() + self._gathered()
 
-    def note_settled(self, host: int, report: Message) -> list[Order]:
+    def note_settled(self, host: int, report: Settled) -> list[ToHost]:
         """A host's workers have all reached a barrier, and what they added is at the homes."""
-        self._hosts[host].settled = max(self._hosts[host].settled, int(report["barrier"]))
-        for number in report.get("written", ()):
-            writer = self._written.setdefault(int(number), host)
-            self._written[int(number)] = min(writer, host)
-        self._turns[host] = {int(number): int(turn) for number, turn in report.get("turns", {}).items()}
+        self._hosts[host].settled = max(self._hosts[host].settled, report.barrier)
+        for number in report.written:
+            self._written[number] = min(self._written.get(number, host), host)
+        self._turns[host] = report.turns
         return self._release()
 
-    def _release(self) -> list[Order]:
+    def _release(self) -> list[ToHost]:
         reached = min((self._hosts[host].settled for host in self._hosts.there()), default=self.released)
         if reached <= self.released:
             return []
         self.released = reached
         written, self._written = self._written, {}
-        return self._hosts.to_all({"do": "take", "barrier": reached, "written": self._in_turn(written)})
+        return self._hosts.to_all(Take(reached, self._in_turn(written)))
 
     def _in_turn(self, written: dict[int, int]) -> dict[int, tuple[int, int, bool]]:
         """Returns whose values come when in each table's rounds, and whether all hosts are as far as that."""
@@ -70,22 +70,21 @@ class Barriers:
 
     # -- everything to one host ------------------------------------------------------------------------------
 
-    def gather(self, host: int, report: Message) -> list[Order]:
+    def gather(self, host: int, report: Gather) -> list[ToHost]:
         """A host wants what the others have and have not sent yet, while all go on: each brings it to the homes."""
-        number = int(report["number"])
         there = set(self._hosts.there())
-        self._gatherings[host, number] = there
-        orders = self._hosts.to_all({"do": "bring", "host": host, "number": number})
+        self._gatherings[host, report.number] = there
+        orders = self._hosts.to_all(Bring(host, report.number))
         return [order for order in orders if order[0] in there] + self._gathered()
 
-    def note_brought(self, host: int, report: Message) -> list[Order]:
+    def note_brought(self, host: int, report: Brought) -> list[ToHost]:
         """A host has brought what it had not sent yet."""
-        self._gatherings.get((int(report["host"]), int(report["number"])), set()).discard(host)
+        self._gatherings.get((report.host, report.number), set()).discard(host)
         return self._gathered()
 
-    def _gathered(self) -> list[Order]:
+    def _gathered(self) -> list[ToHost]:
         there = set(self._hosts.there())
         done = [which for which, left in self._gatherings.items() if not left & there]
         for which in done:
             del self._gatherings[which]
-        return [(host, {"do": "gathered", "number": number}) for host, number in done if host in there]
+        return [(host, Gathered(number)) for host, number in done if host in there]

@@ -1,25 +1,34 @@
 """The nodes' control connections: each node has one to the coordinator, which is in the first host's node.
 
-A shell around `Coordinator`: threads that send and receive, nothing that decides. Reports and orders are JSON objects,
-one a message of a `Conversation`, which outlives its TCP connections.
+A shell around `Coordinator`: threads that send and receive, nothing that decides. Reports and orders are the
+records of ``messages.py``, one a message of a `Conversation`, which outlives its TCP connections.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, StartupError
 from multiverso.hosts.control.coordinator import Coordinator
-from multiverso.hosts.control.known_hosts import Message, lines_of
-from multiverso.hosts.peer.conversation import NONSENSE, Timeouts
+from multiverso.hosts.control.messages import (
+    Address,
+    Alone,
+    Order,
+    Report,
+    ToHost,
+    encoded,
+    order_of,
+    report_of,
+)
+from multiverso.hosts.control.messages import Hello as HelloReport
+from multiverso.hosts.peer.conversation import Timeouts, ending
+from multiverso.hosts.peer.frames import ProtocolError
 from multiverso.hosts.peer.talking import FLUSH_SECONDS, Messages, Talk
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.channel import Channel, RefusedError
@@ -37,7 +46,7 @@ _AGAIN_SECONDS = 5.0  # of one attempt to connect again
 
 _COUNTED_AS_LOST = "it counts this host as lost, and the others go on without it"
 
-Deliver = Callable[[Message], None]
+Deliver = Callable[[Order | Alone], None]
 
 
 class _TurnedAwayError(Exception):
@@ -80,9 +89,9 @@ class Centre:
         with self._lock:
             return len(self._incarnations) == self._roster.hosts - 1
 
-    def report(self, message: Message) -> None:
-        """A report of this host's own; as JSON carries it, so that it compares with the others'."""
-        self._take(0, json.loads(json.dumps(message)))
+    def report(self, message: Report) -> None:
+        """A report of this host's own; as it would travel, so that it compares with the others'."""
+        self._take(0, report_of(encoded(message)))
 
     def close(self) -> None:
         """Ends all connections; the other nodes take it for the loss of the coordinator unless the job is over.
@@ -113,15 +122,15 @@ class Centre:
             talk = self._talk_with(theirs)
         except _TurnedAwayError as error:
             with contextlib.suppress(OSError):
-                messages.send(json.dumps({"end": str(error)}).encode())
+                messages.send(ending(str(error)))
             messages.close()
             return
         if talk.cuts:
             log(f"{self._roster.names[theirs.host]} is connected again")
         try:
             talk.serve(messages)
-        except NONSENSE as error:  # the connection is closed already
-            self._lose(theirs.host, talk, f"it sent something that is not a report ({error!r})")
+        except ProtocolError as error:  # the connection is closed already
+            self._lose(theirs.host, talk, f"it sent something that is not a report ({error})")
 
     def _talk_with(self, theirs: Hello) -> Talk:
         """Returns the conversation that a connection belongs to.
@@ -181,17 +190,13 @@ class Centre:
                     self._lose(host, talk, why)
                     talk.close(_COUNTED_AS_LOST, Deadline.after(_LOST_FLUSH_SECONDS))
 
-    def _take_of(self, host: int, generation: int, report: Message) -> None:
-        if generation != self._generations[host]:
-            return  # what a fenced node had said is not its successor's
-        self._take(host, report, generation)
+    def _take_of(self, host: int, generation: int, body: bytes) -> None:
+        self._take(host, report_of(body), generation)
 
-    def _take(self, host: int, report: Message, generation: int = 0) -> None:
-        if report.get("do") == "workers":
-            report = {**report, "workers": lines_of(report["workers"])}
+    def _take(self, host: int, report: Report, generation: int = 0) -> None:
         with self._lock:
             if generation != self._generations[host]:
-                return  # its place was taken meanwhile
+                return  # another node has its place: what a fenced one had said is not its successor's
             self._give(self._coordinator.receive(host, report))
 
     def _lose(self, host: int, talk: Talk, why: str) -> None:
@@ -201,14 +206,14 @@ class Centre:
             self._lost.add(host)
             self._give(self._coordinator.lose(host, why))
 
-    def _give(self, orders: list[tuple[int, Message]]) -> None:
+    def _give(self, orders: list[ToHost]) -> None:
         for host, order in orders:
             if host in self._lost:
                 continue
             if host == 0:
                 self._deliver(order)
             else:
-                self._talks[host].say(order)
+                self._talks[host].say(encoded(order))
 
 
 class Outpost:
@@ -217,20 +222,19 @@ class Outpost:
     Args:
         roster: the job's hosts.
         address: where this host's copies are reached.
-        deliver: gets the coordinator's orders, and a last one of its own when there is no coordinator any more:
-            ``{"do": "alone", "why": ...}``.
+        deliver: gets the coordinator's orders, and `Alone` when there is no coordinator any more.
 
     Raises:
         StartupError: the coordinator cannot be reached, or turned this host away.
     """
 
-    def __init__(self, roster: Roster, address: Any, deliver: Deliver) -> None:
+    def __init__(self, roster: Roster, address: Address, deliver: Deliver) -> None:
         self._roster, self._deliver = roster, deliver
         self._closing = threading.Event()
         self._incarnation = _new_incarnation(roster.times_replaced > 0)
         channel = Messages(_dial(roster, self._incarnation))
-        self._talk = Talk(Timeouts.of(roster.grace), deliver, "multiverso-hosts-tell")
-        self._talk.say({"do": "hello", "address": address})
+        self._talk = Talk(Timeouts.of(roster.grace), self._obey, "multiverso-hosts-tell")
+        self._talk.say(encoded(HelloReport(address)))
         self._threads = [
             threading.Thread(
                 target=self._listen, args=(channel,), name="multiverso-hosts-control", daemon=True
@@ -245,9 +249,9 @@ class Outpost:
         """Whether there is nobody to wait for: that is the coordinator's business."""
         return True
 
-    def report(self, message: Message) -> None:
+    def report(self, message: Report) -> None:
         """Sends a report, over the next connection where there is none now."""
-        self._talk.say(message)
+        self._talk.say(encoded(message))
 
     def close(self) -> None:
         """Ends the connection, after what was reported has been sent."""
@@ -256,6 +260,9 @@ class Outpost:
         for thread in self._threads:
             thread.join(_JOIN_SECONDS)
 
+    def _obey(self, body: bytes) -> None:
+        self._deliver(order_of(body))
+
     def _listen(self, channel: Messages | None) -> None:
         try:
             generation = 1
@@ -263,8 +270,8 @@ class Outpost:
                 self._talk.serve(channel)
                 generation += 1
                 channel = self._again(generation)
-        except NONSENSE as error:
-            self._alone(f"it sent something that is not an order ({error!r})")
+        except ProtocolError as error:
+            self._alone(f"it sent something that is not an order ({error})")
 
     def _again(self, generation: int) -> Messages | None:
         """Connects once more; None where that is over."""
@@ -295,7 +302,8 @@ class Outpost:
     def _alone(self, why: str) -> None:
         if not self._closing.is_set():
             self._closing.set()
-            self._deliver({"do": "alone", "why": why})
+            leader = self._roster.names[0]
+            self._deliver(Alone(f"the connection to {leader}, which leads the job, is over: {why}"))
 
 
 def credentials_of(roster: Roster) -> Credentials:
@@ -335,7 +343,7 @@ def say_absent(roster: Roster, host: int, why: str) -> None:
     except (OSError, MultiversoError):
         return
     with contextlib.suppress(OSError):
-        messages.send(json.dumps({"end": why}).encode())
+        messages.send(ending(why))
         while messages.receive():  # until the coordinator has read that, and has ended it
             pass
     messages.close()

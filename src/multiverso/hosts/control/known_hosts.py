@@ -1,16 +1,12 @@
-"""What the coordinator knows of each host, and the words that it shares with its parts."""
+"""What the coordinator knows of each host."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from multiverso import layout as at
-
-Message = dict[str, Any]
-Order = tuple[int, Message]
-"""A host's number, and what it is told."""
+from multiverso.hosts.control.messages import Address, Order, ToHost
 
 ID, PID, FATE, STATE, BARRIER, CREATED = range(6)
 """Where a worker's line has what: the first columns. The others are for the mirror only
@@ -30,8 +26,8 @@ class KnownHost:
         lost: whether nobody waits for it any more.
     """
 
-    address: list[Any] | None = None
-    options: Message | None = None
+    address: Address | None = None
+    options: dict[str, Any] | None = None
     workers: dict[int, list[int]] = field(default_factory=dict)
     settled: int = 0
     gone: bool = False
@@ -59,18 +55,6 @@ class KnownHosts(list[KnownHost]):
         """Returns those whose workers have not all gone, and that are not lost."""
         return [host for host, known in enumerate(self) if not (known.lost or known.gone)]
 
-    def to_all(self, order: Message, but: int | None = None) -> list[Order]:
+    def to_all(self, order: Order, but: int | None = None) -> list[ToHost]:
         """Returns an order to each host that is not lost, one left out."""
         return [(host, order) for host in self.left() if host != but]
-
-
-def lines_of(workers: Iterable[list[int]]) -> list[list[int]]:
-    """Returns workers' lines, checked: of integers, as long as they have to be.
-
-    Raises:
-        ValueError: they are not workers' lines.
-    """
-    lines = [list(line) for line in workers]
-    if any(len(line) <= CREATED or any(type(word) is not int for word in line) for line in lines):
-        raise ValueError("a worker's line is a list of integers")
-    return lines

@@ -12,35 +12,49 @@ A table ends when no worker of any host has it and one of them has closed it (th
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from multiverso.hosts.control.known_hosts import KnownHosts, Message, Order
+from multiverso.hosts.control.known_hosts import KnownHosts
+from multiverso.hosts.control.messages import (
+    Address,
+    Create,
+    Done,
+    Drop,
+    Finish,
+    Free,
+    Join,
+    Key,
+    Make,
+    Order,
+    Part,
+    Parted,
+    Push,
+    Reached,
+    Step,
+    ToHost,
+    Unused,
+    Used,
+    Withdraw,
+    Write,
+)
 
-Key = tuple[str, int | str]
-STEPS = ("make", "write", "join", "push")
+_AFTER: dict[Step, tuple[Step, type[Write | Join | Push]]] = {
+    "make": ("write", Write),
+    "write": ("join", Join),
+    "join": ("push", Push),
+}
 
 _ORDER = "order"
-
-
-@dataclass
-class _Asked:
-    """One host's request for a table: what its workers want, who they are, which of them said that they are master."""
-
-    spec: Message
-    mode: str
-    workers: list[int]
-    masters: list[int]
 
 
 @dataclass
 class _Creation:
     """A table in the making; ``waits_for`` are the hosts that have not done the step yet."""
 
-    asked: dict[int, _Asked] = field(default_factory=dict)
+    asked: dict[int, Create] = field(default_factory=dict)
     number: int = 0
-    step: str = "ask"
+    step: Step | None = None  # None: hosts still ask
     waits_for: set[int] = field(default_factory=set)
 
 
@@ -68,9 +82,9 @@ class TableSteps:
         ordered: tables made by order, those that are closed included.
     """
 
-    def __init__(self, names: Sequence[str], hosts: KnownHosts, coming: dict[int, list[object]]) -> None:
-        self.clocks: dict[str, dict[str, list[int]]] = {}
-        self.progress: dict[str, dict[str, list[int]]] = {}
+    def __init__(self, names: Sequence[str], hosts: KnownHosts, coming: dict[int, Address]) -> None:
+        self.clocks: Reached = {}
+        self.progress: Reached = {}
         self.overwritten: dict[int, dict[int, int]] = {}
         self.ordered = 0
         self._names = names
@@ -80,20 +94,20 @@ class TableSteps:
         self._made: dict[Key, int] = {}
         self._unused: dict[int, _Unused] = {}
         self._numbers = 0
-        self._orders_to_make: dict[Key, Message] = {}  # of the tables that there are
+        self._orders_to_make: dict[Key, Make] = {}  # of the tables that there are
 
     @property
     def half_made(self) -> bool:
         """Whether some hosts have a table that others have not."""
-        return any(creation.step != "ask" for creation in self._creations.values())
+        return any(creation.step is not None for creation in self._creations.values())
 
-    def made(self) -> list[Message]:
+    def made(self) -> list[Make]:
         """Returns what makes each table that there is."""
-        return [{"key": list(key), **order} for key, order in self._orders_to_make.items()]
+        return list(self._orders_to_make.values())
 
-    def lose(self, host: int) -> list[Order]:
+    def lose(self, host: int) -> list[ToHost]:
         """Nobody waits for a host any more."""
-        orders: list[Order] = []
+        orders: list[ToHost] = []
         for key, creation in list(self._creations.items()):
             creation.asked.pop(host, None)
             creation.waits_for.discard(host)
@@ -102,60 +116,56 @@ class TableSteps:
             orders += self._part_or_free(number)
         return orders
 
-    def go_on(self) -> list[Order]:
+    def go_on(self) -> list[ToHost]:
         """Begins what nothing stands in the way of any more: who has to ask, or may, has changed."""
         found = list(self._creations.items())
         return [order for key, creation in found for order in self._go_on(key, creation)]
 
     # -- coming to be ----------------------------------------------------------------------------------------
 
-    def create(self, host: int, report: Message) -> list[Order]:
+    def create(self, host: int, report: Create) -> list[ToHost]:
         """All live workers of a host (by name: one or more) have asked for a table."""
-        key = _key(report)
+        key = report.key
         if key in self._made:
             # another host's worker has made it meanwhile: the order to make it is under way, or was obeyed
             return []
         creation = self._creations.setdefault(key, _Creation())
-        if creation.step != "ask":
+        if creation.step is not None:
             return []  # by name, as above
-        creation.asked[host] = _Asked(
-            report["spec"], str(report["mode"]), list(report["workers"]), list(report["masters"])
-        )
+        creation.asked[host] = report
         return self._go_on(key, creation)
 
-    def withdraw(self, host: int, report: Message) -> list[Order]:
+    def withdraw(self, host: int, report: Withdraw) -> list[ToHost]:
         """A worker of a host no longer waits: the host asks again when all have."""
-        key = _key(report)
-        creation = self._creations.get(key)
-        if creation is not None and creation.step == "ask":
+        creation = self._creations.get(report.key)
+        if creation is not None and creation.step is None:
             creation.asked.pop(host, None)
             if not creation.asked:
-                del self._creations[key]
+                del self._creations[report.key]
         return []
 
-    def done(self, host: int, report: Message) -> list[Order]:
+    def done(self, host: int, report: Done) -> list[ToHost]:
         """A host has done a table's step, or cannot."""
-        key = _key(report)
-        creation = self._creations.get(key)
-        if creation is None or creation.step != report["step"]:
+        creation = self._creations.get(report.key)
+        if creation is None or creation.step != report.step:
             return []
-        if report.get("error"):
-            return self._drop(key, *report["error"])
+        if report.error is not None:
+            return self._drop(Drop(report.key, report.error))
         creation.waits_for.discard(host)
-        return self._go_on(key, creation)
+        return self._go_on(report.key, creation)
 
-    def _go_on(self, key: Key, creation: _Creation) -> list[Order]:
+    def _go_on(self, key: Key, creation: _Creation) -> list[ToHost]:
         if self._creations.get(key) is not creation:
             return []  # it was dropped when another one had gone on
-        if creation.step == "ask":
+        if creation.step is None:
             return self._decide(key, creation) if self._all_asked(key, creation) else []
         if creation.waits_for:
             return []
-        then = dict(itertools.pairwise(STEPS)).get(creation.step)
-        if then is not None:
-            return self._begin(key, creation, then, {})
+        if creation.step in _AFTER:
+            step, order = _AFTER[creation.step]
+            return self._begin(creation, step, order(key))
         del self._creations[key]
-        return self._hosts.to_all({"do": "finish", "key": list(key)})
+        return self._hosts.to_all(Finish(key))
 
     def _all_asked(self, key: Key, creation: _Creation) -> bool:
         if self._coming:
@@ -163,89 +173,80 @@ class TableSteps:
         concerned = {host for host in self._hosts.left() if self._hosts[host].is_live}
         return bool(creation.asked) and (key[0] != _ORDER or concerned <= creation.asked.keys())
 
-    def _decide(self, key: Key, creation: _Creation) -> list[Order]:
+    def _decide(self, key: Key, creation: _Creation) -> list[ToHost]:
         """All that have to ask have asked: for the same thing?"""
         first = min(creation.asked)
         asked = creation.asked[first]
         if any(other.spec != asked.spec or other.mode != asked.mode for other in creation.asked.values()):
             each = {self._names[host]: other.spec for host, other in sorted(creation.asked.items())}
-            return self._drop(key, "TableMismatchError", "", each)
+            return self._drop(Drop(key, ("TableMismatchError", ""), each))
         workers = sorted(i for other in creation.asked.values() for i in other.workers)
         masters = sorted(i for other in creation.asked.values() for i in other.masters)
-        if key[0] == _ORDER and asked.spec["initial"] == "master":
+        if key[0] == _ORDER and asked.spec.get("initial") == "master":
             writers = (masters or workers)[:1]
         else:
             writers = workers
         self._numbers += 1
         creation.number = self._made[key] = self._numbers
-        order = {"number": creation.number, "spec": asked.spec, "mode": asked.mode}
-        self._orders_to_make[key] = dict(order)
+        self._orders_to_make[key] = Make(key, creation.number, asked.spec, asked.mode)
         self.ordered += key[0] == _ORDER
-        order |= {"writers": writers, "workers": workers}
-        return self._begin(key, creation, "make", order)
+        order = Make(key, creation.number, asked.spec, asked.mode, writers, workers)
+        return self._begin(creation, "make", order)
 
-    def _begin(self, key: Key, creation: _Creation, step: str, order: Message) -> list[Order]:
+    def _begin(self, creation: _Creation, step: Step, order: Order) -> list[ToHost]:
         creation.step = step
         creation.waits_for = set(self._hosts.left())
-        return self._hosts.to_all({"do": step, "key": list(key), **order})
+        return self._hosts.to_all(order)
 
-    def _drop(self, key: Key, kind: str, message: str, specs: Message | None = None) -> list[Order]:
+    def _drop(self, order: Drop) -> list[ToHost]:
         """A table cannot be made: whoever waits for it gets an error, and may ask again."""
-        del self._creations[key]
-        if self._made.pop(key, None) is not None:
-            del self._orders_to_make[key]
-            self.ordered -= key[0] == _ORDER
-        dropped = {"do": "drop", "key": list(key), "error": [kind, message], "specs": specs}
-        return self._hosts.to_all(dropped)
+        del self._creations[order.key]
+        if self._made.pop(order.key, None) is not None:
+            del self._orders_to_make[order.key]
+            self.ordered -= order.key[0] == _ORDER
+        return self._hosts.to_all(order)
 
     # -- ending ----------------------------------------------------------------------------------------------
 
-    def note_unused(self, host: int, report: Message) -> list[Order]:
+    def note_unused(self, host: int, report: Unused) -> list[ToHost]:
         """No worker of a host has a table any more, or none ever had."""
-        key, number = _key(report), int(report["number"])
+        key, number = report.key, report.number
         if self._made.get(key) != number or key in self._creations:
             return []
         unused = self._unused.setdefault(number, _Unused(key))
         unused.hosts.add(host)
-        unused.closing |= bool(report["closing"])
+        unused.closing |= report.closing
         return self._part_or_free(number)
 
-    def note_used(self, host: int, report: Message) -> list[Order]:
+    def note_used(self, host: int, report: Used) -> list[ToHost]:
         """A worker asks again for a table of which its host had said that nobody there uses it."""
-        key, number = _key(report), int(report["number"])
-        if self._made.get(key) != number:
+        if self._made.get(report.key) != report.number:
             return []  # too late: it is told to part with it
-        self._unused[number].hosts.discard(host)
-        return [(host, {"do": "used", "key": list(key), "number": number})]
+        if report.number in self._unused:
+            self._unused[report.number].hosts.discard(host)
+        return [(host, report)]
 
-    def note_parted(self, host: int, report: Message) -> list[Order]:
+    def note_parted(self, host: int, report: Parted) -> list[ToHost]:
         """A host waits for a table's values no longer."""
-        number = int(report["number"])
-        unused = self._unused.get(number)
+        unused = self._unused.get(report.number)
         if unused is None or unused.waits_for is None:
             return []
         unused.waits_for.discard(host)
-        return self._part_or_free(number)
+        return self._part_or_free(report.number)
 
-    def _part_or_free(self, number: int) -> list[Order]:
+    def _part_or_free(self, number: int) -> list[ToHost]:
         unused = self._unused[number]
         there = set(self._hosts.left())
-        which = {"key": list(unused.key), "number": number}
         if unused.waits_for is None:
             if not unused.closing or not there <= unused.hosts:
                 return []
             del self._made[unused.key], self._orders_to_make[unused.key]
-            self.clocks.pop(str(number), None)
-            self.progress.pop(str(number), None)
+            self.clocks.pop(number, None)
+            self.progress.pop(number, None)
             self.overwritten.pop(number, None)
             unused.waits_for = there
-            return self._hosts.to_all({"do": "part", **which})
+            return self._hosts.to_all(Part(unused.key, number))
         if unused.waits_for & there:
             return []
         del self._unused[number]
-        return self._hosts.to_all({"do": "free", **which})
-
-
-def _key(report: Message) -> Key:
-    kind, which = report["key"]
-    return str(kind), which if isinstance(which, int) else str(which)
+        return self._hosts.to_all(Free(unused.key, number))

@@ -15,12 +15,31 @@ without a word the other host is lost; where the connection was ended, and not m
 
 from __future__ import annotations
 
-import json
 import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
-from multiverso.wire.messages import Message, parsed
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from multiverso.hosts.peer.frames import ProtocolError
+
+
+class _Envelope(Struct, forbid_unknown_fields=True):
+    heard: Annotated[int, Meta(ge=0)] | None = None
+    number: Annotated[int, Meta(ge=1)] | None = None
+    say: Raw = Raw()
+    end: str | None = None
+
+
+_envelopes = msgspec.json.Decoder(_Envelope)
+
+
+def ending(why: str) -> bytes:
+    """Returns what says that nothing more comes from here."""
+    return msgspec.json.encode({"end": why})
 
 
 @dataclass(frozen=True)
@@ -57,8 +76,7 @@ class Conversation:
 
     def __init__(self, timeouts: Timeouts, now: float) -> None:
         self._timeouts = timeouts
-        # not heard yet by the other side; as text, since whoever said it may change the object
-        self._said: deque[tuple[int, str]] = deque()
+        self._said: deque[tuple[int, bytes]] = deque()  # not heard yet by the other side
         self._number = self._heard = 0
         self._connected = self._greeted = False
         self._heard_at = self._connected_at = self._sent_at = now
@@ -79,45 +97,44 @@ class Conversation:
         self._cut_at = min(self._cut_at, now)
         self.cuts += 1
 
-    def say(self, message: Message, now: float) -> list[bytes]:
-        """Queues a message; returns what to send now."""
+    def say(self, message: bytes, now: float) -> list[bytes]:
+        """Queues a message, which is JSON; returns what to send now."""
         self._number += 1
-        self._said.append((self._number, json.dumps(message)))
+        self._said.append((self._number, message))
         return self._numbered([self._said[-1]], now) if self._greeted else []
 
-    def end(self, why: str) -> bytes:
-        """Returns what says that nothing more comes from here."""
-        return json.dumps({"end": why}).encode()
-
-    def receive(self, body: bytes, now: float) -> tuple[list[Message], list[bytes]]:
-        """Takes what has come; returns messages that are new, in order, and what to send now.
+    def receive(self, body: bytes, now: float) -> tuple[bytes | None, list[bytes]]:
+        """Takes what has come; returns a message that is new, and what to send now.
 
         Raises:
-            ValueError: it is not what the other end may say.
+            ProtocolError: it is not what the other end may say.
         """
-        found = parsed(body)
+        try:
+            found = _envelopes.decode(body)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ProtocolError(f"that is no message: {error}") from error
         self._heard_at = now
-        if "end" in found:
-            self.ended = str(found["end"])
-            return [], []
-        heard = found.get("heard")
-        if type(heard) is not int or not 0 <= heard <= self._number:
-            raise ValueError(f"it has heard {heard!r:.40} of {self._number} messages")
+        if found.end is not None:
+            self.ended = found.end
+            return None, []
+        heard = found.heard
+        if heard is None or heard > self._number:
+            raise ProtocolError(f"it has heard {heard} of {self._number} messages")
         while self._said and self._said[0][0] <= heard:
             self._said.popleft()
         out = []
         if not self._greeted and self._connected:
             if heard < self._number - len(self._said):
-                raise ValueError(f"it has heard {heard} messages, and had heard more before")
+                raise ProtocolError(f"it has heard {heard} messages, and had heard more before")
             self._greeted = True
-            out = self._numbered(list(self._said), now)
-        number = found.get("number")
-        if number is None or (type(number) is int and number <= self._heard):
-            return [], out
-        if number != self._heard + 1 or not isinstance(found.get("say"), dict):
-            raise ValueError(f"message {number!r:.40} comes after {self._heard}")
+            out = self._numbered(self._said, now)
+        number, message = found.number, bytes(found.say)
+        if number is None or number <= self._heard:
+            return None, out
+        if number != self._heard + 1 or not message:
+            raise ProtocolError(f"message {number} comes after {self._heard}")
         self._heard = number
-        return [found["say"]], out
+        return message, out
 
     @property
     def all_heard(self) -> bool:
@@ -151,17 +168,11 @@ class Conversation:
             return f"nothing was heard of it for {self._timeouts.grace_seconds:g} s"
         return ""
 
-    def _numbered(self, messages: list[tuple[int, str]], now: float) -> list[bytes]:
-        if messages:
+    def _numbered(self, messages: Iterable[tuple[int, bytes]], now: float) -> list[bytes]:
+        out = [b'{"heard": %d, "number": %d, "say": %s}' % (self._heard, *message) for message in messages]
+        if out:
             self._sent_at = now
-        return [
-            f'{{"heard": {self._heard}, "number": {number}, "say": {text}}}'.encode()
-            for number, text in messages
-        ]
+        return out
 
     def _beat(self) -> bytes:
-        return f'{{"heard": {self._heard}}}'.encode()
-
-
-# What handling a message raises that says something else than it may.
-NONSENSE = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
+        return b'{"heard": %d}' % self._heard

@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable
 
 from multiverso.deadline import Deadline
-from multiverso.hosts.peer.conversation import Conversation, Timeouts
+from multiverso.hosts.peer.conversation import Conversation, Timeouts, ending
 from multiverso.hosts.transport.channel import Channel
-from multiverso.wire.messages import Message
 
 _JOIN_SECONDS = 10.0
 FLUSH_SECONDS = 2.0
@@ -27,7 +26,7 @@ class Talk:
         name: of its thread.
     """
 
-    def __init__(self, timeouts: Timeouts, deliver: Callable[[Message], None], name: str) -> None:
+    def __init__(self, timeouts: Timeouts, deliver: Callable[[bytes], None], name: str) -> None:
         self._conversation = Conversation(timeouts, time.monotonic())
         self._deliver = deliver
         self._lock, self._delivering = threading.Lock(), threading.Lock()
@@ -37,7 +36,7 @@ class Talk:
         self._thread = threading.Thread(target=self._send, name=name, daemon=True)
         self._thread.start()
 
-    def say(self, message: Message) -> None:
+    def say(self, message: bytes) -> None:
         """Sends a message: now, or over the next connection. Does not wait."""
         with self._lock:
             self._put(self._conversation.say(message, time.monotonic()))
@@ -46,7 +45,7 @@ class Talk:
         """Goes on over a connection, in place of any before, until it ends; closes it.
 
         Raises:
-            One of `conversation.NONSENSE`: what came is nothing that the other host may say.
+            ProtocolError: what came is nothing that the other host may say.
         """
         with self._lock:
             closed = self._closed
@@ -79,9 +78,9 @@ class Talk:
             with self._lock:
                 if self._channel is not channel:
                     return False
-                messages, out = self._conversation.receive(body, time.monotonic())
+                message, out = self._conversation.receive(body, time.monotonic())
                 self._put(out)
-            for message in messages:
+            if message is not None:
                 self._deliver(message)
         return self.ended is None
 
@@ -120,7 +119,7 @@ class Talk:
         with self._lock:
             if self._closed:
                 return
-            self._put([self._conversation.end(why)])
+            self._put([ending(why)])
             self._closed = True
         self._queue.put(None)
 

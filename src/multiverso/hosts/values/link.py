@@ -57,7 +57,7 @@ class Link:
         me: this host's number.
         peer: the other's.
         pace: the node's budget.
-        window: chunks that are under way at a time at most; fewer to a host that is near.
+        window: chunks that are under way at a time, at most.
         settled: called by ``tell_settled`` when a settle is over.
         rounds: of this host; their frames go over the same connections.
     """
@@ -74,7 +74,6 @@ class Link:
         self.me, self.peer = me, peer
         self._pace = pace
         self._incarnation: int | None = None
-        self._window = window
         self._ticket = 0
         self._books = LinkBooks(
             peer,
@@ -219,7 +218,7 @@ class Link:
     def at_distance(self, seconds: float) -> None:
         """Says how long the way there and back takes at least: no more is under way than keeps it busy."""
         with self._books.lock:
-            self._books.queues.window = min(self._window, megabytes_for(seconds))
+            self._books.queues.bytes_window = megabytes_for(seconds) << 20
         self._books.rounds.at_distance(self.peer, seconds)
 
     def cut(self) -> None:

@@ -5,6 +5,7 @@ Owner: the link, whose lock guards it.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 
@@ -17,15 +18,16 @@ class Queues:
     """A link's queues.
 
     Args:
-        window: chunks that are under way at a time; may be set anew.
+        window: chunks that are under way at a time, at most.
         pace: the node's budget, for what nobody waits for.
     """
 
     def __init__(self, window: int, pace: Pace) -> None:
         self.words: deque[Outgoing] = deque()
         self.answers: deque[Outgoing] = deque()
-        self.under_way = 0
-        self.window = window
+        self.bytes_window: float = math.inf  # no chunk begins while so many bytes are under way
+        self._window = window
+        self._under_way = self._bytes_under_way = 0
         self._pace = pace
         self._again: deque[UnderWay] = deque()
         self._urgent: deque[tuple[LinkTable, Away]] = deque()
@@ -81,8 +83,7 @@ class Queues:
         for part in table.away.values():
             if part.frame is not None:
                 # a part of it may still be to send: its memory is not used again
-                part.frame, part.busy = None, False
-                self.under_way -= 1
+                self._end(part)
             part.urgent = part.queued = part.passing = False
         table.passing = 0
 
@@ -95,7 +96,7 @@ class Queues:
         """Returns the seconds until there is something to send: 0 for at once, None when only an event can tell."""
         if self.words or self.answers or self._again:
             return 0.0
-        if self.under_way >= self.window:
+        if self._is_full:
             return None
         if any(table.ready for table, _ in self._urgent):
             return 0.0
@@ -114,13 +115,18 @@ class Queues:
 
     def choose(self, now: float, most: int) -> tuple[LinkTable, Away] | None:
         """Returns the chunk to push next, which is under way from now on."""
-        if self.under_way >= self.window:
+        if self._is_full:
             return None
         found = self._choose_urgent(most) or self._choose_todo(now, most)
         if found is not None:
             found[1].busy = True
-            self.under_way += 1
+            self._under_way += 1
+            self._bytes_under_way += found[1].agreed.nbytes
         return found
+
+    @property
+    def _is_full(self) -> bool:
+        return self._under_way >= self._window or self._bytes_under_way >= self.bytes_window
 
     def _choose_urgent(self, most: int) -> tuple[LinkTable, Away] | None:
         for _ in range(len(self._urgent)):
@@ -146,5 +152,9 @@ class Queues:
         """A chunk is under way no more."""
         if part.frame is not None and part.frame in self._again:  # its answer crossed new homes
             self._again.remove(part.frame)
+        self._end(part)
+
+    def _end(self, part: Away) -> None:
         part.frame, part.busy = None, False
-        self.under_way -= 1
+        self._under_way -= 1
+        self._bytes_under_way -= part.agreed.nbytes

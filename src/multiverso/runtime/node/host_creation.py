@@ -14,62 +14,42 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from multiverso import errors
 from multiverso import layout as at
 from multiverso.errors import MultiversoError, NotInThisJobError, OutOfMemoryError, TableMismatchError
+from multiverso.hosts.control.messages import (
+    Create,
+    Done,
+    Drop,
+    Free,
+    Join,
+    Make,
+    Part,
+    Parted,
+    Push,
+    Step,
+    TableOrder,
+    Unused,
+    Used,
+    Welcome,
+    Withdraw,
+    Write,
+)
 from multiverso.hosts.roster import Roster
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.node.catalogue import Catalogue, Key, Piece, Spec, words
 from multiverso.runtime.node.connection import Connection
 from multiverso.runtime.node.creation import Creation, Creations, check_equal, differs
-from multiverso.shards.shard import Shard
 from multiverso.spec import TableSpec
 from multiverso.wire.messages import Message
 
+if TYPE_CHECKING:
+    from multiverso.runtime.several_hosts.exchanged_tables import ExchangedTables
+
 _Late = tuple[Connection, Message, Key, Spec, str]
-
-
-class Copies(Protocol):
-    """What keeps this host's copies of the tables near the other hosts'.
-
-    Calls return at once; what they ask for is done one after another, and ``then`` is called from the node's thread.
-    """
-
-    def report(self, message: Message) -> None:
-        """Tells the coordinator."""
-
-    def attach(
-        self,
-        number: int,
-        shard: Shard,
-        then: Callable[[], None],
-        overwritten: Mapping[int, int] | None = None,
-    ) -> None:
-        """A new table, whose values are what this host's workers wrote; or one in rounds that the others have."""
-
-    def refill(self, number: int, then: Callable[[bool], None]) -> None:
-        """The rounds of a table wait until :meth:`release`; ``then`` hears whether its values are here."""
-
-    def release(self, number: int) -> None:
-        """They go on."""
-
-    def push(self, number: int, then: Callable[[], None]) -> None:
-        """What is in this host's copy reaches the homes."""
-
-    def take(self, number: int, then: Callable[[], None]) -> None:
-        """What the homes have reaches this host's copy."""
-
-    def after(self, then: Callable[[], None]) -> None:
-        """Calls ``then`` once all that was asked for before is done."""
-
-    def part(self, number: int, then: Callable[[], None]) -> None:
-        """Nobody will want a table's values any more."""
-
-    def detach(self, number: int, then: Callable[[], None]) -> None:
-        """A table is no more."""
 
 
 class HostCreations(Creations):
@@ -82,7 +62,9 @@ class HostCreations(Creations):
         copies: the way to them.
     """
 
-    def __init__(self, catalogue: Catalogue, control: Control, roster: Roster, copies: Copies) -> None:
+    def __init__(
+        self, catalogue: Catalogue, control: Control, roster: Roster, copies: ExchangedTables
+    ) -> None:
         super().__init__(catalogue, control, fixed=True, local=roster.local)
         self._roster = roster
         self._copies = copies
@@ -93,44 +75,41 @@ class HostCreations(Creations):
         self._parting: dict[int, Piece] = {}
         catalogue.unused = self._tell_unused
 
-    def obey(self, order: Message) -> None:
-        """Does what the coordinator says of a table: make, write, join, push, finish, drop; used, part, free."""
-        kind, which = order["key"]
-        key: Key = (kind, which)
-        if order["do"] in ("used", "part", "free"):
-            self._end_or_keep(order["do"], key, int(order["number"]))
+    def obey(self, order: TableOrder) -> None:
+        """Does what the coordinator says of a table."""
+        key = order.key
+        if isinstance(order, Used | Part | Free):
+            self._end_or_keep(order)
             return
         creation = self._creations.get(key)
-        if order["do"] == "make":
+        if isinstance(order, Make):
             self._make_here(creation or self._creations.setdefault(key, Creation(key)), order)
         elif creation is None:
             return  # it was refused here, as a worker is lost
-        elif order["do"] == "drop":
-            self._refuse(creation, self._error_of(key, order))
-        elif order["do"] == "write":
+        elif isinstance(order, Drop):
+            self._refuse(creation, self._error_of(order))
+        elif isinstance(order, Write):
             self._steps[key] = "write"
             self._proceed(creation)
         elif creation.piece is not None:
             number = creation.piece.number
-            if order["do"] == "join":
+            if isinstance(order, Join):
                 shard = self._catalogue.whole(creation.piece)
                 self._copies.attach(number, shard, lambda: self._done(key, "join"))
-            elif order["do"] == "push":
+            elif isinstance(order, Push):
                 self._copies.push(number, lambda: self._done(key, "push"))
             else:
                 self._copies.take(number, lambda: self._finish(key))
 
-    def _error_of(self, key: Key, order: Message) -> MultiversoError:
-        kind, message = order["error"]
-        if order.get("specs"):
-            each = "; ".join(
-                f"{host}: {TableSpec.from_message(spec)}" for host, spec in order["specs"].items()
-            )
+    def _error_of(self, order: Drop) -> MultiversoError:
+        kind, message = order.error
+        if order.specs:
+            each = "; ".join(f"{host}: {TableSpec.from_message(spec)}" for host, spec in order.specs.items())
             message = (
-                f"{words(key)} differs between hosts ({each}). All workers must create the same tables in the same "
-                "order; nothing was created, and the call can be repeated"
+                f"{words(order.key)} differs between hosts ({each}). All workers must create the same tables in the "
+                "same order; nothing was created, and the call can be repeated"
             )
-        error: MultiversoError = getattr(errors, str(kind), MultiversoError)(message)
+        error: MultiversoError = getattr(errors, kind, MultiversoError)(message)
         return error
 
     # -- the steps -------------------------------------------------------------------------------------------
@@ -161,33 +140,29 @@ class HostCreations(Creations):
             )
             self._refuse(creation, NotInThisJobError(told))
             return
-        report = {
-            "spec": first.spec.as_message(),
-            "mode": first.mode,
-            "workers": waiting,
-            "masters": [i for i in waiting if creation.waiting[i].request.get("master")],
-        }
-        self._copies.report({"do": "create", "key": list(creation.key), **report})
+        masters = [i for i in waiting if creation.waiting[i].request.get("master")]
+        report = Create(creation.key, first.spec.as_message(), first.mode, waiting, masters)
+        self._copies.report(report)
 
-    def _make_here(self, creation: Creation, order: Message) -> None:
+    def _make_here(self, creation: Creation, order: Make) -> None:
         """All hosts have asked: the memory."""
         key = creation.key
         self._steps[key] = "make"
-        self._writers[key] = [int(worker) for worker in order["writers"]]
-        spec = TableSpec.from_message(order["spec"])
+        self._writers[key] = order.writers
+        spec = TableSpec.from_message(order.spec)
         try:
-            piece = self._catalogue.make(key, spec, str(order["mode"]), int(order["number"]))
+            piece = self._catalogue.make(key, spec, order.mode, order.number)
         except (MultiversoError, OSError) as error:
             told = error if isinstance(error, MultiversoError) else OutOfMemoryError(f"no memory: {error}")
             where = f"{self._roster.names[self._roster.host]}: {told}"
-            self._done(key, "make", [type(told).__name__, where])
+            self._done(key, "make", (type(told).__name__, where))
             return
         creation.piece = piece
         if piece.shard is not None and piece.shard.consistency.reads_wait:
             # nobody may go ahead without one that another host tells of later
-            for worker in order["workers"]:
+            for worker in order.workers:
                 if worker not in self._local:
-                    piece.shard.enrol(int(worker))
+                    piece.shard.enrol(worker)
         for worker_id, asked in list(creation.waiting.items()):
             try:
                 check_equal(piece, asked.spec)  # by name, another host's worker was first
@@ -216,8 +191,8 @@ class HostCreations(Creations):
         else:
             creation.turns = None  # it was interrupted: everybody waits until it asks again
 
-    def _done(self, key: Key, step: str, error: Any = None) -> None:
-        self._copies.report({"do": "done", "key": list(key), "step": step, "error": error})
+    def _done(self, key: Key, step: Step, error: tuple[str, str] | None = None) -> None:
+        self._copies.report(Done(key, step, error))
 
     def _finish(self, key: Key) -> None:
         creation = self._creations.get(key)
@@ -228,32 +203,27 @@ class HostCreations(Creations):
             if creation.piece is not None and not creation.piece.holders:
                 self._tell_unused(creation.piece)
 
-    def take_over(
-        self, tables: list[Message], ordered: int, overwritten: Message, then: Callable[[], None]
-    ) -> None:
+    def take_over(self, order: Welcome, then: Callable[[], None]) -> None:
         """In a host that takes a lost one's place: makes what there is, takes its values, then calls ``then``.
 
         Args:
-            tables: of each its key, its number, its spec and its mode.
-            ordered: tables made by order so far, those that are closed included.
-            overwritten: by synchronous table the last turns at which a host's values became everybody's, and whose.
+            order: what there is.
             then: called from the node's thread.
 
         Raises:
             OutOfMemoryError: there is no room for one.
         """
         remote = [worker for worker in self._control.live() if worker not in self._local]
-        for table in sorted(tables, key=lambda table: int(table["number"])):
-            kind, which = table["key"]
-            spec, number = TableSpec.from_message(table["spec"]), int(table["number"])
-            piece = self._catalogue.make((kind, which), spec, str(table["mode"]), number)
+        for table in sorted(order.tables, key=lambda table: table.number):
+            spec, number = TableSpec.from_message(table.spec), table.number
+            piece = self._catalogue.make(table.key, spec, table.mode, number)
             if piece.shard is not None and piece.shard.mode != at.ASYNCHRONOUS:
                 for worker in remote:
                     piece.shard.enrol(worker)
-            turns = {int(turn): int(host) for turn, host in overwritten.get(str(number), {}).items()}
+            turns = order.overwritten.get(number, {})
             self._copies.attach(number, self._catalogue.whole(piece), lambda: None, turns)
             self._copies.take(number, functools.partial(self._tell_unused, piece))
-        self._catalogue.ordered = ordered
+        self._catalogue.ordered = order.ordered
         self._copies.after(then)
 
     # -- the end ---------------------------------------------------------------------------------------------
@@ -263,7 +233,7 @@ class HostCreations(Creations):
         if piece.shard is None or piece.key in self._creations or piece.number in self._unused:
             return
         self._unused[piece.number] = []
-        self._copies.report({"do": "unused", **_which(piece.key, piece.number), "closing": piece.closing})
+        self._copies.report(Unused(piece.key, piece.number, piece.closing))
 
     def ask(self, connection: Connection, request: Message, key: Key, spec: Spec, mode: str) -> None:
         """As on one host; but what the others may be about to free is handed out only when the coordinator says so."""
@@ -275,23 +245,25 @@ class HostCreations(Creations):
         late = self._unused[piece.number]
         late.append((connection, request, key, spec, mode))
         if len(late) == 1:
-            self._copies.report({"do": "used", **_which(key, piece.number)})
+            self._copies.report(Used(key, piece.number))
 
-    def _end_or_keep(self, do: str, key: Key, number: int) -> None:
-        if do == "free":
+    def _end_or_keep(self, order: Used | Part | Free) -> None:
+        key, number = order.key, order.number
+        if isinstance(order, Free):
             parted = self._parting.pop(number, None)  # none where this host came after all had parted with it
             if parted is not None:
                 self._copies.detach(number, functools.partial(self._catalogue.release, parted))
             return
         kept = self._catalogue.piece(number)
-        if do == "used" and kept is not None and kept.shard is not None and kept.shard.consistency.in_rounds:
+        is_used, shard = isinstance(order, Used), kept.shard if kept is not None else None
+        if is_used and shard is not None and shard.consistency.in_rounds:
             self._copies.refill(number, lambda here: self._enter_rounds(number, here))
             return
         late = self._unused.pop(number, [])
-        if do == "part" and kept is not None:
+        if not is_used and kept is not None:
             self._catalogue.remove(kept)
             self._parting[number] = kept
-            self._copies.part(number, lambda: self._copies.report({"do": "parted", **_which(key, number)}))
+            self._copies.part(number, lambda: self._copies.report(Parted(key, number)))
         for asked in late:
             connection, request = asked[:2]
             if connection.worker_id is None:
@@ -300,7 +272,7 @@ class HostCreations(Creations):
                 self.ask(*asked)
             except MultiversoError as error:
                 connection.refuse(request, error)
-        if do == "used" and kept is not None and not kept.holders:
+        if is_used and kept is not None and not kept.holders:
             self._tell_unused(kept)
 
     def _enter_rounds(self, number: int, here: bool) -> None:
@@ -337,7 +309,7 @@ class HostCreations(Creations):
     def _void(self, creation: Creation, worker_id: int) -> None:
         if self._steps.get(creation.key) == "ask":
             del self._steps[creation.key]
-            self._copies.report({"do": "withdraw", "key": list(creation.key)})
+            self._copies.report(Withdraw(creation.key))
         super()._void(creation, worker_id)
 
     def _forget(self, creation: Creation) -> None:
@@ -365,7 +337,3 @@ def _nobody_has(key: Key) -> MultiversoError:
         "values are lost, or their workers' reads have raised in the middle of a round. Start again, from the newest "
         "checkpoint"
     )
-
-
-def _which(key: Key, number: int) -> Message:
-    return {"key": list(key), "number": number}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from multiverso import layout as at
 from multiverso.consistency_modes import MODES
 from multiverso.errors import MultiversoError, StartupError
+from multiverso.hosts.control.messages import Options, Tell, Welcome
 from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.options import begun_twice, check_exchange, differ, too_late
@@ -208,7 +209,7 @@ class Membership:
             self.control.continue_without_lost(options["on_lost"] == "continue")
             if self._other_hosts is not None:
                 self._other_hosts.tables.exchange = ExchangeOptions.from_message(options["exchange"])
-                self._other_hosts.report({"do": "options", "options": options})
+                self._other_hosts.report(Options(options))
         elif options != self._options:
             raise differ(options, self._options)
         self._admit(connection, request, worker_id)
@@ -356,7 +357,7 @@ class Membership:
             connection.refuse(request, self._refused)
         self._waiting_ready.clear()
 
-    def take_over(self, order: Message) -> None:
+    def take_over(self, order: Welcome) -> None:
         """This host takes a lost one's place: it gets the tables as they are, and then lets its workers come."""
         assert self._other_hosts is not None
         assert isinstance(self.creations, HostCreations)
@@ -366,11 +367,11 @@ class Membership:
         self._host_times_replaced = other_hosts.roster.times_replaced
 
         def enter() -> None:
-            other_hosts.tables.show_progress(order["progress"])
-            other_hosts.tables.show_progress(order["clocks"])
+            other_hosts.tables.show_progress(order.progress)
+            other_hosts.tables.show_progress(order.clocks)
             self._is_entering = False
 
-        self.creations.take_over(order["tables"], int(order["ordered"]), order["overwritten"], enter)
+        self.creations.take_over(order, enter)
 
     def begin_with_others(self) -> None:
         """All hosts begin, this one with them: what was lost of it had not come to the others."""
@@ -379,12 +380,12 @@ class Membership:
     def tell(self, connection: Connection, request: Message) -> None:
         """A worker tells the workers of all hosts something, and waits for what they tell."""
         assert self._other_hosts is not None
-        worker = {"worker": connection.attached_id, "note": request["note"]}
+        report = Tell(int(request["number"]), connection.attached_id, str(request["note"]))
         self._told.wait(connection, request)
-        self._other_hosts.report({"do": "tell", "number": request["number"], **worker})
+        self._other_hosts.report(report)
         self._refuse_told()
 
-    def told(self, number: int, notes: Message) -> None:
+    def told(self, number: int, notes: dict[int, str | None]) -> None:
         """All workers have told something."""
         self._told.answer(number, notes)
 

@@ -32,7 +32,7 @@ from multiverso.runtime.node.requests import Requests
 from multiverso.wire import messages
 
 if TYPE_CHECKING:
-    from multiverso.runtime.several_hosts.carrier import Means
+    from multiverso.runtime.several_hosts.means import Means
     from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 
 _nodes: weakref.WeakSet[Node] = weakref.WeakSet()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from multiverso.hosts.control.messages import Answer, Ask, Report, Say
 from multiverso.runtime.node.connection import Connection
 from multiverso.wire.messages import Message
 
@@ -15,7 +16,7 @@ class Questions:
         report: brings a report to the coordinator.
     """
 
-    def __init__(self, report: Callable[[Message], None]) -> None:
+    def __init__(self, report: Callable[[Report], None]) -> None:
         self._report = report
         self._waiting: dict[int, tuple[Connection, Message]] = {}  # each worker asks one thing at a time
 
@@ -24,21 +25,20 @@ class Questions:
         worker = connection.attached_id
         self._waiting[worker] = connection, request
         number = int(request["id"])
-        self._report({"do": "ask", "worker": worker, "number": number, "question": request["question"]})
+        self._report(Ask(worker, number, request["question"]))
 
     def say(self, connection: Connection, request: Message) -> None:
         """A worker says something that has no answer."""
-        self._report({"do": "say", "worker": connection.attached_id, "saying": request["saying"]})
+        self._report(Say(connection.attached_id, request["saying"]))
 
-    def answer(self, order: Message) -> None:
+    def answer(self, order: Answer) -> None:
         """The coordinator answers."""
-        worker, answer = int(order["worker"]), order["answer"]
-        connection, request = self._waiting.get(worker, (None, {}))
-        if connection is None or request["id"] != order["number"]:
+        connection, request = self._waiting.get(order.worker, (None, {}))
+        if connection is None or request["id"] != order.number:
             return  # nobody waits for it any more
-        if "wait" not in answer:
-            del self._waiting[worker]
-        connection.reply(request, {"answer": answer})
+        if "wait" not in order.answer:
+            del self._waiting[order.worker]
+        connection.reply(request, {"answer": order.answer})
 
     def forget(self, connection: Connection) -> None:
         """A worker's connection has ended."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from multiverso.errors import MultiversoError, StartupError
+from multiverso.hosts.control.messages import Gather
 from multiverso.runtime.node.connection import Connection
 from multiverso.runtime.node.entrance import Entrance
 from multiverso.runtime.node.membership import Membership
@@ -132,7 +133,7 @@ class Requests:
 
     def _gather(self, connection: Connection, request: Message) -> None:
         if self._other_hosts is not None:
-            self._other_hosts.report({"do": "gather", "number": int(request["number"])})
+            self._other_hosts.report(Gather(int(request["number"])))
 
     def _tell(self, connection: Connection, request: Message) -> None:
         if self._other_hosts is None:

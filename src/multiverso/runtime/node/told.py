@@ -17,7 +17,7 @@ class Told:
         """A worker has told something; it is answered once all have."""
         self._waiting.append((connection, request))
 
-    def answer(self, number: int, notes: Message) -> None:
+    def answer(self, number: int, notes: dict[int, str | None]) -> None:
         """All workers have told something."""
         for connection, request in self._waiting:
             if request["number"] == number:

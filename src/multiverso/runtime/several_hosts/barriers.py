@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from multiverso import layout as at
+from multiverso.hosts.control.messages import Bring, Brought, Gathered, Gone, Report, Settled, Take
+from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
 from multiverso.memory.words import load64
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.worker_state import WorkerState
-from multiverso.runtime.several_hosts.carrier import Carrier
 from multiverso.runtime.several_hosts.moving import Mover, move_deadline
 from multiverso.shards.shard import Shard
-from multiverso.wire.messages import Message
 
 
 class HostBarriers:
@@ -24,7 +24,7 @@ class HostBarriers:
 
     Args:
         roster: the job's hosts.
-        carrier: moves the values.
+        fabric: moves the values.
         mover: the thread that has it do so.
         joined: the tables that a worker may still want; of the mover's thread.
         report: tells the coordinator, after what this host's workers have done so far.
@@ -36,14 +36,14 @@ class HostBarriers:
     def __init__(
         self,
         roster: Roster,
-        carrier: Carrier,
+        fabric: Fabric,
         mover: Mover,
         joined: set[int],
-        report: Callable[[Message], None],
+        report: Callable[[Report], None],
     ) -> None:
         self.comes_again: Callable[[int], bool] = lambda worker_id: False
         self._roster = roster
-        self._carrier = carrier
+        self._fabric = fabric
         self._mover = mover
         self._joined = joined
         self._report = report
@@ -85,51 +85,49 @@ class HostBarriers:
         reached = all(max(w.barrier, self._arrived.get(w.worker_id, 0)) >= barrier for w in live)
         if live and reached and self._settling < barrier:
             self._settling = barrier
-            self._mover.put(lambda: self._settle({"do": "settled", "barrier": barrier}))
+            self._mover.put(lambda: self._settle_at(barrier))
         ended = [w for w in workers if w.liveness == at.GONE or self._is_lost_for_good(w)]
         if len(ended) == len(self._roster.local) and not self._gone:
             self._gone = True
-            self._mover.put(lambda: self._settle({"do": "gone"}))
+            self._mover.put(lambda: self._settle(Gone()))
 
     def _is_lost_for_good(self, worker: WorkerState) -> bool:
         return worker.liveness == at.LOST and not self.comes_again(worker.worker_id)
 
     # -- what the coordinator orders -------------------------------------------------------------------------
 
-    def take(self, order: Message) -> None:
+    def take(self, order: Take) -> None:
         """All hosts have settled: takes what the others have brought, and lets this host's workers go."""
-        barrier = int(order["barrier"])
-        written = {int(number): tuple(map(int, how)) for number, how in order["written"].items()}
+        barrier = order.barrier
 
         def take() -> None:
             if self._overwritten < barrier:
                 self._overwritten = barrier
-                self._carrier.overwrite(written)
-            self._carrier.take(move_deadline(), self._joined)
+                self._fabric.overwrite(order.written)
+            self._fabric.take(move_deadline(), self._joined)
 
         self._mover.do(take, lambda: self._release(barrier))
 
-    def bring(self, order: Message) -> None:
+    def bring(self, order: Bring) -> None:
         """Another host gathers what has not been sent yet."""
-        report = {"do": "brought", "host": order["host"], "number": order["number"]}
-        self._mover.put(lambda: self._settle(report))
+        self._mover.put(lambda: self._settle(Brought(order.host, order.number)))
 
-    def gathered(self, order: Message) -> None:
+    def gathered(self, order: Gathered) -> None:
         """All have brought what this host has asked for: takes it, and says so to its workers."""
-        number = int(order["number"])
         self._mover.do(
-            lambda: self._carrier.take(move_deadline(), self._joined),
-            lambda: self._control.note_gathered(number),
+            lambda: self._fabric.take(move_deadline(), self._joined),
+            lambda: self._control.note_gathered(order.number),
         )
 
     # -- in the mover's thread -------------------------------------------------------------------------------
 
-    def _settle(self, report: Message) -> None:
-        self._carrier.settle(move_deadline(), self._joined)
-        if report["do"] == "settled":
-            report["written"] = self._newly_written()
-            report["turns"] = self._carrier.turns()
+    def _settle(self, report: Report) -> None:
+        self._fabric.settle(move_deadline(), self._joined)
         self._report(report)
+
+    def _settle_at(self, barrier: int) -> None:
+        self._fabric.settle(move_deadline(), self._joined)
+        self._report(Settled(barrier, self._newly_written(), self._fabric.turns()))
 
     def _newly_written(self) -> list[int]:
         """The synchronous tables that workers of this host have overwritten since the last barrier."""

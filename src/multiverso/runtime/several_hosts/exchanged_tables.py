@@ -8,25 +8,28 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from multiverso import layout as at
+from multiverso.hosts.control.messages import Clocks as ClocksReport
+from multiverso.hosts.control.messages import Report
+from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.kernels import chained_node, waits
 from multiverso.memory.words import load32
 from multiverso.runtime.job.control import Control
-from multiverso.runtime.several_hosts.carrier import Carrier
 from multiverso.runtime.several_hosts.clocks import Clocks, Lines
 from multiverso.runtime.several_hosts.mirror import write_progress
 from multiverso.runtime.several_hosts.moving import Mover, move_deadline
 from multiverso.shards.shard import Shard
-from multiverso.wire.messages import Message
 
 
 class ExchangedTables:
-    """The `host_creation.Copies` of this host. Owner: `OtherHosts`; what it asks for is done by the thread that moves.
+    """This host's copies of the tables, kept near the other hosts'. Owner: `OtherHosts`.
+
+    Calls return at once; the thread that moves values does what they ask for, one after another.
 
     Args:
         roster: the job's hosts.
-        carrier: moves the values.
+        fabric: moves the values.
         mover: the thread that has it do so.
         report: tells the coordinator, after what this host's workers have done so far.
         tell: tells it at once.
@@ -40,19 +43,19 @@ class ExchangedTables:
     def __init__(
         self,
         roster: Roster,
-        carrier: Carrier,
+        fabric: Fabric,
         mover: Mover,
-        report: Callable[[Message], None],
-        tell: Callable[[Message], None],
+        report: Callable[[Report], None],
+        tell: Callable[[Report], None],
     ) -> None:
         self.exchange = ExchangeOptions()
         self.joined: set[int] = set()
         self.remote_statistics: dict[int, dict[int, dict[str, float]]] = {}
         self._roster = roster
-        self._carrier = carrier
+        self._fabric = fabric
         self._mover = mover
         self._report, self._tell = report, tell
-        self._attached: set[int] = set()  # those that the carrier knows; of the thread that moves
+        self._attached: set[int] = set()  # those that the fabric knows; of the thread that moves
         self._shards: Callable[[], Mapping[int, Shard]] = dict
         self._control: Control | None = None
         self._follower: RoundFollower | None = None  # once there is a synchronous table
@@ -64,19 +67,19 @@ class ExchangedTables:
         self._shards = shards
 
     def close(self) -> None:
-        """Ends what follows rounds and clocks; before the carrier is closed."""
+        """Ends what follows rounds and clocks; before the fabric is closed."""
         if self._follower is not None:
             self._follower.close()
         if self._clocks is not None:
             self._clocks.close()
 
     def join(self) -> None:
-        """Waits for its end, once the carrier is closed and nothing is moved any more."""
+        """Waits for its end, once the fabric is closed and nothing is moved any more."""
         self.close()  # a table that came to be meanwhile may have begun it
         if self._clocks is not None:
             self._clocks.join()
 
-    def report(self, message: Message) -> None:
+    def report(self, message: Report) -> None:
         """Tells the coordinator, after what this host's workers have done so far."""
         self._report(message)
 
@@ -101,18 +104,18 @@ class ExchangedTables:
 
     def _join_rounds(self, number: int, shard: Shard, overwritten: Mapping[int, int] | None) -> None:
         control = self._memory.address
-        self._carrier.attach_rounds(number, shard, control, self._roster.local, overwritten)
+        self._fabric.attach_rounds(number, shard, control, self._roster.local, overwritten)
         self._attached.add(number)
         self.joined.add(number)
         if self._follower is None:
-            self._follower = RoundFollower(control, self._carrier.follow_rounds, self._mover.broken)
+            self._follower = RoundFollower(control, self._fabric.follow_rounds, self._mover.broken)
 
     def _join_copies(self, number: int, shard: Shard) -> None:
         if shard.consistency.has_clocks and self._clocks is None:
             self._clocks = self._new_clocks()  # others tell theirs as soon as this host is attached
         how = self.exchange.of_table(shard.spec.wire, shard.spec.every)
         rule = how.rule_of(np.dtype(shard.spec.dtype))
-        self._carrier.attach(
+        self._fabric.attach(
             number, shard, wire=how.wire, every=how.every, rule=rule, control=self._memory.address
         )
         self._attached.add(number)
@@ -122,11 +125,11 @@ class ExchangedTables:
 
     def push(self, number: int, then: Callable[[], None]) -> None:
         """Brings what is in this host's copy to the homes, then calls `then` in the node's thread."""
-        self._mover.do(lambda: self._carrier.settle(move_deadline(), [number]), then)
+        self._mover.do(lambda: self._fabric.settle(move_deadline(), [number]), then)
 
     def take(self, number: int, then: Callable[[], None]) -> None:
         """Brings what the homes have into this host's copy, then calls `then` in the node's thread."""
-        self._mover.do(lambda: self._carrier.take(move_deadline(), [number]), then)
+        self._mover.do(lambda: self._fabric.take(move_deadline(), [number]), then)
 
     def refill(self, number: int, then: Callable[[bool], None]) -> None:
         """Holds a synchronous table's rounds with its values here, then calls `then` in the node's thread."""
@@ -134,11 +137,11 @@ class ExchangedTables:
         def told(here: bool) -> None:
             self._mover.say(lambda: then(here))
 
-        self._mover.put(lambda: self._carrier.refill(number, told))
+        self._mover.put(lambda: self._fabric.refill(number, told))
 
     def release(self, number: int) -> None:
         """Lets the rounds of a table go on, with those who take part now."""
-        self._carrier.release(number)  # now: the thread that moves may be waiting for what this lets go on
+        self._fabric.release(number)  # now: the thread that moves may be waiting for what this lets go on
 
     def after(self, then: Callable[[], None]) -> None:
         """Calls `then` in the node's thread once all that was asked for before is done."""
@@ -157,31 +160,29 @@ class ExchangedTables:
             if number in self._attached:
                 self.joined.discard(number)
                 self._attached.remove(number)
-                self._carrier.detach(number)
+                self._fabric.detach(number)
             self.remote_statistics.pop(number, None)
 
         self._mover.do(part, then)
 
     # -- what other hosts' workers do with them --------------------------------------------------------------
 
-    def hear_clocks(self, tables: Message) -> None:
+    def hear_clocks(self, tables: Lines) -> None:
         """Other hosts' workers have ticked: shown once what they added before is in this host's copies."""
         if self._clocks is not None:
-            self._clocks.hear(_lines(tables))
+            self._clocks.hear(tables)
 
-    def show_progress(self, tables: Message) -> None:
+    def show_progress(self, tables: Lines) -> None:
         """Shows how far other hosts' workers are, whose adds up to there are in this host's copies."""
         shards = self._shards()
-        for number, lines in _lines(tables).items():
+        for number, lines in tables.items():
             if number in shards:
                 write_progress(shards[number], lines)
 
-    def note_statistics(self, tables: Message) -> None:
+    def note_statistics(self, tables: dict[int, dict[int, dict[str, float]]]) -> None:
         """Other hosts have told what their workers have done."""
         for number, lines in tables.items():
-            self.remote_statistics.setdefault(int(number), {}).update(
-                {int(worker): line for worker, line in lines.items()}
-            )
+            self.remote_statistics.setdefault(number, {}).update(lines)
 
     @property
     def _memory(self) -> Control:
@@ -193,15 +194,11 @@ class ExchangedTables:
             self._memory.address,
             self._roster.local,
             self._shards,
-            lambda tables: self._mover.again(lambda: self._carrier.settle(move_deadline(), tables)),
-            lambda tables: self._mover.again(lambda: self._carrier.take(move_deadline(), tables)),
-            lambda lines: self._tell({"do": "clocks", "tables": lines}),
+            lambda tables: self._mover.again(lambda: self._fabric.settle(move_deadline(), tables)),
+            lambda tables: self._mover.again(lambda: self._fabric.take(move_deadline(), tables)),
+            lambda lines: self._tell(ClocksReport(lines)),
             self._mover.broken,
         )
-
-
-def _lines(tables: Message) -> Lines:
-    return {int(n): {int(worker): line for worker, line in lines.items()} for n, lines in tables.items()}
 
 
 _LONGEST_SECONDS = 0.5

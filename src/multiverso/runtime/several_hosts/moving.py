@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
+from multiverso.hosts.control import messages
 from multiverso.runtime.job.control import Control
-from multiverso.wire.messages import Message
 
-Order = Message | Callable[[], None]
+Order = messages.Order | messages.Alone | Callable[[], None]
 """What is given to the node's thread to do: an order of the coordinator's, or something to call."""
 
 _MOVE_SECONDS = 1800.0
@@ -79,15 +79,18 @@ class Mover:
 
     def broken(self, error: Exception) -> None:
         """Reports that values cannot be moved any more: the node ends."""
-        self._post({"do": "broken", "why": f"{type(error).__name__}: {error}"})
+        why = f"values could not be exchanged with the other hosts: {type(error).__name__}: {error}"
+        self._post(messages.Alone(why))
 
     @contextmanager
     def regrouping(self) -> Iterator[None]:
         """While a lost host's tables get new homes: whoever waits for it gets an error before this is over."""
         self._regrouping = True
-        yield
-        self._regroups += 1
-        self._regrouping = False
+        try:
+            yield
+            self._regroups += 1
+        finally:
+            self._regrouping = False
 
     def _goes_on(self, regroups: int) -> bool:
         """Whether the hosts that are left have new homes since, or get them soon."""

@@ -10,10 +10,28 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, assert_never
 
 from multiverso.errors import StartupError
 from multiverso.hosts.control.connections import Centre, Outpost, credentials_of
+from multiverso.hosts.control.messages import (
+    Address,
+    Bring,
+    Clocks,
+    Gathered,
+    Hello,
+    HostOrder,
+    Joined,
+    Lost,
+    Over,
+    Peers,
+    Progress,
+    Report,
+    Statistics,
+    Take,
+    Welcome,
+    Workers,
+)
 from multiverso.hosts.peer.messages import Mail
 from multiverso.hosts.peer.stream import Body
 from multiverso.hosts.transport.handshake import MAIL
@@ -23,21 +41,20 @@ from multiverso.memory.segment import Segment
 from multiverso.node_log import log
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.several_hosts.barriers import HostBarriers
-from multiverso.runtime.several_hosts.carrier import Means
 from multiverso.runtime.several_hosts.exchanged_tables import ExchangedTables
+from multiverso.runtime.several_hosts.means import Means
 from multiverso.runtime.several_hosts.mirror import write_line
 from multiverso.runtime.several_hosts.moving import Mover, Order
 from multiverso.runtime.several_hosts.reductions import Reductions
 from multiverso.runtime.several_hosts.telling import Teller
 from multiverso.shards.shard import Shard
-from multiverso.wire.messages import Message
 
 
 class OtherHosts:
     """Owner: the node; ``close`` ends it.
 
     Args:
-        means: what it is made with; its carrier is closed with this.
+        means: what it is made with; its fabric is closed with this.
         post: hands an order, or something to call, to the node's thread; from any thread.
 
     Attributes:
@@ -49,11 +66,11 @@ class OtherHosts:
     """
 
     def __init__(self, means: Means, post: Callable[[Order], None]) -> None:
-        self.roster, carrier = means.roster, means.carrier
+        self.roster, fabric = means.roster, means.fabric
         roster = self.roster
         self.over = threading.Event()
         self.reductions: Reductions | None = None
-        self._carrier = carrier
+        self._fabric = fabric
         self._post = post
         self._control: Control | None = None
         self._shards: Callable[[], Mapping[int, Shard]] = dict
@@ -63,21 +80,21 @@ class OtherHosts:
         self._mail = Mail(
             roster.host, roster.hosts, credentials_of(roster), self._addresses.get, self._deliver
         )
-        carrier.answer(MAIL, self._mail.offer)
+        fabric.answer(MAIL, self._mail.offer)
         self.teller = Teller(roster, self._tell, self._closing)
         self._mover = Mover(post, self._closing)
-        self.tables = ExchangedTables(roster, carrier, self._mover, self.teller.report, self._tell)
-        self.barriers = HostBarriers(roster, carrier, self._mover, self.tables.joined, self.teller.report)
+        self.tables = ExchangedTables(roster, fabric, self._mover, self.teller.report, self._tell)
+        self.barriers = HostBarriers(roster, fabric, self._mover, self.tables.joined, self.teller.report)
         try:
             self._centre = self._meet(means.listener)
         except BaseException:
-            carrier.close()
+            fabric.close()
             raise
 
     def _meet(self, listener: Listener | None) -> Centre | Outpost:
         """Begins to listen for the other hosts, and to talk with the coordinator."""
         roster = self.roster
-        address = self._carrier.listen()
+        address = self._fabric.listen()
         if roster.addresses:  # it listens at all of its addresses; this is the one that others know
             address = (roster.addresses[roster.host], address[1])
         if not roster.leads:
@@ -85,10 +102,10 @@ class OtherHosts:
         if listener is None:
             raise StartupError("the job's first host needs to listen for the others")
         centre = Centre(roster, listener, self._post)
-        centre.report({"do": "hello", "address": list(address)})
+        centre.report(Hello(address))
         return centre
 
-    def _tell(self, message: Message) -> None:
+    def _tell(self, message: Report) -> None:
         self._centre.report(message)
 
     def begin(
@@ -124,7 +141,7 @@ class OtherHosts:
         if self.reductions is not None:
             self.reductions.close()
         self.tables.close()
-        self._carrier.close()
+        self._fabric.close()
         self._centre.close()
         self._mover.join()
         self.tables.join()
@@ -136,7 +153,7 @@ class OtherHosts:
         assert self._control is not None
         return self._control
 
-    def report(self, message: Message) -> None:
+    def report(self, message: Report) -> None:
         """Tells the coordinator something, after what this host's workers have done so far."""
         self.teller.report(message)
 
@@ -147,34 +164,37 @@ class OtherHosts:
 
     # -- what the node's thread does -------------------------------------------------------------------------
 
-    def obey(self, order: Message) -> list[int]:
+    def obey(self, order: HostOrder) -> list[int]:
         """Does what the coordinator says of hosts, workers and barriers; returns workers that came, left or died."""
-        do = order["do"]
-        if do == "workers":
-            lines, shards = order["workers"], self._shards()
-            return [line[0] for line in lines if write_line(self.control, line, order["now"], shards)]
-        if do == "peers":
-            for peer in range(self.roster.host):
-                if order["addresses"][peer] is not None:  # it was lost before it came
-                    self._connect(peer, order["addresses"][peer])
-        elif do == "lost":
-            self._lose(int(order["host"]), order["why"])
-        elif do == "joined":
-            self._let_in(int(order["host"]), order["address"])
-        elif do == "take":
-            self.barriers.take(order)
-        elif do == "bring":
-            self.barriers.bring(order)
-        elif do == "gathered":
-            self.barriers.gathered(order)
-        elif do == "statistics":
-            self.tables.note_statistics(order["tables"])
-        elif do == "progress":
-            self.tables.show_progress(order["tables"])
-        elif do == "clocks":
-            self.tables.hear_clocks(order["tables"])
-        elif do == "over":
-            self.over.set()
+        match order:
+            case Workers():
+                shards = self._shards()
+                lines = order.workers
+                return [line[0] for line in lines if write_line(self.control, line, order.now, shards)]
+            case Peers():
+                for peer, address in enumerate(order.addresses[: self.roster.host]):
+                    if address is not None:  # it was lost before it came
+                        self._connect(peer, address)
+            case Lost():
+                self._lose(order.host, order.why)
+            case Joined():
+                self._let_in(order.host, order.address)
+            case Take():
+                self.barriers.take(order)
+            case Bring():
+                self.barriers.bring(order)
+            case Gathered():
+                self.barriers.gathered(order)
+            case Statistics():
+                self.tables.note_statistics(order.tables)
+            case Progress():
+                self.tables.show_progress(order.tables)
+            case Clocks():
+                self.tables.hear_clocks(order.tables)
+            case Over():
+                self.over.set()
+            case _:
+                assert_never(order)
         return []
 
     def _lose(self, host: int, why: str) -> None:
@@ -183,43 +203,43 @@ class OtherHosts:
             log(f"{self.roster.names[host]} is lost: {why}")
         if self.control.continues:
             with self._mover.regrouping():
-                self._carrier.regroup([h for h in range(self.roster.hosts) if h not in self._lost])
+                self._fabric.regroup([h for h in range(self.roster.hosts) if h not in self._lost])
         else:
-            self._carrier.lost(host)
+            self._fabric.lost(host)
 
-    def _let_in(self, host: int, address: list[Any]) -> None:
+    def _let_in(self, host: int, address: Address) -> None:
         self._lost.discard(host)
-        self._carrier.joined(host)
+        self._fabric.joined(host)
         if host < self.roster.host:
             self._connect(host, address)
         else:
             self._note_address(host, address)
 
-    def welcome(self, order: Message) -> None:
+    def welcome(self, order: Welcome) -> None:
         """This host takes a lost one's place: who is there, where, and what they have done together so far."""
-        self.tables.exchange = ExchangeOptions.from_message(order["options"]["exchange"])
-        self._lost = {int(host) for host in order["lost"]}
-        self._carrier.begin_anew(order["survivors"], self._lost, int(order["epoch"]))
-        for line in order["workers"]:
+        self.tables.exchange = ExchangeOptions.from_message(order.options["exchange"])
+        self._lost = set(order.lost)
+        self._fabric.begin_anew(order.survivors, self._lost, order.epoch)
+        for line in order.workers:
             write_line(self.control, line, None)
-        self.barriers.begin_at(int(order["released"]))
-        for peer in set(range(self.roster.host)) - self._lost:
-            self._connect(peer, order["addresses"][peer])
+        self.barriers.begin_at(order.released)
+        for peer, address in enumerate(order.addresses[: self.roster.host]):
+            if address is not None and peer not in self._lost:
+                self._connect(peer, address)
 
-    def _connect(self, peer: int, address: list[Any]) -> None:
+    def _connect(self, peer: int, address: Address) -> None:
         """Of two hosts the higher one connects."""
-        self._mover.put(functools.partial(self._carrier.connect, peer, self._note_address(peer, address)))
+        self._mover.put(functools.partial(self._fabric.connect, peer, self._note_address(peer, address)))
 
-    def _note_address(self, peer: int, address: list[Any]) -> tuple[str, int]:
-        name, port = address
-        self._addresses[peer] = to = (str(name), int(port))
-        return to
+    def _note_address(self, peer: int, address: Address) -> Address:
+        self._addresses[peer] = address
+        return address
 
     # -- what is known of the other hosts --------------------------------------------------------------------
 
     def links(self) -> list[dict[str, Any]]:
         """Returns what went to and came from each other host with the tables' values, for `multiverso top`."""
-        counted = self._carrier.statistics()["peers"]
+        counted = self._fabric.statistics()["peers"]
         return [
             {
                 "host": self.roster.names[peer],

@@ -7,11 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from multiverso.hosts.control.messages import Progress, Report, Statistics, Workers
 from multiverso.hosts.roster import Roster
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.several_hosts.mirror import Line, read_lines, read_progress
 from multiverso.shards.shard import Shard
-from multiverso.wire.messages import Message
 
 _LOOK_SECONDS = 0.05
 _STATISTICS_EVERY = 10  # looks
@@ -27,7 +27,7 @@ class Teller:
         closing: set once everything ends.
     """
 
-    def __init__(self, roster: Roster, report: Callable[[Message], None], closing: threading.Event) -> None:
+    def __init__(self, roster: Roster, report: Callable[[Report], None], closing: threading.Event) -> None:
         self._roster = roster
         self._report = report
         self._closing = closing
@@ -49,7 +49,7 @@ class Teller:
         if self._thread.ident is not None:
             self._thread.join(_JOIN_SECONDS)
 
-    def report(self, message: Message) -> None:
+    def report(self, message: Report) -> None:
         """Tells the coordinator something, after what this host's workers have done so far."""
         with self._telling:
             self._tell_changes()
@@ -61,7 +61,7 @@ class Teller:
             self._tell_changes()
 
     def _tell(self) -> None:
-        told: dict[str, dict[str, dict[str, float]]] = {}
+        told: dict[int, dict[int, dict[str, float]]] = {}
         for look in itertools.count():
             if self._closing.wait(_LOOK_SECONDS):
                 return
@@ -70,11 +70,11 @@ class Teller:
                 found = self._statistics()
                 if found != told:
                     told = found
-                    self._report({"do": "statistics", "tables": found})
+                    self._report(Statistics(found))
 
-    def _statistics(self) -> dict[str, dict[str, dict[str, float]]]:
+    def _statistics(self) -> dict[int, dict[int, dict[str, float]]]:
         return {
-            str(number): {str(i): shard.statistics(i) for i in self._roster.local}
+            number: {i: shard.statistics(i) for i in self._roster.local}
             for number, shard in self._shards().items()
         }
 
@@ -86,10 +86,10 @@ class Teller:
         changed = [line for worker_id, line in lines.items() if self._told.get(worker_id) != line]
         lines_of_tables = self._progress()
         if lines_of_tables:
-            self._report({"do": "progress", "tables": lines_of_tables})
+            self._report(Progress(lines_of_tables))
         if changed:
             self._told = lines
-            self._report({"do": "workers", "workers": changed, "now": now})
+            self._report(Workers(changed, now))
 
     def _progress(self) -> dict[int, dict[int, list[int]]]:
         """How far this host's workers are in the rounds and clocks of tables, where that has changed."""

@@ -1,0 +1,355 @@
+"""The messages between the coordinator and the nodes, one record each, as ``docs/protocol.md`` lists them.
+
+Reports go to the coordinator, orders come from it. A message travels as a JSON object whose ``do`` names its record.
+Anything else ends the connection, and has no effect.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from multiverso.hosts.peer.frames import ProtocolError
+
+Key = tuple[str, int | str]
+Address = tuple[str, int]
+Line = Annotated[list[int], Meta(min_length=6)]
+"""A worker's state: the first columns are ``known_hosts.ID`` and so on."""
+Reached = dict[int, dict[int, list[int]]]
+"""By table and worker, how far the worker is."""
+Step = Literal["make", "write", "join", "push"]
+
+
+class _Message(Struct, tag_field="do", tag=str.lower, forbid_unknown_fields=True):
+    pass
+
+
+class _OfTable(_Message):
+    key: Key
+
+
+class _OfNumber(_OfTable):
+    number: int
+
+
+# -- both ways ---------------------------------------------------------------------------------------------------
+
+
+class Workers(_Message):
+    """Workers of a host: their lines, and the sender's clock when it read them; None: now."""
+
+    workers: list[Line]
+    now: int | None = None
+
+
+class Statistics(_Message):
+    """What workers have done with each table, by its number and theirs."""
+
+    tables: dict[int, dict[int, dict[str, float]]]
+
+
+class Progress(_Message):
+    """How far workers are in synchronous tables."""
+
+    tables: Reached
+
+
+class Clocks(_Message):
+    """How far workers are in tables with a bound, whose adds up to there are at the homes."""
+
+    tables: Reached
+
+
+class Used(_OfNumber):
+    """A worker asks again for a table that its host had said to be unused; or: the host's workers may have it."""
+
+
+# -- reports -----------------------------------------------------------------------------------------------------
+
+
+class Hello(_Message):
+    """A node has begun; ``address``: where its copies are reached."""
+
+    address: Address
+
+
+class Options(_Message):
+    """The arguments that a host's first worker gave to init."""
+
+    options: dict[str, Any]
+
+
+class Settled(_Message):
+    """A host's workers have reached a barrier, and what they added is at the homes.
+
+    ``written``: the synchronous tables that they have overwritten; ``turns``: by synchronous table, the first turn that
+    the host is not ready for.
+    """
+
+    barrier: int
+    written: list[int] = []
+    turns: dict[int, int] = {}
+
+
+class Create(_OfTable):
+    """A host's workers have asked for a table."""
+
+    spec: dict[str, Any]
+    mode: str
+    workers: list[int]
+    masters: list[int]
+
+
+class Withdraw(_OfTable):
+    """One of them no longer waits."""
+
+
+class Done(_OfTable):
+    """A step of a table's creation is done, or cannot be: ``error`` is a class of `multiverso.errors` and a text."""
+
+    step: Step
+    error: tuple[str, str] | None = None
+
+
+class Unused(_OfNumber):
+    """No worker of a host has a table; ``closing``: one of them has closed it."""
+
+    closing: bool
+
+
+class Parted(_OfNumber):
+    """Nothing on a host waits for a table's values."""
+
+
+class Gather(_Message):
+    """A worker is about to save the tables: its host wants what the others have not sent yet."""
+
+    number: int
+
+
+class Brought(_Message):
+    """What a host had when it was told to bring is at the homes."""
+
+    host: int
+    number: int
+
+
+class Tell(_Message):
+    """A worker tells all workers something, after a barrier."""
+
+    number: int
+    worker: int
+    note: str
+
+
+class Ask(_Message):
+    """A worker asks the coordinator, see ``answers.py``."""
+
+    worker: int
+    number: int
+    question: dict[str, Any]
+
+
+class Say(_Message):
+    """A worker says what has no answer."""
+
+    worker: int
+    saying: dict[str, Any]
+
+
+class Gone(_Message):
+    """All workers of a host have ended, and what they added is at the homes."""
+
+
+# -- orders ------------------------------------------------------------------------------------------------------
+
+
+class Peers(_Message):
+    """Where all hosts are reached; None of one that was lost before it came. The higher of two connects."""
+
+    addresses: list[Address | None]
+
+
+class Make(_OfNumber):
+    """Make a table's memory; ``writers``: whose initial value counts; ``workers``: those that have asked."""
+
+    spec: dict[str, Any]
+    mode: str
+    writers: list[int] = []
+    workers: list[int] = []
+
+
+class Write(_OfTable):
+    """Let this host's writers write."""
+
+
+class Join(_OfTable):
+    """Begin to exchange differences."""
+
+
+class Push(_OfTable):
+    """Bring what was written to the homes."""
+
+
+class Finish(_OfTable):
+    """Take what the others wrote, and let the constructors return."""
+
+
+class Drop(_OfTable):
+    """A table cannot be made; ``specs``: what each host has asked for, where that is why."""
+
+    error: tuple[str, str]
+    specs: dict[str, dict[str, Any]] | None = None
+
+
+class Part(_OfNumber):
+    """No host's workers have a table, and one of them has closed it: its name is free."""
+
+
+class Free(_OfNumber):
+    """All hosts have parted with a table: free its memory."""
+
+
+class Take(_Message):
+    """All hosts have settled: take what is at the homes, and let the workers pass.
+
+    ``written``: by table, whose host's values count, in which turn they go round, and whether all are as far as that.
+    """
+
+    barrier: int
+    written: dict[int, tuple[int, int, bool]] = {}
+
+
+class Bring(_Message):
+    """Another host gathers: settle, while everyone continues."""
+
+    host: int
+    number: int
+
+
+class Gathered(_Message):
+    """All have brought: take."""
+
+    number: int
+
+
+class Told(_Message):
+    """What all workers have told; None of one that has passed that barrier without it."""
+
+    number: int
+    notes: dict[int, str | None]
+
+
+class Answer(_Message):
+    """To a worker's question; with ``wait``, another answer follows."""
+
+    worker: int
+    number: int
+    answer: dict[str, Any]
+
+
+class Agreed(_Message):
+    """The arguments of init are those of the first host: the workers may begin."""
+
+
+class Refuse(_Message):
+    """Another host was first, with other arguments."""
+
+    options: dict[str, Any]
+
+
+class Lost(_Message):
+    """A host is lost."""
+
+    host: int
+    why: str
+
+
+class Joined(_Message):
+    """Another node has a lost host's place."""
+
+    host: int
+    address: Address
+
+
+class Welcome(_Message):
+    """To that node: who is there, and what they have done together.
+
+    ``survivors``: who was left after each loss; ``epoch``: how often hosts were lost or came again; ``released``: the
+    last barrier that all have passed; ``overwritten``: by synchronous table, the last turns that carried a host's
+    values, and whose; ``ordered``: tables made by order so far.
+    """
+
+    survivors: list[list[int]]
+    epoch: int
+    lost: list[int]
+    addresses: list[Address | None]
+    options: dict[str, Any]
+    released: int
+    workers: list[Line]
+    clocks: Reached
+    progress: Reached
+    overwritten: dict[int, dict[int, int]]
+    tables: list[Make]
+    ordered: int
+
+
+class Over(_Message):
+    """All workers of all hosts have ended."""
+
+
+Report = (
+    Hello | Options | Workers | Settled | Create | Withdraw | Done | Unused | Used | Parted | Gather | Brought | Tell
+    | Ask | Say | Statistics | Progress | Clocks | Gone
+)  # fmt: skip
+TableOrder = Make | Write | Join | Push | Finish | Drop | Used | Part | Free
+HostOrder = (
+    Peers | Workers | Statistics | Progress | Clocks | Take | Bring | Gathered | Lost | Joined | Over
+)  # fmt: skip
+Order = TableOrder | HostOrder | Told | Answer | Agreed | Refuse | Welcome
+ToHost = tuple[int, Order]
+"""A host's number, and what it is told."""
+
+_encoder = msgspec.json.Encoder()
+_reports, _orders = msgspec.json.Decoder(Report), msgspec.json.Decoder(Order)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """From this host itself: it cannot continue, and why."""
+
+    why: str
+
+
+def encoded(message: Report | Order) -> bytes:
+    """Returns a message as it travels."""
+    return _encoder.encode(message)
+
+
+def report_of(body: bytes) -> Report:
+    """Returns a report that a host has sent.
+
+    Raises:
+        ProtocolError: no host sends that.
+    """
+    try:
+        report: Report = _reports.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ProtocolError(f"that is no report: {error}") from error
+    return report
+
+
+def order_of(body: bytes) -> Order:
+    """Returns an order that the coordinator has sent.
+
+    Raises:
+        ProtocolError: no coordinator sends that.
+    """
+    try:
+        order: Order = _orders.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ProtocolError(f"that is no order: {error}") from error
+    return order
