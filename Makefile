@@ -103,9 +103,10 @@ mutants: .venv/.dev ## which schedule notices which spoilt line of the kernels (
 golden: .venv/.dev ## store the golden traces of updaters and rules anew: only when they change on purpose
 	$(BIN)/python tests/rules/golden_traces.py
 
-fuzz: .venv/.full ## nonsense at every door: sockets, ports, saved files (SECONDS=60 each, SEED=)
+fuzz: .venv/.full ## nonsense at every door: sockets, ports, saved files; and a user who swaps them (SECONDS=60 each, SEED=)
 	@for program in tests/fuzz/fuzz_*.py; do \
 		$(BIN)/python $$program --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)); done
+	MULTIVERSO_TEST_SECONDS=$(or $(SECONDS),60) $(BIN)/python -m pytest -q tests/security -k stranger_who_swaps
 
 ray: .venv/.full ## jobs on a Ray cluster of two nodes on this machine; installs Ray and what Ray Train needs (0.5 GB)
 	@$(BIN)/python $(INSTALL) 'ray[train]>=2.50,<3'

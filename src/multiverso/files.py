@@ -15,6 +15,7 @@ import re
 import stat
 import time
 from collections.abc import Iterable, Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
@@ -112,12 +113,16 @@ def remove_leftover(temporary: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: PathLike, timeout_seconds: float) -> Iterator[bool]:
+def locked(path: PathLike, timeout_seconds: float, content: bytes = b"") -> Iterator[bool]:
     """Admits one thread or process at a time, by a lock file that is removed when nobody needs it.
+
+    Nothing is written to a file that was there before: in a directory to which others may write, any file of this
+    user's may have been given this name.
 
     Args:
         path: the lock file.
         timeout_seconds: how long to wait while somebody else is in.
+        content: what the file holds meanwhile.
 
     Yields:
         False where nothing can be locked: the directory may not be written to, the file system has no locks, or
@@ -127,7 +132,7 @@ def locked(path: PathLike, timeout_seconds: float) -> Iterator[bool]:
         TimeoutError: somebody else is still in.
     """
     try:
-        file = _lock(path, time.monotonic() + timeout_seconds)
+        file = _lock(path, time.monotonic() + timeout_seconds, content)
     except TimeoutError:
         raise
     except OSError:
@@ -138,7 +143,7 @@ def locked(path: PathLike, timeout_seconds: float) -> Iterator[bool]:
             yield True
         finally:
             with contextlib.suppress(OSError):
-                os.unlink(path)
+                _remove(path, file)
 
 
 def read_own(path: PathLike, most_bytes: int = 1 << 20) -> bytes:
@@ -148,7 +153,7 @@ def read_own(path: PathLike, most_bytes: int = 1 << 20) -> bytes:
         PermissionError: it belongs to another user, or others may read or write it.
         OSError: it is not there, no plain file (a symbolic link is none), or longer than ``most_bytes``.
     """
-    with _open_plain(path, os.O_NOFOLLOW) as file:
+    with open_plain(path, os.O_NOFOLLOW) as file:
         status = os.fstat(file.fileno())
         if stat.S_IMODE(status.st_mode) & ~_SECRET_MODE:
             raise _refused(
@@ -164,8 +169,28 @@ def read_plain(path: PathLike, most_bytes: int) -> bytes:
     Raises:
         OSError: it is not there, no plain file (a pipe could be waited for without end), or too long.
     """
-    with _open_plain(path) as file:
+    with open_plain(path) as file:
         return _read(file, most_bytes)
+
+
+@contextlib.contextmanager
+def open_plain(path: PathLike, flags: int = 0) -> Iterator[BufferedReader]:
+    """Opens a file to read it.
+
+    Raises:
+        OSError: it is not there, or no plain file (a pipe could be waited for without end).
+        ValueError: this is no name of a file.
+    """
+    flags |= os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "this is not a plain file", os.fspath(path))
+        yield file
+
+
+def path_of(file: BinaryIO) -> str:
+    """Returns a path by which other code opens the very file that is open here, whatever its name leads to by now."""
+    return f"/proc/self/fd/{file.fileno()}"
 
 
 def _check_own(path: PathLike, descriptor: int, mode: int) -> None:
@@ -232,20 +257,47 @@ def _remove_leftovers(target: Path) -> None:
             remove_leftover(target.with_name(name))
 
 
-def _lock(path: PathLike, deadline: float) -> BinaryIO:
-    """Returns a lock file that is locked, and is the one of that name."""
+def _lock(path: PathLike, deadline: float, content: bytes) -> BinaryIO:
+    """Returns a lock file that is locked, new, and the one of that name."""
     while True:
-        file = _open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o600)
         try:
-            if os.fstat(file.fileno()).st_uid != os.geteuid():
-                raise _refused(path, "it belongs to another user")
-            _await_lock(file, deadline)
+            file = _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            _await_end(path, deadline)
+            continue
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(file.fileno()).st_nlink:
+                file.write(content)
+                file.flush()
                 return file
+        except BlockingIOError:  # who found it there has locked it, to remove it
+            pass
         except BaseException:
             file.close()
             raise
-        file.close()  # who held it before has removed it
+        file.close()
+
+
+def _await_end(path: PathLike, deadline: float) -> None:
+    """Waits until whoever has a lock file is out; removes it, if it has died."""
+    try:
+        file = _open(path, os.O_RDWR | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return
+    with file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            raise _refused(path, "it belongs to another user, or is no plain file")
+        _await_lock(file, deadline)
+        with contextlib.suppress(FileNotFoundError):
+            _remove(path, file)
+
+
+def _remove(path: PathLike, file: BinaryIO) -> None:
+    """Removes a file that is open, if this is its name still."""
+    if os.path.samestat(os.lstat(path), os.fstat(file.fileno())):
+        os.unlink(path)
 
 
 def _await_lock(file: BinaryIO, deadline: float) -> None:
@@ -264,16 +316,6 @@ def _open(path: PathLike, flags: int, mode: int = 0) -> BinaryIO:
     """Opens a file to write to it, never what a link leads to. An object: an interrupt at any moment closes it."""
     flags |= os.O_NOFOLLOW | os.O_CLOEXEC
     return open(path, "wb", opener=lambda name, _: os.open(name, flags, mode))
-
-
-@contextlib.contextmanager
-def _open_plain(path: PathLike, flags: int = 0) -> Iterator[BinaryIO]:
-    # without blocking: somebody may have put a pipe there
-    flags |= os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-    with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "this is not a plain file", os.fspath(path))
-        yield file
 
 
 def _read(file: BinaryIO, most_bytes: int) -> bytes:

@@ -240,6 +240,23 @@ def test_a_run_is_not_gone_on_from_unless_that_is_wanted(
     assert mv.restarts() == 0
 
 
+@pytest.mark.parametrize("place", ["/proc/x", "/dev/null/x", "a\0b"])
+def test_a_place_that_cannot_be_written_to_is_refused(alone: Session, place: str) -> None:
+    with pytest.raises(SnapshotError, match="nothing can be saved in"):
+        mv.checkpoint(place, session=alone)
+
+
+def test_a_resumed_run_with_nothing_saved_says_so(
+    alone: Session, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with mv.checkpoint(tmp_path / "mistyped", session=alone, resume=True):
+        pass
+    assert f"{tmp_path}/mistyped holds no saved run to resume from" in capfd.readouterr().err
+    with mv.checkpoint(tmp_path / "new", session=alone):
+        pass
+    assert "resume" not in capfd.readouterr().err
+
+
 def test_what_makes_no_sense_is_refused(
     alone: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

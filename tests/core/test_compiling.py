@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -205,7 +206,11 @@ def test_a_slow_compilation_says_that_it_goes_on(
     assert all(re.fullmatch(line, text) for text in going_on), going_on
 
 
-def test_a_cache_that_others_can_write_to_is_not_used(cache: Path) -> None:
+def test_a_cache_that_others_can_write_to_is_not_used(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # and not what others have left in the common one
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     cache.mkdir(mode=0o700)
     cache.chmod(0o777)
     with pytest.warns(RuntimeWarning, match="keeps them in .*multiverso-") as warned:
@@ -213,6 +218,22 @@ def test_a_cache_that_others_can_write_to_is_not_used(cache: Path) -> None:
     assert other is not None
     assert other != cache
     assert "others may write to it" in str(warned[0].message)
+
+
+def test_who_takes_the_names_of_other_caches_makes_nobody_compile_anew(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    cache.write_text("no directory")
+    for taken in (f"multiverso-{os.geteuid()}", f"multiverso-{os.geteuid()}-1"):
+        (tmp_path / taken).mkdir()
+        (tmp_path / taken).chmod(0o777)
+    expected = tmp_path / f"multiverso-{os.geteuid()}-2"
+    for _ in range(2):  # the next process finds the same
+        object_cache.cache_directory.cache_clear()
+        with pytest.warns(RuntimeWarning, match="keeps them in"):
+            assert object_cache.cache_directory() == expected
 
 
 def test_without_any_cache_kernels_are_compiled_all_the_same(

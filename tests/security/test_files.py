@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from security_support import OTHER, OURS, Person, needs_namespaces, needs_root
 
+import multiverso as mv
 from multiverso import files, users
+from multiverso.checkpoints.manifests import read_generations
+from multiverso.checkpoints.stores import Directory
+from multiverso.checkpoints.trees import read_tree
+from multiverso.errors import SnapshotError
+from multiverso.spec import TableSpec
+from multiverso.tables import keyed_saving, keyed_snapshots, saving
+from multiverso.tables.keyed_spec import KeyedSpec
 
 
 def _mode(path: Path) -> int:
@@ -111,7 +123,15 @@ def test_where_all_users_look_alike_another_ones_directory_is_still_refused(
         os.chown(open_directory / name, owner, owner)
     text = """
 from security_support import enter_unmapped_namespace
+import multiverso as mv
 from multiverso import files, users
+from multiverso.checkpoints.manifests import read_generations
+from multiverso.checkpoints.stores import Directory
+from multiverso.checkpoints.trees import read_tree
+from multiverso.errors import SnapshotError
+from multiverso.spec import TableSpec
+from multiverso.tables import keyed_saving, keyed_snapshots, saving
+from multiverso.tables.keyed_spec import KeyedSpec
 become()
 before = users.look_alike()
 enter_unmapped_namespace()
@@ -299,3 +319,154 @@ def test_a_link_a_pipe_or_a_directory_is_no_secret(tmp_path: Path) -> None:
     for name in ("link", "pipe", "directory"):
         with pytest.raises(OSError):
             files.read_own(tmp_path / name)
+
+
+# -- locks in directories to which others may write -----------------------------------------------------------------
+
+SAVES = """
+from multiverso.checkpoints.stores import Directory
+place, seconds = args
+become()
+precious = os.path.join(place, "precious")
+kept = []
+end = time.monotonic() + seconds
+rounds = 0
+while time.monotonic() < end:
+    try:
+        kept.append(os.open(precious, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        os.write(kept[-1], b"precious")
+    except FileExistsError:
+        pass
+    try:
+        with Directory(__import__("pathlib").Path(place)).alone(job="job " * 4):
+            rounds += 1
+    except Exception:  # another one's lock seems to be there
+        pass
+say(rounds, sorted({os.pread(file, 100, 0).decode() for file in kept}))
+"""
+
+SWAPS = """
+place, = args
+libc = ctypes.CDLL(None)
+become()
+one, other = (os.path.join(place, name).encode() for name in (".lock", "precious"))
+say("begun")
+while True:
+    libc.renameat2(-100, one, -100, other, 2)  # RENAME_EXCHANGE
+"""
+
+
+def test_a_lock_is_not_written_to_a_file_that_was_there(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text("precious")
+    (tmp_path / ".lock").chmod(0o600)
+    with (tmp_path / ".lock").open() as precious:
+        with Directory(tmp_path).alone(job="a job"):
+            assert (tmp_path / ".lock").read_text() == "a job"
+        assert precious.read() == "precious"
+    assert not (tmp_path / ".lock").exists()
+
+
+@needs_root
+def test_a_stranger_who_swaps_files_has_nothing_of_ours_overwritten(open_directory: Path) -> None:
+    """As long as MULTIVERSO_TEST_SECONDS says; a second is enough to see that the programs work."""
+    seconds = float(os.environ.get("MULTIVERSO_TEST_SECONDS", "1"))
+    place = open_directory / "shared"
+    place.mkdir()
+    place.chmod(0o777)
+    with Person(SWAPS, str(place)) as stranger:
+        assert stranger.hear() == ["begun"]
+        with Person(SAVES, str(place), seconds, uid=OURS) as victim:
+            rounds, contents = victim.hear()
+        stranger.process.kill()
+    assert rounds > 10
+    assert contents == ["precious"]
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "link"])
+def test_what_is_no_plain_file_keeps_no_reader_waiting(tmp_path: Path, kind: str) -> None:
+    for name in (".lock", "manifest.json", "snapshot-1.safetensors", "table.safetensors"):
+        path = tmp_path / name
+        if kind == "fifo":
+            os.mkfifo(path)
+        elif kind == "directory":
+            path.mkdir()
+        else:
+            path.symlink_to("/dev/zero")
+    store = Directory(tmp_path)
+    with store.alone(job="a job"):  # without a lock, as where nothing can be locked
+        pass
+    with pytest.raises(SnapshotError, match=r"plain file|directory"):
+        read_generations(store)
+    with pytest.raises(SnapshotError, match=r"plain file|directory"):
+        keyed_snapshots.chain(tmp_path)
+    with pytest.raises(SnapshotError, match=r"plain file|directory"):
+        saving.load(tmp_path / "table.safetensors", TableSpec("array", 1, 4))
+    with pytest.raises(SnapshotError, match=r"plain file|directory"):
+        read_tree(tmp_path / "table.safetensors")
+    keyed = KeyedSpec.of(2, "float32", 0.0, 0, mv.updaters.add(), None)
+    with pytest.raises(SnapshotError, match=r"plain file|directory"):
+        keyed_saving.load(tmp_path / "table.safetensors", keyed)
+
+
+GENERATION = {"number": 1, "tables": ["table-0"], "common": {"0": ""}, "hashes": {}}
+SNAPSHOT = {
+    "number": 1, "parent": None, "file": "snapshot-1.safetensors", "sha256": "0" * 64, "table": "t",
+    "generation": 1, "removals": 0, "keys": 0, "removed": 0, "nbytes": 0,
+}  # fmt: skip
+NOT_NUMBERS = ("1e999", "-1", "null", str(10**30), '"1"', "1.5", "[]")
+NO_NAMES = (r'"a\u0000b"', r'"\ud800"', '"../../x"', '"/etc/passwd"', '""', "null", '"' + "x" * 5000 + '"')
+
+
+def _records(record: dict[str, Any], numbers: tuple[str, ...], names: tuple[str, ...]) -> Iterator[str]:
+    """Yields a record with one field after another replaced by what it cannot be."""
+    for fields, wrong in ((numbers, NOT_NUMBERS), (names, NO_NAMES)):
+        for field in fields:
+            for value in wrong:
+                yield json.dumps({**record, field: "@"}).replace('"@"', value)
+
+
+MANIFESTS = [
+    "[" * 200_000,
+    "{" + '"a":{' * 100_000,
+    *(
+        f'{{"format": "multiverso checkpoint 2", "number": 1, "generations": [{record}]}}'
+        for record in _records(GENERATION, ("number",), ())
+    ),
+    *(
+        f'{{"format": "multiverso checkpoint 2", "number": 1, "generations": [{{"number": 1, "tables": [{name}], '
+        '"common": {"0": ""}}]}'
+        for name in NO_NAMES
+    ),
+    '{"format": "multiverso checkpoint 2", "number": 1, "generations": []}',
+]
+
+
+@pytest.mark.parametrize("text", MANIFESTS, ids=[text[-60:-2] for text in MANIFESTS])
+def test_a_manifest_that_means_harm_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(SnapshotError):
+        read_generations(Directory(tmp_path))
+
+
+def test_manifests_of_snapshots_that_mean_harm_are_refused(tmp_path: Path) -> None:
+    numbers = ("number", "generation", "removals", "keys", "removed", "nbytes")
+    texts = [*_records(SNAPSHOT, numbers, ("file", "sha256"))]
+    for record in texts:
+        (tmp_path / "manifest.json").write_text(
+            f'{{"format": "multiverso keyed snapshots 1", "snapshots": [{record}]}}'
+        )
+        with pytest.raises(SnapshotError):
+            keyed_snapshots.chain(tmp_path)
+    assert len(texts) == len(numbers) * len(NOT_NUMBERS) + 2 * len(NO_NAMES)
+
+
+@pytest.mark.parametrize("ticks", ["-1", str(10**30), "x"])
+def test_a_keyed_file_with_impossible_ticks_is_refused(tmp_path: Path, ticks: str) -> None:
+    spec = KeyedSpec.of(2, "float32", 0.0, 0, mv.updaters.add(), None)
+    header = {"format": "multiverso keyed table 1", "table": json.dumps(spec.as_message()), "ticks": ticks}
+    arrays = {"keys": np.arange(1), "values": np.zeros((1, 2), "f4")}
+    save_file(arrays, tmp_path / "keyed.safetensors", header)
+    with pytest.raises(SnapshotError):
+        keyed_saving.load(tmp_path / "keyed.safetensors", spec)
+    save_file(arrays, tmp_path / "keyed.safetensors", {**header, "ticks": "3"})
+    assert keyed_saving.load(tmp_path / "keyed.safetensors", spec).ticks == 3

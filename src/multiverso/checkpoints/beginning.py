@@ -10,7 +10,8 @@ import contextlib
 from multiverso.checkpoints.board import FAILED, NOTHING, Board
 from multiverso.checkpoints.generations import numbers_in, refuse_strangers, remove_others
 from multiverso.checkpoints.manifests import read_generations
-from multiverso.checkpoints.stores import Store
+from multiverso.checkpoints.roles import say
+from multiverso.checkpoints.stores import Store, make_usable
 from multiverso.errors import SnapshotError
 from multiverso.runtime import Session
 from multiverso.runtime.collective.agreement import Together, count_as_done
@@ -38,7 +39,7 @@ def begin_together(
     def look() -> str:
         if not task.leads:
             return ""
-        store.make()
+        make_usable(store)
         held.enter_context(store.alone(_LOCK_SECONDS, session.job))
         there = read_generations(store, missing_ok=True)
         if there and not (resume or may_resume()):
@@ -48,6 +49,8 @@ def begin_together(
                 "another directory, or remove this one"
             )
         refuse_strangers(store, there)
+        if not there and (resume or may_resume()):
+            say(f"{store} holds no saved run to resume from: this one begins at its first step")
         remove_others(store, there)
         return f"{max([0, *numbers_in(store)])} {len(there)}"
 
@@ -74,7 +77,7 @@ def begin_alone(
         )
     try:
         if session.worker_id == min(session.live_workers()):  # then nobody has what the dead one held
-            store.make()
+            make_usable(store)
             held.enter_context(store.alone(_LOCK_SECONDS, session.job))
         resumes = bool(read_generations(store, missing_ok=True))
         # The board knows what live workers have begun: where no other has, only the store tells which numbers are

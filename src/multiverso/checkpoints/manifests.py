@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import json
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated
+
+import msgspec
 
 from multiverso.checkpoints.stores import Store, sha256_of
 from multiverso.errors import SnapshotError
+from multiverso.files import open_plain
+from multiverso.saved import Count, FileName, FileNameOrNone, Number, Sha256, format_of, parse, read_record
 
 MANIFEST = "manifest.json"
 _FORMAT = "multiverso checkpoint 2"
 _FORMAT_BEFORE = "multiverso checkpoint 1"  # one generation, no hashes
 
 
-@dataclass(frozen=True)
-class Generation:
+class Generation(msgspec.Struct, frozen=True):
     """What is in one that is whole.
 
     Attributes:
@@ -26,10 +27,10 @@ class Generation:
         hashes: the SHA-256 of each file, by its name in the generation's folder.
     """
 
-    number: int
-    tables: list[str]
-    common: dict[int, str]
-    hashes: dict[str, str] = field(default_factory=dict)
+    number: Number
+    tables: list[FileName]
+    common: Annotated[dict[Count, FileNameOrNone], msgspec.Meta(min_length=1)]
+    hashes: dict[FileName, Sha256] = {}
 
     @property
     def folder(self) -> str:
@@ -63,12 +64,8 @@ def read_generations(store: Store, missing_ok: bool = False) -> list[Generation]
 
 def write_generations(store: Store, generations: list[Generation]) -> None:
     """Makes these the ones that count."""
-    text = {
-        "format": _FORMAT,
-        "number": generations[-1].number,
-        "generations": [asdict(generation) for generation in generations],
-    }
-    store.replace(MANIFEST, json.dumps(text, indent=1).encode())
+    manifest = _Manifest(_FORMAT, generations[-1].number, generations)
+    store.replace(MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
 
 
 def _texts(store: Store) -> list[bytes]:
@@ -78,39 +75,23 @@ def _texts(store: Store) -> list[bytes]:
         raise SnapshotError(f"{store}/{MANIFEST} cannot be read: {error}") from error
 
 
+class _Manifest(msgspec.Struct):
+    format: str
+    number: Number
+    generations: Annotated[list[Generation], msgspec.Meta(min_length=1)]
+
+
 def _parsed(store: Store, content: bytes) -> list[Generation]:
-    path = f"{store}/{MANIFEST}"
-    try:
-        text = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise SnapshotError(f"{path} cannot be read: {error}") from error
-    try:
-        if text["format"] not in (_FORMAT, _FORMAT_BEFORE):
-            raise SnapshotError(
-                f"{path} says {text['format']!r}: expected {_FORMAT!r}, as manager.save() and "
-                "multiverso.checkpoint() write"
-            )
-        found = text["generations"] if text["format"] == _FORMAT else [text]
-        return [_generation(each) for each in found]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, SnapshotError):
-            raise
-        raise SnapshotError(f"{path} is not the manifest of a saved state: {error!r}") from error
-
-
-def _generation(text: dict[str, Any]) -> Generation:
-    common = {int(worker): _name(name) for worker, name in text["common"].items()}
-    hashes = {_name(name): str(digest) for name, digest in text.get("hashes", {}).items()}
-    if not common:
-        raise ValueError("a generation of no workers")
-    return Generation(int(text["number"]), [_name(name) for name in text["tables"]], common, hashes)
-
-
-def _name(name: Any) -> str:
-    """Nothing but files below the generation's folder: a manifest may come from anywhere."""
-    if not isinstance(name, str) or name.startswith("/") or ".." in name.split("/"):
-        raise ValueError(f"{name!r:.80} is not a file's name")
-    return name
+    path, what = f"{store}/{MANIFEST}", "the manifest of a saved state"
+    found = format_of(content, path, what)
+    if found == _FORMAT:
+        return parse(content, _Manifest, path, what).generations
+    if found == _FORMAT_BEFORE:
+        return [parse(content, Generation, path, what)]
+    raise SnapshotError(
+        f"{path} is not {what}: its format is {found!r:.80}; expected {_FORMAT!r}, as manager.save() and "
+        "multiverso.checkpoint() write"
+    )
 
 
 def damage(store: Store, generation: Generation) -> str:
@@ -129,8 +110,7 @@ def damage(store: Store, generation: Generation) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class Receipt:
+class Receipt(msgspec.Struct, frozen=True):
     """What a worker has written.
 
     Attributes:
@@ -138,8 +118,8 @@ class Receipt:
         common: the file of what is not its own alone, whoever has written that; or "".
     """
 
-    hashes: dict[str, str]
-    common: str
+    hashes: dict[FileName, Sha256]
+    common: FileNameOrNone
 
 
 class Receipts:
@@ -150,15 +130,14 @@ class Receipts:
 
     def write(self, worker: int, hashes: dict[str, str], common: str) -> None:
         """Records which files a worker has written."""
-        text = json.dumps(asdict(Receipt(hashes, common)))
-        self._store.write(f"{self._folder}/worker-{worker}.json", text.encode())
+        text = msgspec.json.encode(Receipt(hashes, common))
+        self._store.write(f"{self._folder}/worker-{worker}.json", text)
 
     def read(self, worker: int) -> Receipt | None:
         """Returns which files a worker has written; None if it has not said."""
-        with contextlib.suppress(OSError, ValueError):
-            with self._store.file(f"{self._folder}/worker-{worker}.json") as path:
-                found = json.loads(path.read_bytes())
-            return Receipt(dict(found["hashes"]), str(found["common"]))
+        name = f"{self._folder}/worker-{worker}.json"
+        with contextlib.suppress(OSError, SnapshotError), self._store.file(name) as path:
+            return read_record(path, Receipt, "what a worker has written")
         return None
 
 
@@ -174,6 +153,6 @@ def inherit(store: Store, worker: int, before: Generation, generation: Generatio
         to, where = f"{before.folder}/{name}", f"{generation.folder}/{name}"
         if not store.link(where, to):
             store.make(where.rpartition("/")[0])
-            with store.file(to) as path:
-                store.write(where, path.read_bytes())
+            with store.file(to) as path, open_plain(path) as file:
+                store.write(where, file.read())
     Receipts(store, generation.folder).write(worker, hashes, common)

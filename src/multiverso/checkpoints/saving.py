@@ -15,7 +15,7 @@ from multiverso.checkpoints.generations import (
 )
 from multiverso.checkpoints.manifests import Generation, Receipts, read_generations
 from multiverso.checkpoints.parts import Packed, Parts, Table, write_part, write_tables
-from multiverso.checkpoints.stores import PathLike, open_store, sha256_of
+from multiverso.checkpoints.stores import PathLike, make_usable, open_store, sha256_of
 from multiverso.errors import SnapshotError
 from multiverso.runtime import Session
 from multiverso.runtime.collective.agreement import Together
@@ -57,7 +57,7 @@ def save(
         def begin() -> str:
             if not task.leads:
                 return ""
-            store.make()
+            make_usable(store)
             stack.enter_context(store.alone())
             before.extend(read_generations(store, missing_ok=True))
             check_tables(store, before, tables, "save to another directory, or remove it")

@@ -17,11 +17,13 @@ from pathlib import Path, PurePath
 from typing import Any, Protocol
 
 from multiverso.errors import SnapshotError
-from multiverso.files import Buffer, locked, write_whole
+from multiverso.files import Buffer, locked, open_plain, read_own, read_plain, write_whole
 
 PathLike = str | os.PathLike[str]
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*://")
 _LOST_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")
+_LONGEST_RECORD = 1 << 26
+_LONGEST_JOB = 4096
 _PASSWORD = re.compile(r"(?<=://)([^/:@]*):[^/]*@")
 
 
@@ -85,9 +87,21 @@ def open_store(place: PathLike) -> Store:
     return Remote(text) if _URL.match(text) else Directory(Path(text))
 
 
+def make_usable(store: Store) -> None:
+    """Makes a store's own folder, if it is not there.
+
+    Raises:
+        SnapshotError: it cannot be made.
+    """
+    try:
+        store.make()
+    except (OSError, ValueError) as error:
+        raise SnapshotError(f"nothing can be saved in {store}: {error}") from error
+
+
 def sha256_of(path: Path) -> str:
     """Returns the SHA-256 of a file's bytes."""
-    with open(path, "rb") as file:
+    with open_plain(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -110,7 +124,7 @@ class Directory:
 
     def versions(self, name: str) -> Iterator[bytes]:
         with contextlib.suppress(FileNotFoundError):
-            yield (self._place / name).read_bytes()
+            yield read_plain(self._place / name, _LONGEST_RECORD)
 
     @contextlib.contextmanager
     def file(self, name: str) -> Iterator[Path]:
@@ -123,7 +137,7 @@ class Directory:
         yield path
         for parent, _, names in os.walk(path):
             for each in names:
-                with open(Path(parent, each), "rb") as file:
+                with open_plain(Path(parent, each)) as file:
                     os.fsync(file.fileno())
             self.sync(os.path.relpath(parent, self._place))
 
@@ -152,13 +166,12 @@ class Directory:
 
         def is_ours() -> bool:
             with contextlib.suppress(OSError):
-                return bool(job) and lock.read_bytes() == job.encode()
+                return bool(job) and read_own(lock, _LONGEST_JOB) == job.encode()
             return False
 
         with contextlib.ExitStack() as stack:
             try:
-                if stack.enter_context(locked(lock, 0.0 if is_ours() else patience_seconds)):
-                    lock.write_bytes(job.encode())
+                stack.enter_context(locked(lock, 0.0 if is_ours() else patience_seconds, job.encode()))
             except TimeoutError:
                 if not is_ours():
                     raise SnapshotError(

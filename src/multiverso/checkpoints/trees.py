@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from multiverso.errors import SnapshotError
 from multiverso.files import write_whole
+from multiverso.saved import tensors
 
 Array = npt.NDArray[Any]
 Tree = Any
@@ -92,28 +92,10 @@ def read_tree(path: Path) -> Tree:
     Raises:
         SnapshotError: it cannot be read, or is something else.
     """
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(os.fspath(path), framework="numpy") as file:
-            header = file.metadata() or {}
-            if _FORMAT not in header:
-                raise SnapshotError(f"{path} is a safetensors file, but not saved state of multiverso")
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return _unpack(json.loads(header[_FORMAT]), arrays)
-    except SnapshotError:
-        raise
-    except (
-        OSError,
-        SafetensorError,
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        ImportError,
-        RecursionError,
-    ) as error:
-        raise SnapshotError(f"{path} cannot be read as saved state: {error}") from error
+    with tensors(path, "saved state") as (header, read):
+        if _FORMAT not in header:
+            raise SnapshotError(f"{path} is a safetensors file, but not saved state of multiverso")
+        return _unpack(json.loads(header[_FORMAT]), read())
 
 
 def _pack(value: Any, where: str, arrays: dict[str, Array]) -> Any:

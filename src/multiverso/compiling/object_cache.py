@@ -18,6 +18,7 @@ from multiverso.compiling.object_code import Code
 _LOCK_SECONDS = 300.0
 _KEPT_SECONDS = 90 * 86400.0
 _MOST_BYTES = 64 << 20
+_NAMES = 16  # of which another user would have to take all
 
 
 @functools.cache
@@ -33,11 +34,7 @@ def cache_directory() -> Path | None:
         return _usable(wanted)
     except (OSError, RuntimeError) as error:
         reason = error
-    other: Path | None = Path(tempfile.gettempdir()) / f"multiverso-{os.geteuid()}"
-    try:
-        other = _usable(Path(str(other)))
-    except (OSError, RuntimeError):
-        other = None
+    other = next(filter(None, map(_usable_or_none, _elsewhere())), None)
     warnings.warn(
         f"multiverso cannot keep its compiled kernels in {wanted} ({reason}), so "
         + (f"it keeps them in {other}" if other else "each process compiles them anew")
@@ -46,6 +43,23 @@ def cache_directory() -> Path | None:
         stacklevel=2,
     )
     return other
+
+
+def _elsewhere() -> Iterator[Path]:
+    """Yields directories for when the usual one cannot be used; another user may have taken some of the last names."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime:
+        yield Path(runtime) / "multiverso"
+    temporary = Path(tempfile.gettempdir())
+    for number in range(_NAMES):
+        yield temporary / f"multiverso-{os.geteuid()}{f'-{number}' if number else ''}"
+
+
+def _usable_or_none(directory: Path) -> Path | None:
+    try:
+        return _usable(directory)
+    except (OSError, RuntimeError):
+        return None
 
 
 def _usable(directory: Path) -> Path:

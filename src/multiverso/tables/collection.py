@@ -8,16 +8,18 @@ when what it wrote is as new as their own call.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
 
 from multiverso import files
 from multiverso.errors import SnapshotError, WaitTimeoutError
 from multiverso.runtime.session.replacing import leaves_values
+from multiverso.saved import Count, read_record
 from multiverso.tables.open_tables import handlers, keyed_tables
 
 if TYPE_CHECKING:
@@ -28,13 +30,25 @@ if TYPE_CHECKING:
 _MANIFEST = "manifest.json"
 _LOCK = ".lock"
 _FORMAT = "multiverso tables 1"
-_LONGEST_MANIFEST = 64 << 20
 _TABLE = re.compile(r"table-\d+-[0-9a-f]{12}\.safetensors")
 _TEMPORARY = re.compile(rf"\.({_TABLE.pattern}|manifest\.json)\.[0-9a-f]{{16}}\.tmp")
 _LOAD_ATTEMPTS = 1000
 
 Files = dict[str, str]
 """The file of each table, by the table's key."""
+
+
+class _Saver(msgspec.Struct):
+    """Which save of which job a manifest is of."""
+
+    node: str
+    began_ns: Count
+
+
+class _Manifest(msgspec.Struct):
+    format: str
+    tables: dict[str, Annotated[str, msgspec.Meta(pattern=rf"\A{_TABLE.pattern}\Z")]]
+    by: Any = None  # a `_Saver`; whatever else it is says nothing
 
 
 def _tables(session: Session) -> dict[str, TableHandler | KeyedTable]:
@@ -63,35 +77,32 @@ def save_all(session: Session, directory: str | os.PathLike[str]) -> None:
                 f"{place}; a longer deadline: init(timeout_seconds=)"
             ) from error
         # somebody else's manifest is not replaced
-        before = _read_manifest(place) if os.path.lexists(place / _MANIFEST) else {"tables": {}}
+        before = _read_manifest(place) if os.path.lexists(place / _MANIFEST) else None
         tables = _tables(session)
-        if alone and _is_saved(before, session, called_ns, tables):
+        if alone and before is not None and _is_saved(before, session, called_ns, tables):
             return
-        by = {"node": session.address, "began_ns": time.monotonic_ns()}
+        by = _Saver(session.address, time.monotonic_ns())
         now = _write(place, by, tables)
-        _remove_others(place, now, before["tables"], alone)
+        _remove_others(place, now, before.tables if before is not None else {}, alone)
 
 
-def _is_saved(before: dict[str, Any], session: Session, called_ns: int, tables: dict[str, Any]) -> bool:
+def _is_saved(before: _Manifest, session: Session, called_ns: int, tables: dict[str, Any]) -> bool:
     """Returns whether a save that another worker of this job began after this one's call has these tables."""
-    by = before.get("by")
-    if (
-        not isinstance(by, dict)
-        or by.get("node") != session.address
-        or not isinstance(by.get("began_ns"), int)
-    ):
+    try:
+        by = msgspec.convert(before.by, _Saver)
+    except msgspec.ValidationError:
         return False
-    return bool(by["began_ns"] >= called_ns and before["tables"].keys() == tables.keys())
+    return by.node == session.address and by.began_ns >= called_ns and before.tables.keys() == tables.keys()
 
 
-def _write(place: Path, by: dict[str, Any], tables: dict[str, TableHandler | KeyedTable]) -> Files:
+def _write(place: Path, by: _Saver, tables: dict[str, TableHandler | KeyedTable]) -> Files:
     stamp = os.urandom(6).hex()
     now = {key: f"table-{number}-{stamp}.safetensors" for number, key in enumerate(tables, 1)}
     try:
         for key, table in tables.items():
             table.save(place / now[key])
-        manifest = json.dumps({"format": _FORMAT, "by": by, "tables": now}, indent=1)
-        files.write_whole(place / _MANIFEST, manifest.encode())
+        manifest = msgspec.json.encode(_Manifest(_FORMAT, now, by))
+        files.write_whole(place / _MANIFEST, msgspec.json.format(manifest, indent=1))
     except BaseException:
         if not _counts(place, now):  # an interrupt may come when it already does
             for name in now.values():
@@ -102,12 +113,12 @@ def _write(place: Path, by: dict[str, Any], tables: dict[str, TableHandler | Key
 
 def _counts(place: Path, now: Files) -> bool:
     try:
-        return bool(_read_manifest(place)["tables"] == now)
+        return bool(_read_manifest(place).tables == now)
     except SnapshotError:
         return False
 
 
-def _remove_others(place: Path, now: Files, before: dict[str, Any], alone: bool) -> None:
+def _remove_others(place: Path, now: Files, before: Files, alone: bool) -> None:
     """Removes the save before and, if nobody else can be writing, what crashes in the middle of one have left."""
     for path in place.iterdir():
         if _TABLE.fullmatch(path.name) and path.name not in now.values():
@@ -141,7 +152,7 @@ def load_all(session: Session, directory: str | os.PathLike[str]) -> None:
 def _read_all(place: Path, tables: dict[str, TableHandler | KeyedTable]) -> dict[str, Any]:
     for _ in range(_LOAD_ATTEMPTS):
         manifest = _read_manifest(place)
-        names = _files(place, manifest)
+        names = manifest.tables
         if names.keys() != tables.keys():
             raise SnapshotError(
                 f"{place} holds the tables {sorted(names)}, this session has {sorted(tables)}; create the same "
@@ -157,29 +168,7 @@ def _read_all(place: Path, tables: dict[str, TableHandler | KeyedTable]) -> dict
     )
 
 
-def _read_manifest(place: Path) -> dict[str, Any]:
-    """Returns what is in the manifest; only its format and that there are tables is checked."""
-    path = place / _MANIFEST
-    try:
-        manifest = json.loads(files.read_plain(path, _LONGEST_MANIFEST))
-    except (OSError, ValueError, RecursionError) as error:
-        raise SnapshotError(f"{place} holds no saved tables: {path} cannot be read: {error}") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
-        raise SnapshotError(f"{path} is not the manifest of saved tables")
-    tables = manifest.get("tables")
-    if not isinstance(tables, dict):
-        raise SnapshotError(
-            f'{path} is damaged: "tables" is {tables!r:.80}; expected a file\'s name for each table'
-        )
-    return manifest
-
-
-def _files(place: Path, manifest: dict[str, Any]) -> Files:
-    for key, name in manifest["tables"].items():
-        # nothing but files of this directory: a manifest may come from anywhere
-        if not (isinstance(name, str) and _TABLE.fullmatch(name)):
-            raise SnapshotError(
-                f"{place / _MANIFEST} is damaged: the file of table {key!r:.80} is {name!r:.80}; expected a name like "
-                "table-1-0123456789ab.safetensors"
-            )
-    return dict(manifest["tables"])
+def _read_manifest(place: Path) -> _Manifest:
+    if not os.path.lexists(place / _MANIFEST):
+        raise SnapshotError(f"{place} holds no saved tables: there is no {_MANIFEST}")
+    return read_record(place / _MANIFEST, _Manifest, "the manifest of saved tables", _FORMAT)

@@ -7,11 +7,13 @@ import os
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from multiverso.errors import SnapshotError
 from multiverso.files import write_whole
+from multiverso.saved import Count, tensors
 from multiverso.states import State
 from multiverso.tables.keyed_spec import KeyedSpec
 
@@ -73,23 +75,13 @@ def load(path: str | os.PathLike[str], spec: KeyedSpec) -> Content:
     Raises:
         SnapshotError: it does not, or this is not a saved keyed table.
     """
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(os.fspath(path), framework="numpy") as file:
-            header = file.metadata() or {}
-            if header.get("format") != _FORMAT:
-                raise SnapshotError(
-                    f"{path} is a safetensors file, but not a saved keyed table of multiverso"
-                )
-            saved = json.loads(header["table"])
-            ticks = int(header.get("ticks", 0))
-            saved["states"] = [asdict(State(**state)) for state in saved["states"]]
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SnapshotError:
-        raise
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise SnapshotError(f"{path} cannot be read as a saved keyed table: {error}") from error
+    with tensors(path, "a saved keyed table") as (header, read):
+        if header.get("format") != _FORMAT:
+            raise SnapshotError(f"{path} is a safetensors file, but not a saved keyed table of multiverso")
+        saved = json.loads(header["table"])
+        ticks = msgspec.convert(header.get("ticks", "0"), Count, strict=False)
+        saved["states"] = [asdict(State(**state)) for state in saved["states"]]
+        arrays = read()
     asked = json.loads(json.dumps(spec.as_message()))
     for what in ("dim", "dtype", "updater", "states"):
         if not isinstance(saved, dict) or saved.get(what) != asked[what]:

@@ -12,18 +12,18 @@ its bytes, so a file that is missing, damaged or another one is noticed before a
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from multiverso import files
 from multiverso.errors import SnapshotError
+from multiverso.saved import Count, Number, Sha256, read_record
 from multiverso.tables import keyed_saving
 from multiverso.tables.keyed_saving import Content
 from multiverso.tables.keyed_spec import KeyedSpec
@@ -32,13 +32,11 @@ Keys = npt.NDArray[np.int64]
 _MANIFEST = "manifest.json"
 _LOCK = ".lock"
 _FORMAT = "multiverso keyed snapshots 1"
-_LONGEST = 64 << 20
 _LOCK_SECONDS = 600.0
 _FILE = re.compile(r"snapshot-(\d+)\.safetensors")
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(msgspec.Struct, frozen=True):
     """One file of a directory of snapshots.
 
     Attributes:
@@ -53,16 +51,21 @@ class Snapshot:
         nbytes: of the file.
     """
 
-    number: int
-    parent: int | None
-    file: str
-    sha256: str
+    number: Number
+    parent: Number | None
+    file: Annotated[str, msgspec.Meta(pattern=rf"\A{_FILE.pattern}\Z")]
+    sha256: Sha256
     table: str
-    generation: int
-    removals: int
-    keys: int
-    removed: int
-    nbytes: int
+    generation: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]  # what a row's stamp can be
+    removals: Count
+    keys: Count
+    removed: Count
+    nbytes: Count
+
+
+class _Manifest(msgspec.Struct):
+    format: str
+    snapshots: list[Snapshot]
 
 
 def chain(directory: Path) -> list[Snapshot]:
@@ -74,17 +77,10 @@ def chain(directory: Path) -> list[Snapshot]:
     path = directory / _MANIFEST
     if not os.path.lexists(path):
         return []
-    try:
-        manifest = json.loads(files.read_plain(path, _LONGEST))
-        if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
-            raise SnapshotError(f"{path} is not the manifest of a keyed table's snapshots")
-        found = [Snapshot(**entry) for entry in manifest["snapshots"]]
-        good = all(isinstance(s.number, int) and _FILE.fullmatch(s.file) for s in found)
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise SnapshotError(f"{path} cannot be read as the manifest of snapshots: {error}") from error
+    found = read_record(path, _Manifest, "the manifest of a keyed table's snapshots", _FORMAT).snapshots
     before: int | None = None
     for snapshot in found:
-        if not good or snapshot.parent != before:
+        if snapshot.parent != before:
             raise SnapshotError(
                 f"{path} has a gap: snapshot {snapshot.number} is to be applied to {snapshot.parent}, and {before} "
                 "is what comes before it"
@@ -106,7 +102,8 @@ def read(directory: Path, spec: KeyedSpec) -> Content:
     for snapshot in snapshots:
         path = directory / snapshot.file
         try:
-            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            with files.open_plain(path) as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise SnapshotError(f"snapshot {snapshot.number} is missing: {error}") from error
         if digest != snapshot.sha256:
@@ -154,8 +151,8 @@ def write(directory: Path, spec: KeyedSpec, content: Content, before: list[Snaps
         **of,
     )
     now = [*before, snapshot]
-    manifest = {"format": _FORMAT, "snapshots": [asdict(s) for s in now]}
-    files.write_whole(directory / _MANIFEST, json.dumps(manifest, indent=1).encode())
+    text = msgspec.json.encode(_Manifest(_FORMAT, now))
+    files.write_whole(directory / _MANIFEST, msgspec.json.format(text, indent=1))
     kept = {s.file for s in now}
     for path in directory.iterdir():
         if _FILE.fullmatch(path.name) and path.name not in kept:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from multiverso import files
 from multiverso.errors import SnapshotError
+from multiverso.saved import tensors
 from multiverso.spec import TableSpec
 from multiverso.states import states_of
 
@@ -58,22 +58,12 @@ def load(path: PathLike, spec: TableSpec) -> tuple[Array, list[Array]]:
     Raises:
         SnapshotError: they do not, or this is not a saved table.
     """
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe could be waited for without end
-            raise SnapshotError(f"{path} is not a plain file")
-        with safe_open(os.fspath(path), framework="numpy") as file:
-            header = file.metadata() or {}
-            if header.get("format") != _FORMAT:
-                raise SnapshotError(f"{path} is a safetensors file, but not a saved table of multiverso")
-            saved = TableSpec.from_message(json.loads(header["table"]))
-            _check_fits(path, saved, spec)
-            arrays = {name: file.get_tensor(name).reshape(-1) for name in file.keys()}  # noqa: SIM118
-    except SnapshotError:
-        raise
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise SnapshotError(f"{path} cannot be read as a saved table: {error}") from error
+    with tensors(path, "a saved table") as (header, read):
+        if header.get("format") != _FORMAT:
+            raise SnapshotError(f"{path} is a safetensors file, but not a saved table of multiverso")
+        saved = TableSpec.from_message(json.loads(header["table"]))
+        _check_fits(path, saved, spec)
+        arrays = {name: array.reshape(-1) for name, array in read().items()}
     expected = {"values": (spec.elements, spec.dtype)}
     for state in states_of(saved.states):
         of_elements = state.per == "element"
