@@ -138,11 +138,33 @@ def test_a_connection_that_is_made_while_its_conversation_ends_is_closed_at_once
     talk.close("its node has ended")
     with there:
         there.settimeout(30)
-        serving = threading.Thread(target=talk.serve, args=(Messages(Plain(here)),), daemon=True)
+        serving = threading.Thread(target=talk.serve, args=(Messages(Plain(here)), 1), daemon=True)
         serving.start()
         assert there.recv(1) == b""
         serving.join(30)
         assert not serving.is_alive()
+
+
+def test_a_connection_that_comes_after_a_newer_one_is_closed_and_changes_nothing() -> None:
+    """It took the newer one's place, and what it said had been heard before ended the conversation with an error."""
+    pairs = [socket.socketpair() for _ in range(2)]
+    for end in (end for pair in pairs for end in pair):
+        end.settimeout(30)
+    (newer, other), (older, late) = pairs
+    heard: list[bytes] = []
+    talk, there = Talk(Timeouts(), heard.append, "test-talk"), Messages(Plain(other))
+    serving = threading.Thread(target=talk.serve, args=(Messages(Plain(newer)), 2), daemon=True)
+    serving.start()
+    assert there.receive() == b'{"heard": 0}'
+    talk.serve(Messages(Plain(older)), 1)
+    with late:
+        assert late.recv(1) == b""
+    there.send(b'{"heard": 0, "number": 1, "say": {}}')
+    wait_for(lambda: heard == [b"{}"])
+    talk.close("its node has ended")
+    there.close()
+    serving.join(30)
+    assert not serving.is_alive()
 
 
 def test_what_was_said_last_reaches_a_host_that_is_slow_to_read_it() -> None:
@@ -152,7 +174,7 @@ def test_what_was_said_last_reaches_a_host_that_is_slow_to_read_it() -> None:
         end.settimeout(30)
     met = threading.Event()
     talk, other = Talk(Timeouts(), lambda message: met.set(), "test-talk"), Messages(Plain(there))
-    serving = threading.Thread(target=talk.serve, args=(Messages(Plain(here)),), daemon=True)
+    serving = threading.Thread(target=talk.serve, args=(Messages(Plain(here)), 1), daemon=True)
     serving.start()
     assert other.receive() == b'{"heard": 0}'
     other.send(b'{"heard": 0, "number": 1, "say": {}}')

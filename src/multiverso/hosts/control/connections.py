@@ -128,7 +128,7 @@ class Centre:
         if talk.cuts:
             log(f"{self._roster.names[theirs.host]} is connected again")
         try:
-            talk.serve(messages)
+            talk.serve(messages, theirs.generation)
         except ProtocolError as error:  # the connection is closed already
             self._lose(theirs.host, talk, f"it sent something that is not a report ({error})")
 
@@ -267,7 +267,7 @@ class Outpost:
         try:
             generation = 1
             while channel is not None:
-                self._talk.serve(channel)
+                self._talk.serve(channel, generation)
                 generation += 1
                 channel = self._again(generation)
         except ProtocolError as error:

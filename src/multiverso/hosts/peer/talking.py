@@ -31,7 +31,7 @@ class Talk:
         self._deliver = deliver
         self._lock, self._delivering = threading.Lock(), threading.Lock()
         self._channel: Messages | None = None
-        self._closed = False
+        self._closed, self._generation = False, 0
         self._queue: queue.SimpleQueue[tuple[Messages, bytes] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._send, name=name, daemon=True)
         self._thread.start()
@@ -41,18 +41,23 @@ class Talk:
         with self._lock:
             self._put(self._conversation.say(message, time.monotonic()))
 
-    def serve(self, channel: Messages) -> None:
-        """Goes on over a connection, in place of any before, until it ends; closes it.
+    def serve(self, channel: Messages, generation: int) -> None:
+        """Continues over a connection, in place of any before, until it ends; closes it.
+
+        Args:
+            channel: the connection.
+            generation: counts the connections that the other host has made; one that was made before another that is
+                served already, and has come late, is closed: what it carries is older than what was heard.
 
         Raises:
             ProtocolError: what came is nothing that the other host may say.
         """
         with self._lock:
-            closed = self._closed
+            closed = self._closed or generation <= self._generation
             if not closed:
-                before, self._channel = self._channel, channel
+                before, self._channel, self._generation = self._channel, channel, generation
                 self._put(self._conversation.connected(time.monotonic()))
-        if closed:  # it was made while this ended, and nobody would close it
+        if closed:  # where it was made while this ended, nobody else would close it
             channel.close()
             return
         if before is not None:
