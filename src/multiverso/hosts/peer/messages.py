@@ -30,7 +30,7 @@ _SAY_BYTES = 1 << 20
 _SAY_MESSAGES = 64
 _KEPT = 16  # buffers of a size; fresh memory for each large message costs more than what is done with it
 
-Deliver = Callable[[int, Body], None]
+Deliver = Callable[[int, memoryview], None]
 
 
 class Stream(Carried):
@@ -43,6 +43,7 @@ class Stream(Carried):
     """
 
     kinds = frozenset((MESSAGE,))
+    longest = LONGEST_MESSAGE
 
     def __init__(self, peer: int, deliver: Deliver, pool: Buffers) -> None:
         self._peer, self._deliver, self._pool = peer, deliver, pool
@@ -61,8 +62,8 @@ class Stream(Carried):
     def put(self, *parts: Body) -> None:
         """A message for the other side, in parts; their memory must not change from here on."""
         length = sum(map(len, parts))
-        if length > LONGEST_MESSAGE:
-            raise ValueError(f"a message of {length} bytes; the longest has {LONGEST_MESSAGE}")
+        if length > self.longest:
+            raise ValueError(f"a message of {length} bytes; the longest has {self.longest}")
         with self._lock:
             self._last += 1
             self._kept.append((self._last, parts))
@@ -117,8 +118,8 @@ class Stream(Carried):
     def accept(self, header: Header) -> memoryview | None:
         """Notes how far the other side is; returns memory for a message that has not been received before."""
         number, received = header.number, (header.table << 32) + header.chunk
-        if header.length > LONGEST_MESSAGE or (header.length and not number):
-            raise ProtocolError(f"a message of {header.length} bytes; the longest has {LONGEST_MESSAGE}")
+        if header.length > self.longest or (header.length and not number):
+            raise ProtocolError(f"a message of {header.length} bytes; the longest has {self.longest}")
         with self._lock:
             if received > self._last or (self._kept and received + 1 < self._kept[0][0]):
                 raise ProtocolError(f"message {received} is said to be received, of {self._last}")

@@ -97,9 +97,15 @@ class Peer:
         """Whether there is a connection."""
         return self._live is not None
 
-    def start(self) -> None:
-        """Begins to connect, unless it does so already."""
+    def start(self, first: tuple[Channel, Hello] | None = None) -> None:
+        """Begins to connect, unless it does so already.
+
+        Args:
+            first: a connection that has been made, of generation 1.
+        """
         if self._thread.ident is None:
+            if first is not None:
+                self._offered, self._generation = first, 1
             self._thread.start()
 
     def poke(self) -> None:
@@ -145,7 +151,7 @@ class Peer:
 
     @property
     def _has_words(self) -> bool:
-        return any(each.has_words for each in self._carried)
+        return self._unsent is not None or any(each.has_words for each in self._carried)
 
     def _next(self, most_new: int = LONGEST_BODY) -> tuple[Carried, Outgoing] | None:
         now = time.monotonic()
@@ -205,15 +211,20 @@ class Peer:
             if self._channel is not None:
                 self._channel.shutdown()
 
-    def close(self, deadline: Deadline) -> None:
-        """Says goodbye and ends the threads."""
+    def close(self, deadline: Deadline, goodbye_seconds: float = 0.2) -> None:
+        """Says goodbye and ends the threads.
+
+        Args:
+            deadline: until when what is left may be sent.
+            goodbye_seconds: and for how long at most.
+        """
         self._closing_soon = True
         for each in self._carried:
             each.bye()
         self.poke()
         with self._wake:
             # what is said last is sent, if the peer takes it
-            self._wake.wait_for(lambda: not self._has_words, deadline.left(0.2))
+            self._wake.wait_for(lambda: not self._has_words, deadline.left(goodbye_seconds))
         self._closing.set()
         self._interrupt_wait()
         if self._thread.ident is not None:
@@ -264,7 +275,7 @@ class Peer:
                 self._closing.wait(pause)
 
     def _connection(self) -> tuple[Channel, Hello] | None:
-        if self._dial is not None:
+        if self._dial is not None and self._offered is None:
             self._generation += 1
             with self._wake:
                 self._dialling = True
@@ -441,13 +452,12 @@ class Peer:
                 channel.flush()
                 self._sent()
                 found = self._next()
-                if found is None:
-                    continue
-                carried, outgoing = found
-                try:
-                    channel.send(outgoing.header.pack(), outgoing.body, *outgoing.more)
-                finally:
-                    carried.sent(outgoing)
+                if found is not None:
+                    carried, outgoing = found
+                    try:
+                        channel.send(outgoing.header.pack(), outgoing.body, *outgoing.more)
+                    finally:
+                        carried.sent(outgoing)
             if self._closing_soon and not self._has_words:
                 with self._wake:
                     self._wake.notify_all()
