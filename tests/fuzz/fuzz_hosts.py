@@ -28,14 +28,19 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "hosts"))
 
 from fabric_support import Adder, barrier, fabrics, new_shard
 
-from multiverso.hosts.peer import frames
-from multiverso.hosts.peer.frames import HEADER_BYTES, Header, Opened, ProtocolError, Reader
+from multiverso.hosts.peer.frames import HEADER_BYTES, Carried, Header, ProtocolError, Reader, accepting
+from multiverso.hosts.peer.pace import Pace
+from multiverso.hosts.rounds.frames import KINDS as KINDS_OF_ROUNDS
+from multiverso.hosts.rounds.neighbour import Neighbour
+from multiverso.hosts.rounds.rounds import Rounds
 from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.hosts.transport.handshake import Hello, job_of
+from multiverso.hosts.values import frames
 from multiverso.hosts.values.codecs import NAMES, Wire
 from multiverso.hosts.values.copies import Changes, Copy
+from multiverso.hosts.values.frames import Opened
 from multiverso.hosts.values.link import Link
-from multiverso.hosts.values.pace import Every, Pace
+from multiverso.hosts.values.options import Every
 from multiverso.shards.shard import Shard
 from multiverso.spec import TableSpec
 
@@ -125,11 +130,14 @@ def _until_refused(source: random.Random, most: int) -> int:
     wire = Wire.of(source.choice(NAMES), spec.dtype)
     link.attach(1, copy, Changes(), homes, wire, Every())
     link.connect(1)
-    reader = Reader(link.accept)
+    around = Neighbour(Rounds(0, range(2), lambda peer: None), 1)
+    around.connect(1)
+    of_kind: dict[int, Carried] = {kind: end for end in (link, around) for kind in end.kinds}
+    reader = Reader(accepting(of_kind))
     opened = Opened(
         copy.elements, ("float32", "float64", "int32", "int64").index(spec.dtype), copy.chunks[0].size, 0
     )
-    _feed(reader, link, Header(frames.OPEN, table=1, length=24).pack() + opened.pack())
+    _feed(reader, of_kind, Header(frames.OPEN, table=1, length=24).pack() + opened.pack())
     done = 0
     try:
         while done < most:
@@ -138,7 +146,7 @@ def _until_refused(source: random.Random, most: int) -> int:
             sent = link.next(0.0)
             if sent is not None:
                 link.sent(sent)
-            _feed(reader, link, _frame(source, spec, None if sent is None else sent.header))
+            _feed(reader, of_kind, _frame(source, spec, None if sent is None else sent.header))
     except ProtocolError:
         link.cut()
     return done
@@ -148,7 +156,7 @@ def _frame(source: random.Random, spec: TableSpec, sent: Header | None) -> bytes
     """A frame that is nearly right: an answer to what was sent, or a push, with some of it changed."""
     size = min(spec.elements, 64 // spec.itemsize) * spec.itemsize
     fields: dict[str, Any] = {
-        "kind": source.choice(sorted(frames.KINDS)),
+        "kind": source.choice(sorted(frames.KINDS | KINDS_OF_ROUNDS)),
         "table": 1,
         "chunk": source.randrange(4),
         "length": size,
@@ -170,7 +178,7 @@ def _frame(source: random.Random, spec: TableSpec, sent: Header | None) -> bytes
     return Header(**fields).pack() + body
 
 
-def _feed(reader: Reader, link: Link, data: bytes) -> None:
+def _feed(reader: Reader, of_kind: dict[int, Carried], data: bytes) -> None:
     while data:
         room = reader.room()
         count = min(len(room), len(data), HEADER_BYTES)
@@ -179,7 +187,7 @@ def _feed(reader: Reader, link: Link, data: bytes) -> None:
         whole = reader.filled(count)
         while whole is not None:
             with np.errstate(all="ignore"):
-                link.arrived(*whole, 0.0)
+                of_kind[whole[0].kind].arrived(*whole, 0.0)
             whole = reader.filled(0)
 
 

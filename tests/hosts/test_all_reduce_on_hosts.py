@@ -29,10 +29,13 @@ from multiverso.hosts.combining import (
     Combining,
     Piece,
 )
-from multiverso.hosts.peer import messages
-from multiverso.hosts.peer.frames import ProtocolError
-from multiverso.hosts.peer.stream import HEAD_BYTES, LONGEST_BODY, Stream
+from multiverso.hosts.peer import peer as peer_module
+from multiverso.hosts.peer.buffers import Buffers
+from multiverso.hosts.peer.frames import Header, ProtocolError
+from multiverso.hosts.peer.messages import LONGEST_MESSAGE, MESSAGE, Messages, Stream
+from multiverso.hosts.peer.peers import Peers
 from multiverso.hosts.roster import Roster
+from multiverso.hosts.transport.channel import RefusedError
 from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.memory.words import load64
 from multiverso.runtime import Session
@@ -43,74 +46,93 @@ from multiverso.runtime.several_hosts.reductions import BROKEN, FAILED, LINE, Re
 @pytest.mark.parametrize("seed", range(20))
 def test_a_stream_brings_each_message_once_and_in_order_through_cuts(seed: int) -> None:
     dice = random.Random(seed)
-    ends = [Stream(), Stream()]
-    wires: list[deque[tuple[bytes, Any]]] = [deque(), deque()]
+    wires: list[deque[tuple[Header, bytes]]] = [deque(), deque()]
     put, got = [0, 0], [[], []]  # type: ignore[var-annotated]
+
+    def deliver(side: int, message: Any) -> None:
+        got[side].append(int(bytes(message).rstrip(b"\0")))
+
+    ends = [Stream(side, deliver, Buffers(2)) for side in range(2)]
     for end in ends:
-        end.connected()
+        end.connect(1)
     for _ in range(1000):
         side = dice.randrange(2)
         what = dice.random()
         if what < 0.02:  # cut: what is on the wires is gone
             for end, wire in zip(ends, wires, strict=True):
                 wire.clear()
-                end.connected()
+                end.cut()
+                end.connect(1)
         elif what < 0.3:
             put[side] += 1
             ends[side].put(b"%d" % put[side] + bytes(dice.choice((0, 0, 0, 0, 0, 300_000))))
         elif what < 0.65:
-            found = ends[side].next()
-            if found is not None:
-                wires[side].append((bytes(found[0]), b"".join(found[1:])))
+            said(ends[side], wires[side])
         elif wires[1 - side]:
-            head, body = wires[1 - side].popleft()
-            assert Stream.length(head) == len(body)
-            message = ends[side].arrived(head, body)
-            if message is not None:
-                got[side].append(int(bytes(message).rstrip(b"\0")))
+            hear(ends[side], *wires[1 - side].popleft())
     for side in (0, 1, 0, 1):
-        while (found := ends[side].next()) is not None:
-            wires[side].append((bytes(found[0]), b"".join(found[1:])))
+        while said(ends[side], wires[side]):
+            pass
         while wires[side]:
-            message = ends[1 - side].arrived(*wires[side].popleft())
-            if message is not None:
-                got[1 - side].append(int(bytes(message).rstrip(b"\0")))
+            hear(ends[1 - side], *wires[side].popleft())
     assert got[1] == list(range(1, put[0] + 1))
     assert got[0] == list(range(1, put[1] + 1))
-    assert not any(end.has() and end.next() is None for end in ends)
+    assert not any(end.has_something for end in ends)
+
+
+def said(end: Stream, wire: deque[tuple[Header, bytes]]) -> bool:
+    """Puts the next frame of a stream on a wire; returns whether there was one."""
+    found = end.next(0.0)
+    if found is not None:
+        wire.append((found.header, b"".join(found.more)))
+    return found is not None
+
+
+def hear(end: Stream, header: Header, body: bytes) -> None:
+    room = end.accept(header)
+    if room is not None:
+        room[:] = body
+    end.arrived(header, room, 0.0)
+
+
+def new_stream() -> Stream:
+    stream = Stream(1, lambda host, message: None, Buffers(2))
+    stream.connect(1)
+    return stream
 
 
 def test_a_stream_keeps_little_of_what_was_received_and_refuses_nonsense() -> None:
-    one, other = Stream(), Stream()
-    one.connected()
-    other.connected()
-    (head,) = other.next() or ()
-    assert one.arrived(bytes(head), b"") is None
+    one, other = new_stream(), new_stream()
+    wire: deque[tuple[Header, bytes]] = deque()
+    assert said(other, wire)
+    hear(one, *wire.popleft())
     for number in range(1000):
         one.put(bytes(10))
-        found = one.next()
-        assert found is not None
-        other.arrived(bytes(found[0]), bytes(found[1]))
-        if (said := other.next()) is not None:
-            one.arrived(bytes(said[0]), b"")
+        assert said(one, wire)
+        hear(other, *wire.popleft())
+        if said(other, wire):
+            hear(one, *wire.popleft())
         assert len(one._kept) <= 65, number
-    head = bytes(found[0])
     with pytest.raises(ProtocolError, match="after message"):
-        Stream().arrived(head, bytes(10))
+        new_stream().accept(Header(MESSAGE, length=10, number=2))
     with pytest.raises(ProtocolError, match="is said to be received"):
-        Stream().arrived(bytes(8) + bytes(7) + b"\1" + bytes(4), b"")
+        new_stream().accept(Header(MESSAGE, chunk=1))
     with pytest.raises(ProtocolError, match="longest"):
-        Stream.length(bytes(HEAD_BYTES - 4) + b"\x7f" + bytes(3))
+        new_stream().accept(Header(MESSAGE, length=LONGEST_MESSAGE + 1, number=1))
     with pytest.raises(ValueError, match="longest"):
-        one.put(bytearray(LONGEST_BODY + 1))
+        one.put(bytearray(LONGEST_MESSAGE + 1))
+    with pytest.raises(RefusedError, match="come again"):
+        one.connect(2)
 
 
 def test_a_host_that_is_dialled_does_not_keep_mail_from_closing(monkeypatch: pytest.MonkeyPatch) -> None:
     """It waited for the whole handshake's time."""
-    monkeypatch.setattr(messages, "HANDSHAKE_SECONDS", 300.0)  # more than this test may take
+    monkeypatch.setattr(peer_module, "HANDSHAKE_SECONDS", 300.0)  # more than this test may take
     with socket.create_server(("127.0.0.1", 0)) as unplugged:
         place = unplugged.getsockname()[:2]
-        made = messages.Mail(1, 2, new_credentials(False), lambda host: place, lambda host, message: None)
+        peers = Peers(1, 2, new_credentials(False), ("127.0.0.1", 0))
+        peers.connect(0, place)
+        made = Messages(peers, lambda host, message: None)
         made.open()
         with unplugged.accept()[0] as silent:
             made.close()
@@ -260,7 +282,7 @@ def test_every_worker_has_the_same_bits_through_cut_connections(workers: tuple[i
             for number, (size, dtype, operation) in enumerate(cases):
                 arrays = [value(worker, size, dtype) for worker in range(session.workers_num)]
                 if session.worker_id == 0 and number % 7 == 3:
-                    job.nodes[0]._other_hosts._mail.interrupt(1)  # type: ignore[union-attr]
+                    job.nodes[0]._other_hosts._messages.interrupt(1)  # type: ignore[union-attr]
                 got = reducer.all_reduce(arrays[session.worker_id], operation)
                 assert bits(got) == bits(expected(workers, operation, arrays, dtype)), (
                     size,

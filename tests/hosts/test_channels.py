@@ -12,13 +12,14 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from multiverso.deadline import Deadline
-from multiverso.hosts.peer.frames import BYE, HEADER_BYTES, Header, Reader
+from multiverso.hosts.peer.frames import HEADER_BYTES, Header, ProtocolError, Reader, accepting
+from multiverso.hosts.peer.pace import Pace
+from multiverso.hosts.peer.peer import Peer
 from multiverso.hosts.transport.channel import Channel, Plain, RefusedError
 from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.hosts.transport.tls import Encrypted, context_of, encrypt
+from multiverso.hosts.values.frames import BYE
 from multiverso.hosts.values.link import Link
-from multiverso.hosts.values.pace import Pace
-from multiverso.hosts.values.pair import Pair
 
 
 @contextmanager
@@ -193,9 +194,15 @@ def test_what_is_there_is_received_without_a_wait() -> None:
 def test_who_waits_leaves_nothing_in_openssl_that_would_wake_nobody() -> None:
     with connected() as (first, second, socket_of_first):
         socket_of_first.settimeout(None)
-        pair = Pair(Link(0, 1, Pace(0)), Pace(0), None)
-        pair._channel, pair._reader = first, Reader(pair.link.accept)
+        peer = Peer(1, [Link(0, 1, Pace(0))], Pace(0), None, "test")
+        peer._channel, peer._reader = first, Reader(accepting(peer._of_kind))
         many = 1000  # more than is read at a time
         second.send(Header(BYE).pack() * many)
-        pair.receive_now()
-        assert pair.link.traffic.bytes_received == many * HEADER_BYTES
+        peer.receive_now()
+        assert peer.traffic.bytes_received == many * HEADER_BYTES
+
+
+def test_a_frame_of_a_kind_that_nobody_here_knows_ends_the_connection() -> None:
+    peer = Peer(1, [Link(0, 1, Pace(0))], Pace(0), None, "test")
+    with pytest.raises(ProtocolError, match="no kind of frame has the number 250"):
+        accepting(peer._of_kind)(Header(250))

@@ -6,6 +6,7 @@ import random
 import socket
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,10 +16,13 @@ from rehearsing import rehearsal
 import multiverso as mv
 from multiverso.deadline import Deadline
 from multiverso.errors import NodeLostError, WorkerLostError
+from multiverso.hosts.control.connections import Talk
 from multiverso.hosts.control.messages import Alone
-from multiverso.hosts.peer.conversation import Timeouts, ending
-from multiverso.hosts.peer.talking import Messages, Talk
+from multiverso.hosts.peer.conversation import Timeouts
+from multiverso.hosts.peer.frames import HEADER_BYTES, Header
+from multiverso.hosts.peer.messages import MESSAGE
 from multiverso.hosts.transport.channel import Plain
+from multiverso.hosts.transport.handshake import Hello
 from multiverso.runtime import Session
 
 
@@ -132,39 +136,77 @@ def test_another_node_in_the_place_of_a_live_one_is_refused() -> None:
         in_threads([session.shutdown for session in sessions])
 
 
+HELLO = Hello(1, 2, 8)
+
+
+def new_talk(heard: list[bytes]) -> Talk:
+    return Talk(1, Timeouts(), lambda message: heard.append(bytes(message)), None)
+
+
+def read_frame(channel: Plain) -> tuple[Header, bytes]:
+    head = received(channel, HEADER_BYTES)
+    header = Header.unpack(head)
+    return header, received(channel, header.length)
+
+
+def received(channel: Plain, count: int) -> bytes:
+    data = bytearray(count)
+    view = memoryview(data)
+    while view:
+        got = channel.recv_into(view)
+        assert got, "the connection has ended"
+        view = view[got:]
+    return bytes(data)
+
+
 def test_a_connection_that_is_made_while_its_conversation_ends_is_closed_at_once() -> None:
     here, there = socket.socketpair()
-    talk = Talk(Timeouts(), print, "test-talk")
-    talk.close("its node has ended")
+    talk = new_talk([])
+    talk.end("its node has ended")
+    talk.close(Deadline.after(30))
     with there:
         there.settimeout(30)
-        serving = threading.Thread(target=talk.serve, args=(Messages(Plain(here)),), daemon=True)
-        serving.start()
+        talk.peer.offer(Plain(here), HELLO)
         assert there.recv(1) == b""
-        serving.join(30)
-        assert not serving.is_alive()
+
+
+def test_a_connection_that_comes_after_a_newer_one_is_closed_and_changes_nothing() -> None:
+    """It took the newer one's place, and what it said had been heard before ended the conversation with an error."""
+    pairs = [socket.socketpair() for _ in range(2)]
+    (newer, other), (older, late) = pairs
+    for end in (other, late):
+        end.settimeout(30)
+    heard: list[bytes] = []
+    talk, there = new_talk(heard), Plain(other)
+    talk.peer.offer(Plain(newer), replace(HELLO, generation=2))
+    assert read_frame(there) == (Header(MESSAGE), b"")
+    talk.peer.offer(Plain(older), HELLO)
+    with late:
+        assert late.recv(1) == b""
+    there.send(Header(MESSAGE, number=1, length=2).pack() + b"{}")
+    wait_for(lambda: heard == [b"{}"])
+    talk.close(Deadline.after(30))
+    there.close()
 
 
 def test_what_was_said_last_reaches_a_host_that_is_slow_to_read_it() -> None:
     """It had half a second, the slice of any other wait, and not the two that a slow link may take."""
     here, there = socket.socketpair()
-    for end in (here, there):
-        end.settimeout(30)
-    met = threading.Event()
-    talk, other = Talk(Timeouts(), lambda message: met.set(), "test-talk"), Messages(Plain(there))
-    serving = threading.Thread(target=talk.serve, args=(Messages(Plain(here)),), daemon=True)
-    serving.start()
-    assert other.receive() == b'{"heard": 0}'
-    other.send(b'{"heard": 0, "number": 1, "say": {}}')
-    assert met.wait(30)
-    talk.say(b'"%s"' % (b"x" * (4 << 20)))  # more than the system keeps
-    closing = threading.Thread(target=talk.close, args=("its node has ended", Deadline.after(30)))
+    there.settimeout(30)
+    heard: list[bytes] = []
+    talk, other = new_talk(heard), Plain(there)
+    talk.peer.offer(Plain(here), HELLO)
+    assert read_frame(other) == (Header(MESSAGE), b"")
+    other.send(Header(MESSAGE, number=1, length=2).pack() + b"{}")
+    wait_for(lambda: heard)
+    talk.say(b"x" * (4 << 20))  # more than the system keeps
+    talk.end("its node has ended")
+    closing = threading.Thread(target=talk.close, args=(Deadline.after(30),))
     closing.start()
     time.sleep(0.8)  # the other host is slow
-    found = [other.receive(), other.receive()]
-    for thread in (closing, serving):
-        thread.join(30)
-        assert not thread.is_alive()
+    (header, body), last = read_frame(other), read_frame(other)
+    closing.join(30)
+    assert not closing.is_alive()
     other.close()
-    assert len(found[0] or b"") > 4 << 20
-    assert found[1] == ending("its node has ended")
+    assert (header.number, len(body)) == (1, 4 << 20)
+    assert last[1] == b"its node has ended"

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from fabric_support import new_shard
 
+from multiverso.hosts.peer.pace import Pace
 from multiverso.hosts.transport.channel import FAR, Plain, megabytes_for
 from multiverso.hosts.values.codecs import Wire
 from multiverso.hosts.values.copies import Changes, Copy
 from multiverso.hosts.values.link import Link
-from multiverso.hosts.values.pace import Every, Pace
+from multiverso.hosts.values.options import Every
 from multiverso.spec import TableSpec
 
 
@@ -67,4 +68,4 @@ def test_a_link_pushes_as_many_bytes_before_an_answer(seconds: float, kibibytes:
     while go(receiver, sender) + go(sender, receiver):
         pass
     assert ticket.done
-    assert receiver._books.tables[1].copy.shard.values()[39] == 78
+    assert receiver._state.tables[1].copy.shard.values()[39] == 78

@@ -16,12 +16,12 @@ from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, StartupError, WaitTimeoutError
 from multiverso.hosts import fabric
 from multiverso.hosts.fabric import Fabric
+from multiverso.hosts.peer import peer as peer_module
 from multiverso.hosts.transport import handshake, tls
 from multiverso.hosts.transport.channel import RefusedError
 from multiverso.hosts.transport.credentials import Credentials, new_credentials
 from multiverso.hosts.transport.handshake import Hello
 from multiverso.hosts.transport.listener import Listener
-from multiverso.hosts.values import pair
 from multiverso.hosts.values.copies import CHUNK_BYTES, chunk_bytes_of, chunks_of, homes_of
 from multiverso.memory import words
 from multiverso.spec import DTYPES, TableSpec
@@ -53,7 +53,7 @@ def test_a_link_that_is_cut_again_and_again_and_carries_something_between_is_mad
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whatever a connection had carried, the next pause was twice as long, up to a second for each cut."""
-    monkeypatch.setattr(pair, "_LATEST_SECONDS", 3600.0)
+    monkeypatch.setattr(peer_module, "_LATEST_SECONDS", 3600.0)
     with fabrics(2, share=0) as made:
         shards = [new_shard(TableSpec("array", 1, 100)) for _ in made]
         for fabric, shard in zip(made, shards, strict=True):
@@ -277,11 +277,11 @@ def test_a_job_goes_on_without_a_lost_host_which_may_come_again() -> None:
 
 def test_a_host_that_is_lost_while_it_is_dialled_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """An unplugged host answers nothing for the whole handshake's time: what waits for it is ended."""
-    monkeypatch.setattr(pair, "HANDSHAKE_SECONDS", 300.0)  # more than this test may take
+    monkeypatch.setattr(peer_module, "HANDSHAKE_SECONDS", 300.0)  # more than this test may take
     with socket.create_server(("127.0.0.1", 0)) as unplugged, Fabric(1, 2, new_credentials(False)) as fabric:
         fabric.listen()
         fabric.attach(1, new_shard(CHUNKS))
-        dialling = fabric._pairs[0]
+        dialling = fabric._ends[0]
         fabric.connect(0, unplugged.getsockname()[:2])
         with unplugged.accept()[0]:  # it is connected, and nothing is said
             fabric.regroup([1])
@@ -294,7 +294,7 @@ def test_a_host_that_is_dialled_does_not_keep_the_fabric_from_closing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It waited for the whole handshake's time."""
-    monkeypatch.setattr(pair, "HANDSHAKE_SECONDS", 300.0)  # more than this test may take
+    monkeypatch.setattr(peer_module, "HANDSHAKE_SECONDS", 300.0)  # more than this test may take
     with socket.create_server(("127.0.0.1", 0)) as unplugged:
         fabric = Fabric(1, 2, new_credentials(False))
         fabric.listen()
@@ -315,11 +315,11 @@ def test_what_cannot_be_sent_ends_the_connection_and_goes_over_the_next(
         for fabric, shard in zip(made, shards, strict=True):
             fabric.attach(1, shard)
         barrier(made)
-        link, raised = made[0]._pairs[1].link, list[bool]()
+        link, raised = made[0]._links[1], list[bool]()
         take = link.next
 
         def fails_once(*arguments: Any) -> Any:
-            if not raised and threading.current_thread().name.startswith("multiverso-out"):
+            if not raised and threading.current_thread().name.startswith("multiverso-data-out"):
                 raised.append(True)
                 raise error("now")
             return take(*arguments)
@@ -341,9 +341,8 @@ def test_memory_that_is_missing_where_anybody_sends_costs_a_connection(
         for fabric, shard in zip(made, shards, strict=True):
             fabric.attach(1, shard)
         barrier(made)
-        pair_of_first, raised = made[0]._pairs[1], list[bool]()
-        link = pair_of_first.link
-        take, wait, connections = link.next, link.wait, link.traffic.connections
+        peer, link, raised = made[0]._ends[1], made[0]._links[1], list[bool]()
+        take, wait, connections = link.next, link.wait, peer.traffic.connections
 
         def is_here() -> bool:
             return not raised and threading.current_thread() is threading.main_thread()
@@ -357,10 +356,10 @@ def test_memory_that_is_missing_where_anybody_sends_costs_a_connection(
         monkeypatch.setattr(link, "wait", lambda now: 0.0 if is_here() else wait(now))
         monkeypatch.setattr(link, "next", fails_once)
         Adder(shards[0]).add(np.ones(700_000))
-        wait_for(lambda: pair_of_first.pump() or bool(raised))
+        wait_for(lambda: peer.pump() or bool(raised))
         barrier(made)
         assert np.all(shards[1].values() == 1)
-        assert link.traffic.connections > connections
+        assert peer.traffic.connections > connections
     assert "nothing can be sent: MemoryError('now')" in capfd.readouterr().err
 
 
@@ -369,7 +368,7 @@ def test_a_connection_that_got_no_thread_is_made_again(monkeypatch: pytest.Monke
     start, refused = threading.Thread.start, list[str]()
 
     def fails_once(thread: threading.Thread) -> None:
-        if not refused and thread.name.startswith("multiverso-out"):
+        if not refused and thread.name.startswith("multiverso-data-out"):
             refused.append(thread.name)
             raise RuntimeError("can't start new thread")
         start(thread)

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from fabric_support import changed, new_shard
 
-from multiverso.hosts.peer import frames
-from multiverso.hosts.values import codecs
+from multiverso.hosts.peer.frames import Header
+from multiverso.hosts.peer.pace import Pace
+from multiverso.hosts.values import codecs, frames
 from multiverso.hosts.values.codecs import Wire
 from multiverso.hosts.values.copies import Changes, Copy
 from multiverso.hosts.values.link import Link
-from multiverso.hosts.values.pace import Every, Pace
+from multiverso.hosts.values.options import Every
 from multiverso.spec import TableSpec
 
 
@@ -21,11 +22,11 @@ def carry(source: Link, target: Link) -> list[int]:
     """Carries what a link has to send to the other; returns the kinds of the frames."""
     kinds = []
     while (out := source.next(0.0)) is not None:
-        room = target.accept(frames.Header(*out.header))
+        room = target.accept(Header(*out.header))
         if room:
             room[:] = out.body
         source.sent(out)
-        target.arrived(frames.Header(*out.header), room, 0.0)
+        target.arrived(Header(*out.header), room, 0.0)
         kinds.append(out.header.kind)
     return kinds
 
@@ -87,7 +88,7 @@ def test_memory_of_a_push_that_is_forgotten_while_it_is_sent_is_not_used_again()
     assert out.header.kind == frames.PUSH
     sent = bytes(out.body)
     pusher.detach(1)
-    other = pusher._books.pool.take(len(out.body))
+    other = pusher._state.pool.take(len(out.body))
     other[:] = 0xFF
     assert bytes(out.body) == sent
 
@@ -104,7 +105,7 @@ def test_a_push_that_is_added_when_memory_for_its_answer_is_missing_is_not_added
     with monkeypatch.context() as patch:
         out = pusher.next(0.0)
         assert out is not None
-        header = frames.Header(*out.header)
+        header = Header(*out.header)
         room = home.accept(header)
         assert room
         room[:] = out.body
@@ -127,7 +128,7 @@ def test_a_push_for_which_memory_was_missing_is_made_again(monkeypatch: pytest.M
     for waited_for in (False, True):
         pusher.settle(take=False) if waited_for else pusher.look(0.0)
         with monkeypatch.context() as patch:
-            patch.setattr(pusher._books.pool, "take", no_memory)
+            patch.setattr(pusher._state.pool, "take", no_memory)
             with pytest.raises(MemoryError):
                 pusher.next(0.0)
         for link in links:

@@ -188,7 +188,7 @@ def test_what_is_left_of_the_lost_host_is_refused() -> None:
             again.barrier()
             in_threads([sessions[0].barrier, again.barrier])
             assert tables[0].get().tolist() == table.get().tolist() == [2.0] * 4
-            assert straggler._incarnation in job.nodes[0]._other_hosts._fabric._fenced  # type: ignore[union-attr]
+            assert straggler.peers._incarnation in job.nodes[0]._other_hosts._fabric.peers._fenced  # type: ignore[union-attr]
             old_session.shutdown()
             for session in (sessions[0], again):
                 session.shutdown()

@@ -12,8 +12,7 @@ from fabric_support import SECONDS, Adder, barrier, fabrics, new_shard
 from multiverso.deadline import Deadline
 from multiverso.errors import DtypeMismatchError, StartupError
 from multiverso.hosts.transport.credentials import new_credentials
-from multiverso.hosts.values.options import RuleBetween
-from multiverso.hosts.values.pace import Every
+from multiverso.hosts.values.options import Every, RuleBetween
 from multiverso.hosts.values.shared_values import SharedValues
 from multiverso.spec import TableSpec
 
@@ -75,7 +74,7 @@ def test_a_push_for_which_memory_was_missing_moves_the_values_once(
         shards = [new_shard(SPEC) for _ in made]
         for fabric, shard in zip(made, shards, strict=True):
             fabric.attach(1, shard, rule=rule, every=NEVER)
-            pool = fabric._pairs[1 - fabric.host].link._books.pool
+            pool = fabric._links[1 - fabric.host]._state.pool
 
             def take(nbytes: int, of: Any = pool.take) -> Any:
                 if getattr(missing, "now", False) and next(times, None) is not None:

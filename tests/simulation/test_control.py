@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from simulated.control import Control
 
-from multiverso.hosts.peer.conversation import Conversation, Timeouts
-from multiverso.hosts.peer.frames import ProtocolError
+from multiverso.hosts.peer.conversation import ENDS, Conversation, Timeouts
+from multiverso.hosts.peer.frames import Header, ProtocolError
+from multiverso.hosts.peer.messages import MESSAGE
 
 SCHEDULES = 300
 FOUND = (5023, 7533)  # what was said again after a cut had changed meanwhile
@@ -32,25 +33,26 @@ def test_a_seed_makes_the_same_schedule_again() -> None:
     assert lines[0] == lines[1]
 
 
-def test_what_the_other_end_may_not_say_is_an_error() -> None:
-    def heard() -> Conversation:
-        conversation = Conversation(Timeouts(), 0.0)
-        conversation.connected(0.0)
-        conversation.receive(b'{"heard": 0, "number": 1, "say": {"do": "x"}}', 0.0)
-        return conversation
-
-    assert heard().receive(b'{"heard": 0, "number": 1, "say": {"do": "again"}}', 0.0) == (None, [])
-    for body in (
-        b"nonsense",
-        b"[]",
-        b"[" * 100_000,
-        b"{}",
-        b'{"heard": 1}',
-        b'{"heard": -1}',
-        b'{"heard": true}',
-        b'{"heard": 0, "number": 3, "say": {}}',
-        b'{"heard": 0, "number": 2}',
-        b'{"heard": 0, "number": "2", "say": {}}',
-    ):
-        with pytest.raises(ProtocolError):
-            heard().receive(body, 0.0)
+@pytest.mark.parametrize(
+    ("header", "match"),
+    [
+        (Header(MESSAGE, chunk=1), "said to be received"),
+        (Header(MESSAGE, number=3), "came after message"),
+        (Header(MESSAGE, length=5), "a message of 5 bytes"),
+        (Header(MESSAGE, flags=ENDS, length=1 << 20), "a message of"),
+    ],
+)
+def test_what_the_other_end_may_not_say_ends_the_conversation(header: Header, match: str) -> None:
+    heard: list[bytes] = []
+    conversation = Conversation(1, lambda message: heard.append(bytes(message)), Timeouts())
+    conversation.connect(1)
+    first = Header(MESSAGE, number=1, length=2)
+    room = conversation.accept(first)
+    assert room is not None
+    room[:] = b"{}"
+    conversation.arrived(first, room, 0.0)
+    assert conversation.accept(first) is None, "once is enough"
+    assert heard == [b"{}"]
+    with pytest.raises(ProtocolError, match=match):
+        conversation.accept(header)
+    assert "what no node sends" in (conversation.ended or "")

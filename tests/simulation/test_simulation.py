@@ -9,8 +9,9 @@ import pytest
 from simulated import clocks, rejoining, rounds, statistics
 from simulated.world import Memory, run
 
-from multiverso.hosts.peer import frames
-from multiverso.hosts.peer.frames import ProtocolError, RoundHeader
+from multiverso.hosts.peer.frames import ProtocolError
+from multiverso.hosts.rounds import frames
+from multiverso.hosts.rounds.frames import RoundHeader
 from multiverso.hosts.rounds.rounds import WINDOW, Rounds
 
 SCHEDULES = 88
@@ -171,7 +172,7 @@ def test_set_values_come_in_the_order_of_the_head_where_only_that_has_begun_a_ro
             host.overwrite(rounds.TABLE, 0, turn)
         go()
         assert all(host.is_whole(rounds.TABLE) for host in hosts)
-    assert all(len(host._books.tables[rounds.TABLE].overwrites) <= WINDOW for host in hosts)
+    assert all(len(host._state.tables[rounds.TABLE].overwrites) <= WINDOW for host in hosts)
     for each in staged:
         each.ready = 2
     go()
@@ -187,7 +188,7 @@ def test_totals_are_kept_no_longer_than_somebody_can_lack_them() -> None:
 
     def count() -> None:
         nonlocal most
-        most = max(most, *(len(each._books.tables[rounds.TABLE].totals) for each in hosts))
+        most = max(most, *(len(each._state.tables[rounds.TABLE].totals) for each in hosts))
 
     for number, host in enumerate(hosts):
         host.at_distance(1 - number, 0.0)

@@ -22,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso.errors import ShapeMismatchError
-from multiverso.hosts.peer.frames import ProtocolError
-from multiverso.hosts.peer.stream import Body
+from multiverso.hosts.peer.frames import Body, ProtocolError
 
 Array = npt.NDArray[Any]
 PIECE_BYTES = 2 << 20

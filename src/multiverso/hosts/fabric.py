@@ -1,13 +1,11 @@
-"""The data plane of a node: links to all other hosts, over which the copies of the tables are kept near each other.
+"""The data plane of a node: the tables' values and rounds, over one connection to each other node.
 
-Decisions are made in ``values/link.py`` and ``rounds/rounds.py``; here are the threads: those of the port
-(``transport/listener.py``), one that looks whether the workers have changed anything, and two for each peer
-(``values/pair.py``).
+Decisions are made in ``values/link.py`` and ``rounds/rounds.py``; the connections' threads are those of ``peer/``. One
+thread here looks whether the workers have changed anything.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,18 +14,19 @@ from typing import Any
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, WaitTimeoutError
+from multiverso.hosts.peer.pace import SHARE, Pace
+from multiverso.hosts.peer.peer import Peer
+from multiverso.hosts.peer.peers import Address, Peers
 from multiverso.hosts.rounds.memory import RoundMemory
+from multiverso.hosts.rounds.neighbour import Neighbour
 from multiverso.hosts.rounds.rounds import Rounds
-from multiverso.hosts.transport.channel import Channel, RefusedError
 from multiverso.hosts.transport.credentials import Credentials
-from multiverso.hosts.transport.handshake import DATA, Begun, Hello, connect
-from multiverso.hosts.transport.listener import Door, Listener
+from multiverso.hosts.transport.handshake import DATA
 from multiverso.hosts.values.copies import Copy, chunk_bytes_of
 from multiverso.hosts.values.held_tables import Held, HeldTables
 from multiverso.hosts.values.link import Link
 from multiverso.hosts.values.loop import Loop
-from multiverso.hosts.values.pace import SHARE, Every, Pace
-from multiverso.hosts.values.pair import Pair
+from multiverso.hosts.values.options import Every
 from multiverso.hosts.values.state import Ticket
 from multiverso.shards.shard import Shard
 
@@ -61,102 +60,54 @@ class Fabric:
         survivors: Sequence[Sequence[int]] = (),
     ) -> None:
         self.host, self.hosts = host, hosts
-        self._credentials = credentials
-        self._bind = bind
-        self._incarnation = int.from_bytes(os.urandom(8), "big")
+        self.peers = Peers(host, hosts, credentials, bind)
         self._pace = Pace(share)
         self._tables = HeldTables(host, hosts, survivors)
-        self._loop: Loop | None = None
         self._lost: set[int] = set()
-        self._fenced: set[int | None] = set()  # incarnations of hosts that were lost
         self._lock = threading.RLock()
         self._settled = threading.Condition()
         self._closing = threading.Event()
         self._turn_over, self._passing = threading.Event(), 0
-        self._door: Door | None = None  # once it listens
-        self._others: dict[
-            int, Callable[[Channel, Hello], None]
-        ] = {}  # who takes connections of another role
         self._threads: list[threading.Thread] = []
         self._rounds = Rounds(host, range(hosts), self._wake, self._end_turn)
-        self._pairs = {peer: self._new_pair(peer) for peer in range(hosts) if peer != host}
+        # by the other host's number; with a rule between hosts there is one to this host itself
+        self._links: dict[int, Link] = {}
+        self._ends: dict[int, Peer | Loop] = {}
+        for peer in range(hosts):
+            if peer != host:
+                self._open(peer)
 
-    def _new_pair(self, peer: int) -> Pair:
-        link = Link(self.host, peer, self._pace, settled=self._tell_settled, rounds=self._rounds)
-        return Pair(link, self._pace, None)
+    def _open(self, peer: int) -> None:
+        link = self._links[peer] = Link(self.host, peer, self._pace, settled=self._tell_settled)
+        carried = (Neighbour(self._rounds, peer), link)  # rounds first: workers wait for them
+        self._ends[peer] = self.peers.open(DATA, peer, carried, self._pace)
 
     def _wake(self, peer: int) -> None:
         """There is something of a round to send."""
-        self._pairs[peer].pump()
-
-    def _start(self, name: str, target: Any, *args: Any) -> None:
-        thread = threading.Thread(target=target, args=args, name=f"multiverso-fabric-{name}", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        self._ends[peer].pump()
 
     # -- connections -----------------------------------------------------------------------------------------
 
-    def listen(self) -> tuple[str, int]:
+    def listen(self) -> Address:
         """Begins to take connections; returns where.
 
         Raises:
             StartupError: there can be none at that address.
         """
-        me = Hello(self.host, self.hosts, self._incarnation)
-        listener = Listener(self._bind)
-        self._door = Door(listener, self._credentials, me, self._let_in, "multiverso-fabric")
-        self._start("watch", self._watch)
-        for peer, pair in self._pairs.items():
-            if peer > self.host:
-                pair.start()
-        return self._door.address
+        address = self.peers.listen()
+        watching = threading.Thread(target=self._watch, name="multiverso-fabric-watch", daemon=True)
+        self._threads.append(watching)
+        watching.start()
+        return address
 
     @property
-    def address(self) -> tuple[str, int]:
+    def address(self) -> Address:
         """Where it listens, once it does."""
-        if self._door is None:
-            raise MultiversoError(f"the fabric of host {self.host} does not listen yet")
-        return self._door.address
+        return self.peers.address
 
-    def answer(self, role: int, taker: Callable[[Channel, Hello], None]) -> None:
-        """Says who takes connections of another role at the same port; before it listens."""
-        self._others[role] = taker
-
-    def connect(self, peer: int, address: tuple[str, int]) -> None:
+    def connect(self, peer: int, address: Address) -> None:
         """Begins to connect to a peer of a lower number, and to do so again whenever that is cut. Does not wait."""
-        if not peer < self.host:
-            raise MultiversoError(
-                f"of each two hosts the higher connects: host {self.host} waits for host {peer}"
-            )
-
-        def dial(generation: int, deadline: Deadline, begun: Begun) -> tuple[Channel, Hello]:
-            me = Hello(self.host, self.hosts, self._incarnation, generation)
-            channel, theirs = connect(address, self._credentials, me, deadline, begun)
-            if (theirs.host, theirs.hosts) != (peer, self.hosts):
-                channel.shutdown()
-                channel.close()
-                raise RefusedError(f"host {theirs.host} of {theirs.hosts} listens where host {peer} should")
-            return channel, theirs
-
-        self._pairs[peer].dial_with(dial)
-        self._pairs[peer].start()
-
-    def _let_in(self, channel: Channel, theirs: Hello) -> None:
-        if theirs.role in self._others:
-            self._others[theirs.role](channel, theirs)
-            return
-        pair = self._pairs.get(theirs.host)
-        if (
-            pair is None
-            or theirs.incarnation in self._fenced
-            or theirs.host < self.host
-            or theirs.hosts != self.hosts
-            or theirs.role != DATA
-        ):
-            channel.shutdown()
-            channel.close()
-            return
-        pair.offer(channel, theirs)
+        self.peers.connect(peer, address)
 
     # -- tables ----------------------------------------------------------------------------------------------
 
@@ -185,18 +136,21 @@ class Fabric:
         copy = Copy(shard, chunk_bytes, control)  # it may have to compile: nobody waits for that
         with self._lock:
             held = self._tables.add(table_id, copy, wire, every, rule)
-            if held.outer is not None and self._loop is None:
-                self._loop = Loop(Link(self.host, self.host, self._pace, settled=self._tell_settled))
-            for end in self._ends_of(held):
-                self._tables.attach_to(end.link, table_id)
+            if held.outer is not None and self.host not in self._links:
+                link = self._links[self.host] = Link(
+                    self.host, self.host, self._pace, settled=self._tell_settled
+                )
+                self._ends[self.host] = Loop(link)
+            for link in self._links_of(held):
+                self._tables.attach_to(link, table_id)
         self._poke()
 
     def _rest_on(self, control: int) -> None:
         if control:
             self._tables.rest_on(control)
 
-    def _ends_of(self, held: Held) -> Iterable[Pair | Loop]:
-        return self._pairs.values() if held.outer is None else self._ends().values()
+    def _links_of(self, held: Held) -> list[Link]:
+        return [link for peer, link in self._links.items() if peer != self.host or held.outer is not None]
 
     def attach_rounds(
         self,
@@ -268,8 +222,8 @@ class Fabric:
             return
         with self._lock:
             held = self._tables.remove(table_id)
-            for end in self._ends_of(held):
-                end.link.detach(table_id)
+            for link in self._links_of(held):
+                link.detach(table_id)
         held.close()
         self._tell_settled()
         self._poke()
@@ -297,8 +251,8 @@ class Fabric:
         for number in () if take else in_rounds:
             self._rounds.begin(number)
         with self._lock:
-            ends = {peer: end for peer, end in self._ends().items() if not self._went(peer)}
-            tickets = {peer: end.link.settle(take, wanted) for peer, end in ends.items()}
+            ends = {peer: end for peer, end in self._ends.items() if not self._went(peer)}
+            tickets = {peer: self._links[peer].settle(take, wanted) for peer in ends}
         for end in ends.values():
             end.pump()
         self._receive_for(tickets, ends)
@@ -320,26 +274,22 @@ class Fabric:
         if take:  # the values that all begin with are there
             with self._lock:
                 for table_id in self._tables.ruled:
-                    for end in self._ends().values() if wanted is None or table_id in wanted else ():
-                        end.link.begin_ruling(table_id)
+                    for link in self._links.values() if wanted is None or table_id in wanted else ():
+                        link.begin_ruling(table_id)
 
-    def _receive_for(self, tickets: Mapping[int, Ticket], ends: Mapping[int, Pair | Loop]) -> None:
+    def _receive_for(self, tickets: Mapping[int, Ticket], ends: Mapping[int, Peer | Loop]) -> None:
         """Receives what is waited for in this thread, if it comes at once: nobody has to be woken then."""
         until = time.monotonic() + _AT_ONCE_SECONDS
         for peer, ticket in tickets.items():
             while not ticket.done and time.monotonic() < until:
                 ends[peer].receive_now()
 
-    def _ends(self) -> dict[int, Pair | Loop]:
-        """All links, this host's to itself included where a rule needs it."""
-        return {**self._pairs, self.host: self._loop} if self._loop is not None else {**self._pairs}
-
     def _went(self, peer: int) -> bool:
         """Returns whether a host is lost and the others go on without it."""
         survivors = self._tables.survivors
         return peer in self._lost and bool(survivors) and peer not in survivors[-1]
 
-    def _check(self, left: Iterable[int], asked: Mapping[int, Pair | Loop]) -> None:
+    def _check(self, left: Iterable[int], asked: Mapping[int, Peer | Loop]) -> None:
         """Raises where what was asked for cannot come any more.
 
         Args:
@@ -349,7 +299,7 @@ class Fabric:
         if self._closing.is_set():
             raise MultiversoError(f"the fabric of host {self.host} is closed")
         for peer in left:
-            now = self._ends()[peer]
+            now = self._ends[peer]
             if peer in self._lost or now is not asked[peer]:
                 raise MultiversoError(f"host {peer} is lost")
             failed = now.failed
@@ -379,29 +329,21 @@ class Fabric:
             MultiversoError: this host is not among them, or the lost one was never there.
         """
         hosts = sorted(set(live))
-        if self.host not in hosts or not set(hosts) <= {self.host, *self._pairs}:
+        if self.host not in hosts or not set(hosts) <= {self.host, *self._ends}:
             raise MultiversoError(f"host {self.host} cannot go on as one of the hosts {hosts}")
-        gone = [pair for peer, pair in self._pairs.items() if peer not in hosts]
-        for pair in gone:
-            self._lost.add(pair.link.peer)
-            self._fenced.add(pair.link.incarnation)
-            if (dialling := pair.end()) is not None:
+        gone = [end for end in self._ends.values() if isinstance(end, Peer) and end.number not in hosts]
+        for peer in gone:
+            self._lost.add(peer.number)
+            if (dialling := self.peers.end(peer)) is not None:
                 self._threads.append(dialling)
         with self._lock:
-            links = {peer: end.link for peer, end in self._ends().items()}
-            self._tables.rehome(hosts, [pair.link for pair in gone], links)
-            for pair in gone:
-                self._replace(pair.link.peer)
+            self._tables.rehome(hosts, [self._links[peer.number] for peer in gone], self._links)
+            for peer in gone:  # it may come again: nothing is known of it then
+                self._open(peer.number)
+                self._tables.attach_all_to(self._links[peer.number])
         self._rounds.regroup(hosts)
         self._tell_settled()
         self._poke()
-
-    def _replace(self, peer: int) -> None:
-        """A fresh pair for a host that may come again: nothing is known of it."""
-        pair = self._pairs[peer] = self._new_pair(peer)
-        self._tables.attach_all_to(pair.link)
-        if peer > self.host and self._door is not None:
-            pair.start()
 
     def begin_anew(self, survivors: Sequence[Sequence[int]], lost: Iterable[int], epoch: int) -> None:
         """Before any table is attached, in a host that takes a lost one's place: who was left after each loss so far.
@@ -430,12 +372,12 @@ class Fabric:
             with self._lock:
                 moved = self._tables.look(resting)
             passing, waits = True, [0.0] if moved else []
-            for end in self._ends().values():
-                if (left := end.link.look(now)) is not None:
+            for peer, link in list(self._links.items()):
+                if (left := link.look(now)) is not None:
                     waits.append(left)
                     if left == 0.0:
-                        end.pump()
-                passing &= end.link.passing
+                        self._ends[peer].pump()
+                passing &= link.passing
             before, used = used, time.thread_time()
             self._pace.spent(now, used - before)
             if waits:
@@ -447,7 +389,7 @@ class Fabric:
             resting = not waits
 
     def _poke(self) -> None:
-        for end in self._ends().values():
+        for end in list(self._ends.values()):
             end.poke()
 
     # -- the rest ------------------------------------------------------------------------------------------------
@@ -455,28 +397,32 @@ class Fabric:
     def statistics(self) -> dict[str, Any]:
         """Returns what ``multiverso top`` shows: bytes and frames for each peer, processor time, connections."""
         peers = {
-            peer: {**asdict(pair.link.traffic), "connected": pair.link.connected, "failed": pair.failed}
-            for peer, pair in self._pairs.items()
+            number: {
+                **asdict(self._links[number].traffic),
+                **asdict(peer.traffic),
+                "connected": peer.connected,
+                "failed": peer.failed,
+            }
+            for number, peer in self._ends.items()
+            if isinstance(peer, Peer)
         }
         return {"host": self.host, "cpu_seconds": self._pace.spent_seconds, "peers": peers}
 
     def interrupt(self, peer: int) -> None:
         """Cuts the connection to a peer, as a fault of the network would: for tests."""
-        self._pairs[peer].interrupt()
+        end = self._ends[peer]
+        assert isinstance(end, Peer)
+        end.interrupt()
 
     def close(self) -> None:
         """Ends all threads and connections. May be called again."""
         self._closing.set()
         self._tables.wake()
         self._tell_settled()
-        if self._door is not None:
-            self._door.shut()
-        deadline = Deadline.after(1.0)  # after the door: strangers there take none of the time for goodbyes
+        self.peers.shut()
         self._tables.close()
-        for pair in self._pairs.values():
-            pair.close(deadline)
-        if self._door is not None:
-            self._door.join()
+        self.peers.close(end for end in self._ends.values() if isinstance(end, Peer))
+        self.peers.join()
         for thread in self._threads:
             thread.join()
 

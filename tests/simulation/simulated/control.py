@@ -39,6 +39,7 @@ from multiverso.hosts.control.messages import (
     report_of,
 )
 from multiverso.hosts.peer.conversation import Conversation, Timeouts, ending
+from multiverso.hosts.peer.frames import Header
 from multiverso.hosts.roster import Roster
 from multiverso.spec import TableSpec
 
@@ -53,15 +54,16 @@ class Connection:
     """A TCP connection: what is under way in each direction, until one side ends it or the link is cut."""
 
     delay: float
-    under_way: tuple[deque[tuple[float, bytes]], deque[tuple[float, bytes]]] = field(
+    under_way: tuple[deque[tuple[float, Header, bytes]], deque[tuple[float, Header, bytes]]] = field(
         default_factory=lambda: (deque(), deque())
     )
     open: bool = True
 
-    def send(self, towards: int, bodies: list[bytes], now: float) -> None:
-        for body in bodies:
-            if self.open:
-                self.under_way[towards].append((now + self.delay, body))
+    def send(self, towards: int, end: Conversation, now: float) -> None:
+        """Carries whatever an end has to send."""
+        while self.open and (out := end.next(now)) is not None:
+            body = b"".join((out.body, *out.more))
+            self.under_way[towards].append((now + self.delay, out.header, body))
 
 
 @dataclass(eq=False)
@@ -112,14 +114,20 @@ class Control:
         self.settled: dict[int, set[int]] = {}
         self.now = 0.0
         self.why_lost: dict[int, str] = {}
-        self.hosts = [
-            Host(i, Conversation(TIMEOUTS, 0.0), Conversation(TIMEOUTS, 0.0), dials_at=random.random())
-            for i in range(hosts)
-        ]
+        self.hosts = [self._new_host(i) for i in range(hosts)]
         for host in self.hosts:
             self._say(host, Hello(("x", host.number)))
             line = [host.number, 100 + host.number, at.ALIVE, at.ACTIVE, 0, 0]
             self._say(host, Workers([line], 1))
+
+    def _new_host(self, number: int) -> Host:
+        def clock() -> float:
+            return self.now
+
+        mine = Conversation(0, lambda order: self._hear(host, order), TIMEOUTS, clock)
+        theirs = Conversation(number, lambda report: self._take(host, report), TIMEOUTS, clock)
+        host = Host(number, mine, theirs, dials_at=self.random.random())
+        return host
 
     # -- what a node does -----------------------------------------------------------------------------------
 
@@ -169,9 +177,9 @@ class Control:
             self._give(self.coordinator.receive(0, report))
             return
         host.said.append(encoded(report))
-        out = host.mine.say(host.said[-1], self.now)
+        host.mine.put(host.said[-1])
         if host.connection is not None:
-            host.connection.send(0, out, self.now)
+            host.connection.send(0, host.mine, self.now)
 
     def _give(self, orders: list[ToHost]) -> None:
         for number, order in orders:
@@ -180,16 +188,16 @@ class Control:
                 self._obey(host, order)
             elif not self.dead:
                 host.ordered.append(encoded(order))
-                out = host.theirs.say(host.ordered[-1], self.now)
+                host.theirs.put(host.ordered[-1])
                 if host.connection is not None:
-                    host.connection.send(1, out, self.now)
+                    host.connection.send(1, host.theirs, self.now)
 
     def _end(self, host: Host) -> None:
         if host.connection is not None:
             host.connection.open = False
             host.connection = None
             for end in (host.mine, host.theirs):
-                end.cut(self.now)
+                end.cut()
             host.dials_at = self.now + 0.05 + self.random.random() * 0.3
 
     def _dial(self, host: Host) -> None:
@@ -197,12 +205,14 @@ class Control:
             host.dials_at = self.now + 0.2
             return
         if host.number in self.why_lost:
-            host.mine.receive(ending("it counts as lost"), self.now)
+            refusal = ending("it counts as lost")
+            host.mine.arrived(refusal.header, refusal.body, self.now)
             return
         host.has_come = True
         host.connection = Connection(self.random.choice([0.0, 0.05, 0.3, 1.0]))
-        host.connection.send(0, host.mine.connected(self.now), self.now)
-        host.connection.send(1, host.theirs.connected(self.now), self.now)
+        for towards, end in enumerate((host.mine, host.theirs)):
+            end.connect(1)
+            host.connection.send(towards, end, self.now)
 
     def _carry(self, host: Host) -> None:
         connection = host.connection
@@ -212,27 +222,35 @@ class Control:
         while to_coordinator and to_coordinator[0][0] <= self.now and host.connection is connection:
             if self.dead:
                 break
-            report, out = host.theirs.receive(to_coordinator.popleft()[1], self.now)
-            connection.send(1, out, self.now)
-            if report is not None:
-                assert report == host.said[host.arrived], "a report is lost, repeated or out of order"
-                host.arrived += 1
-                self._give(self.coordinator.receive(host.number, report_of(report)))
+            self._receive(host.theirs, *to_coordinator.popleft()[1:])
+            connection.send(1, host.theirs, self.now)
         while to_host and to_host[0][0] <= self.now and host.connection is connection:
             if host.killed or self.now < host.stalled_until:
                 break
-            order, out = host.mine.receive(to_host.popleft()[1], self.now)
-            connection.send(0, out, self.now)
-            if order is not None:
-                assert order == host.ordered[host.heard], "an order is lost, repeated or out of order"
-                host.heard += 1
-                self._obey(host, order_of(order))
+            self._receive(host.mine, *to_host.popleft()[1:])
+            connection.send(0, host.mine, self.now)
+
+    def _receive(self, end: Conversation, header: Header, body: bytes) -> None:
+        room = end.accept(header)
+        if room is not None:
+            room[:] = body
+        end.arrived(header, room, self.now)
+
+    def _take(self, host: Host, report: memoryview) -> None:
+        assert report == host.said[host.arrived], "a report is lost, repeated or out of order"
+        host.arrived += 1
+        self._give(self.coordinator.receive(host.number, report_of(report)))
+
+    def _hear(self, host: Host, order: memoryview) -> None:
+        assert order == host.ordered[host.heard], "an order is lost, repeated or out of order"
+        host.heard += 1
+        self._obey(host, order_of(order))
 
     def _look(self, host: Host) -> None:
         connection = host.connection
         if not host.killed and self.now >= host.stalled_until:
             if connection is not None:
-                connection.send(0, host.mine.tick(self.now), self.now)
+                connection.send(0, host.mine, self.now)
             if host.mine.is_silent(self.now):
                 self._end(host)
             why = host.mine.why_lost(self.now)
@@ -245,7 +263,7 @@ class Control:
         if self.dead or not host.has_come or host.number in self.why_lost:
             return
         if host.connection is not None:
-            host.connection.send(1, host.theirs.tick(self.now), self.now)
+            host.connection.send(1, host.theirs, self.now)
         if host.theirs.is_silent(self.now):
             self._end(host)
         why = host.theirs.why_lost(self.now)

@@ -13,6 +13,7 @@ from random import Random
 
 import numpy as np
 
+from multiverso.hosts.rounds.neighbour import Neighbour
 from multiverso.hosts.rounds.rounds import Rounds
 from simulated.rounds import TABLE, RoundsWorld, Staged
 from simulated.world import Host, random_scene
@@ -129,7 +130,7 @@ class RejoiningWorld(RoundsWorld):
     def _begin(self, host: Host) -> None:
         if host.incarnation == 1:
             super()._begin(host)
-            if TABLE in self.rounds[host.number] and self.rounds[host.number]._books.tables[TABLE].began:
+            if TABLE in self.rounds[host.number] and self.rounds[host.number]._state.tables[TABLE].began:
                 self.begun.add(host.number)
 
     # -- who is there ----------------------------------------------------------------------------------------
@@ -143,7 +144,7 @@ class RejoiningWorld(RoundsWorld):
     def _new_link(self, host: Host, peer: int):  # type: ignore[no-untyped-def]
         link = super()._new_link(host, peer)
         if getattr(self, "rounds", None) and len(self.rounds) > host.number:
-            link._books.rounds = self.rounds[host.number]
+            host.neighbours[peer] = Neighbour(self.rounds[host.number], peer)
         return link
 
     def _connect(self, low: int, high: int) -> None:

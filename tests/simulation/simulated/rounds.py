@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from multiverso.hosts.rounds.neighbour import Neighbour
 from multiverso.hosts.rounds.rounds import Rounds
 from simulated.world import Host, Memory, Scene, World, random_scene
 
@@ -117,8 +118,7 @@ class RoundsWorld(World):
             tables.append(Staged(*self.sizes, self._numbers(size), parts))
             rounds = Rounds(host.number, range(scene.hosts), lambda peer, host=host: self._wake(host, peer))  # type: ignore[misc]
             self.rounds.append(rounds)
-            for link in host.links.values():
-                link._books.rounds = rounds
+            host.neighbours = {peer: Neighbour(rounds, peer) for peer in host.links}
             self._later(0.005, self._attach, host)
         self.staged: Sequence[Staged] = tables
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from multiverso.hosts.peer.frames import HEADER_BYTES
 from multiverso.hosts.values.copies import chunk_bytes_of
-from multiverso.hosts.values.pace import Every
+from multiverso.hosts.values.options import Every
 from simulated.network import Line
 from simulated.world import CHUNK_BYTES, Memory, Scene, World
 
@@ -104,7 +104,10 @@ def measure(
     while world.clock.now < span:
         world.clock.step()
     sending = world.hosts[:1] if one_home else world.hosts
-    sent = sum(link.traffic.bytes_sent for host in sending for link in host.links.values()) / len(sending)
+    numbers = [host.number for host in sending]
+    sent = sum(len(data) for (by, _), kept in world.history.items() if by in numbers for data in kept) / len(
+        sending
+    )
     ended = world.clock.now
     world.barrier()
     return {

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from multiverso import layout as at
-from multiverso.hosts.peer.frames import HEADER_BYTES, ProtocolError, Reader
+from multiverso.hosts.peer.frames import HEADER_BYTES, Carried, ProtocolError, Reader
+from multiverso.hosts.peer.pace import Pace
 from multiverso.hosts.transport.channel import FAR
 from multiverso.hosts.values.codecs import Wire
 from multiverso.hosts.values.copies import Changes, Copy, homes_of, rehomed
 from multiverso.hosts.values.link import Link
-from multiverso.hosts.values.pace import Every, Pace
+from multiverso.hosts.values.options import Every
 from multiverso.hosts.values.state import Ticket
 from multiverso.memory import heap
 from multiverso.memory.segment import Segment
@@ -61,12 +62,19 @@ class Host:
     copies: dict[int, Copy] = field(default_factory=dict)
     changes: dict[int, Changes] = field(default_factory=dict)
     links: dict[int, Link] = field(default_factory=dict)
+    neighbours: dict[int, Carried] = field(
+        default_factory=dict
+    )  # in rounds: what is carried instead of links
     stalled_until: float = 0.0
     incarnation: int = 1
     dead: bool = False
     ready: bool = True  # whether its workers have begun: in a lost host's place once it has taken all values
     card: Card = field(default_factory=Card)
     homes: dict[int, list[int]] = field(default_factory=dict)
+
+    def carried(self, peer: int) -> Carried | None:
+        """What goes over the connection to a peer."""
+        return self.neighbours.get(peer, self.links[peer]) if peer in self.links else None
 
 
 @dataclass(eq=False)
@@ -233,7 +241,9 @@ class World:
         made = Connection({}, {})
         self.connections[low, high] = made
         for sender, receiver in (ends, ends[::-1]):
-            made.readers[receiver.number] = Reader(receiver.links[sender.number].accept)
+            end = receiver.carried(sender.number)
+            assert end is not None
+            made.readers[receiver.number] = Reader(end.accept)
 
             made.inbox[receiver.number] = deque()
 
@@ -247,8 +257,10 @@ class World:
             made.wires[sender.number] = wire
             made.busy[sender.number] = False
         for host, peer in (ends, ends[::-1]):
-            host.links[peer.number].connect(peer.incarnation)
-            host.links[peer.number].at_distance(0.0 if host.number % 2 else FAR)
+            end = host.carried(peer.number)
+            assert end is not None
+            end.connect(peer.incarnation)
+            end.at_distance(0.0 if host.number % 2 else FAR)
         for host, peer in (ends, ends[::-1]):
             self._send(low, high, made, host, peer)
 
@@ -258,7 +270,7 @@ class World:
             return
         connection.ended.add(number)
         connection.wires[low + high - number].cut = True  # nothing more comes to this side
-        link = self.hosts[number].links.get(low + high - number)
+        link = self.hosts[number].carried(low + high - number)
         if link is not None:
             link.cut()
 
@@ -287,7 +299,7 @@ class World:
             return
         if not self._when_up(host, lambda: self._send(low, high, connection, host, peer)):
             return
-        link = host.links.get(peer.number)
+        link = host.carried(peer.number)
         if link is None:
             return
         outgoing = link.next(self.clock.now)
@@ -321,7 +333,8 @@ class World:
             return
         data = b"".join(connection.inbox[receiver.number])
         connection.inbox[receiver.number].clear()
-        reader, link = connection.readers[receiver.number], receiver.links[sender.number]
+        reader, link = connection.readers[receiver.number], receiver.carried(sender.number)
+        assert link is not None
         try:
             while data:
                 room = reader.room()

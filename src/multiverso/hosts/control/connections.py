@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import threading
 import time
@@ -27,13 +28,13 @@ from multiverso.hosts.control.messages import (
     report_of,
 )
 from multiverso.hosts.control.messages import Hello as HelloReport
-from multiverso.hosts.peer.conversation import Timeouts, ending
-from multiverso.hosts.peer.frames import ProtocolError
-from multiverso.hosts.peer.talking import FLUSH_SECONDS, Messages, Talk
+from multiverso.hosts.peer.conversation import Conversation, Timeouts, ending
+from multiverso.hosts.peer.pace import Pace
+from multiverso.hosts.peer.peer import Dial, Peer
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.channel import Channel, RefusedError
 from multiverso.hosts.transport.credentials import Credentials
-from multiverso.hosts.transport.handshake import CONTROL, Hello, connect
+from multiverso.hosts.transport.handshake import CONTROL, Begun, Hello, connect
 from multiverso.hosts.transport.listener import Door, Listener
 from multiverso.node_log import log
 
@@ -43,10 +44,65 @@ _LOOK_SECONDS = 0.1
 # for what a lost host may still take: whoever waits for that watches over the others, too
 _LOST_FLUSH_SECONDS = 0.5
 _AGAIN_SECONDS = 5.0  # of one attempt to connect again
+FLUSH_SECONDS = 2.0
 
 _COUNTED_AS_LOST = "it counts this host as lost, and the others go on without it"
 
 Deliver = Callable[[Order | Alone], None]
+
+
+class Talk:
+    """One end of the conversation with another node, and its connection.
+
+    Args:
+        host: the other one.
+        timeouts: how long it waits for the other.
+        deliver: gets each message once, in order, by one thread at a time.
+        dial: connects; None where the other one does.
+        first: a connection that there is already.
+    """
+
+    def __init__(
+        self,
+        host: int,
+        timeouts: Timeouts,
+        deliver: Callable[[memoryview], None],
+        dial: Dial | None,
+        first: tuple[Channel, Hello] | None = None,
+    ) -> None:
+        self.conversation = Conversation(host, deliver, timeouts)
+        self.peer = Peer(host, [self.conversation], Pace(0), dial, "control")
+        self.peer.start(first)
+
+    def say(self, message: bytes) -> None:
+        """Sends a message: now, or over the next connection. Does not wait."""
+        self.conversation.put(message)
+        self.peer.pump()
+
+    def look(self) -> str:
+        """To be called several times a second: gives a silent connection up.
+
+        Returns:
+            Why the other host counts as lost, in words; nothing as long as it does not.
+        """
+        now = time.monotonic()
+        if self.conversation.is_silent(now):
+            self.peer.interrupt()
+        return self.conversation.why_lost(now)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the other side has heard all that was said to it, or has ended."""
+        return self.conversation.ended is not None or self.conversation.all_heard
+
+    def end(self, why: str) -> None:
+        """Says, after everything else, that this is the end. Does not wait; `close` does."""
+        self.conversation.end(why)
+        self.peer.pump()
+
+    def close(self, deadline: Deadline) -> None:
+        """Sends what is left, as long as the other host takes it, and ends the connection."""
+        self.peer.close(deadline, math.inf)
 
 
 class _TurnedAwayError(Exception):
@@ -81,7 +137,7 @@ class Centre:
 
     def _new_talk(self, host: int, generation: int) -> Talk:
         take = functools.partial(self._take_of, host, generation)
-        return Talk(Timeouts.of(self._roster.grace), take, f"multiverso-hosts-tell-{host}")
+        return Talk(host, Timeouts.of(self._roster.grace), take, None)
 
     @property
     def all_came(self) -> bool:
@@ -112,25 +168,21 @@ class Centre:
             talk.end("its node has ended")
         flushed = Deadline.after(FLUSH_SECONDS)  # of all together: one whose host is stopped takes all of it
         for talk in self._talks.values():
-            talk.close("its node has ended", flushed)
+            talk.close(flushed)
         self._door.join()
         self._watching.join(_JOIN_SECONDS)
 
     def _let_in(self, channel: Channel, theirs: Hello) -> None:
-        messages = Messages(channel)
         try:
             talk = self._talk_with(theirs)
         except _TurnedAwayError as error:
-            with contextlib.suppress(OSError):
-                messages.send(ending(str(error)))
-            messages.close()
+            _say_end(channel, str(error))
+            channel.shutdown()
+            channel.close()
             return
-        if talk.cuts:
+        if talk.conversation.cuts:
             log(f"{self._roster.names[theirs.host]} is connected again")
-        try:
-            talk.serve(messages)
-        except ProtocolError as error:  # the connection is closed already
-            self._lose(theirs.host, talk, f"it sent something that is not a report ({error})")
+        talk.peer.offer(channel, theirs)
 
     def _talk_with(self, theirs: Hello) -> Talk:
         """Returns the conversation that a connection belongs to.
@@ -150,7 +202,8 @@ class Centre:
             if known == theirs.incarnation:
                 return self._talks[host]
             talk, old = self._admit(host, known, theirs.incarnation)
-        old.close(_COUNTED_AS_LOST, Deadline.after(_LOST_FLUSH_SECONDS))
+        old.end(_COUNTED_AS_LOST)
+        old.close(Deadline.after(_LOST_FLUSH_SECONDS))
         log(f"{roster.names[host]} has begun anew, and takes its place in the job again")
         return talk
 
@@ -188,9 +241,10 @@ class Centre:
                 why = talk.look()
                 if why:
                     self._lose(host, talk, why)
-                    talk.close(_COUNTED_AS_LOST, Deadline.after(_LOST_FLUSH_SECONDS))
+                    talk.end(_COUNTED_AS_LOST)
+                    talk.close(Deadline.after(_LOST_FLUSH_SECONDS))
 
-    def _take_of(self, host: int, generation: int, body: bytes) -> None:
+    def _take_of(self, host: int, generation: int, body: memoryview) -> None:
         self._take(host, report_of(body), generation)
 
     def _take(self, host: int, report: Report, generation: int = 0) -> None:
@@ -232,17 +286,12 @@ class Outpost:
         self._roster, self._deliver = roster, deliver
         self._closing = threading.Event()
         self._incarnation = _new_incarnation(roster.times_replaced > 0)
-        channel = Messages(_dial(roster, self._incarnation))
-        self._talk = Talk(Timeouts.of(roster.grace), self._obey, "multiverso-hosts-tell")
+        self._said_at = 0  # of which cut it was said that the connection is tried again
+        first = _dial(roster, self._incarnation)
+        self._talk = Talk(0, Timeouts.of(roster.grace), self._obey, self._dial_again, first)
         self._talk.say(encoded(HelloReport(address)))
-        self._threads = [
-            threading.Thread(
-                target=self._listen, args=(channel,), name="multiverso-hosts-control", daemon=True
-            ),
-            threading.Thread(target=self._watch, name="multiverso-hosts-watch", daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._watching = threading.Thread(target=self._watch, name="multiverso-hosts-watch", daemon=True)
+        self._watching.start()
 
     @property
     def all_came(self) -> bool:
@@ -256,54 +305,36 @@ class Outpost:
     def close(self) -> None:
         """Ends the connection, after what was reported has been sent."""
         self._closing.set()
-        self._talk.close("its node has ended")
-        for thread in self._threads:
-            thread.join(_JOIN_SECONDS)
+        self._talk.end("its node has ended")
+        self._talk.close(Deadline.after(FLUSH_SECONDS))
+        self._watching.join(_JOIN_SECONDS)
 
-    def _obey(self, body: bytes) -> None:
+    def _obey(self, body: memoryview) -> None:
         self._deliver(order_of(body))
 
-    def _listen(self, channel: Messages | None) -> None:
+    def _dial_again(self, generation: int, deadline: Deadline, begun: Begun) -> tuple[Channel, Hello]:
+        conversation = self._talk.conversation
+        if conversation.ended is not None:
+            raise OSError("it has ended")
         try:
-            generation = 1
-            while channel is not None:
-                self._talk.serve(channel)
-                generation += 1
-                channel = self._again(generation)
-        except ProtocolError as error:
-            self._alone(f"it sent something that is not an order ({error})")
-
-    def _again(self, generation: int) -> Messages | None:
-        """Connects once more; None where that is over."""
-        said = False
-        while not self._closing.is_set() and self._talk.ended is None and not self._talk.look():
-            try:
-                hello = _hello(self._roster, self._incarnation, generation)
-                deadline = Deadline.after(_AGAIN_SECONDS)
-                channel, _ = connect(self._roster.coordinator, credentials_of(self._roster), hello, deadline)
-                return Messages(channel)
-            except RefusedError as error:
-                self._alone(str(error))
-                return None
-            except (OSError, MultiversoError) as error:
-                if not said:
-                    said = True
-                    log(f"the connection to {self._roster.names[0]} is cut, and is tried again ({error})")
-            self._closing.wait(0.05)
-        return None
+            hello = _hello(self._roster, self._incarnation, generation)
+            end = Deadline.after(_AGAIN_SECONDS)
+            return connect(self._roster.coordinator, credentials_of(self._roster), hello, end, begun)
+        except RefusedError:
+            raise
+        except (OSError, MultiversoError) as error:
+            if self._said_at != conversation.cuts and conversation.ended is None:
+                self._said_at = conversation.cuts
+                log(f"the connection to {self._roster.names[0]} is cut, and is tried again ({error})")
+            raise
 
     def _watch(self) -> None:
         while not self._closing.wait(_LOOK_SECONDS):
-            why = self._talk.look()
-            if why:
-                self._alone(why)
+            why = self._talk.peer.failed or self._talk.look()
+            if why and not self._closing.is_set():
+                leader = self._roster.names[0]
+                self._deliver(Alone(f"the connection to {leader}, which leads the job, is over: {why}"))
                 return
-
-    def _alone(self, why: str) -> None:
-        if not self._closing.is_set():
-            self._closing.set()
-            leader = self._roster.names[0]
-            self._deliver(Alone(f"the connection to {leader}, which leads the job, is over: {why}"))
 
 
 def credentials_of(roster: Roster) -> Credentials:
@@ -339,22 +370,29 @@ def say_absent(roster: Roster, host: int, why: str) -> None:
         why: in words, for whoever reads of its loss.
     """
     try:
-        messages = Messages(_dial(roster.on(host), _new_incarnation(takes_a_place=False)))
+        channel, _ = _dial(roster.on(host), _new_incarnation(takes_a_place=False))
     except (OSError, MultiversoError):
         return
+    _say_end(channel, why)
+    rest = memoryview(bytearray(4096))
     with contextlib.suppress(OSError):
-        messages.send(ending(why))
-        while messages.receive():  # until the coordinator has read that, and has ended it
+        while channel.recv_into(rest):  # until the coordinator has read that, and has ended it
             pass
-    messages.close()
+    channel.close()
 
 
-def _dial(roster: Roster, incarnation: int) -> Channel:
+def _say_end(channel: Channel, why: str) -> None:
+    frame = ending(why)
+    with contextlib.suppress(OSError):
+        channel.send(frame.header.pack(), frame.body)
+
+
+def _dial(roster: Roster, incarnation: int) -> tuple[Channel, Hello]:
     """Connects to the coordinator, which may not be there yet."""
     end = Deadline.after(_CONNECT_SECONDS)
     while True:
         try:
-            return connect(roster.coordinator, credentials_of(roster), _hello(roster, incarnation, 1), end)[0]
+            return connect(roster.coordinator, credentials_of(roster), _hello(roster, incarnation, 1), end)
         except RefusedError:
             raise
         except OSError as error:

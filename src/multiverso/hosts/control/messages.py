@@ -329,7 +329,7 @@ def encoded(message: Report | Order) -> bytes:
     return _encoder.encode(message)
 
 
-def report_of(body: bytes) -> Report:
+def report_of(body: bytes | memoryview) -> Report:
     """Returns a report that a host has sent.
 
     Raises:
@@ -342,7 +342,7 @@ def report_of(body: bytes) -> Report:
     return report
 
 
-def order_of(body: bytes) -> Order:
+def order_of(body: bytes | memoryview) -> Order:
     """Returns an order that the coordinator has sent.
 
     Raises:

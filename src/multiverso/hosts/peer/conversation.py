@@ -1,45 +1,24 @@
-"""One end of a control connection, which goes on over the next TCP connection where one is cut.
+"""Messages with a node that is watched: whether it is still there, and since when it has not been heard.
 
-A state machine without sockets, threads and clocks: what is said and what comes go in, with the time; bytes to send
-come out. Each message has a number, and is kept until the other side says that it has heard it. Both ends of a new
-connection say first what they have heard last; what comes after that is said again. So every message arrives once and
-in order, through any number of cuts. Between messages both say once a second that they are there.
-
-    {"heard": 7}                              at first, and when there is nothing to say
-    {"heard": 7, "number": 12, "say": {...}}  a message
-    {"end": "..."}                            this node ends, or does not take the other one: do not come again
-
-An end that has heard nothing for `silence_seconds` gives the connection up and makes a new one. After `grace_seconds`
-without a word the other host is lost; where the connection was ended, and not merely silent, after `ended_seconds`.
+A `Stream` that sends a beat once a second where it has nothing else to send. An end that has heard nothing for
+`silence_seconds` gives the connection up and makes a new one. After `grace_seconds` without a frame the other node
+counts as lost; where the connection was ended, and not merely silent, after `ended_seconds`. A node that ends, or does
+not take the other one, says so with a last frame (`ending`): do not come again.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
 
-import msgspec
-from msgspec import Meta, Raw, Struct
+from multiverso.hosts.peer.buffers import Buffers, owner
+from multiverso.hosts.peer.frames import LONGEST_BODY, NOTHING, Header, Outgoing, ProtocolError
+from multiverso.hosts.peer.messages import MESSAGE, Stream
 
-from multiverso.hosts.peer.frames import ProtocolError
-
-
-class _Envelope(Struct, forbid_unknown_fields=True):
-    heard: Annotated[int, Meta(ge=0)] | None = None
-    number: Annotated[int, Meta(ge=1)] | None = None
-    say: Raw = Raw()
-    end: str | None = None
-
-
-_envelopes = msgspec.json.Decoder(_Envelope)
-
-
-def ending(why: str) -> bytes:
-    """Returns what says that nothing more comes from here."""
-    return msgspec.json.encode({"end": why})
+ENDS = 1  # flag of a message without a number: its body is why this node ends
+_LONGEST_WHY = 4096
 
 
 @dataclass(frozen=True)
@@ -66,87 +45,117 @@ class Timeouts:
         )
 
 
-class Conversation:
-    """Owner: whoever calls it, one call at a time. All times are of one clock, in seconds.
+def ending(why: str) -> Outgoing:
+    """Returns the frame that says that nothing more comes from this node."""
+    text = why.encode()[:_LONGEST_WHY]
+    return Outgoing(Header(MESSAGE, flags=ENDS, length=len(text)), memoryview(text))
+
+
+class Conversation(Stream):
+    """One end. Any thread may call.
+
+    Args:
+        peer: the other host's number.
+        deliver: gets each message once, in order, by one thread at a time.
+        timeouts: how long this end waits for the other.
+        clock: the time, in seconds.
 
     Attributes:
         ended: why the other side has ended it, once it has.
         cuts: how often a connection ended before that.
     """
 
-    def __init__(self, timeouts: Timeouts, now: float) -> None:
-        self._timeouts = timeouts
-        self._said: deque[tuple[int, bytes]] = deque()  # not heard yet by the other side
-        self._number = self._heard = 0
-        self._connected = self._greeted = False
-        self._heard_at = self._connected_at = self._sent_at = now
+    longest = 64 << 20
+
+    def __init__(
+        self,
+        peer: int,
+        deliver: Callable[[memoryview], None],
+        timeouts: Timeouts,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(peer, self._take, Buffers(1))
+        self._take_message, self._timeouts, self._clock = deliver, timeouts, clock
+        self._heard_at = self._connected_at = self._sent_at = clock()
         self._cut_at = math.inf
+        self._end: Outgoing | None = None  # to be sent after everything else
         self.ended: str | None = None
         self.cuts = 0
 
-    def connected(self, now: float) -> list[bytes]:
-        """A connection is there, in place of any before; returns what to send over it."""
-        self._connected, self._greeted = True, False
-        self._connected_at = self._sent_at = now
-        self._cut_at = math.inf
-        return [self._beat()]
+    def _take(self, _peer: int, message: memoryview) -> None:
+        self._take_message(message)
+        self._pool.give(owner(message))
 
-    def cut(self, now: float) -> None:
+    def end(self, why: str) -> None:
+        """Says, after everything else, that nothing more comes from here."""
+        self._end = ending(why)
+
+    def connect(self, incarnation: int) -> None:
+        """A connection is there, in place of any before."""
+        super().connect(incarnation)
+        self._connected_at = self._sent_at = self._clock()
+        self._cut_at = math.inf
+
+    def cut(self) -> None:
         """The connection has ended."""
-        self._connected = self._greeted = False
-        self._cut_at = min(self._cut_at, now)
+        super().cut()
+        self._cut_at = min(self._cut_at, self._clock())
         self.cuts += 1
 
-    def say(self, message: bytes, now: float) -> list[bytes]:
-        """Queues a message, which is JSON; returns what to send now."""
-        self._number += 1
-        self._said.append((self._number, message))
-        return self._numbered([self._said[-1]], now) if self._greeted else []
+    @property
+    def has_words(self) -> bool:
+        """Whether something is to be sent before this side may end."""
+        return self._connected and ((self._ready and self._sent < self._last) or self._end is not None)
 
-    def receive(self, body: bytes, now: float) -> tuple[bytes | None, list[bytes]]:
-        """Takes what has come; returns a message that is new, and what to send now.
+    def wait(self, now: float) -> float | None:
+        """Returns the seconds until there is something to send, at least the next beat."""
+        if not self._connected:
+            return None
+        if self.has_something or self._end is not None:
+            return 0.0
+        return max(0.0, self._sent_at + self._timeouts.beat_seconds - now)
 
-        Raises:
-            ProtocolError: it is not what the other end may say.
-        """
+    def next(self, now: float, most_new: int = LONGEST_BODY) -> Outgoing | None:
+        """Returns the next message, or a beat where there was none for a while, or why this node ends, or None."""
+        if not self._connected:
+            return None
+        self._say |= now - self._sent_at >= self._timeouts.beat_seconds
+        found = super().next(now, most_new)
+        if found is None:
+            found, self._end = self._end, None
+        if found is not None:
+            self._sent_at = now
+        return found
+
+    def accept(self, header: Header) -> memoryview | None:
+        """As that of any messages; what no node sends ends the conversation."""
+        if header.flags & ENDS and not header.number and header.length <= _LONGEST_WHY:
+            return memoryview(bytearray(header.length)) if header.length else NOTHING
         try:
-            found = _envelopes.decode(body)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise ProtocolError(f"that is no message: {error}") from error
+            return super().accept(header)
+        except ProtocolError as error:
+            self._refuse(error)
+            raise
+
+    def arrived(self, header: Header, body: memoryview | None, now: float) -> bool:
+        """Takes a frame; what no node sends ends the conversation."""
         self._heard_at = now
-        if found.end is not None:
-            self.ended = found.end
-            return None, []
-        heard = found.heard
-        if heard is None or heard > self._number:
-            raise ProtocolError(f"it has heard {heard} of {self._number} messages")
-        while self._said and self._said[0][0] <= heard:
-            self._said.popleft()
-        out = []
-        if not self._greeted and self._connected:
-            if heard < self._number - len(self._said):
-                raise ProtocolError(f"it has heard {heard} messages, and had heard more before")
-            self._greeted = True
-            out = self._numbered(self._said, now)
-        number, message = found.number, bytes(found.say)
-        if number is None or number <= self._heard:
-            return None, out
-        if number != self._heard + 1 or not message:
-            raise ProtocolError(f"message {number} comes after {self._heard}")
-        self._heard = number
-        return message, out
+        if header.flags & ENDS and body is not None:
+            self.ended = bytes(body).decode(errors="replace")
+            return False
+        try:
+            return super().arrived(header, body, now)
+        except ProtocolError as error:
+            self._refuse(error)
+            raise
+
+    def _refuse(self, error: ProtocolError) -> None:
+        self.ended = f"it sent what no node sends ({error})"
 
     @property
     def all_heard(self) -> bool:
         """Whether the other side has heard all that was said."""
-        return not self._said
-
-    def tick(self, now: float) -> list[bytes]:
-        """Returns what to send where nothing was for a while."""
-        if not self._connected or now - self._sent_at < self._timeouts.beat_seconds:
-            return []
-        self._sent_at = now
-        return [self._beat()]
+        return not self._kept
 
     def is_silent(self, now: float) -> bool:
         """Returns whether the connection is to be given up, as nothing comes over it."""
@@ -158,21 +167,9 @@ class Conversation:
         if self.ended is not None:
             return self.ended
         cut = now - max(self._cut_at, self._heard_at)
-        if (
-            not self._connected
-            and cut >= self._timeouts.ended_seconds
-            and self._cut_at - self._heard_at < (self._timeouts.silence_seconds)
-        ):
+        was_heard = self._cut_at - self._heard_at < self._timeouts.silence_seconds
+        if not self._connected and was_heard and cut >= self._timeouts.ended_seconds:
             return f"the connection to it ended, and was not made again within {self._timeouts.ended_seconds:g} s"
         if now - self._heard_at >= self._timeouts.grace_seconds:
             return f"nothing was heard of it for {self._timeouts.grace_seconds:g} s"
         return ""
-
-    def _numbered(self, messages: Iterable[tuple[int, bytes]], now: float) -> list[bytes]:
-        out = [b'{"heard": %d, "number": %d, "say": %s}' % (self._heard, *message) for message in messages]
-        if out:
-            self._sent_at = now
-        return out
-
-    def _beat(self) -> bytes:
-        return b'{"heard": %d}' % self._heard

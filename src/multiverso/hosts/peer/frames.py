@@ -1,44 +1,19 @@
 """Frames between two nodes: a header of 24 bytes and what it announces. No length is believed before it is checked.
 
-``docs/protocol.md`` says what each kind means. The numbers are big-endian; the arrays in a body are little-endian, as
-they lie in memory on every machine that we run on.
+What a kind of frame means is known to its protocol alone (`Carried`); ``docs/protocol.md`` lists them. The numbers are
+big-endian; the arrays in a body are little-endian, as they lie in memory on every machine that we run on.
 """
 
 from __future__ import annotations
 
+import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from multiverso.errors import MultiversoError
 from multiverso.hosts.peer.buffers import Array
-
-# kinds
-OPEN = 1  # this side has the table: body says its size, so that both mean the same
-CLOSE = 2  # this side has it no more
-PUSH = 3  # host to home: a difference
-ANSWER = 4  # home to host: a difference
-VALUE = 5  # home to host: S itself, where the answer was lost, or to a first push
-NEWS = 6  # home to host: its values have changed since its last answers
-BYE = 7  # this side ends on purpose
-# of synchronous rounds, along the chain of hosts: with a `RoundHeader`, see hosts/rounds/rounds.py
-AT = 8  # both: how far this side is
-SUM = 9  # to the next host: the sum so far
-TOTAL = 10  # to the host before: the sum of all hosts
-WANT = 11  # to the host before: somebody waits for round `number`
-ASK = 12  # to any host: this one lacks what a table holds after step `number`
-FILL = 13  # to the host that asked: a piece of it
-OF_ROUNDS = frozenset((AT, SUM, TOTAL, WANT, ASK, FILL))
-KINDS = frozenset((OPEN, CLOSE, PUSH, ANSWER, VALUE, NEWS, BYE)) | OF_ROUNDS
-
-# flags
-FRESH = 1  # of PUSH: the first between the two since the table was opened
-FIRST = 2  # of PUSH: the first of a pass over the table
-URGENT = 4  # of PUSH: somebody waits for it
-RULED = 16  # of PUSH: the rule between hosts decides what becomes of it; without, it is added
-REST = 32  # of PUSH: what an earlier one has left, to rounding or to the wire format
-WHOLE = 8  # of ANSWER and VALUE: S is the home's value itself now, to the last bit
 
 _HEADER = struct.Struct("!BBHIIIQ")
 HEADER_BYTES = _HEADER.size
@@ -55,13 +30,13 @@ class Header(NamedTuple):
     """What stands before a body. A tuple: two of them are made for each frame.
 
     Attributes:
-        kind: one of the kinds above.
-        wire: how the body is coded (``hosts/values/codecs.py``).
-        flags: of the flags above, added.
+        kind: which protocol's frame it is, and what it means there.
+        wire: how the body is coded.
+        flags: of that kind, added.
         table: number of the table in the job.
         chunk: number of the chunk in the table.
         length: bytes of the body.
-        number: of the push in this chunk, from 1; its answer has the same.
+        number: counts what must not be applied twice, from 1; 0: it may be.
     """
 
     kind: int
@@ -81,11 +56,9 @@ class Header(NamedTuple):
         """The inverse of :meth:`pack`, of what begins at some byte.
 
         Raises:
-            ProtocolError: no such kind, or a body that nobody sends.
+            ProtocolError: a body that nobody sends.
         """
         header = tuple.__new__(cls, _HEADER.unpack_from(data, at))
-        if header.kind not in KINDS:
-            raise ProtocolError(f"no kind of frame has the number {header.kind}")
         if header.length > LONGEST_BODY:
             raise ProtocolError(
                 f"a frame of {header.length} bytes was announced; the longest has {LONGEST_BODY}"
@@ -93,42 +66,18 @@ class Header(NamedTuple):
         return header
 
 
-class RoundHeader(NamedTuple):
-    """The header of frames of synchronous rounds: as long as any, with words of its own.
-
-    Attributes:
-        kind: AT, SUM, TOTAL, WANT, ASK or FILL.
-        epoch: how often the hosts have formed a chain anew, modulo 256.
-        flags: of all but WANT, see ``hosts/rounds/frames.py``.
-        table: number of the table in the job.
-        contributions: of SUM and TOTAL: how many workers' there are in it; of FILL the piece.
-        length: bytes of the body.
-        number: of SUM and TOTAL the step, of WANT the round, of ASK and FILL the last step of the turn before.
-    """
-
-    kind: int
-    epoch: int = 0
-    flags: int = 0
-    table: int = 0
-    contributions: int = 0
-    length: int = 0
-    number: int = 0
-
-    def pack(self) -> bytes:
-        """Returns it as it travels."""
-        return _HEADER.pack(*self)
-
-
 NOTHING = memoryview(b"")
+Body = bytes | bytearray | memoryview
 
 
 @dataclass(eq=False)
 class Outgoing:
     """A frame to send."""
 
-    header: Header | RoundHeader
+    header: Header
     body: memoryview = NOTHING
     buffer: Array | None = None  # goes back when it is sent
+    more: tuple[Body, ...] = ()  # of the body
 
 
 class Reader:
@@ -205,63 +154,86 @@ class Reader:
         return header
 
 
-_OPENED = struct.Struct("!QIIQ")
-OPENED_BYTES = _OPENED.size
+class Carried:
+    """What goes over the connections to one peer, and outlives each of them: a protocol's end of its conversation.
 
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """The body of OPEN.
+    Two threads may call at once, one that sends and one that receives.
 
     Attributes:
-        elements: of the table.
-        dtype: its number in ``spec.DTYPES``.
-        chunk: elements of a chunk.
-        epoch: how often homes were given out anew.
+        kinds: of its frames.
     """
 
-    elements: int
-    dtype: int
-    chunk: int
-    epoch: int
+    kinds: frozenset[int] = frozenset()
 
-    def pack(self) -> bytes:
-        """Returns it as it travels."""
-        return _OPENED.pack(self.elements, self.dtype, self.chunk, self.epoch)
+    @property
+    def has_something(self) -> bool:
+        """Whether there may be something to send, now or later."""
+        return False
 
-    @classmethod
-    def unpack(cls, data: memoryview) -> Opened:
-        """The inverse of :meth:`pack`; the length was checked."""
-        return cls(*_OPENED.unpack(data))
+    @property
+    def has_words(self) -> bool:
+        """Whether something is to be sent before this side may end."""
+        return False
+
+    def connect(self, incarnation: int) -> None:
+        """A connection has begun, with a peer of this incarnation; nothing came over it yet."""
+
+    def at_distance(self, seconds: float) -> None:
+        """Sets the shortest round-trip time to the peer."""
+
+    def cut(self) -> None:
+        """The connection has ended."""
+
+    def bye(self) -> None:
+        """This side ends on purpose."""
+
+    def wait(self, now: float) -> float | None:
+        """Returns the seconds until `next` has something: 0 for at once, None when only an event can tell."""
+        return None
+
+    def pause(self, now: float) -> float:
+        """Returns the seconds that the peer's next frame should wait."""
+        return math.inf
+
+    def next(self, now: float, most_new: int = LONGEST_BODY) -> Outgoing | None:
+        """Returns the next frame to send; `sent` follows, whatever came of it.
+
+        Args:
+            now: the time.
+            most_new: bytes of the body of a frame that is computed in this call; a longer one is left for another.
+        """
+        return None
+
+    def sent(self, outgoing: Outgoing) -> None:
+        """A frame is sent, or will not be: its memory is free again."""
+
+    def accept(self, header: Header) -> memoryview | None:
+        """Checks a header; returns memory for its body, or None for one that nobody wants any more.
+
+        Raises:
+            ProtocolError: no node sends this.
+        """
+        return None
+
+    def arrived(self, header: Header, body: memoryview | None, now: float) -> bool:
+        """A frame that was accepted is whole. Returns whether it may have left something to send.
+
+        Raises:
+            ProtocolError: no node sends this.
+        """
+        return False
+
+    def wake(self) -> None:
+        """Wakes those who wait for what has arrived: late, as they have to wait for this thread's interpreter."""
 
 
-_REACHED = struct.Struct("!QQQII")
-REACHED_BYTES = _REACHED.size
+def accepting(of_kind: Mapping[int, Carried]) -> Callable[[Header], memoryview | None]:
+    """Returns what a `Reader` asks for memory: the protocol that a frame belongs to."""
 
+    def accept(header: Header) -> memoryview | None:
+        carried = of_kind.get(header.kind)
+        if carried is None:
+            raise ProtocolError(f"no kind of frame has the number {header.kind}")
+        return carried.accept(header)
 
-@dataclass(frozen=True, slots=True)
-class Reached:
-    """The body of AT.
-
-    Attributes:
-        arrived: the last step whose total is here.
-        received: the last step whose sum so far is here; of smaller ones nothing has to be sent.
-        elements: of the table.
-        dtype: its number in ``spec.DTYPES``.
-        chunk: elements of a chunk.
-    """
-
-    arrived: int
-    received: int
-    elements: int
-    dtype: int
-    chunk: int
-
-    def pack(self) -> bytes:
-        """Returns it as it travels."""
-        return _REACHED.pack(self.arrived, self.received, self.elements, self.dtype, self.chunk)
-
-    @classmethod
-    def unpack(cls, data: memoryview) -> Reached:
-        """The inverse of :meth:`pack`; the length was checked."""
-        return cls(*_REACHED.unpack(data))
+    return accept

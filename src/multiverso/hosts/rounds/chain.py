@@ -7,11 +7,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from multiverso.hosts.peer import frames
 from multiverso.hosts.peer.buffers import Buffers
-from multiverso.hosts.peer.frames import Outgoing, RoundHeader
-from multiverso.hosts.rounds import refills
-from multiverso.hosts.rounds.frames import at_frame
+from multiverso.hosts.peer.frames import Outgoing
+from multiverso.hosts.rounds import frames, refills
+from multiverso.hosts.rounds.frames import RoundHeader, at_frame
 from multiverso.hosts.rounds.state import WINDOW, Giving, RoundTable, Sum
 from multiverso.hosts.transport.channel import FAR, megabytes_for
 
@@ -72,8 +71,8 @@ class Chain:
 
 
 @dataclass(eq=False)
-class ChainBooks:
-    """The books. Whoever reads or changes them has ``state_lock``, and ``memory_lock`` for tables' memory.
+class ChainState:
+    """The state. Whoever reads or changes them has ``state_lock``, and ``memory_lock`` for tables' memory.
 
     Attributes:
         host: this host's number.

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from multiverso.hosts.peer import frames
+import struct
+from dataclasses import dataclass
+
 from multiverso.hosts.peer.buffers import owner
-from multiverso.hosts.peer.frames import Outgoing, ProtocolError, Reached, RoundHeader
+from multiverso.hosts.peer.frames import Header, Outgoing, ProtocolError
 from multiverso.hosts.rounds.state import WINDOW, RoundTable, Sum
 from multiverso.layout import MAX_WORKERS
 from multiverso.spec import DTYPES
+
+# kinds: along the chain of hosts, see rounds.py
+AT = 8  # both: how far this side is
+SUM = 9  # to the next host: the sum so far
+TOTAL = 10  # to the host before: the sum of all hosts
+WANT = 11  # to the host before: somebody waits for round `number`
+ASK = 12  # to any host: this one lacks what a table holds after step `number`
+FILL = 13  # to the host that asked: a piece of it
+KINDS = frozenset((AT, SUM, TOTAL, WANT, ASK, FILL))
 
 _OVERWRITES = 1  # flag of SUM and TOTAL: the values are overwritten by one host's
 UNPLACED = 1  # of AT: this host will know how far it is when the receiver has said how far that is
@@ -17,12 +28,64 @@ AHEAD = 2  # of FILL: so many steps (`contributions`) have gone beyond what was 
 _BEHIND_BITS = 8  # above these, of SUM: how many steps the last total that the head had is behind
 
 
+class RoundHeader(Header):
+    """A header of these frames: what others use for the codec and the chunk has another meaning.
+
+    Attributes:
+        number: of SUM and TOTAL the step, of WANT the round, of ASK and FILL the last step of the turn before.
+    """
+
+    __slots__ = ()
+
+    @property
+    def epoch(self) -> int:
+        """How often the hosts have formed a chain anew, modulo 256."""
+        return self.wire
+
+    @property
+    def contributions(self) -> int:
+        """Of SUM and TOTAL: how many workers' there are in it; of FILL the piece."""
+        return self.chunk
+
+
+_REACHED = struct.Struct("!QQQII")
+REACHED_BYTES = _REACHED.size
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The body of AT.
+
+    Attributes:
+        arrived: the last step whose total is here.
+        received: the last step whose sum so far is here; of smaller ones nothing has to be sent.
+        elements: of the table.
+        dtype: its number in ``spec.DTYPES``.
+        chunk: elements of a chunk.
+    """
+
+    arrived: int
+    received: int
+    elements: int
+    dtype: int
+    chunk: int
+
+    def pack(self) -> bytes:
+        """Returns it as it travels."""
+        return _REACHED.pack(self.arrived, self.received, self.elements, self.dtype, self.chunk)
+
+    @classmethod
+    def unpack(cls, data: memoryview) -> Reached:
+        """The inverse of :meth:`pack`; the length was checked."""
+        return cls(*_REACHED.unpack(data))
+
+
 def at_frame(table: RoundTable, epoch: int) -> Outgoing:
     """Returns what says how far this host is with a table, and which table that is."""
     elements, dtype, chunk = _what(table)
     body = Reached(table.arrived, table.received, elements, dtype, chunk).pack()
     flags = 0 if table.placed else UNPLACED
-    header = RoundHeader(frames.AT, epoch, flags, table.number, length=len(body))
+    header = RoundHeader(AT, epoch, flags, table.number, length=len(body))
     return Outgoing(header, memoryview(body))
 
 
@@ -41,7 +104,7 @@ def step_frame(kind: int, table: RoundTable, epoch: int, step: int, found: Sum) 
     """Returns a step's SUM or TOTAL. Its body is the sum's own memory, not a copy."""
     body = found.body
     flags = _OVERWRITES if found.overwrites else 0
-    if kind == frames.SUM:
+    if kind == SUM:
         flags |= step - found.known << _BEHIND_BITS
     header = RoundHeader(kind, epoch, flags, table.number, found.count, len(body), step)
     return Outgoing(header, body)
@@ -60,7 +123,7 @@ def memory_for_word(header: RoundHeader) -> memoryview:
     Raises:
         ProtocolError: the header announces another length.
     """
-    expected = frames.REACHED_BYTES if header.kind == frames.AT else 0
+    expected = REACHED_BYTES if header.kind == AT else 0
     if header.length != expected:
         raise ProtocolError(f"a frame of kind {header.kind} has {expected} bytes, not {header.length}")
     return memoryview(bytearray(expected))
@@ -82,7 +145,7 @@ def check_step(table: RoundTable, header: RoundHeader, last: int) -> None:
     if step != last + 1 or step > table.arrived + WINDOW:
         raise ProtocolError(f"step {step} of table {header.table} came after step {last}")
     known = step - (header.flags >> _BEHIND_BITS)
-    if header.kind == frames.SUM and not step - WINDOW <= known <= table.arrived:
+    if header.kind == SUM and not step - WINDOW <= known <= table.arrived:
         raise ProtocolError(
             f"the total {known} of table {header.table} is said to be known before step {step}, of {table.arrived}"
         )

@@ -26,10 +26,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from multiverso.hosts.peer import frames
 from multiverso.hosts.peer.buffers import Buffers, owner, view
-from multiverso.hosts.peer.frames import NOTHING, Outgoing, ProtocolError, Reached, RoundHeader
-from multiverso.hosts.rounds.frames import AHEAD, CONFIRMS, HAS_NONE
+from multiverso.hosts.peer.frames import NOTHING, Outgoing, ProtocolError
+from multiverso.hosts.rounds import frames
+from multiverso.hosts.rounds.frames import AHEAD, CONFIRMS, HAS_NONE, Reached, RoundHeader
 from multiverso.hosts.rounds.state import Refill, RoundTable
 
 # -- a blank table in the chain ----------------------------------------------------------------------------

@@ -34,14 +34,15 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from multiverso.errors import MultiversoError
-from multiverso.hosts.peer import frames
 from multiverso.hosts.peer.buffers import view
-from multiverso.hosts.peer.frames import Outgoing, ProtocolError, Reached, RoundHeader
-from multiverso.hosts.rounds import refills
-from multiverso.hosts.rounds.chain import Chain, ChainBooks
+from multiverso.hosts.peer.frames import Outgoing, ProtocolError
+from multiverso.hosts.rounds import frames, refills
+from multiverso.hosts.rounds.chain import Chain, ChainState
 from multiverso.hosts.rounds.frames import (
     CONFIRMS,
     UNPLACED,
+    Reached,
+    RoundHeader,
     check_same,
     check_step,
     memory_for_word,
@@ -70,38 +71,38 @@ class Rounds:
         moved: Callable[[], None] = lambda: None,
     ) -> None:
         self.host = host
-        self._books = ChainBooks(host, Chain(host, live, WINDOW), wake, moved)
-        self._steps = ChainSteps(self._books)
+        self._state = ChainState(host, Chain(host, live, WINDOW), wake, moved)
+        self._steps = ChainSteps(self._state)
         self.look, self.look_now = self._steps.look, self._steps.look_now
 
     def at_distance(self, peer: int, seconds: float) -> None:
         """Sets the shortest round-trip time to a host, in seconds."""
-        self._books.chain.at_distance(peer, seconds)
+        self._state.chain.at_distance(peer, seconds)
 
     @property
     def live(self) -> list[int]:
         """The hosts of the chain."""
-        return self._books.chain.live
+        return self._state.chain.live
 
     def begin_anew(self, live: Sequence[int], epoch: int) -> None:
         """In a host that takes a lost one's place, before any table: who is there, and how often that has changed."""
-        with self._books.state_lock:
-            self._books.chain.begin_anew(live, epoch)
+        with self._state.state_lock:
+            self._state.chain.begin_anew(live, epoch)
 
     def regroup(self, live: Sequence[int]) -> None:
         """Goes on without lost hosts, or with one that has come again; every host there has to call it alike."""
-        with self._books.memory_lock, self._books.state_lock:
-            self._books.chain.regroup(live)
-            for table in self._books.tables.values():
+        with self._state.memory_lock, self._state.state_lock:
+            self._state.chain.regroup(live)
+            for table in self._state.tables.values():
                 # their memory may be on its way to a peer: it is not used again
                 table.sums.clear()
                 table.incoming.clear()
                 table.theirs.clear()
                 table.folded = table.received = table.arrived
                 table.told = 0
-                refills.regrouped(table, self._books.chain.live)
-            self._books.say_all()
-        self._books.wake_neighbours()
+                refills.regrouped(table, self._state.chain.live)
+            self._state.say_all()
+        self._state.wake_neighbours()
         self.look_now()
 
     # -- tables ----------------------------------------------------------------------------------------------
@@ -117,36 +118,36 @@ class Rounds:
             blank: the other hosts have it already, and this one has none of its values until it asks: :meth:`refill`.
             overwrites: the last turns that were given to :meth:`overwrite` before this host came, and whose values.
         """
-        with self._books.memory_lock, self._books.state_lock:
-            if number in self._books.tables:
+        with self._state.memory_lock, self._state.state_lock:
+            if number in self._state.tables:
                 raise MultiversoError(f"table {number} is attached already")
-            self._books.closed.discard(number)
-            self._books.tables[number] = table = RoundTable(
+            self._state.closed.discard(number)
+            self._state.tables[number] = table = RoundTable(
                 number, staged, began=blank, blank=blank, placed=not blank, overwrites=dict(overwrites or {})
             )
-            table.gives = self._books.early.pop(number, {})
-            for peer in self._books.outboxes:
-                self._books.say(peer, table)
-        self._books.wake_neighbours()
+            table.gives = self._state.early.pop(number, {})
+            for peer in self._state.outboxes:
+                self._state.say(peer, table)
+        self._state.wake_neighbours()
 
     def begin(self, number: int) -> None:
         """What this host's workers have written as initial values is there."""
-        with self._books.state_lock:
-            table = self._books.tables[number]
+        with self._state.state_lock:
+            table = self._state.tables[number]
             table.began = True
         self._steps.run(table)
 
     def is_whole(self, number: int) -> bool:
         """Returns whether the initial values of all hosts, and what :meth:`overwrite` has said last, are here."""
-        with self._books.state_lock:
-            table = self._books.tables.get(number)
+        with self._state.state_lock:
+            table = self._state.tables.get(number)
             return table is None or table.arrived >= (table.awaited + 1) * table.chunks
 
     def turns(self) -> dict[int, int]:
         """Returns the first turn of each table that this host is not ready for, while its workers are at a barrier."""
-        with self._books.state_lock:
+        with self._state.state_lock:
             return {
-                table.number: table.decided + 1 for table in self._books.tables.values() if not table.blank
+                table.number: table.decided + 1 for table in self._state.tables.values() if not table.blank
             }
 
     def overwrite(self, number: int, host: int, turn: int, awaited: bool = True) -> None:
@@ -159,8 +160,8 @@ class Rounds:
                 up can have made the head ready for a round that others are not ready for.
             awaited: whether all are as far as the head, so that `is_whole` can wait for the values.
         """
-        with self._books.memory_lock, self._books.state_lock:
-            table = self._books.tables.get(number)
+        with self._state.memory_lock, self._state.state_lock:
+            table = self._state.tables.get(number)
             if table is None:
                 return
             table.forget()
@@ -171,10 +172,10 @@ class Rounds:
 
     def detach(self, number: int) -> None:
         """Forgets a table: its memory may be freed afterwards."""
-        with self._books.memory_lock, self._books.state_lock:
-            table = self._books.tables.pop(number, None)
+        with self._state.memory_lock, self._state.state_lock:
+            table = self._state.tables.pop(number, None)
             if table is not None:
-                self._books.closed.add(number)
+                self._state.closed.add(number)
         if table is not None and table.refill is not None and not table.refill.over:
             table.refill.then(False)
 
@@ -187,8 +188,8 @@ class Rounds:
             number: of the table.
             then: called by any thread, with whether they are here; the next turn waits for :meth:`release`.
         """
-        with self._books.memory_lock, self._books.state_lock:
-            table = self._books.tables.get(number)
+        with self._state.memory_lock, self._state.state_lock:
+            table = self._state.tables.get(number)
             known = table is not None and table.refill is not None and table.refill.over
             if table is not None and not known:
                 table.refill = Refill(then)
@@ -199,8 +200,8 @@ class Rounds:
 
     def release(self, number: int) -> None:
         """Whoever waited for the values takes part from here on."""
-        with self._books.memory_lock, self._books.state_lock:
-            table = self._books.tables.get(number)
+        with self._state.memory_lock, self._state.state_lock:
+            table = self._state.tables.get(number)
             if table is not None:
                 table.refill = None
         if table is not None:
@@ -209,19 +210,19 @@ class Rounds:
     @property
     def numbers(self) -> set[int]:
         """The tables."""
-        return set(self._books.tables)
+        return set(self._state.tables)
 
     def __contains__(self, number: int) -> bool:
-        return number in self._books.tables
+        return number in self._state.tables
 
     def __bool__(self) -> bool:
-        return bool(self._books.tables)
+        return bool(self._state.tables)
 
     @property
     def passing(self) -> int:
         """Steps that have arrived of tables in the middle of a turn: what comes moves them, not workers."""
-        with self._books.state_lock:
-            tables = self._books.tables.values()
+        with self._state.state_lock:
+            tables = self._state.tables.values()
             return sum(
                 table.arrived for table in tables if table.arrived < (table.decided + 1) * table.chunks
             )
@@ -230,21 +231,21 @@ class Rounds:
 
     def connect(self, peer: int) -> None:
         """A connection has begun; nothing came over it yet."""
-        with self._books.state_lock:
-            self._books.outboxes[peer] = deque()
-            self._books.forget_questions(peer)
-            for table in self._books.tables.values():
+        with self._state.state_lock:
+            self._state.outboxes[peer] = deque()
+            self._state.forget_questions(peer)
+            for table in self._state.tables.values():
                 table.theirs.discard(peer)
-                self._books.say(peer, table)
+                self._state.say(peer, table)
                 if table.refill is not None and table.refill.source == peer:
-                    self._books.ask(table, peer)
+                    self._state.ask(table, peer)
 
     def cut(self, peer: int) -> None:
         """It has ended."""
-        with self._books.state_lock:
-            self._books.outboxes.pop(peer, None)
-            self._books.forget_questions(peer)
-            for table in self._books.tables.values():
+        with self._state.state_lock:
+            self._state.outboxes.pop(peer, None)
+            self._state.forget_questions(peer)
+            for table in self._state.tables.values():
                 table.theirs.discard(peer)
                 table.told = 0
 
@@ -252,23 +253,23 @@ class Rounds:
 
     def may_have(self, peer: int) -> bool:
         """Returns whether there may be something to send: without a table, and what was said of it, there is not."""
-        return bool(self._books.tables or self._books.outboxes.get(peer))
+        return bool(self._state.tables or self._state.outboxes.get(peer))
 
     def has(self, peer: int) -> bool:
         """Returns whether there is something to send."""
-        with self._books.state_lock:
-            return self._books.find(peer) is not None or self._books.asked_by(peer) is not None
+        with self._state.state_lock:
+            return self._state.find(peer) is not None or self._state.asked_by(peer) is not None
 
     def next(self, peer: int, most: int) -> Outgoing | None:
         """Returns the next frame for a peer, unless its body has more bytes than that."""
-        with self._books.state_lock:
-            found = self._books.find(peer)
+        with self._state.state_lock:
+            found = self._state.find(peer)
             if isinstance(found, Outgoing):
                 if len(found.body) > most:
                     return None
-                return self._books.outboxes[peer].popleft()
+                return self._state.outboxes[peer].popleft()
             if found is None:
-                asked = self._books.asked_by(peer)
+                asked = self._state.asked_by(peer)
                 return None if asked is None else refills.answer(asked, peer, most)
             table, kind, step, passed = found
             if passed.count and passed.length > most:
@@ -277,7 +278,7 @@ class Rounds:
                 table.pushed = step
             else:
                 table.returned = step
-            return step_frame(kind, table, self._books.chain.epoch, step, passed)
+            return step_frame(kind, table, self._state.chain.epoch, step, passed)
 
     # -- receiving -------------------------------------------------------------------------------------------
 
@@ -289,23 +290,23 @@ class Rounds:
         """
         if header.kind in (frames.AT, frames.WANT, frames.ASK):
             return memory_for_word(header)
-        with self._books.state_lock:
-            table = self._books.tables.get(header.table)
+        with self._state.state_lock:
+            table = self._state.tables.get(header.table)
             if table is None:
-                if header.table in self._books.closed:
+                if header.table in self._state.closed:
                     return None
                 raise ProtocolError(f"a step of table {header.table}, which this side has not opened")
             if header.kind == frames.FILL:
-                return refills.room(table, peer, header, self._books.pool)
-            from_whom = self._books.chain.before if header.kind == frames.SUM else self._books.chain.next
-            if header.epoch != self._books.chain.epoch or peer != from_whom or peer not in table.theirs:
+                return refills.room(table, peer, header, self._state.pool)
+            from_whom = self._state.chain.before if header.kind == frames.SUM else self._state.chain.next
+            if header.epoch != self._state.chain.epoch or peer != from_whom or peer not in table.theirs:
                 return None
             last = table.received if header.kind == frames.SUM else table.arrived
             if header.number <= last:
                 return None
             check_step(table, header, last)
             size = table.size(table.turn_and_chunk(header.number)[1])
-            return view(self._books.pool.take(size), header.length)
+            return view(self._state.pool.take(size), header.length)
 
     def arrived(self, peer: int, header: RoundHeader, body: memoryview) -> None:
         """A frame is whole.
@@ -316,7 +317,7 @@ class Rounds:
         if header.kind == frames.ASK:
             self._note_question(peer, header)
             return
-        table = self._books.tables.get(header.table)
+        table = self._state.tables.get(header.table)
         if table is None:
             return  # opened there before it is here: it is said again when it is
         if header.kind == frames.AT:
@@ -324,21 +325,21 @@ class Rounds:
         elif header.kind == frames.WANT:
             self._want(table, header.number)
         elif header.kind == frames.FILL:
-            with self._books.memory_lock, self._books.state_lock:
-                if self._books.tables.get(header.table) is table:
-                    refills.take(table, peer, header, body, self._books.pool)
+            with self._state.memory_lock, self._state.state_lock:
+                if self._state.tables.get(header.table) is table:
+                    refills.take(table, peer, header, body, self._state.pool)
         elif header.kind == frames.SUM:
             found = sum_of(table, header, body)
-            with self._books.state_lock:
-                if header.epoch != self._books.chain.epoch or header.number != table.received + 1:
+            with self._state.state_lock:
+                if header.epoch != self._state.chain.epoch or header.number != table.received + 1:
                     return
                 table.incoming[header.number] = found
                 table.received, table.known = header.number, max(table.known, found.known)
         else:
-            with self._books.memory_lock:
-                if header.epoch != self._books.chain.epoch or header.number != table.arrived + 1:
+            with self._state.memory_lock:
+                if header.epoch != self._state.chain.epoch or header.number != table.arrived + 1:
                     return
-                if self._books.tables.get(header.table) is not table:
+                if self._state.tables.get(header.table) is not table:
                     return
                 self._steps.take(table, header.number, sum_of(table, header, body))
         self._steps.run(table)
@@ -346,45 +347,45 @@ class Rounds:
     def _note_question(self, peer: int, header: RoundHeader) -> None:
         """Two hosts may come again at once, and one be through with that before the other has made the table."""
         giving = Giving(header.number, header.epoch, bool(header.flags & CONFIRMS))
-        with self._books.state_lock:
-            table = self._books.tables.get(header.table)
+        with self._state.state_lock:
+            table = self._state.tables.get(header.table)
             if table is not None:
                 table.gives[peer] = giving
-            elif header.table not in self._books.closed:
-                self._books.early.setdefault(header.table, {})[peer] = giving
+            elif header.table not in self._state.closed:
+                self._state.early.setdefault(header.table, {})[peer] = giving
         if table is not None:
             self._steps.run(table)
 
     def _hear(self, peer: int, header: RoundHeader, table: RoundTable, theirs: Reached) -> None:
         check_same(table, theirs, peer)
         told = {peer}
-        with self._books.state_lock:
+        with self._state.state_lock:
             if (
-                header.epoch != self._books.chain.epoch
+                header.epoch != self._state.chain.epoch
                 or peer in table.theirs
-                or peer not in (self._books.chain.before, self._books.chain.next)
+                or peer not in (self._state.chain.before, self._state.chain.next)
             ):
                 return
             if not header.flags & UNPLACED:
-                if not table.placed and peer == self._books.chain.before:
+                if not table.placed and peer == self._state.chain.before:
                     refills.place(table, theirs)
-                    told |= self._books.say_to_next(table)
+                    told |= self._state.say_to_next(table)
                 if not table.placed:
                     return  # it says so again when it has heard from here
                 table.theirs.add(peer)
-                if peer == self._books.chain.next:
+                if peer == self._state.chain.next:
                     table.pushed = theirs.received
                 else:
                     table.returned = max(theirs.arrived, table.arrived - WINDOW)
             if table.placed:
-                self._books.say(peer, table)  # when it was said before, the peer may not have had the table
+                self._state.say(peer, table)  # when it was said before, the peer may not have had the table
         for other in told:
-            self._books.wake(other)
+            self._state.wake(other)
 
     def _want(self, table: RoundTable, round_number: int) -> None:
         """Somebody behind waits for a round."""
-        with self._books.state_lock:
+        with self._state.state_lock:
             table.wanted = max(table.wanted, round_number)
-            told = self._books.tell(table, round_number)
+            told = self._state.tell(table, round_number)
         if told is not None:
-            self._books.wake(told)
+            self._state.wake(told)

@@ -127,7 +127,7 @@ class Giving:
 
 @dataclass(eq=False)
 class RoundTable:
-    """A table's books. Steps, turns and rounds: see ``rounds.py``.
+    """A table's state. Steps, turns and rounds: see ``rounds.py``.
 
     Attributes:
         number: the table's, in the job.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from multiverso.hosts.rounds import refills
-from multiverso.hosts.rounds.chain import ChainBooks
+from multiverso.hosts.rounds.chain import ChainState
 from multiverso.hosts.rounds.state import NO_BYTES, RoundTable, Sum, numbers_of
 
 _PATIENCE_SECONDS = 0.01  # before the host before is told that somebody waits: it begins by itself as a rule
@@ -13,32 +13,32 @@ class ChainSteps:
     """What this host's workers are ready for, and what has come, is done here. Any thread may call.
 
     Args:
-        books: of this host.
+        state: of this host.
     """
 
-    def __init__(self, books: ChainBooks) -> None:
-        self._books = books
+    def __init__(self, state: ChainState) -> None:
+        self._state = state
 
     def look(self, now: float) -> float | None:
         """Does what this host's workers are ready for; returns the seconds until it should be called again."""
         soonest: float | None = None
-        for table in list(self._books.tables.values()):
+        for table in list(self._state.tables.values()):
             self.run(table)
-            with self._books.state_lock:
-                if self._books.tables.get(table.number) is not table:
+            with self._state.state_lock:
+                if self._state.tables.get(table.number) is not table:
                     continue  # its memory may be another's by now
                 left, told = self._wish(table, now)
                 if table.gives or (table.refill is not None and not table.refill.over):
                     left = _PATIENCE_SECONDS  # workers that make values of a sum say nothing when these are there
             if told is not None:
-                self._books.wake(told)
+                self._state.wake(told)
             if left is not None:
                 soonest = left if soonest is None else min(soonest, left)
         return soonest
 
     def look_now(self) -> None:
         """:meth:`look` without a clock: no wish for a round is passed on."""
-        for table in list(self._books.tables.values()):
+        for table in list(self._state.tables.values()):
             self.run(table)
 
     def _wish(self, table: RoundTable, now: float) -> tuple[float | None, int | None]:
@@ -48,30 +48,30 @@ class ChainSteps:
             the seconds after which that should be said, or None; the host that it was said to, or None.
         """
         round_number = table.wanted if table.blank else table.round_of(table.decided + 1)
-        if self._books.chain.before is None or not table.is_wanted(round_number):
+        if self._state.chain.before is None or not table.is_wanted(round_number):
             table.waits_since = None
             return None, None
         if table.waits_since is None:
             table.waits_since = now
         left = table.waits_since + _PATIENCE_SECONDS - now
-        told = self._books.tell(table, round_number) if left <= 0 else None
+        told = self._state.tell(table, round_number) if left <= 0 else None
         return (None, told) if told is not None else (max(left, _PATIENCE_SECONDS), None)
 
     def run(self, table: RoundTable) -> None:
         """Adds this host's part to whatever has come."""
-        with self._books.memory_lock:
-            while self._books.tables.get(table.number) is table and self._step(table):
+        with self._state.memory_lock:
+            while self._state.tables.get(table.number) is table and self._step(table):
                 pass
         if table.refill is not None or table.gives:
             self._go_on_with_refill(table)
 
     def _step(self, table: RoundTable) -> bool:
         step = table.folded + 1
-        heads, after = self._books.chain.before is None, self._books.chain.next
-        with self._books.state_lock:
+        heads, after = self._state.chain.before is None, self._state.chain.next
+        with self._state.state_lock:
             if heads:
                 found = None
-                if step <= table.arrived + self._books.chain.ahead:
+                if step <= table.arrived + self._state.chain.ahead:
                     found = Sum(0, NO_BYTES, 0, known=table.arrived)
             else:
                 found = table.incoming.get(step)
@@ -82,14 +82,14 @@ class ChainSteps:
         table.fix_members(turn, members)
         size = table.size(chunk)
         if found.buffer.size < size and not table.blank:
-            found.buffer, found.length = self._books.pool.take(size), size
+            found.buffer, found.length = self._state.pool.take(size), size
         total = numbers_of(table, found)
         round_number = table.round_of(turn)
         if table.blank:
             pass  # what comes passes on
         elif turn in table.overwrites:
             found.overwrites = True
-            if table.overwrites[turn] == self._books.host:
+            if table.overwrites[turn] == self._state.host:
                 table.staged.written(chunk, total)
                 found.count = 1
         elif after is None and round_number > 0:
@@ -101,11 +101,11 @@ class ChainSteps:
         if after is None:
             self.take(table, step, found)
             return True
-        with self._books.state_lock:
+        with self._state.state_lock:
             table.incoming.pop(step, None)
             table.folded = step
             table.sums[step] = found
-        self._books.wake(after)
+        self._state.wake(after)
         return True
 
     def take(self, table: RoundTable, step: int, total: Sum) -> None:
@@ -121,8 +121,8 @@ class ChainSteps:
 
     def _note_total(self, table: RoundTable, step: int, total: Sum) -> None:
         """A step's total is where the workers read it, and goes to the host before until all have it."""
-        before = self._books.chain.before
-        with self._books.state_lock:
+        before = self._state.chain.before
+        with self._state.state_lock:
             table.arrived = step
             table.folded, table.received = max(table.folded, step), max(table.received, step)
             used = [table.sums.pop(step, None), table.incoming.pop(step, None)]
@@ -136,19 +136,19 @@ class ChainSteps:
             for found in used:
                 # its receiver has it: the total came after it, or the head says so
                 if found is not None and (kept is None or found.buffer is not kept.buffer):
-                    self._books.pool.give(found.buffer)
+                    self._state.pool.give(found.buffer)
         if before is not None:
-            self._books.wake(before)
+            self._state.wake(before)
         if step % table.chunks == 0:
-            self._books.moved()
+            self._state.moved()
 
     def _go_on_with_refill(self, table: RoundTable) -> None:
-        with self._books.memory_lock, self._books.state_lock:
-            if self._books.tables.get(table.number) is not table:
+        with self._state.memory_lock, self._state.state_lock:
+            if self._state.tables.get(table.number) is not table:
                 return
-            asked = refills.go_on(table, self._books.host, self._books.chain.live, self._books.chain.epoch)
+            asked = refills.go_on(table, self._state.host, self._state.chain.live, self._state.chain.epoch)
             if asked is not None:
-                self._books.ask(table, asked)
-            ready = refills.look(table, self._books.chain.epoch)
+                self._state.ask(table, asked)
+            ready = refills.look(table, self._state.chain.epoch)
         for peer in ready if asked is None else {*ready, asked}:
-            self._books.wake(peer)
+            self._state.wake(peer)

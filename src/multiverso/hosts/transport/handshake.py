@@ -29,9 +29,9 @@ from multiverso.hosts.transport.channel import Channel, Plain, RefusedError, rec
 from multiverso.hosts.transport.credentials import Credentials
 from multiverso.hosts.transport.tls import context_of, encrypt
 
-VERSION = 1  # of all that nodes say to each other; the handshake refuses any other
-DATA, CONTROL, MAIL = 1, 2, 3  # roles
-ROLES = {DATA: "data", CONTROL: "control", MAIL: "mail"}
+VERSION = 2  # of all that nodes say to each other; the handshake refuses any other
+DATA, CONTROL, MESSAGES = 1, 2, 3  # roles
+ROLES = {DATA: "data", CONTROL: "control", MESSAGES: "messages"}
 _MAGIC = b"MVHS"
 _NONCE = _PROOF = 32
 _HELLO = struct.Struct(f"!4sHHIIQQ16s{_NONCE}s")
@@ -54,7 +54,7 @@ class Hello:
         hosts: how many there are.
         incarnation: a random number that it has made when it began.
         generation: how many connections of this role it has made to the same peer, from 1; a newer one replaces it.
-        role: DATA, CONTROL or MAIL.
+        role: DATA, CONTROL or MESSAGES.
     """
 
     host: int

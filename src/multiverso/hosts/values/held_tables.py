@@ -16,8 +16,7 @@ from multiverso.hosts.peer.buffers import Array
 from multiverso.hosts.values.codecs import Wire
 from multiverso.hosts.values.copies import Changes, Copy, Versions, homes_of, rehomed
 from multiverso.hosts.values.link import Link
-from multiverso.hosts.values.options import RuleBetween
-from multiverso.hosts.values.pace import Every
+from multiverso.hosts.values.options import Every, RuleBetween
 from multiverso.hosts.values.shared_values import SharedValues
 from multiverso.memory import words
 

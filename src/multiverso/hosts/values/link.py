@@ -19,7 +19,7 @@ when the last one still found differences; a table at rest sends nothing.
 
 Two threads may call a link at once, one that sends (``next``) and one that receives (``accept``, ``arrived``; what
 these do is in ``receiving.py``): a chunk's memory belongs to whoever has its frame in hand, and the lock guards the
-books alone.
+state alone.
 """
 
 from __future__ import annotations
@@ -30,27 +30,25 @@ from dataclasses import replace
 import numpy as np
 
 from multiverso.errors import ClosedError, MultiversoError
-from multiverso.hosts.peer import frames
 from multiverso.hosts.peer.buffers import Array, Buffers
-from multiverso.hosts.peer.frames import LONGEST_BODY, Header, Opened, Outgoing, ProtocolError
-from multiverso.hosts.rounds.rounds import Rounds
+from multiverso.hosts.peer.frames import LONGEST_BODY, Carried, Header, Outgoing, ProtocolError
+from multiverso.hosts.peer.pace import Pace
 from multiverso.hosts.transport.channel import megabytes_for
-from multiverso.hosts.values import codecs
+from multiverso.hosts.values import codecs, frames
 from multiverso.hosts.values.codecs import Wire
 from multiverso.hosts.values.coding import make_push, take_back
 from multiverso.hosts.values.copies import Changes, Chunk, Copy
-from multiverso.hosts.values.link_state import LinkBooks
-from multiverso.hosts.values.pace import Every, Pace
-from multiverso.hosts.values.queues import Queues
+from multiverso.hosts.values.frames import Opened
+from multiverso.hosts.values.options import Every
 from multiverso.hosts.values.receiving import Receiving
 from multiverso.hosts.values.shared_values import SharedValues
-from multiverso.hosts.values.state import Away, Here, LinkTable, Ticket, Traffic, UnderWay
+from multiverso.hosts.values.state import Away, Here, LinkState, LinkTable, Queues, Ticket, Traffic, UnderWay
 from multiverso.spec import DTYPES
 
 WINDOW = 8
 
 
-class Link:
+class Link(Carried):
     """This host's end of a pair.
 
     Args:
@@ -58,9 +56,10 @@ class Link:
         peer: the other's.
         pace: the node's budget.
         window: chunks that are under way at a time, at most.
-        settled: called by ``tell_settled`` when a settle is over.
-        rounds: of this host; their frames go over the same connections.
+        settled: called by ``wake`` when a settle is over.
     """
+
+    kinds = frames.KINDS
 
     def __init__(
         self,
@@ -69,36 +68,29 @@ class Link:
         pace: Pace,
         window: int = WINDOW,
         settled: Callable[[], None] = lambda: None,
-        rounds: Rounds | None = None,
     ) -> None:
         self.me, self.peer = me, peer
         self._pace = pace
         self._incarnation: int | None = None
         self._ticket = 0
-        self._books = LinkBooks(
-            peer,
-            Buffers(2 * window),
-            Queues(window, pace),
-            Rounds(me, [me], lambda peer: None) if rounds is None else rounds,
-        )
-        receiving = Receiving(self._books, settled)
-        self.accept, self.arrived = receiving.accept, receiving.arrived
-        self.tell_settled = receiving.tell_settled
+        self._state = LinkState(peer, Buffers(2 * window), Queues(window, pace))
+        receiving = Receiving(self._state, settled)
+        self.accept, self.arrived, self.wake = receiving.accept, receiving.arrived, receiving.wake  # type: ignore[method-assign]
 
     @property
     def traffic(self) -> Traffic:
         """What it has done since it was made."""
-        return self._books.traffic
+        return self._state.traffic
 
     @property
     def connected(self) -> bool:
         """Whether there is a connection."""
-        return self._books.connected
+        return self._state.connected
 
     @property
     def peer_left(self) -> bool:
         """Whether the peer has said goodbye over it."""
-        return self._books.peer_left
+        return self._state.peer_left
 
     # -- tables ----------------------------------------------------------------------------------------------
 
@@ -129,44 +121,39 @@ class Link:
         table = LinkTable(number, copy, changes, outer, wire, every, opened)
         table.away = {c.number: Away(c, s) for c, s in _agreed(copy, homes, self.peer)}
         table.here = {c.number: Here(c, s) for c, s in _agreed(copy, homes, self.me)}
-        with self._books.lock:
-            if number in self._books.tables:
+        with self._state.lock:
+            if number in self._state.tables:
                 raise MultiversoError(f"table {number} is attached already")
-            self._books.closed.discard(number)
-            self._books.tables[number] = table
-            self._books.say_open(table)
+            self._state.closed.discard(number)
+            self._state.tables[number] = table
+            self._state.say_open(table)
 
     def detach(self, number: int) -> None:
         """Lets go of a table: frames of it that are under way are forgotten, and those that still come dropped."""
-        with self._books.lock:
-            table = self._books.tables.pop(number)
-            self._books.closed.add(number)
-            self._books.queues.forget(table)
-            if self._books.connected:
-                self._books.queues.words.append(Outgoing(Header(frames.CLOSE, table=number)))
-            for ticket in self._books.tickets:
+        with self._state.lock:
+            table = self._state.tables.pop(number)
+            self._state.closed.add(number)
+            self._state.queues.forget(table)
+            if self._state.connected:
+                self._state.queues.words.append(Outgoing(Header(frames.CLOSE, table=number)))
+            for ticket in self._state.tickets:
                 ticket.left -= {id(part) for part in table.away.values()}
-
-    @property
-    def incarnation(self) -> int | None:
-        """The peer's, once it has been connected."""
-        return self._incarnation
 
     def begin_ruling(self, number: int) -> None:
         """From now on what this side pushes goes through the rule between hosts: initial values are there."""
-        with self._books.lock:
-            self._books.tables[number].ruling = True
+        with self._state.lock:
+            self._state.tables[number].ruling = True
 
     def hand_over(self, number: int) -> dict[int, Array]:
         """Returns what was agreed with a peer that is lost, for each chunk that lived there; its threads have ended.
 
         What was under way is taken back: nobody will ever say whether it arrived.
         """
-        with self._books.lock:
-            table = self._books.tables[number]
+        with self._state.lock:
+            table = self._state.tables[number]
             for part in table.away.values():
                 if part.frame is not None:
-                    take_back(table, part, part.frame, self._books.pool)
+                    take_back(table, part, part.frame, self._state.pool)
             return {chunk: part.agreed for chunk, part in table.away.items()}
 
     def regroup(self, number: int, epoch: int, away: dict[int, Array], here: Iterable[int]) -> None:
@@ -178,8 +165,8 @@ class Link:
             away: chunks that live at the peer from now on, with what was agreed with their last home.
             here: chunks that live here from now on.
         """
-        with self._books.lock:
-            table = self._books.tables[number]
+        with self._state.lock:
+            table = self._state.tables[number]
             was_ready = table.ready
             for chunk, agreed in away.items():
                 table.away[chunk] = Away(table.copy.chunks[chunk], agreed.copy())
@@ -188,9 +175,9 @@ class Link:
                 part = table.copy.chunks[chunk]
                 table.here[chunk] = Here(part, np.zeros(part.size, table.copy.dtype))
             table.opened = replace(table.opened, epoch=epoch)
-            self._books.say_open(table)
+            self._state.say_open(table)
             if table.ready and not was_ready:
-                self._books.queues.send_again(table)
+                self._state.queues.send_again(table)
 
     # -- the connection --------------------------------------------------------------------------------------
 
@@ -200,66 +187,62 @@ class Link:
         Raises:
             ProtocolError: the peer has begun anew, and what lived there is lost: homes have to be given out anew.
         """
-        with self._books.lock:
+        with self._state.lock:
             if self._incarnation not in (None, incarnation):
-                if any(part.number for table in self._books.tables.values() for part in table.away.values()):
+                if any(part.number for table in self._state.tables.values() for part in table.away.values()):
                     raise ProtocolError(f"host {self.peer} has begun anew: what had its home there is lost")
-                for table in self._books.tables.values():
+                for table in self._state.tables.values():
                     for here in table.here.values():
                         here.applied = 0
             self._incarnation = incarnation
             self._drop()
-            self._books.connected, self._books.peer_left = True, False
-            self._books.traffic.connections += 1
-            for table in self._books.tables.values():
-                self._books.say_open(table)
-            self._books.rounds.connect(self.peer)
+            self._state.connected, self._state.peer_left = True, False
+            for table in self._state.tables.values():
+                self._state.say_open(table)
 
     def at_distance(self, seconds: float) -> None:
         """Says how long the way there and back takes at least: no more is under way than keeps it busy."""
-        with self._books.lock:
-            self._books.queues.bytes_window = megabytes_for(seconds) << 20
-        self._books.rounds.at_distance(self.peer, seconds)
+        with self._state.lock:
+            self._state.queues.bytes_window = megabytes_for(seconds) << 20
 
     def cut(self) -> None:
         """The connection has ended: what was under way is kept for the next."""
-        with self._books.lock:
-            self._books.connected = False
-            self._books.rounds.cut(self.peer)
+        with self._state.lock:
+            self._state.connected = False
             self._drop()
-            self._books.answering = 0  # a push that had come in part is no more
+            self._state.answering = 0  # a push that had come in part is no more
 
     def _drop(self) -> None:
-        self._books.queues.words.clear()
-        self._books.queues.drop_again()
-        while self._books.queues.answers:
-            self.sent(self._books.queues.answers.popleft())
-        for table in self._books.tables.values():
+        self._state.queues.words.clear()
+        self._state.queues.drop_again()
+        while self._state.queues.answers:
+            self.sent(self._state.queues.answers.popleft())
+        for table in self._state.tables.values():
             table.theirs, table.told = None, False
 
     def bye(self) -> None:
         """Says that this side ends on purpose."""
-        with self._books.lock:
-            if self._books.connected:
-                self._books.queues.words.append(Outgoing(Header(frames.BYE)))
+        with self._state.lock:
+            if self._state.connected:
+                self._state.queues.words.append(Outgoing(Header(frames.BYE)))
 
     # -- what is to do ---------------------------------------------------------------------------------------
 
     def look(self, now: float) -> float | None:
         """Begins the passes that are due and tells the peer news; returns what :meth:`wait` does."""
-        with self._books.lock:
-            if not self._books.connected:
+        with self._state.lock:
+            if not self._state.connected:
                 return None
-            for table in self._books.tables.values():
+            for table in self._state.tables.values():
                 if table.ready:
-                    self._books.begin_what_is_due(table, now)
-            return self._books.queues.wait(now)
+                    self._state.begin_what_is_due(table, now)
+            return self._state.queues.wait(now)
 
     @property
     def passing(self) -> bool:
         """Whether a look finds nothing to begin before a frame has come: it looks then by itself."""
-        with self._books.lock:
-            tables = [table for table in self._books.tables.values() if table.ready]
+        with self._state.lock:
+            tables = [table for table in self._state.tables.values() if table.ready]
             return bool(tables) and all(table.passing and (table.told or not table.here) for table in tables)
 
     def settle(self, take: bool, tables: Iterable[int] | None = None) -> Ticket:
@@ -269,48 +252,47 @@ class Link:
             what is left; it is done once each chunk's frame that began after this call was answered, and the last
             has left nothing to rounding.
         """
-        with self._books.lock:
+        with self._state.lock:
             self._ticket += 1
             parts: dict[int, Away] = {}
-            for table in self._books.tables.values():
+            for table in self._state.tables.values():
                 if tables is not None and table.number not in tables:
                     continue
                 for part in table.away.values():
                     part.take = take or (part.take and part.goal > part.done)
                     part.goal, part.tries = self._ticket, 0
                     parts[id(part)] = part
-                    self._books.queues.ask(table, part)
+                    self._state.queues.ask(table, part)
             ticket = Ticket(self._ticket, set(parts), parts)
-            self._books.tickets = [t for t in self._books.tickets if t.left] + [ticket]
+            self._state.tickets = [t for t in self._state.tickets if t.left] + [ticket]
             return ticket
 
     # -- sending ---------------------------------------------------------------------------------------------
 
     def wait(self, now: float) -> float | None:
         """Returns the seconds until ``next`` has something: 0 for at once, None when only an event can tell."""
-        books = self._books
-        with books.lock:
-            if not books.connected:
+        state = self._state
+        with state.lock:
+            if not state.connected:
                 return None
-            return 0.0 if books.rounds.has(self.peer) else books.queues.wait(now)
+            return state.queues.wait(now)
 
     def pause(self, now: float) -> float:
         """Returns the seconds that the peer's next frame should wait: 0 where somebody waits for it."""
-        books = self._books
-        with books.lock:
-            waited_for = books.queues.someone_waits or books.serving_urgent or books.rounds
+        state = self._state
+        with state.lock:
+            waited_for = state.queues.someone_waits or state.serving_urgent
             return 0.0 if waited_for else self._pace.wait(now)
 
     @property
     def has_something(self) -> bool:
         """Whether there may be something to send, now or later."""
-        books = self._books
-        return books.queues.has_something or books.rounds.may_have(self.peer)
+        return self._state.queues.has_something
 
     @property
     def has_words(self) -> bool:
         """Whether something is to be sent that is no chunk."""
-        return bool(self._books.queues.words)
+        return bool(self._state.queues.words)
 
     def next(self, now: float, most_new: int = LONGEST_BODY) -> Outgoing | None:
         """Returns the next frame to send. Call :meth:`sent` afterwards, whatever came of it.
@@ -320,17 +302,15 @@ class Link:
             most_new: bytes of the body of one that is made at this moment, from a chunk's values; a longer one is left
                 for another call.
         """
-        books = self._books
+        state = self._state
         while True:
-            with books.lock:
-                if not books.connected:
+            with state.lock:
+                if not state.connected:
                     return None
-                made = books.queues.take_made()
-                if made is None and books.rounds.may_have(self.peer):
-                    made = books.rounds.next(self.peer, LONGEST_BODY)
+                made = state.queues.take_made()
                 if made is not None:
-                    return self._count(made)
-                found = books.queues.choose(now, most_new)
+                    return made
+                found = state.queues.choose(now, most_new)
                 if found is None:
                     return None
                 table, part = found
@@ -338,28 +318,28 @@ class Link:
                 ticket = self._ticket
             frame: UnderWay | None
             try:
-                frame = make_push(table, part, header, ticket, books.pool)
+                frame = make_push(table, part, header, ticket, state.pool)
             except ClosedError:
                 frame = None
             except MemoryError:  # nothing has changed
-                with books.lock:
+                with state.lock:
                     self._give_up(table, part, header)
                 raise
-            with books.lock:
-                if frame is None or table.closed or books.tables.get(table.number) is not table:
-                    books.queues.came_back(part)
+            with state.lock:
+                if frame is None or table.closed or state.tables.get(table.number) is not table:
+                    state.queues.came_back(part)
                     continue
                 part.frame = frame
-                books.traffic.pushes += 1
-                books.traffic.empty += not frame.some
-                return self._count(Outgoing(frame.header, frame.body))
+                state.traffic.pushes += 1
+                state.traffic.empty += not frame.some
+                return Outgoing(frame.header, frame.body)
 
     def sent(self, outgoing: Outgoing) -> None:
         """The frame is sent, or will not be: its memory is free again."""
         if outgoing.buffer is not None:
-            with self._books.lock:
-                self._books.answering -= 1
-                self._books.pool.give(outgoing.buffer)
+            with self._state.lock:
+                self._state.answering -= 1
+                self._state.pool.give(outgoing.buffer)
 
     def _head(self, table: LinkTable, part: Away) -> Header:
         part.number += 1
@@ -375,17 +355,13 @@ class Link:
 
     def _give_up(self, table: LinkTable, part: Away, header: Header) -> None:
         """A push could not be made: as if it had not been begun, so that another one is."""
-        self._books.queues.came_back(part)
+        self._state.queues.came_back(part)
         part.number -= 1
         table.first |= bool(header.flags & frames.FIRST)
-        if self._books.tables.get(table.number) is table:
+        if self._state.tables.get(table.number) is table:
             if part.goal > part.done:
-                self._books.queues.ask(table, part)
-            self._books.queues.passed(table, part, again=True)
-
-    def _count(self, outgoing: Outgoing) -> Outgoing:
-        self._books.traffic.bytes_sent += frames.HEADER_BYTES + len(outgoing.body)
-        return outgoing
+                self._state.queues.ask(table, part)
+            self._state.queues.passed(table, part, again=True)
 
 
 def _agreed(copy: Copy, homes: list[int], home: int) -> Iterator[tuple[Chunk, Array]]:

@@ -36,7 +36,7 @@ class Loop:
                         room[:] = outgoing.body
                     self.link.sent(outgoing)
                     self.link.arrived(header, room, time.monotonic())
-                    self.link.tell_settled()
+                    self.link.wake()
             finally:
                 self._lock.release()
             if self.link.wait(time.monotonic()) != 0.0:  # nothing came between the last look and the release

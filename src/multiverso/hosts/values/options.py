@@ -14,9 +14,21 @@ import numpy.typing as npt
 
 from multiverso.errors import DtypeMismatchError, StartupError
 from multiverso.hosts.values.codecs import Wire
-from multiverso.hosts.values.pace import Every
 
 NAMES = ("sum", "mean", "local_sgd", "diloco")
+
+
+@dataclass(frozen=True)
+class Every:
+    """How often a pass over a table begins, beside the budget.
+
+    Attributes:
+        seconds: at least so long after the last one began.
+        changes: after so many adds and exchanges of this host's workers; 0: as soon as anything has changed anywhere.
+    """
+
+    seconds: float = 0.0
+    changes: int = 0
 
 
 @dataclass(frozen=True)

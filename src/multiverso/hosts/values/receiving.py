@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from multiverso.errors import ClosedError
-from multiverso.hosts.peer import frames
 from multiverso.hosts.peer.buffers import owner, view
-from multiverso.hosts.peer.frames import NOTHING, Header, Opened, Outgoing, ProtocolError, RoundHeader
-from multiverso.hosts.values import codecs
+from multiverso.hosts.peer.frames import NOTHING, Header, Outgoing, ProtocolError
+from multiverso.hosts.values import codecs, frames
 from multiverso.hosts.values.coding import repeat_answer, take_answer, take_push
-from multiverso.hosts.values.link_state import LinkBooks
-from multiverso.hosts.values.state import Away, Here, LinkTable, UnderWay
+from multiverso.hosts.values.frames import Opened
+from multiverso.hosts.values.state import Away, Here, LinkState, LinkTable, UnderWay
 
 _ENOUGH = 8  # frames of a chunk that a settle waits for while workers go on adding
 _WORDS = frozenset((frames.OPEN, frames.CLOSE, frames.NEWS, frames.BYE))
@@ -21,12 +20,12 @@ class Receiving:
     """What becomes of frames that arrive. One thread at a time; another may send meanwhile.
 
     Args:
-        books: of the link.
-        settled: called by :meth:`tell_settled` when a settle is over.
+        state: of the link.
+        settled: called by :meth:`wake` when a settle is over.
     """
 
-    def __init__(self, books: LinkBooks, settled: Callable[[], None]) -> None:
-        self._books = books
+    def __init__(self, state: LinkState, settled: Callable[[], None]) -> None:
+        self._state = state
         self._settled = settled
         self._some_settled = False
 
@@ -36,133 +35,128 @@ class Receiving:
         Raises:
             ProtocolError: no node sends this.
         """
-        books, kind, length = self._books, header.kind, header.length
-        if kind in frames.OF_ROUNDS:
-            books.traffic.bytes_received += frames.HEADER_BYTES + length
-            return books.rounds.accept(books.peer, RoundHeader(*header))
-        with books.lock:
-            books.traffic.bytes_received += frames.HEADER_BYTES + length
+        state, kind, length = self._state, header.kind, header.length
+        with state.lock:
             if kind in _WORDS:
                 check_word(header)
                 return memoryview(bytearray(length))
-            table = books.tables.get(header.table)
+            table = state.tables.get(header.table)
             if table is None:
-                if header.table in books.closed:
+                if header.table in state.closed:
                     return None
                 raise ProtocolError(f"a frame of table {header.table}, which this side has not opened")
             if not table.ready:
                 return None
             if kind == frames.PUSH:
-                native = check_push(table, header, books.answering).agreed.nbytes
-                books.answering += 1
+                native = check_push(table, header, state.answering).agreed.nbytes
+                state.answering += 1
             else:
                 native = check_answer(table, header).agreed.nbytes
                 if not length and kind == frames.ANSWER:  # nothing has changed there
                     return NOTHING
-            return view(books.pool.take(max(native, length)), length)
+            return view(state.pool.take(max(native, length)), length)
 
-    def arrived(self, header: Header, body: memoryview | None, now: float) -> None:
-        """A frame is whole. When what is to be sent has been, :meth:`tell_settled` has to follow.
+    def arrived(self, header: Header, body: memoryview | None, now: float) -> bool:
+        """A frame is whole; returns whether there may be something to send. Then :meth:`wake` has to follow.
 
         Raises:
             ProtocolError: its body is no coded difference, or it opens a table of another size.
         """
         kind = header.kind
         if body is None:
-            return
+            return False
         if kind == frames.PUSH:
             self._pushed(header, body)
         elif kind == frames.ANSWER or kind == frames.VALUE:
             self._answered(header, body, now)
-        elif kind in frames.OF_ROUNDS:
-            self._books.rounds.arrived(self._books.peer, RoundHeader(*header), body)
         else:
-            with self._books.lock:
+            with self._state.lock:
                 self._told(header, body, now)
+        return self._state.queues.has_something
 
-    def tell_settled(self) -> None:
+    def wake(self) -> None:
         """Wakes those whose settle is over: late, since whoever wakes has to wait for this thread's interpreter."""
         if self._some_settled:
             self._some_settled = False
             self._settled()
 
     def _told(self, header: Header, body: memoryview, now: float) -> None:
-        books = self._books
-        table = books.tables.get(header.table)
+        state = self._state
+        table = state.tables.get(header.table)
         if header.kind == frames.BYE:
-            books.peer_left = True
+            state.peer_left = True
         elif table is None:
             return  # opened there before it is here: it is said again when it is
         elif header.kind == frames.NEWS:
             table.news = True
             if table.ready:
-                books.begin_what_is_due(table, now)
+                state.begin_what_is_due(table, now)
         elif header.kind == frames.CLOSE:
             table.theirs, table.closed = None, True
-            books.queues.forget(table)
+            state.queues.forget(table)
         else:
             theirs, mine = Opened.unpack(body), table.opened
             if (theirs.elements, theirs.dtype, theirs.chunk) != (mine.elements, mine.dtype, mine.chunk):
-                raise ProtocolError(f"table {header.table} is {theirs} on host {books.peer} and {mine} here")
+                raise ProtocolError(f"table {header.table} is {theirs} on host {state.peer} and {mine} here")
             if table.theirs is not None and theirs.epoch < table.theirs.epoch:
                 raise ProtocolError(f"an OPEN of epoch {theirs.epoch} after one of {table.theirs.epoch}")
             if table.theirs is None:  # when we said that we have it, it may not have had it
-                books.say_open(table)
+                state.say_open(table)
             was_ready, table.theirs = table.ready, theirs
             if table.ready and not was_ready:
-                books.queues.send_again(table)
+                state.queues.send_again(table)
 
     def _pushed(self, header: Header, body: memoryview) -> None:
-        books, buffer, flags, number = self._books, owner(body), header.flags, header.number
-        with books.lock:
-            table = books.tables.get(header.table)
+        state, buffer, flags, number = self._state, owner(body), header.flags, header.number
+        with state.lock:
+            table = state.tables.get(header.table)
             if table is None or not table.ready:  # closed while the body came
-                books.answering -= 1
+                state.answering -= 1
                 return
             part, changes = table.here[header.chunk], table.home_changes
-            books.serving_urgent = flags & frames.URGENT != 0
+            state.serving_urgent = flags & frames.URGENT != 0
             if flags & frames.FIRST:
-                table.marked, table.told = changes.for_peer(books.peer), False
+                table.marked, table.told = changes.for_peer(state.peer), False
         try:
             if number == part.applied:
-                books.traffic.repeated += 1
+                state.traffic.repeated += 1
                 answer, buffer = repeat_answer(table, part, header, buffer)
             else:
                 try:
-                    answer, buffer = take_push(table, part, header, buffer, books.pool, books.peer)
+                    answer, buffer = take_push(table, part, header, buffer, state.pool, state.peer)
                 finally:
                     if header.length and part.applied == number:
-                        changes.arrived(books.peer)
+                        changes.arrived(state.peer)
         except ClosedError:
-            with books.lock:
-                books.answering -= 1
+            with state.lock:
+                state.answering -= 1
             return
-        with books.lock:
-            books.traffic.answers += 1
-            books.queues.answers.append(Outgoing(answer, view(buffer, answer.length), buffer))
+        with state.lock:
+            state.traffic.answers += 1
+            state.queues.answers.append(Outgoing(answer, view(buffer, answer.length), buffer))
 
     def _answered(self, header: Header, body: memoryview, now: float) -> None:
-        books = self._books
-        with books.lock:
-            table = books.tables.get(header.table)
+        state = self._state
+        with state.lock:
+            table = state.tables.get(header.table)
             part = table.away[header.chunk] if table is not None else None
             if table is None or part is None or part.frame is None or not table.ready:
                 return
         if header.length or header.kind == frames.VALUE:
             try:
-                take_answer(table, part, header, owner(body), books.pool)
+                take_answer(table, part, header, owner(body), state.pool)
             except ClosedError:
                 return
-        with books.lock:
+        with state.lock:
             if part.frame is not None:
                 self._close_frame(table, part, part.frame, header, now)
 
     def _close_frame(
         self, table: LinkTable, part: Away, pushed: UnderWay, header: Header, now: float
     ) -> None:
-        books = self._books
-        books.queues.came_back(part)
-        books.pool.give(pushed.buffer)
+        state = self._state
+        state.queues.came_back(part)
+        state.pool.give(pushed.buffer)
         some = pushed.some or header.length > 0
         if part.goal > part.done:
             if pushed.ticket >= part.goal:
@@ -170,15 +164,15 @@ class Receiving:
                 left = pushed.rest or (part.take and not header.flags & frames.WHOLE)
                 if not left or part.tries >= _ENOUGH:
                     part.done = part.goal
-                    for ticket in books.tickets:
+                    for ticket in state.tickets:
                         if ticket.number <= part.goal and ticket.left:
                             ticket.left.discard(id(part))
                             self._some_settled |= ticket.done
             if part.goal > part.done:
-                books.queues.ask(table, part)
-        if books.queues.passed(table, part, again=some):
+                state.queues.ask(table, part)
+        if state.queues.passed(table, part, again=some):
             table.changes.look()
-            books.begin_what_is_due(table, now)  # the next pass does not wait until somebody looks
+            state.begin_what_is_due(table, now)  # the next pass does not wait until somebody looks
 
 
 MOST_ANSWERS = 64  # of a peer whose window we do not know; a peer that sends more is not one of our nodes

@@ -1,20 +1,30 @@
-"""What a link keeps in its books: tables, their chunks, frames under way. Plain records that ``link.py`` moves."""
+"""The state of a link: tables, their chunks, frames under way, and what is to be sent in which order.
+
+Plain records that ``link.py``, which sends, and ``receiving.py`` change under one lock.
+"""
 
 from __future__ import annotations
 
+import math
+import threading
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from multiverso.hosts.peer.buffers import Array
-from multiverso.hosts.peer.frames import Header, Opened
+from multiverso.hosts.peer.buffers import Array, Buffers
+from multiverso.hosts.peer.frames import Header, Outgoing
+from multiverso.hosts.peer.pace import Pace
+from multiverso.hosts.values import frames
 from multiverso.hosts.values.codecs import Wire
 from multiverso.hosts.values.copies import Changes, Chunk, Copy
-from multiverso.hosts.values.pace import Every
+from multiverso.hosts.values.frames import Opened
+from multiverso.hosts.values.options import Every
 from multiverso.hosts.values.shared_values import SharedValues
 
 
 @dataclass
 class Traffic:
-    """What a link has done since it was made."""
+    """What a link has done since it was made; the peer counts connections and bytes."""
 
     pushes: int = 0
     answers: int = 0
@@ -22,9 +32,6 @@ class Traffic:
     repeated: int = 0
     news: int = 0
     passes: int = 0
-    connections: int = 0
-    bytes_sent: int = 0
-    bytes_received: int = 0
 
 
 @dataclass(eq=False)
@@ -126,3 +133,211 @@ class Ticket:
     def done(self) -> bool:
         """Whether all of it was pushed (and taken) since."""
         return not self.left
+
+
+class Queues:
+    """A link's queues.
+
+    Args:
+        window: chunks that are under way at a time, at most.
+        pace: the node's budget, for what nobody waits for.
+    """
+
+    def __init__(self, window: int, pace: Pace) -> None:
+        self.words: deque[Outgoing] = deque()
+        self.answers: deque[Outgoing] = deque()
+        self.bytes_window: float = math.inf  # no chunk begins while so many bytes are under way
+        self._window = window
+        self._under_way = self._bytes_under_way = 0
+        self._pace = pace
+        self._again: deque[UnderWay] = deque()
+        self._urgent: deque[tuple[LinkTable, Away]] = deque()
+        self._todo: deque[tuple[LinkTable, Away]] = deque()
+
+    @property
+    def someone_waits(self) -> bool:
+        """Whether somebody here waits for a settle."""
+        return bool(self._urgent)
+
+    def ask(self, table: LinkTable, part: Away) -> None:
+        """Somebody waits for a chunk; one that is under way is asked for when it comes back."""
+        if not part.urgent and not part.busy:
+            part.urgent = True
+            self._urgent.append((table, part))
+
+    def begin_pass(self, table: LinkTable, parts: Iterable[Away], rest: bool) -> None:
+        """Chunks of a table that go when the budget allows; ``rest``: what earlier pushes have left."""
+        for part in parts:
+            part.passing = part.queued = True
+            part.rest = rest
+            table.passing += 1
+            self._todo.append((table, part))
+
+    def passed(self, table: LinkTable, part: Away, again: bool) -> bool:
+        """A chunk has come back, and goes ``again`` with the next pass. Returns whether a pass is over."""
+        if again:
+            table.again.add(part.chunk.number)
+        if not part.passing or part.queued:
+            return False
+        part.passing = False
+        table.passing -= 1
+        return table.passing == 0
+
+    def send_again(self, table: LinkTable) -> None:
+        """A connection, or new homes, have begun: what is under way may never have arrived."""
+        self._again.extend(part.frame for part in table.away.values() if part.frame is not None)
+
+    def drop_again(self) -> None:
+        """The connection has ended."""
+        self._again.clear()
+
+    def forget(self, table: LinkTable) -> None:
+        """Drops all frames of a table."""
+        for queue in (self._urgent, self._todo):
+            kept = [entry for entry in queue if entry[0] is not table]
+            queue.clear()
+            queue.extend(kept)
+        mine = [part.frame for part in table.away.values() if part.frame is not None]
+        kept_again = [frame for frame in self._again if frame not in mine]
+        self._again.clear()
+        self._again.extend(kept_again)
+        for part in table.away.values():
+            if part.frame is not None:
+                # a part of it may still be to send: its memory is not used again
+                self._end(part)
+            part.urgent = part.queued = part.passing = False
+        table.passing = 0
+
+    @property
+    def has_something(self) -> bool:
+        """Whether any queue has something."""
+        return bool(self.answers or self._todo or self._urgent or self.words or self._again)
+
+    def wait(self, now: float) -> float | None:
+        """Returns the seconds until there is something to send: 0 for at once, None when only an event can tell."""
+        if self.words or self.answers or self._again:
+            return 0.0
+        if self._is_full:
+            return None
+        if any(table.ready for table, _ in self._urgent):
+            return 0.0
+        return self._pace.wait(now) if self._todo else None
+
+    def take_made(self) -> Outgoing | None:
+        """Returns the first frame that need not be made first."""
+        if self.words:
+            return self.words.popleft()
+        if self.answers:
+            return self.answers.popleft()
+        if self._again:
+            frame = self._again.popleft()
+            return Outgoing(frame.header, frame.body)
+        return None
+
+    def choose(self, now: float, most: int) -> tuple[LinkTable, Away] | None:
+        """Returns the chunk to push next, which is under way from now on."""
+        if self._is_full:
+            return None
+        found = self._choose_urgent(most) or self._choose_todo(now, most)
+        if found is not None:
+            found[1].busy = True
+            self._under_way += 1
+            self._bytes_under_way += found[1].agreed.nbytes
+        return found
+
+    @property
+    def _is_full(self) -> bool:
+        return self._under_way >= self._window or self._bytes_under_way >= self.bytes_window
+
+    def _choose_urgent(self, most: int) -> tuple[LinkTable, Away] | None:
+        for _ in range(len(self._urgent)):
+            table, part = self._urgent.popleft()
+            if table.ready and table.chunk_bytes <= most:
+                part.urgent = False
+                if not part.busy:
+                    return table, part
+            else:
+                self._urgent.append((table, part))
+        return None
+
+    def _choose_todo(self, now: float, most: int) -> tuple[LinkTable, Away] | None:
+        while self._todo and self._todo[0][0].chunk_bytes <= most and self._pace.wait(now) == 0.0:
+            table, part = self._todo.popleft()
+            part.queued = False
+            if table.ready and not part.busy:
+                return table, part
+            self.passed(table, part, again=True)  # under way for a settle: the next pass has the rest
+        return None
+
+    def came_back(self, part: Away) -> None:
+        """A chunk is under way no more."""
+        if part.frame is not None and part.frame in self._again:  # its answer crossed new homes
+            self._again.remove(part.frame)
+        self._end(part)
+
+    def _end(self, part: Away) -> None:
+        part.frame, part.busy = None, False
+        self._under_way -= 1
+        self._bytes_under_way -= part.agreed.nbytes
+
+
+@dataclass(eq=False)
+class LinkState:
+    """The state of a link. Whoever reads or writes it has the lock.
+
+    Attributes:
+        peer: the other host's number.
+        pool: memory for frames.
+        queues: what is to be sent.
+        tables: by number.
+        closed: tables that were let go of, of which frames may still come.
+        tickets: settles that are not over.
+        answering: pushes of the peer whose answers are not sent yet.
+        serving_urgent: somebody at the peer waits for what it pushes.
+    """
+
+    peer: int
+    pool: Buffers
+    queues: Queues
+    traffic: Traffic = field(default_factory=Traffic)
+    tables: dict[int, LinkTable] = field(default_factory=dict)
+    closed: set[int] = field(default_factory=set)
+    tickets: list[Ticket] = field(default_factory=list)
+    answering: int = 0
+    serving_urgent: bool = False
+    connected: bool = False
+    peer_left: bool = False
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def say_open(self, table: LinkTable) -> None:
+        """Tells the peer that this side has a table."""
+        if self.connected:
+            body = memoryview(table.opened.pack())
+            header = Header(frames.OPEN, table=table.number, length=len(body))
+            self.queues.words.append(Outgoing(header, body))
+
+    def begin_what_is_due(self, table: LinkTable, now: float) -> None:
+        """Tells the peer news of what lives here, and begins a pass over what lives there, if it is time."""
+        changes = table.changes
+        if table.here and not table.told and table.home_changes.for_peer(self.peer) != table.marked:
+            table.told = True
+            self.traffic.news += 1
+            self.queues.words.append(Outgoing(Header(frames.NEWS, table=table.number)))
+        if table.passing or not table.away or now - table.began < table.every.seconds:
+            return
+        moved = changes.version - table.seen
+        if table.every.changes:
+            whole = moved >= table.every.changes
+        else:
+            whole = moved != 0 or table.news
+        if whole:
+            table.seen, table.news, table.first = changes.version, False, True
+            parts: Iterable[Away] = table.away.values()
+        elif table.again and not table.every.changes:
+            parts = [table.away[number] for number in sorted(table.again)]
+        else:
+            return
+        table.again = set()
+        table.began = now
+        self.traffic.passes += 1
+        self.queues.begin_pass(table, parts, rest=not whole)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, assert_never
 
 from multiverso.errors import StartupError
-from multiverso.hosts.control.connections import Centre, Outpost, credentials_of
+from multiverso.hosts.control.connections import Centre, Outpost
 from multiverso.hosts.control.messages import (
     Address,
     Bring,
@@ -32,9 +32,8 @@ from multiverso.hosts.control.messages import (
     Welcome,
     Workers,
 )
-from multiverso.hosts.peer.messages import Mail
-from multiverso.hosts.peer.stream import Body
-from multiverso.hosts.transport.handshake import MAIL
+from multiverso.hosts.peer.frames import Body
+from multiverso.hosts.peer.messages import Messages
 from multiverso.hosts.transport.listener import Listener
 from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.memory.segment import Segment
@@ -76,11 +75,7 @@ class OtherHosts:
         self._shards: Callable[[], Mapping[int, Shard]] = dict
         self._closing = threading.Event()
         self._lost: set[int] = set()
-        self._addresses: dict[int, tuple[str, int]] = {}
-        self._mail = Mail(
-            roster.host, roster.hosts, credentials_of(roster), self._addresses.get, self._deliver
-        )
-        fabric.answer(MAIL, self._mail.offer)
+        self._messages = Messages(fabric.peers, self._deliver)
         self.teller = Teller(roster, self._tell, self._closing)
         self._mover = Mover(post, self._closing)
         self.tables = ExchangedTables(roster, fabric, self._mover, self.teller.report, self._tell)
@@ -122,7 +117,7 @@ class OtherHosts:
             memory: returns what this host's workers share under a name; called by any thread.
         """
         self._control, self._shards = control, shards
-        self.reductions = Reductions(self.roster, control, self._mail, memory)
+        self.reductions = Reductions(self.roster, control, self._messages, memory)
         self.tables.begin(control, shards)
         self.barriers.begin(control, shards)
         self._mover.begin(control)
@@ -137,7 +132,7 @@ class OtherHosts:
         """Ends everything. The other hosts take it for a loss unless the job is over."""
         self._closing.set()
         self._mover.close()
-        self._mail.close()
+        self._messages.close()
         if self.reductions is not None:
             self.reductions.close()
         self.tables.close()
@@ -212,8 +207,6 @@ class OtherHosts:
         self._fabric.joined(host)
         if host < self.roster.host:
             self._connect(host, address)
-        else:
-            self._note_address(host, address)
 
     def welcome(self, order: Welcome) -> None:
         """This host takes a lost one's place: who is there, where, and what they have done together so far."""
@@ -229,11 +222,7 @@ class OtherHosts:
 
     def _connect(self, peer: int, address: Address) -> None:
         """Of two hosts the higher one connects."""
-        self._mover.put(functools.partial(self._fabric.connect, peer, self._note_address(peer, address)))
-
-    def _note_address(self, peer: int, address: Address) -> Address:
-        self._addresses[peer] = address
-        return address
+        self._mover.put(functools.partial(self._fabric.connect, peer, address))
 
     # -- what is known of the other hosts --------------------------------------------------------------------
 

@@ -21,8 +21,8 @@ import numpy as np
 
 from multiverso.errors import MultiversoError, ShapeMismatchError, StartupError
 from multiverso.hosts.combining import COMBINE, PIECE_BYTES, PIECES, SMALL_BYTES, Array, Combining, Piece
-from multiverso.hosts.peer.messages import Mail
-from multiverso.hosts.peer.stream import Body
+from multiverso.hosts.peer.frames import Body
+from multiverso.hosts.peer.messages import Messages
 from multiverso.hosts.roster import Roster
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import load64, store64
@@ -62,7 +62,7 @@ class Reductions:
     Args:
         roster: the job's hosts.
         control: the job's control segment.
-        mail: the way to the other nodes.
+        messages: the way to the other nodes.
         memory: returns what workers share under a name, all of it mapped; None if nobody has asked for it.
     """
 
@@ -70,15 +70,15 @@ class Reductions:
         self,
         roster: Roster,
         control: Control,
-        mail: Mail,
+        messages: Messages,
         memory: Callable[[str], Segment | None],
     ) -> None:
-        self._roster, self._control, self._mail, self._memory = roster, control, mail, memory
+        self._roster, self._control, self._messages, self._memory = roster, control, messages, memory
         self._local = list(roster.local)
         self._bits = {
             host: sum(1 << worker for worker in roster.workers_of(host)) for host in range(roster.hosts)
         }
-        self._combining = Combining(roster.host, list(range(roster.hosts)), mail.send, mail.free)
+        self._combining = Combining(roster.host, list(range(roster.hosts)), messages.send, messages.free)
         self._told: dict[int, dict[int, tuple[Any, ...]]] = {}
         self._segments: dict[str, Segment] = {}
         self._sums: list[Array] = []
@@ -100,7 +100,7 @@ class Reductions:
         if dtype not in DTYPES or operation not in COMBINE or not 0 < nbytes <= PIECE_BYTES or number < 1:
             raise StartupError("that is not a piece of a reduction")
         said = (int(request["signature"]), operation, dtype, nbytes)
-        self._mail.open()
+        self._messages.open()
         if nbytes <= SMALL_BYTES:
             self._do(lambda: self._note(worker, number, said))
         else:  # the node's thread has others to serve

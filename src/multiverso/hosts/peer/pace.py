@@ -1,9 +1,8 @@
-"""How much of a core a node may take from its workers, and how often a table is looked through."""
+"""How much of a core a node may take from its workers."""
 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 
 from multiverso.errors import StartupError
 
@@ -49,16 +48,3 @@ class Pace:
         if self._at is not None and now > self._at:
             self._credit = min(_BURST_SECONDS, self._credit + (now - self._at) * self.share)
         self._at = now if self._at is None else max(self._at, now)
-
-
-@dataclass(frozen=True)
-class Every:
-    """How often a pass over a table begins, beside the budget.
-
-    Attributes:
-        seconds: at least so long after the last one began.
-        changes: after so many adds and exchanges of this host's workers; 0: as soon as anything has changed anywhere.
-    """
-
-    seconds: float = 0.0
-    changes: int = 0

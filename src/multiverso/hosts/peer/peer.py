@@ -1,4 +1,7 @@
-"""The threads and the connection of one link: one thread receives (and connects anew), one sends."""
+"""A connection to another node that is made anew whenever it is cut, and the threads that carry frames over it.
+
+One thread receives, and connects anew; one sends. What the frames mean is known to the protocols that are carried.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,23 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
-from multiverso.hosts.peer.frames import OF_ROUNDS, OPEN, Outgoing, ProtocolError, Reader
+from multiverso.hosts.peer.frames import (
+    HEADER_BYTES,
+    LONGEST_BODY,
+    Carried,
+    Outgoing,
+    ProtocolError,
+    Reader,
+    accepting,
+)
+from multiverso.hosts.peer.pace import Pace
 from multiverso.hosts.transport.channel import Channel, RefusedError, start_or_raise
 from multiverso.hosts.transport.handshake import HANDSHAKE_SECONDS, Begun, Hello
-from multiverso.hosts.values.link import Link
-from multiverso.hosts.values.pace import Pace
 from multiverso.node_log import log
 
 _SOONEST_SECONDS, _LATEST_SECONDS = 0.02, 1.0
@@ -24,18 +35,40 @@ _COUNTED_TOGETHER = 8  # small frames
 Dial = Callable[[int, Deadline, Begun], tuple[Channel, Hello]]
 
 
-class Pair:
-    """What keeps a link connected.
+@dataclass
+class Traffic:
+    """What went over the connections to a peer."""
+
+    connections: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+
+class Peer:
+    """Another node, as one role of this one's connections reaches it.
 
     Args:
-        link: the pair's books.
+        number: the peer's host.
+        carried: what goes over the connection; what comes first is sent first.
         pace: the node's budget.
         dial: connects with a generation; None where the peer does.
+        name: of its threads.
+
+    Attributes:
+        failed: why it will never be connected, if that is so.
+        incarnation: the peer's, once it has been connected.
+        traffic: what went over the connections.
     """
 
-    def __init__(self, link: Link, pace: Pace, dial: Dial | None) -> None:
-        self.link = link
+    def __init__(
+        self, number: int, carried: Sequence[Carried], pace: Pace, dial: Dial | None, name: str
+    ) -> None:
+        self.number = number
         self.failed: str | None = None
+        self.incarnation: int | None = None
+        self.traffic = Traffic()
+        self._carried, self._name = tuple(carried), name
+        self._of_kind = {kind: each for each in carried for kind in each.kinds}
         self._pace, self._dial = pace, dial
         self._wake = threading.Condition()
         self._poked = self._closing_soon = False
@@ -50,21 +83,29 @@ class Pair:
         self._leaves_some = False
         self._uncounted = 0
         self._live: Channel | None = None
-        self._unsent: Outgoing | None = None  # of which a part is left in the channel
+        # of which a part is left in the channel
+        self._unsent: tuple[Carried, Outgoing] | None = None
         self._channel: Channel | None = None
         self._offered: tuple[Channel, Hello] | None = None
         self._last = (0, 0)
-        self._carried = False  # whether values have come over the last connection
+        self._got_on = False  # whether anything that counts has come over the last connection
         self._generation = 0
-        self._thread = threading.Thread(target=self._run, name=f"multiverso-in-{link.peer}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"multiverso-{name}-in-{number}", daemon=True)
 
-    def dial_with(self, dial: Dial) -> None:
-        """Says that this side connects, and how, from the next time on."""
-        self._dial = dial
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection."""
+        return self._live is not None
 
-    def start(self) -> None:
-        """Begins to connect, unless it does so already."""
+    def start(self, first: tuple[Channel, Hello] | None = None) -> None:
+        """Begins to connect, unless it does so already.
+
+        Args:
+            first: a connection that has been made, of generation 1.
+        """
         if self._thread.ident is None:
+            if first is not None:
+                self._offered, self._generation = first, 1
             self._thread.start()
 
     def poke(self) -> None:
@@ -95,8 +136,33 @@ class Pair:
             finally:
                 self._sending.release()
         else:
-            left = self.link.wait(time.monotonic())
+            left = self._wait(time.monotonic())
         return left is not None
+
+    # -- what is carried -------------------------------------------------------------------------------------
+
+    def _wait(self, now: float) -> float | None:
+        """Returns the seconds until there is something to send, 0 for at once, None when only an event can tell."""
+        return min((wait for each in self._carried if (wait := each.wait(now)) is not None), default=None)
+
+    @property
+    def _has_something(self) -> bool:
+        return any(each.has_something for each in self._carried)
+
+    @property
+    def _has_words(self) -> bool:
+        return self._unsent is not None or any(each.has_words for each in self._carried)
+
+    def _next(self, most_new: int = LONGEST_BODY) -> tuple[Carried, Outgoing] | None:
+        now = time.monotonic()
+        for each in self._carried:
+            outgoing = each.next(now, most_new)
+            if outgoing is not None:
+                self.traffic.bytes_sent += HEADER_BYTES + outgoing.header.length
+                return each, outgoing
+        return None
+
+    # -- sending in any thread -------------------------------------------------------------------------------
 
     def _pump(self, channel: Channel | None) -> float | None:
         """Returns the seconds until there is something for the sender, 0 for at once, None for nothing."""
@@ -105,21 +171,22 @@ class Pair:
         if self._unsent is not None:
             return 0.0
         while True:
-            outgoing = self.link.next(time.monotonic(), _SMALL_BYTES)
-            if outgoing is None:
-                return self.link.wait(time.monotonic())
-            self._unsent = outgoing
-            if not channel.send_now(outgoing.header.pack(), outgoing.body):
+            found = self._unsent = self._next(_SMALL_BYTES)
+            if found is None:
+                return self._wait(time.monotonic())
+            outgoing = found[1]
+            if not channel.send_now(outgoing.header.pack(), outgoing.body, *outgoing.more):
                 return 0.0
             self._sent()
-            if not self.link.has_something:
+            if not self._has_something:
                 return None
 
     def _sent(self) -> None:
         """What :meth:`pump` has begun to send is sent, or its connection has ended."""
         unsent, self._unsent = self._unsent, None
         if unsent is not None:
-            self.link.sent(unsent)
+            carried, outgoing = unsent
+            carried.sent(outgoing)
 
     def offer(self, channel: Channel, hello: Hello) -> None:
         """The peer has connected. It takes the place of an older connection, whose threads end first."""
@@ -144,16 +211,22 @@ class Pair:
             if self._channel is not None:
                 self._channel.shutdown()
 
-    def close(self, deadline: Deadline) -> None:
-        """Says goodbye and ends the threads."""
+    def close(self, deadline: Deadline, goodbye_seconds: float = 0.2) -> None:
+        """Says goodbye and ends the threads.
+
+        Args:
+            deadline: until when what is left may be sent.
+            goodbye_seconds: and for how long at most.
+        """
         self._closing_soon = True
-        self.link.bye()
+        for each in self._carried:
+            each.bye()
         self.poke()
         with self._wake:
             # what is said last is sent, if the peer takes it
-            self._wake.wait_for(lambda: not self.link.has_words, deadline.left(0.2))
+            self._wake.wait_for(lambda: not self._has_words, deadline.left(goodbye_seconds))
         self._closing.set()
-        self._let_go()
+        self._interrupt_wait()
         if self._thread.ident is not None:
             self._thread.join()
         if self._offered is not None:
@@ -162,13 +235,13 @@ class Pair:
     def end(self) -> threading.Thread | None:
         """Ends the connection at once, with a peer that is lost; returns the thread if it still waits for one.
 
-        A thread that looks up a host's address may do so for seconds. It leaves the link alone from now on, and ends
-        when it is through; any other has ended when this returns.
+        A thread that looks up a host's address may do so for seconds. It leaves what is carried alone from now on, and
+        ends when it is through; any other has ended when this returns.
         """
         self._closing.set()
         with self._wake:
             dialling = self._dialling
-        self._let_go()
+        self._interrupt_wait()
         if self._thread.ident is None:
             return None
         if dialling:
@@ -183,26 +256,26 @@ class Pair:
     def _run(self) -> None:
         pause = _SOONEST_SECONDS
         while not self._closing.is_set():
-            began, self._carried = time.monotonic(), False
+            began, self._got_on = time.monotonic(), False
             try:
                 found = self._connection()
                 if found is not None:
                     self._converse(*found)
             except RefusedError as error:
                 self.failed = str(error)
-                log(f"host {self.link.peer}: {error}")
+                log(f"host {self.number}: {error}")
                 return
             except (OSError, MultiversoError, MemoryError) as error:
                 if isinstance(error, (ProtocolError, MemoryError)):
-                    log(f"the connection to host {self.link.peer} was closed: {error}")
+                    log(f"the connection to host {self.number} was closed: {error}")
             # at once where the connection has carried something: a second for each cut is what a bad link would cost
-            lasted = self._carried or time.monotonic() - began > 1
+            lasted = self._got_on or time.monotonic() - began > 1
             pause = _SOONEST_SECONDS if lasted else min(_LATEST_SECONDS, 2 * pause)
             if self._dial is not None:
                 self._closing.wait(pause)
 
     def _connection(self) -> tuple[Channel, Hello] | None:
-        if self._dial is not None:
+        if self._dial is not None and self._offered is None:
             self._generation += 1
             with self._wake:
                 self._dialling = True
@@ -221,7 +294,7 @@ class Pair:
             if self._closing.is_set():
                 raise OSError("this end is closing")
 
-    def _let_go(self) -> None:
+    def _interrupt_wait(self) -> None:
         """Ends what the receiving thread waits for, once it is told to end."""
         with self._wake:
             for channel in (self._channel, self._offered[0] if self._offered else None):
@@ -235,7 +308,10 @@ class Pair:
     def _converse(self, channel: Channel, hello: Hello) -> None:
         ended, begun = threading.Event(), False
         sender = threading.Thread(
-            target=self._send, args=(channel, ended), name=f"multiverso-out-{self.link.peer}", daemon=True
+            target=self._send,
+            args=(channel, ended),
+            name=f"multiverso-{self._name}-out-{self.number}",
+            daemon=True,
         )
         try:
             with self._wake:
@@ -243,12 +319,15 @@ class Pair:
                 if self._closing.is_set() or self._offered is not None:
                     return
             begun = True
-            self.link.connect(hello.incarnation)
-            self.link.at_distance(channel.round_trip())
+            self.incarnation = hello.incarnation
+            self.traffic.connections += 1
+            for each in self._carried:
+                each.connect(hello.incarnation)
+                each.at_distance(channel.round_trip())
             with self._sending:
                 self._live = channel
             start_or_raise(sender)
-            self._reader = Reader(self.link.accept)
+            self._reader = Reader(accepting(self._of_kind))
             self._receive(channel)
         finally:
             ended.set()
@@ -264,7 +343,8 @@ class Pair:
             with self._wake:
                 self._channel = None
             if begun:  # else another pair may have its place, and a connection
-                self.link.cut()
+                for each in self._carried:
+                    each.cut()
             channel.close()
 
     def _receive(self, channel: Channel) -> None:
@@ -288,7 +368,8 @@ class Pair:
                         self._uncounted >= _COUNTED_TOGETHER
                     ):  # a small frame takes as long as counting it does
                         used, self._uncounted = self._spend(used), 0
-                        pause = self.link.pause(time.monotonic())
+                        now = time.monotonic()
+                        pause = min(each.pause(now) for each in self._carried)
                     self._tell()
                     if (
                         pause
@@ -314,7 +395,7 @@ class Pair:
                 return
             except (OSError, MultiversoError, MemoryError) as error:
                 if isinstance(error, (ProtocolError, MemoryError)):
-                    log(f"the connection to host {self.link.peer} was closed: {error}")
+                    log(f"the connection to host {self.number} was closed: {error}")
             self._reader = None  # the receiving thread ends this connection
             channel.shutdown()
         finally:
@@ -324,21 +405,21 @@ class Pair:
         """Receives, and does what is to do with what is whole; returns how many bytes came, 0 at the end."""
         count = recv(reader.room())
         if count:
+            self.traffic.bytes_received += count
             whole = reader.filled(count)
             while whole is not None:
                 header, body = whole
-                self.link.arrived(header, body, time.monotonic())
-                self._carried |= header.length > 0 and header.kind != OPEN
-                # what frames of rounds have moved is sent already
-                if header.kind not in OF_ROUNDS and self.link.has_something:
+                if self._of_kind[header.kind].arrived(header, body, time.monotonic()):
                     self._leaves_some |= self._pump_leaves_some()
+                self._got_on |= header.number > 0 and header.length > 0
                 self._uncounted += 1 + header.length // _SMALL_BYTES
                 whole = reader.filled(0)
         return count
 
     def _tell(self) -> None:
         """Wakes others, last: who wakes before this thread waits has to wait for the interpreter, and wakes twice."""
-        self.link.tell_settled()
+        for each in self._carried:
+            each.wake()
         if self._leaves_some:
             self._leaves_some = False
             self.poke()
@@ -355,13 +436,13 @@ class Pair:
 
     def _log_if_unsendable(self, error: Exception) -> None:
         if isinstance(error, (MultiversoError, MemoryError)):  # else the connection is over
-            log(f"the connection to host {self.link.peer} was closed, since nothing can be sent: {error!r}")
+            log(f"the connection to host {self.number} was closed, since nothing can be sent: {error!r}")
 
     def _send_until(self, channel: Channel, ended: threading.Event) -> None:
         used = time.thread_time()
         while True:
             with self._wake:
-                wait = self.link.wait(time.monotonic())
+                wait = self._wait(time.monotonic())
                 if wait != 0.0 and not self._poked and not ended.is_set():
                     self._wake.wait(wait)
                 self._poked = False
@@ -370,14 +451,14 @@ class Pair:
             with self._sending:
                 channel.flush()
                 self._sent()
-                outgoing = self.link.next(time.monotonic())
-                if outgoing is None:
-                    continue
-                try:
-                    channel.send(outgoing.header.pack(), outgoing.body)
-                finally:
-                    self.link.sent(outgoing)
-            if self._closing_soon and not self.link.has_words:
+                found = self._next()
+                if found is not None:
+                    carried, outgoing = found
+                    try:
+                        channel.send(outgoing.header.pack(), outgoing.body, *outgoing.more)
+                    finally:
+                        carried.sent(outgoing)
+            if self._closing_soon and not self._has_words:
                 with self._wake:
                     self._wake.notify_all()
             used = self._spend(used)

@@ -1,0 +1,53 @@
+"""The frames of asynchronous tables between a host and a chunk's home."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+# kinds
+OPEN = 1  # this side has the table: body says its size, so that both mean the same
+CLOSE = 2  # this side has it no more
+PUSH = 3  # host to home: a difference
+ANSWER = 4  # home to host: a difference
+VALUE = 5  # home to host: S itself, where the answer was lost, or to a first push
+NEWS = 6  # home to host: its values have changed since its last answers
+BYE = 7  # this side ends on purpose
+KINDS = frozenset((OPEN, CLOSE, PUSH, ANSWER, VALUE, NEWS, BYE))
+
+# flags
+FRESH = 1  # of PUSH: the first between the two since the table was opened
+FIRST = 2  # of PUSH: the first of a pass over the table
+URGENT = 4  # of PUSH: somebody waits for it
+RULED = 16  # of PUSH: the rule between hosts decides what becomes of it; without, it is added
+REST = 32  # of PUSH: what an earlier one has left, to rounding or to the wire format
+WHOLE = 8  # of ANSWER and VALUE: S is the home's value itself now, to the last bit
+
+_OPENED = struct.Struct("!QIIQ")
+OPENED_BYTES = _OPENED.size
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The body of OPEN.
+
+    Attributes:
+        elements: of the table.
+        dtype: its number in ``spec.DTYPES``.
+        chunk: elements of a chunk.
+        epoch: how often homes were given out anew.
+    """
+
+    elements: int
+    dtype: int
+    chunk: int
+    epoch: int
+
+    def pack(self) -> bytes:
+        """Returns it as it travels."""
+        return _OPENED.pack(self.elements, self.dtype, self.chunk, self.epoch)
+
+    @classmethod
+    def unpack(cls, data: memoryview) -> Opened:
+        """The inverse of :meth:`pack`; the length was checked."""
+        return cls(*_OPENED.unpack(data))
