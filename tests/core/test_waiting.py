@@ -9,6 +9,7 @@ import subprocess
 import sys
 import termios
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -352,6 +353,35 @@ def test_unequal_numbers_of_reads_are_a_deadlock_not_a_hang(monkeypatch: pytest.
         for _ in range(3 + session.worker_id):
             last = outcome(table.get)
         error = last if session.worker_id else outcome(session.barrier)
+        told.wait(30)
+        return error
+
+    assert [type(e) for e in together(work, 2, sync=True)] == [DeadlockError, DeadlockError]
+
+
+def _ended_thread(table: Any) -> None:
+    thread = threading.Thread(target=table.get)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    "in_another_thread",
+    [lambda table: table.get_async().wait(), _ended_thread],
+    ids=["get_async", "a thread that has ended"],
+)
+def test_a_thread_that_does_nothing_more_hides_no_deadlock(
+    in_another_thread: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multiverso.runtime.session.patience._STILL_SECONDS", 0.3)
+    told = threading.Barrier(2)
+
+    def work(session: Session) -> Any:
+        table = mv.ArrayTableHandler(3, session=session)
+        in_another_thread(table)
+        for _ in range(3 + session.worker_id):
+            last = outcome(table.get)
+        error = last if session.worker_id else outcome(lambda: session.barrier(timeout_seconds=25))
         told.wait(30)
         return error
 

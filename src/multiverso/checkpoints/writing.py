@@ -97,7 +97,8 @@ class Writer:
                 continue
             self._last = task.number
             try:
-                self._write(task)
+                with self._session.threads.in_background():
+                    self._write(task)
             except Exception as error:  # whatever a file system of others raises
                 self.failure = error
                 self._board.say(task.number, FAILED)

@@ -51,7 +51,7 @@ class HeldTable(Steered, Described[TableSpec]):
         self._is_plain = partial(is_plain.compiled(), id(np.ndarray), id(self._dtype), self._size)
         update = 0 if updater.name == "add" else compile_update(updater.apply, spec.dtype)
         name = self._name = f"table {spec.name!r}" if spec.name else f"the {spec}"
-        self._queue = Queue(spec.name or spec.kind)
+        self._queue = Queue(spec.name or spec.kind, session.threads.in_background)
         self._unheard: dict[Posted, None] = {}  # calls that hand something to the queue and have not returned
         self._users: weakref.WeakSet[Any] = weakref.WeakSet()  # the rules that move it; see `Ruled`
 

@@ -12,6 +12,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
 from typing import Any
 
@@ -86,12 +87,17 @@ def _nothing() -> None:
 class Queue:
     """One table's background operations. Owner: the table; its thread starts with the first operation.
 
+    Args:
+        name: the table's, in words.
+        moving: a context around each operation, in the queue's thread.
+
     Attributes:
         used: whether it has ever held anything. Every operation of the table asks.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, moving: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self._name = name
+        self._moving = moving
         self._lock = threading.RLock()  # of `_waiting` and `_runner`; a signal's handler may come in between
         self._waiting: deque[Pending] = deque()
         self._wakes: SimpleQueue[None] = SimpleQueue()
@@ -179,7 +185,9 @@ class Queue:
                 with self._lock:
                     self._running = True  # first: `busy` is read without the lock
                     self._taken = pending = self._waiting.popleft()
-                if pending.run() is not None:
+                with self._moving():
+                    error = pending.run()
+                if error is not None:
                     self._failed = pending if self._failed is None or self._failed.heard else self._failed
                 self._running = False
             if self._closed:

@@ -149,6 +149,7 @@ class Patience:
 
     def _look_for_deadlock(self) -> None:
         """Everybody waits for somebody who waits, and nothing has moved for a while."""
+        self._session.note_threads()  # one of them may have ended meanwhile
         me = self._session.worker_id
         graph = self._session.wait_graph()
         if me in graph.workers and graph.given_up(me):

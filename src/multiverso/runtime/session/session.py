@@ -34,6 +34,7 @@ from multiverso.runtime.session.node_link import NodeLink
 from multiverso.runtime.session.open_sessions import note_opened, note_over
 from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.refusals import refuse_across_hosts
+from multiverso.runtime.session.threads import Threads
 from multiverso.shards.shard import Shard
 from multiverso.spec import MemorySpec, TableSpec, checked_count
 from multiverso.turns import holds
@@ -105,6 +106,7 @@ class Session(InProcess):
         self._ending = threading.RLock()
         self._flushed = self._over = False
         self.made_by = threading.get_ident()
+        self.threads = Threads()
         self.handles = Handles()
         # what `shutdown` calls while everything still works
         self.before_end: dict[str, Callable[[], None]] = {}
@@ -399,16 +401,20 @@ class Session(InProcess):
             raise ClosedError(self.closed)
 
     def check_may_wait(self) -> None:
-        """Before anything that may wait for others: checks, and notes when a second thread does so.
+        """Before anything that may wait for others: checks, and notes which threads do so.
 
-        Then one thread's waiting does not mean that the worker waits. Without the node nobody would tell of a
+        While another thread may go on, one thread's waiting does not mean that the worker waits. Without the node nobody would tell of a
         death, so a wait is refused also when the others are still there.
         """
         self.check()
         if self.node_lost:
             raise self.node_error()
-        if threading.get_ident() != self.made_by:
-            ctypes.c_int32.from_address(self.control.block(self.worker_id) + at.THREADED).value = 1
+        if self.threads.several or threading.get_ident() != self.made_by:
+            self.note_threads()
+
+    def note_threads(self) -> None:
+        """Tells the other workers whether another thread of this one may go on while this thread waits."""
+        self.threads.note(ctypes.c_int32.from_address(self.control.block(self.worker_id) + at.THREADED))
 
     @property
     def node_lost(self) -> bool:

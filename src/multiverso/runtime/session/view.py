@@ -49,6 +49,9 @@ class SessionView(Protocol):
     def check_may_wait(self) -> None:
         """Before anything that may wait for others."""
 
+    def note_threads(self) -> None:
+        """Tells the other workers whether another thread of this one may go on while this thread waits."""
+
     def start_deadline(self, timeout_seconds: float | None = None) -> Deadline:
         """Begins the time of a call that may wait."""
 
