@@ -1,12 +1,15 @@
-"""One thread at a time, and none twice: a signal's handler must not wait for the call that it has interrupted."""
+"""What a signal's handler must not come in between: calls that do one thing at a time, and code that cannot bear it."""
 
 from __future__ import annotations
 
+import _thread
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from multiverso.errors import LockStateError
 
+T = TypeVar("T")
 # The interpreter's own kind of lock, used by `with` itself: so no exception comes between taking it and knowing so.
 Lock = Any
 
@@ -37,3 +40,28 @@ def turn(lock: Lock, what: object) -> Lock:
 def holds(lock: Lock) -> bool:
     """Whether this thread has it."""
     return bool(lock._is_owned())
+
+
+def uninterrupted(work: Callable[[], T]) -> T:
+    """Returns what a function returns, done in a thread, where no signal's handler runs.
+
+    The wait for it may be interrupted; the thread ends by itself.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+    over = threading.Lock()  # not an Event: an exception in the middle of its methods leaves it locked
+    over.acquire()
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            over.release()
+
+    _thread.start_new_thread(run, ())
+    over.acquire()
+    if errors:
+        raise errors[0]
+    return results[0]

@@ -11,6 +11,7 @@ import dis
 import gc
 import os
 import re
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -253,3 +254,52 @@ def test_an_interrupted_start_of_a_whole_job_is_no_lost_worker() -> None:
 
     for at in points(job(None)):
         job(at)
+
+
+LINKS_IN_A_STORM = """
+import random, signal, sys
+import numpy as np
+import multiverso as mv
+from multiverso.compiling.on_demand import load_module
+
+class Alarm(BaseException):
+    pass
+
+def ring(number, frame):
+    while frame is not None:
+        if "multiverso" in frame.f_code.co_filename:
+            raise Alarm
+        frame = frame.f_back
+
+mv.init()
+names = ("dense", "rows", "rounds", "rules", "reduce", "agreeing")
+groups = [(name, dtype) for name in names for dtype in ("float32", "float64")]
+chance, alarms = random.Random(int(sys.argv[1])), 0
+signal.signal(signal.SIGALRM, ring)
+for name, dtype in groups:
+    while True:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, chance.random() * 0.004 + 1e-5, 0.0007)
+            load_module(f"multiverso.kernels.{name}", dtype)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            break
+        except Alarm:
+            alarms += 1
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            if alarms % 30 == 0:  # so that it ends on any machine
+                load_module(f"multiverso.kernels.{name}", dtype)
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
+table = mv.ArrayTableHandler(3, dtype="float32")
+table.add([1, 2, 3])
+print(alarms > 0, table.get().tolist())
+mv.shutdown()
+"""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_kernels_are_linked_in_a_storm_of_signals(seed: int) -> None:
+    """llvmlite frees memory twice where an exception comes in the middle: this aborted eight of nine processes."""
+    done = subprocess.run(
+        [sys.executable, "-c", LINKS_IN_A_STORM, str(seed)], capture_output=True, text=True, timeout=250
+    )
+    assert (done.returncode, done.stdout.split("\n")[0]) == (0, "True [1.0, 2.0, 3.0]"), done.stderr

@@ -205,6 +205,24 @@ def test_a_nan_keeps_nothing_else_from_being_clipped() -> None:
     assert np.allclose(by_norm[2:], [0.6, 0.8])
 
 
+@pytest.mark.parametrize("size", [1e-310, 1e-200, 1e-160, 1.0, 1e154, 1e200, 1e300])
+def test_a_norm_whose_square_is_no_number_is_bounded_all_the_same(size: float) -> None:
+    delta = np.array([[3.0, 4.0], [0.0, 0.0], [0.3, 0.4]]) * [[size], [1.0], [1.0]]
+    clipped = mv.updaters.clip(norm=size)(delta.reshape(-1), 3).reshape(3, 2)
+    expected = np.array([0.6, 0.8]) * size
+    np.testing.assert_allclose(clipped[0], expected, rtol=1e-12 if size > 1e-300 else 1e-3)
+    np.testing.assert_array_equal(clipped[1], 0)
+    np.testing.assert_allclose(clipped[2], np.array([0.3, 0.4]) * min(1, size / 0.5), rtol=1e-3)
+
+
+def test_a_norm_beyond_its_dtype_is_bounded_for_the_whole_delta_too() -> None:
+    delta = np.full(10_000, 1e307)
+    np.testing.assert_allclose(np.linalg.norm(mv.updaters.clip(norm=2.0)(delta)), 2.0)
+    with np.errstate(invalid="ignore"):
+        spoilt = mv.updaters.clip(norm=2.0)(np.array([np.inf, 1.0, 3.0, 4.0]), 2)
+    np.testing.assert_allclose(spoilt[2:], [1.2, 1.6])
+
+
 def test_rows_are_clipped_each_by_its_own_norm_and_before_that_summed() -> None:
     g = np.array([[3.0, 4.0], [0.3, 0.4], [3.0, 4.0]])
     with Node(1) as node, Session(node.address) as session:

@@ -10,6 +10,7 @@ import llvmlite.binding as llvm
 import numpy as np
 
 from multiverso.compiling.object_code import NDARRAY
+from multiverso.turns import uninterrupted
 
 _METH_FASTCALL = 0x80
 _kept: list[object] = []  # code and descriptions of functions live as long as the process
@@ -34,9 +35,16 @@ _new_function.restype = ctypes.py_object
 def link(content: bytes, needed: Sequence[str], names: Sequence[str]) -> dict[str, int]:
     """Loads object code and returns the address of each of its functions.
 
+    It is done in a thread, where no signal's handler runs: llvmlite frees memory twice if an exception comes between
+    its freeing something and its noting that. The caller may be interrupted meanwhile; the thread ends by itself.
+
     Raises:
         RuntimeError, OSError: it cannot be linked.
     """
+    return uninterrupted(lambda: _link(content, needed, names))
+
+
+def _link(content: bytes, needed: Sequence[str], names: Sequence[str]) -> dict[str, int]:
     _provide(needed)
     machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)

@@ -25,6 +25,7 @@ from multiverso.compiling.compiler_process import CompilerProcess, serve
 from multiverso.compiling.notice import say, telling
 from multiverso.compiling.object_code import HEAD, Code
 from multiverso.compiling.sources import are_unchanged, digest_of, sources_of, stamps_of
+from multiverso.turns import uninterrupted
 
 _HERE = Path(__file__).parent
 _KERNELS = "multiverso.kernels."
@@ -58,7 +59,7 @@ def load_loop(function: Callable[..., None], dtype: str) -> int:
     if _is_ours(function):
         return _load("loops", function.__module__, dtype)[function.__name__]
     with _lock, telling(f"compiling {function.__qualname__} for {dtype}"), _compiler() as compiler:
-        compiled = compiler.compile_loop(function, dtype)
+        compiled = uninterrupted(lambda: compiler.compile_loop(function, dtype))
         _kept.append(compiled)
         return int(compiled.address)
 
@@ -122,18 +123,14 @@ def _source(name: str) -> Path:
 @functools.cache
 def _machine() -> tuple[object, ...]:
     """What else object code depends on. Not Python's and NumPy's versions: the fields that it reads are the same."""
+    return (_numba_version(), *uninterrupted(_processor), platform.machine(), HEAD)
+
+
+def _processor() -> tuple[str, str, str]:
     import llvmlite
     import llvmlite.binding as llvm
 
-    features = llvm.get_host_cpu_features().flatten()
-    return (
-        _numba_version(),
-        llvmlite.__version__,
-        platform.machine(),
-        llvm.get_host_cpu_name(),
-        features,
-        HEAD,
-    )
+    return llvmlite.__version__, llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
 
 
 def _numba_version() -> list[str]:
@@ -183,9 +180,8 @@ def child(parent: int, writing: int) -> None:
 
 def _built_here(kind: str, name: str, dtype: str | None) -> Code:
     with _compiler() as compiler:
-        code: Code = (
-            compiler.build_loops(name, str(dtype)) if kind == "loops" else compiler.build_module(name, dtype)
-        )
+        build = compiler.build_loops if kind == "loops" else compiler.build_module
+        code: Code = uninterrupted(lambda: build(name, dtype))
         return code
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from multiverso.updaters.checks import positive
 
 Array = npt.NDArray[Any]
+_TINY = 1e-280  # squares below this have lost bits
 
 
 @dataclass(frozen=True)
@@ -33,16 +34,42 @@ class Clip:
             delta = np.clip(delta, -self.value, self.value).astype(delta.dtype, copy=False)
         if self.norm is not None and delta.size:
             parts = delta.reshape(rows, -1)
-            wide = parts.astype(np.float64, copy=False)
-            norms = np.sqrt(np.einsum("ij,ij->i", wide, wide))
-            if not norms.max() <= self.norm:
-                scale = np.minimum(1, self.norm / np.maximum(norms, self.norm))
+            scale = _scale_to(self.norm, parts)
+            if not scale.min() >= 1:
                 delta = (parts * scale[:, np.newaxis]).astype(delta.dtype).reshape(-1)
         return delta
 
     def __str__(self) -> str:
         bounds = (("value", self.value), ("norm", self.norm))
         return f"clip({', '.join(f'{name}={bound:g}' for name, bound in bounds if bound is not None)})"
+
+
+def _scale_to(norm: float, rows: Array) -> Array:
+    """Returns what each row has to be multiplied by so that its L2 norm is at most ``norm``: 1 or less, float64.
+
+    Args:
+        norm: above 0.
+        rows: (rows, columns). Their squares, and their norms, need not fit into float64.
+    """
+    wide = rows.astype(np.float64, copy=False)
+    with np.errstate(over="ignore", under="ignore"):
+        squares = np.einsum("ij,ij->i", wide, wide)
+        norms = np.sqrt(squares)
+    scale: Array = np.minimum(1, norm / np.maximum(norms, norm))
+    beyond = ~(
+        (squares > _TINY) & (squares < np.inf)
+    )  # overflowed, underflowed, zero, or not finite from the start
+    if beyond.any():
+        largest = np.abs(wide[beyond]).max(axis=1, initial=0)
+        unit = np.where((largest > 0) & np.isfinite(largest), largest, 1.0)
+        parts = wide[beyond] / unit[:, np.newaxis]
+        norms = np.sqrt(
+            np.einsum("ij,ij->i", parts, parts)
+        )  # in units of the largest number: from 1 on, or 0
+        with np.errstate(over="ignore"):
+            most = norm / unit
+        scale[beyond] = np.minimum(1, most / np.maximum(norms, most))
+    return scale
 
 
 @dataclass(frozen=True)

@@ -403,8 +403,8 @@ class Session(InProcess):
     def check_may_wait(self) -> None:
         """Before anything that may wait for others: checks, and notes which threads do so.
 
-        While another thread may go on, one thread's waiting does not mean that the worker waits. Without the node nobody would tell of a
-        death, so a wait is refused also when the others are still there.
+        While another thread may go on, one thread's waiting does not mean that the worker waits. Without the node
+        nobody would tell of a death, so a wait is refused also when the others are still there.
         """
         self.check()
         if self.node_lost:
