@@ -10,6 +10,7 @@ from multiverso.lazy_names import lazy_names
 if TYPE_CHECKING:
     from multiverso import rules, updaters
     from multiverso.api import (
+        all_reduce,
         barrier,
         batches,
         incarnation,
@@ -19,10 +20,12 @@ if TYPE_CHECKING:
         load,
         log,
         num_workers,
+        rank,
         save,
         server_id,
         shard,
         shutdown,
+        size,
         stats,
         worker_id,
         workers_num,
@@ -55,6 +58,7 @@ __all__ = [
     "ReadOnlyKeyedTable",
     "ReadOnlyTable",
     "TableHandler",
+    "all_reduce",
     "attach_read_only",
     "barrier",
     "batches",
@@ -68,6 +72,7 @@ __all__ = [
     "load",
     "log",
     "num_workers",
+    "rank",
     "restarts",
     "rules",
     "run",
@@ -75,6 +80,7 @@ __all__ = [
     "server_id",
     "shard",
     "shutdown",
+    "size",
     "stats",
     "updaters",
     "worker_id",
@@ -87,8 +93,8 @@ if not TYPE_CHECKING:
         __name__,
         {
             "multiverso.api": (
-                "barrier batches incarnation init is_master_worker live_workers load log num_workers save server_id "
-                "shard shutdown stats worker_id workers_num"
+                "all_reduce barrier batches incarnation init is_master_worker live_workers load log num_workers rank "
+                "save server_id shard shutdown size stats worker_id workers_num"
             ),
             "multiverso.checkpoints": "Checkpoint checkpoint",
             "multiverso.launch.function": "run",

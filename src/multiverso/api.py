@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from operator import index
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +15,11 @@ from multiverso.errors import StartupError
 from multiverso.runtime.joining import join
 from multiverso.runtime.session.current import current, is_open, latest, set_current
 from multiverso.runtime.session.open_sessions import abandoned_by, open_sessions
+from multiverso.runtime.session.session import Session
 from multiverso.turns import new_lock, turn
 
 _starting = new_lock()
+_options: WeakKeyDictionary[Session, dict[str, Any]] = WeakKeyDictionary()  # what each was begun with
 
 
 def init(
@@ -29,8 +32,9 @@ def init(
     between: str | None = None,
     timeout_seconds: float | None = None,
     start_timeout_seconds: float | None = None,
-) -> None:
-    """Joins the job that this process belongs to; returns when all its workers have.
+    exist_ok: bool = False,
+) -> Session:
+    """Joins the job that this process belongs to; returns its session when all workers have joined.
 
     Which job that is, is found in the environment: `multiverso run`, mpirun, torchrun and srun leave their
     marks there, and a plain ``python train.py`` is a job of one worker.
@@ -51,6 +55,11 @@ def init(
         timeout_seconds: deadline of barriers, rounds and clocks; by default MULTIVERSO_TIMEOUT_SECONDS, or
             30 minutes.
         start_timeout_seconds: deadline for all workers to come; 120 s by default.
+        exist_ok: returns the session that is open already, for a notebook's cell that runs again; its options have to
+            be these.
+
+    Returns:
+        The session that all functions of this module act on. With ``with mv.init():`` the block's end is `shutdown`.
 
     Raises:
         StartupError: already initialised, not on Linux, arguments that make no sense or exclude each other, or other
@@ -59,26 +68,40 @@ def init(
         WorkerLostError: another worker died while the job was starting (with ``on_lost="stop"``).
         NodeLostError: the job's node ended meanwhile.
     """
+    options: dict[str, Any] = {
+        "sync": sync,
+        "staleness": staleness,
+        "on_lost": on_lost,
+        "wire": wire,
+        "every": every,
+        "between": between,
+        "timeout_seconds": timeout_seconds,
+        "start_timeout_seconds": start_timeout_seconds,
+    }
     with turn(_starting, "init()"):
         if is_open():
-            raise StartupError("multiverso is already initialised in this process; call shutdown() first")
+            opened = current()
+            begun_with = _options.get(opened, {})
+            if not exist_ok:
+                raise StartupError(
+                    "multiverso is already initialised in this process; call shutdown() first, or init(exist_ok=True)"
+                )
+            if begun_with != options:
+                other = [name for name, value in options.items() if begun_with.get(name) != value]
+                raise StartupError(
+                    f"multiverso is already initialised with other options: {', '.join(other)} "
+                    f"({', '.join(f'{name}={begun_with.get(name)!r}' for name in other)} then); call shutdown() first"
+                )
+            return opened
         before = open_sessions()
         try:
-            set_current(
-                join(
-                    sync=sync,
-                    staleness=staleness,
-                    on_lost=on_lost,
-                    wire=wire,
-                    every=every,
-                    between=between,
-                    timeout_seconds=timeout_seconds,
-                    start_timeout_seconds=start_timeout_seconds,
-                )
-            )
+            session = join(**options)
+            _options[session] = options
+            set_current(session)
+            return session
         except BaseException:  # interrupted when the session was there, but not yet the current one
-            for session in abandoned_by(before):
-                session.shutdown()
+            for abandoned in abandoned_by(before):
+                abandoned.shutdown()
             set_current(None)
             raise
 
@@ -124,6 +147,46 @@ num_workers = workers_num
 def worker_id() -> int:
     """Returns this worker's number, from 0 to ``workers_num() - 1``."""
     return current().worker_id
+
+
+rank, size = worker_id, workers_num
+"""Other names of `worker_id` and `workers_num`, for programs that come from the C++ interface or from MPI."""
+
+
+def all_reduce(
+    array: Any, op: str = "sum", out: Any = None, *, timeout_seconds: float | None = None
+) -> npt.NDArray[Any]:
+    """Combines the arrays of all workers, element by element; waits for all of them. In any mode, on any hosts.
+
+    What the C++ interface calls ``MV_Aggregate``. It has nothing to do with tables, and ends no round. Elements are
+    combined in the workers' order, so that all get the same bits in every run; 16-bit floats in float32.
+
+    Args:
+        array: this worker's numbers, of the same shape and dtype in every worker; not modified.
+        op: ``"sum"``, ``"product"``, ``"max"``, ``"min"`` or ``"average"`` (of integers rounded down).
+        out: a NumPy array of that shape and dtype for the result; may be ``array`` itself.
+        timeout_seconds: deadline of the wait, instead of the session's.
+
+    Returns:
+        The result: ``out``, or a new array.
+
+    Raises:
+        ShapeMismatchError, DtypeMismatchError: the workers called with different things, or ``out`` does not fit.
+        NotInThisJobError: the workers of this job come and go.
+        WorkerLostError: a worker died or left; nothing more can be reduced.
+        WaitTimeoutError, DeadlockError, NodeLostError: the wait could not end well. Called again with the same array it
+            goes on where it stopped.
+
+    Example:
+        >>> import multiverso as mv
+        >>> with mv.init():
+        ...     mv.all_reduce([1.0, 2.0])
+        array([1., 2.])
+    """
+    from multiverso.runtime.collective.reducer import reducer_of
+    from multiverso.tables.convert import as_numpy
+
+    return reducer_of(current()).all_reduce(as_numpy(array, "array"), op, out, timeout_seconds)
 
 
 def server_id() -> int:
@@ -231,8 +294,8 @@ def batches(
 def log(*, step: int | None = None, **values: Any) -> None:
     """Publishes how training goes: `multiverso top` shows each worker's last values, `mv.log(loss=...)`.
 
-    Where TensorBoard is installed they are written for it, too: to ``runs/<script>-<job>/worker-<i>``, or under another
-    folder than ``runs`` that MULTIVERSO_TENSORBOARD names (empty: nowhere). Costs a few microseconds; waits for nobody.
+    With MULTIVERSO_TENSORBOARD=FOLDER they are written for TensorBoard, too, to ``FOLDER/<script>-<job>/worker-<i>``.
+    Costs a few microseconds; waits for nobody.
 
     Args:
         step: the training step; by default one more than at the last call.
@@ -240,6 +303,7 @@ def log(*, step: int | None = None, **values: Any) -> None:
 
     Raises:
         TypeError: a value is not a number; nothing is said.
+        ImportError: files for TensorBoard are asked for, and it is not installed.
     """
     from multiverso.tables.log import log_of
 

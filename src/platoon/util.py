@@ -98,7 +98,7 @@ def dtype_to_mpi(dtype: Any) -> Any:
         plain = np.dtype(dtype)
         if plain == np.float16:  # no version of MPI reduces it, though some have a name for it
             raise KeyError(plain)
-        return mpi._typedict[plain.char]
+        return mpi.INT8_T if plain == np.int8 else mpi._typedict[plain.char]  # as the original has it
     except (KeyError, TypeError):
         raise TypeError(f"MPI has no datatype for {dtype!r}") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -104,6 +105,9 @@ def test_tensorboard_gets_each_value(tmp_path: Path) -> None:
         "import multiverso as mv\nmv.init()\nmv.log(loss=0.5, step=3)\nmv.log(loss=0.25)\nmv.shutdown()\n"
     )
     subprocess.run([sys.executable, script], cwd=tmp_path, check=True, timeout=120)
+    assert not (tmp_path / "runs").exists()  # unless it is asked for
+    env = {**os.environ, "MULTIVERSO_TENSORBOARD": "runs"}
+    subprocess.run([sys.executable, script], cwd=tmp_path, check=True, timeout=120, env=env)
     (run,) = (tmp_path / "runs").iterdir()
     assert run.name.startswith("train-")
     code = (

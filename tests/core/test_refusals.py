@@ -44,7 +44,6 @@ float16_max = float(np.finfo("f2").max)
 SHAPES: dict[str, tuple[Call, str]] = {
     "too few": (lambda t: t.array.add(np.zeros(5)), r"shape \(5,\).*expects shape \(6,\)"),
     "too many": (lambda t: t.array.add([0] * 7), r"\(7,\)"),
-    "a single number": (lambda t: t.array.add(1.0), r"shape \(\)"),
     "nothing": (lambda t: t.array.add([]), r"\(0,\)"),
     "ragged": (lambda t: t.array.add([[1, 2], [3]]), "data"),
     "transposed": (lambda t: t.matrix.add(np.zeros((2, 3))), r"\(2, 3\).*\(3, 2\)"),

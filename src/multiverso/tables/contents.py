@@ -6,6 +6,7 @@ import os
 from typing import Any, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from multiverso import layout as at
 from multiverso.errors import NotInThisJobError
@@ -77,6 +78,17 @@ class Contents(HeldTable):
         self._operations.settle(None)
         self._how.snapshot(output.flat)
         return output.give()
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
+        """What ``np.asarray(table)`` gives: a :meth:`snapshot`, which ends no round and waits for no clock.
+
+        Raises:
+            ValueError: ``copy=False``: :meth:`view` shows the values without a copy.
+        """
+        if copy is False:
+            raise ValueError("np.array(table, copy=False): a table is copied; table.view() is a window on it")
+        values: Array = self.snapshot()
+        return values if dtype is None else values.astype(dtype, copy=False)
 
     def set(self, values: Any) -> None:
         """Overwrites the values of all workers, past the updater, whose state stays.

@@ -164,7 +164,7 @@ def as_row_ids(row_ids: Any, rows: int) -> npt.NDArray[np.int64]:
     if array.dtype == np.uint64 and array.max() >= 2**63:
         raise RowIdError(f"row id {array.max()} is not in 0 .. {rows - 1}")
     ids: npt.NDArray[np.int64] = np.ascontiguousarray(array, dtype=np.int64)
-    return readable(ids)
+    return readable(ids if ids.flags.aligned else ids.copy())
 
 
 def writable(array: Any, size: int, dtype: np.dtype[Any], what: str) -> Array:

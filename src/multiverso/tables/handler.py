@@ -94,8 +94,8 @@ class TableHandler(Contents):
         """Adds to the whole table, through its updater.
 
         Args:
-            data: ``size`` numbers in any shape (a matrix: (num_row, num_col) or flat); any sequence, array or
-                tensor. It is not modified. Same-kind numbers are rounded to the table's dtype.
+            data: ``size`` numbers in any shape (a matrix: (num_row, num_col) or flat), or one number for all; any
+                sequence, array or tensor. It is not modified. Same-kind numbers are rounded to the table's dtype.
             sync: True returns when the add is applied; as applying at once is fastest, it always is.
 
         Raises:

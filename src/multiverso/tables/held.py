@@ -170,6 +170,8 @@ class HeldTable(Steered, Described[TableSpec]):
 
     def _delta(self, data: Any, what: str = "data") -> Array:
         array = as_numpy(data, what)
+        if array.ndim == 0:  # one number for all
+            array = np.full(self._size, array)
         check_size(array, self.shape, self._spec, what)
         return as_data(array, self._dtype, what)
 

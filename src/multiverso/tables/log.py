@@ -1,4 +1,4 @@
-"""`mv.log`: what a worker says of its training goes to `multiverso top`, and to TensorBoard where that is installed."""
+"""`mv.log`: what a worker says of its training goes to `multiverso top`, and to TensorBoard where that is asked for."""
 
 from __future__ import annotations
 
@@ -46,13 +46,16 @@ def _number(name: str, value: Any) -> float:
 
 
 def _writer(session: Session) -> Any:
-    folder = os.environ.get(FOLDER, "runs")
+    folder = os.environ.get(FOLDER)
     if not folder:
         return None
     try:
         from tensorboard.summary import Writer
-    except ImportError:
-        return None
+    except ImportError as error:
+        raise ImportError(
+            f"{FOLDER}={folder} asks for files for TensorBoard, which is not installed: pip install tensorboard, or "
+            f"unset {FOLDER}"
+        ) from error
     run = f"{Path(sys.argv[0]).stem or 'run'}-{zlib.crc32(session.address.encode()):08x}"
     return Writer(str(Path(folder) / run / f"worker-{session.worker_id}"))
 

@@ -109,7 +109,7 @@ class MatrixTableHandler(_TensorHandler):
     Args:
         num_row: rows.
         num_col: columns.
-        init_value: as of `ArrayTableHandler`, but the mean of what all workers hand in counts, as in the original.
+        init_value: as of `ArrayTableHandler`.
         dtype, device, initial, name, updater, session: see `ArrayTableHandler`.
     """
 
@@ -121,7 +121,7 @@ class MatrixTableHandler(_TensorHandler):
         *,
         dtype: Any = None,
         device: Any = None,
-        initial: Initial = "mean",
+        initial: Initial = "master",
         name: str | None = None,
         updater: Any = "add",
         session: Session | None = None,

@@ -15,7 +15,13 @@ import numpy.typing as npt
 from multiverso import kernels
 from multiverso import layout as at
 from multiverso.deadline import Deadline
-from multiverso.errors import DtypeMismatchError, InterruptedRoundError, ShapeMismatchError, WorkerLostError
+from multiverso.errors import (
+    DtypeMismatchError,
+    InterruptedRoundError,
+    NotInThisJobError,
+    ShapeMismatchError,
+    WorkerLostError,
+)
 from multiverso.kernels import reduce
 from multiverso.memory.shared import SharedMemory
 from multiverso.memory.words import load64
@@ -286,3 +292,18 @@ class Reducer:
 
 
 __all__ = ["OPERATIONS", "Reducer", "kernels", "working_dtype"]
+
+
+def reducer_of(session: Session) -> Reducer:
+    """Returns the one `Reducer` of all workers of a session's job.
+
+    Raises:
+        NotInThisJobError: they come and go.
+    """
+    if not isinstance(session.reducer, Reducer):
+        if session.fixed_num is None:
+            raise NotInThisJobError(
+                "all_reduce needs all workers, and those of this job come and go: give their number (multiverso run -n)"
+            )
+        session.reducer = Reducer(session, session.fixed_num)
+    return session.reducer

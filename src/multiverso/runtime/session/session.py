@@ -108,6 +108,7 @@ class Session(InProcess):
         self.made_by = threading.get_ident()
         self.threads = Threads()
         self.handles = Handles()
+        self.reducer: object = None  # of all workers, once one is asked for: `runtime.collective.reducer`
         # what `shutdown` calls while everything still works
         self.before_end: dict[str, Callable[[], None]] = {}
         self._barrier = Barrier()
@@ -146,16 +147,16 @@ class Session(InProcess):
         self._holdings.begin(descriptors)
         self.control = Control(self._holdings.map(0, place.control_bytes), place.places, place.here)
         self.worker_id = place.worker_id
-        self._fixed_num = place.workers_num
+        self.fixed_num = place.workers_num
         self._attached = True
         self.incarnation = place.incarnation
         self.job = place.job or self.address
         # A worker of a job that workers join at will can simply leave. In one where all start together, leaving before
         # the start would let the others begin without this worker: it is lost instead, or withdraws.
-        self._takes_part = self._fixed_num is None
+        self._takes_part = self.fixed_num is None
         self._liveness.begin(self.control, self.worker_id, self._link.connection)
         # before anyone is let go, or the first could pass a barrier that the last does not know of yet
-        self.control.activate(self.worker_id, self._fixed_num is None, self.incarnation)
+        self.control.activate(self.worker_id, self.fixed_num is None, self.incarnation)
         self._barrier.passed = self.control.worker(self.worker_id).barrier
         self._link.ask({"do": "ready"}, deadline.at, "the other workers to start")
         self._takes_part = True
@@ -165,7 +166,7 @@ class Session(InProcess):
     @property
     def workers_num(self) -> int:
         """How many workers the job has (in a job that workers join and leave at will: has now)."""
-        return self._fixed_num if self._fixed_num is not None else len(self.live_workers())
+        return self.fixed_num if self.fixed_num is not None else len(self.live_workers())
 
     def live_workers(self) -> list[int]:
         """Returns the workers that take part now."""

@@ -1,0 +1,118 @@
+"""What newcomers try first, and programs of the C++ interface ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from core_support import together
+
+import multiverso as mv
+from multiverso.errors import DtypeMismatchError, NotInThisJobError, ShapeMismatchError, StartupError
+from multiverso.runtime import Node, Session
+from multiverso.runtime.collective.reducer import reducer_of
+
+
+@pytest.fixture
+def ended() -> Iterator[None]:
+    """Whatever a test does, no session is left open."""
+    yield
+    mv.shutdown()
+
+
+def test_init_returns_the_session_and_can_stand_in_a_with(ended: None) -> None:
+    with mv.init() as session:
+        assert session is mv.current()
+        assert (mv.rank(), mv.size()) == (mv.worker_id(), mv.workers_num()) == (0, 1)
+    with pytest.raises(mv.errors.ClosedError):
+        mv.rank()
+    mv.init()
+
+
+def test_a_notebooks_cell_can_run_again(ended: None) -> None:
+    session = mv.init(staleness=2)
+    with pytest.raises(StartupError, match=r"shutdown\(\) first, or init\(exist_ok=True\)"):
+        mv.init(staleness=2)
+    assert mv.init(staleness=2, exist_ok=True) is session
+    with pytest.raises(
+        StartupError, match=r"other options: sync, staleness \(sync=False, staleness=2 then\)"
+    ):
+        mv.init(sync=True, exist_ok=True)
+
+
+def test_numpy_gets_a_copy_of_a_table(alone: Session) -> None:
+    table = mv.MatrixTableHandler(2, 3, range(6), session=alone)
+    assert np.asarray(table).tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert np.array(table, dtype="float64").dtype == np.float64
+    np.asarray(table)[:] = 7
+    assert float(np.sum(table)) == 15
+
+
+def test_numpys_copy_of_a_synchronous_table_ends_no_round() -> None:
+    def work(session: Session) -> Any:
+        table = mv.ArrayTableHandler(2, 1, session=session)
+        if session.worker_id == 0:
+            assert np.asarray(table).tolist() == [1, 1]
+        table.add(1)
+        return table.get().tolist()
+
+    assert together(work, 2, sync=True) == [[3, 3]] * 2
+
+
+def test_one_number_is_added_to_all(alone: Session) -> None:
+    table = mv.MatrixTableHandler(2, 3, session=alone)
+    table.add(2)
+    table.add_async(np.float32(0.5)).wait()
+    assert np.unique(table.get()).tolist() == [2.5]
+    with pytest.raises(ShapeMismatchError):
+        table.add([1, 2])
+
+
+def test_unaligned_row_ids_are_row_ids(alone: Session) -> None:
+    table = mv.MatrixTableHandler(4, 2, session=alone)
+    memory = np.zeros(8 * 3 + 1, np.uint8)
+    ids = memory[1:].view(np.int64)
+    ids[:] = (0, 3, 3)
+    assert not ids.flags.aligned
+    table.add(np.ones((3, 2), "f4"), row_ids=ids)
+    assert table.get(ids)[:, 0].tolist() == [1, 2, 2]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("sync", [False, True])
+def test_all_workers_get_the_same_reduction(workers: int, sync: bool) -> None:
+    def work(session: Session) -> Any:
+        me = session.worker_id + 1
+        reducer = reducer_of(session)
+        assert reducer_of(session) is reducer
+        out = np.empty(3)
+        reducer.all_reduce(np.array([me, 2.0 * me, 0.5]), "sum", out)
+        return [out.tolist(), int(reducer.all_reduce(np.array(me), "max"))]
+
+    total = sum(range(1, workers + 1))
+    assert together(work, workers, sync=sync) == [[[total, 2 * total, workers / 2], workers]] * workers
+
+
+def test_all_reduce_takes_what_tables_take(ended: None) -> None:
+    mv.init()
+    assert mv.all_reduce([1, 2]).tolist() == [1, 2]
+    mine = np.ones(2, "f4")
+    assert mv.all_reduce(mine, "average", out=mine) is mine
+    for wrong, error in ((["a"], DtypeMismatchError), ([1j], DtypeMismatchError)):
+        with pytest.raises(error):
+            mv.all_reduce(wrong)
+    with pytest.raises(ValueError, match="operation is one of"):
+        mv.all_reduce([1], "xor")
+    with pytest.raises(ShapeMismatchError):
+        mv.all_reduce([1, 2], out=np.zeros(3, int))
+
+
+def test_all_reduce_needs_a_number_of_workers() -> None:
+    with (
+        Node(None) as node,
+        Session(node.address) as session,
+        pytest.raises(NotInThisJobError, match="come and go"),
+    ):
+        reducer_of(session)
