@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "hosts"))
 from fabric_support import Adder, barrier, fabrics, new_shard
 
 from multiverso.hosts.peer.frames import HEADER_BYTES, Carried, Header, ProtocolError, Reader, accepting
-from multiverso.hosts.peer.pace import Pace
+from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.rounds.frames import KINDS as KINDS_OF_ROUNDS
 from multiverso.hosts.rounds.neighbour import Neighbour
 from multiverso.hosts.rounds.rounds import Rounds

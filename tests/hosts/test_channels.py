@@ -13,8 +13,8 @@ import pytest
 
 from multiverso.deadline import Deadline
 from multiverso.hosts.peer.frames import HEADER_BYTES, Header, ProtocolError, Reader, accepting
-from multiverso.hosts.peer.pace import Pace
 from multiverso.hosts.peer.peer import Peer
+from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.transport.channel import Channel, Plain, RefusedError
 from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.hosts.transport.tls import Encrypted, context_of, encrypt

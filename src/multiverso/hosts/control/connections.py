@@ -29,13 +29,13 @@ from multiverso.hosts.control.messages import (
 )
 from multiverso.hosts.control.messages import Hello as HelloReport
 from multiverso.hosts.peer.conversation import Conversation, Timeouts, ending
-from multiverso.hosts.peer.pace import Pace
 from multiverso.hosts.peer.peer import Dial, Peer
+from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.channel import Channel, RefusedError
 from multiverso.hosts.transport.credentials import Credentials
 from multiverso.hosts.transport.handshake import CONTROL, Begun, Hello, connect
-from multiverso.hosts.transport.listener import Door, Listener
+from multiverso.hosts.transport.listener import Listener, ListeningSocket
 from multiverso.node_log import log
 
 _CONNECT_SECONDS = 60.0
@@ -46,7 +46,7 @@ _LOST_FLUSH_SECONDS = 0.5
 _AGAIN_SECONDS = 5.0  # of one attempt to connect again
 FLUSH_SECONDS = 2.0
 
-_COUNTED_AS_LOST = "it counts this host as lost, and the others go on without it"
+_COUNTED_AS_LOST = "it counts this host as lost, and the others continue without it"
 
 Deliver = Callable[[Order | Alone], None]
 
@@ -93,7 +93,7 @@ class Talk:
     @property
     def is_done(self) -> bool:
         """Whether the other side has heard all that was said to it, or has ended."""
-        return self.conversation.ended is not None or self.conversation.all_heard
+        return self.conversation.ended is not None or self.conversation.all_received
 
     def end(self, why: str) -> None:
         """Says, after everything else, that this is the end. Does not wait; `close` does."""
@@ -118,7 +118,7 @@ class Centre:
         deliver: gets the orders for this host, from any thread.
     """
 
-    def __init__(self, roster: Roster, listener: Listener, deliver: Deliver) -> None:
+    def __init__(self, roster: Roster, listener: ListeningSocket, deliver: Deliver) -> None:
         self._roster = roster
         self._deliver = deliver
         self._coordinator = Coordinator(roster)
@@ -133,7 +133,7 @@ class Centre:
         self._watching = threading.Thread(target=self._watch, name="multiverso-hosts-watch", daemon=True)
         self._watching.start()
         me = _hello(roster, incarnation=0, generation=1)  # nobody asks for the coordinator's
-        self._door = Door(listener, credentials_of(roster), me, self._let_in, "multiverso-hosts")
+        self._listener = Listener(listener, credentials_of(roster), me, self._let_in, "multiverso-hosts")
 
     def _new_talk(self, host: int, generation: int) -> Talk:
         take = functools.partial(self._take_of, host, generation)
@@ -163,13 +163,13 @@ class Centre:
             time.sleep(_LOOK_SECONDS / 10)
         with self._lock:  # from here on nobody is let in, nor takes a lost one's place
             self._closing.set()
-        self._door.shut()
+        self._listener.shut()
         for talk in self._talks.values():
             talk.end("its node has ended")
         flushed = Deadline.after(FLUSH_SECONDS)  # of all together: one whose host is stopped takes all of it
         for talk in self._talks.values():
             talk.close(flushed)
-        self._door.join()
+        self._listener.join()
         self._watching.join(_JOIN_SECONDS)
 
     def _let_in(self, channel: Channel, theirs: Hello) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from multiverso.errors import MultiversoError
-from multiverso.hosts.peer.buffers import Array
+from multiverso.hosts.peer.resources import Array
 
 _HEADER = struct.Struct("!BBHIIIQ")
 HEADER_BYTES = _HEADER.size
@@ -161,9 +161,11 @@ class Carried:
 
     Attributes:
         kinds: of its frames.
+        idle: nothing is to be sent before this changes: it is not asked.
     """
 
     kinds: frozenset[int] = frozenset()
+    idle = False
 
     @property
     def has_something(self) -> bool:

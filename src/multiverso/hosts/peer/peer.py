@@ -23,7 +23,7 @@ from multiverso.hosts.peer.frames import (
     Reader,
     accepting,
 )
-from multiverso.hosts.peer.pace import Pace
+from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.transport.channel import Channel, RefusedError, start_or_raise
 from multiverso.hosts.transport.handshake import HANDSHAKE_SECONDS, Begun, Hello
 from multiverso.node_log import log
@@ -143,11 +143,12 @@ class Peer:
 
     def _wait(self, now: float) -> float | None:
         """Returns the seconds until there is something to send, 0 for at once, None when only an event can tell."""
-        return min((wait for each in self._carried if (wait := each.wait(now)) is not None), default=None)
+        waits = (each.wait(now) for each in self._carried if not each.idle)
+        return min((wait for wait in waits if wait is not None), default=None)
 
     @property
     def _has_something(self) -> bool:
-        return any(each.has_something for each in self._carried)
+        return any(each.has_something for each in self._carried if not each.idle)
 
     @property
     def _has_words(self) -> bool:
@@ -156,7 +157,7 @@ class Peer:
     def _next(self, most_new: int = LONGEST_BODY) -> tuple[Carried, Outgoing] | None:
         now = time.monotonic()
         for each in self._carried:
-            outgoing = each.next(now, most_new)
+            outgoing = None if each.idle else each.next(now, most_new)
             if outgoing is not None:
                 self.traffic.bytes_sent += HEADER_BYTES + outgoing.header.length
                 return each, outgoing
@@ -369,7 +370,7 @@ class Peer:
                     ):  # a small frame takes as long as counting it does
                         used, self._uncounted = self._spend(used), 0
                         now = time.monotonic()
-                        pause = min(each.pause(now) for each in self._carried)
+                        pause = min(each.pause(now) for each in self._carried if not each.idle)
                     self._tell()
                     if (
                         pause
@@ -432,7 +433,7 @@ class Peer:
         except (OSError, MultiversoError, MemoryError) as error:
             self._log_if_unsendable(error)
         finally:
-            channel.shutdown()  # whatever it was: the receiver goes on to the next connection, and nobody waits here
+            channel.shutdown()  # whatever it was: the receiver continues to the next connection, and nobody waits here
 
     def _log_if_unsendable(self, error: Exception) -> None:
         if isinstance(error, (MultiversoError, MemoryError)):  # else the connection is over
