@@ -14,6 +14,7 @@ from typing import Any
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, WaitTimeoutError
+from multiverso.hosts.peer.frames import Several
 from multiverso.hosts.peer.peer import Peer
 from multiverso.hosts.peer.peers import Address, Peers
 from multiverso.hosts.peer.resources import SHARE, Pace
@@ -81,7 +82,7 @@ class Fabric:
     def _open(self, peer: int) -> None:
         link = self._links[peer] = Link(self.host, peer, self._pace, settled=self._tell_settled)
         neighbour = self._neighbours[peer] = Neighbour(self._rounds, peer)
-        carried = (neighbour, link)  # rounds first: workers wait for them
+        carried = Several(neighbour, link)  # rounds first: workers wait for them
         self._ends[peer] = self.peers.open(DATA, peer, carried, self._pace)
 
     def _wake(self, peer: int) -> None:

@@ -170,7 +170,7 @@ class Messages:
         with self._lock:
             if not self._open and not self._closed:
                 self._open = {
-                    host: self._peers.open(MESSAGES, host, [stream], Pace(0))
+                    host: self._peers.open(MESSAGES, host, stream, Pace(0))
                     for host, stream in self._streams.items()
                 }
 

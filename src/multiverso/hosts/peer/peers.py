@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
@@ -80,7 +80,7 @@ class Peers:
             if other == number:
                 self._start(peer)
 
-    def open(self, role: int, number: int, carried: Sequence[Carried], pace: Pace) -> Peer:
+    def open(self, role: int, number: int, carried: Carried, pace: Pace) -> Peer:
         """Keeps up a connection to a host in a role, in place of one that was there before.
 
         Args:
