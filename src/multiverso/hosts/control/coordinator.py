@@ -2,8 +2,8 @@
 
 A state machine without sockets, threads and clocks: a report of a host goes in, orders to hosts come out. They are the
 records of ``messages.py``. Each host's reports come in the order in which it sent them, and it gets its orders in the
-order in which they were given. ``hosts/peer/conversation.py`` decides that a host is lost, and ``connections.py`` reports it
-here.
+order in which they were given. ``hosts/peer/conversation.py`` decides that a host is lost, and ``connections.py``
+reports it here.
 
 Its parts: tables that come to be and end (`table_steps`), barriers (`barriers`), what workers ask (`answers`).
 
