@@ -47,7 +47,7 @@ from multiverso import layout as at
 from multiverso.consistency.protocol import Call
 from multiverso.deadline import Deadline
 from multiverso.hosts.fabric import Fabric
-from multiverso.hosts.peer.pace import SHARE
+from multiverso.hosts.peer.resources import SHARE
 from multiverso.hosts.transport.credentials import Credentials, new_credentials
 from multiverso.hosts.values.copies import Copy
 from multiverso.hosts.values.options import Every

@@ -44,7 +44,8 @@ class Trace:
             if name.startswith(PACKAGE) and stack[-1:] != [name.removeprefix(PACKAGE)]:
                 stack.append(name.removeprefix(PACKAGE))
             caller = caller.f_back
-        self.passed.setdefault(stack[0])
+        for name in reversed(stack):
+            self.passed.setdefault(name)
         if stack[0] in stack[1:]:
             self.again.add(tuple(reversed(stack)))
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -202,14 +203,14 @@ def test_the_command_line_page_has_every_command_and_option() -> None:
 
 
 def test_the_protocol_page_has_every_message() -> None:
-    from multiverso.hosts.control.table_steps import STEPS
+    from multiverso.hosts.control.messages import Order, Report
 
-    folders = [ROOT / "src/multiverso" / name for name in ("runtime", "hosts", "tables")]
+    folders = [ROOT / "src/multiverso" / name for name in ("runtime", "tables")]
     source = "\n".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
-    sent = {*re.findall(r'"do": "(\w+)"', source), *STEPS}
-    within = {"alone", "broken"}  # what a node's threads tell each other
+    records = {record.__name__.lower() for record in (*get_args(Report), *get_args(Order))}
+    sent = {*re.findall(r'"do": "(\w+)"', source), *records}
     page = (ROOT / "docs/protocol.md").read_text()
     rows = {
         name for row in re.findall(r"^\| ((?:`[a-z]+`(?:, )?)+) \|", page, re.M) for name in row.split(", ")
     }
-    assert {f"`{name}`" for name in sent - within} == rows - {"`do`"}
+    assert {f"`{name}`" for name in sent} == rows - {"`do`"}

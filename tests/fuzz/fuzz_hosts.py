@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "hosts"))
 
 from fabric_support import Adder, barrier, fabrics, new_shard
 
-from multiverso.hosts.peer.frames import HEADER_BYTES, Carried, Header, ProtocolError, Reader, accepting
-from multiverso.hosts.peer.pace import Pace
+from multiverso.hosts.peer.frames import HEADER_BYTES, Carried, Header, ProtocolError, Reader, Several
+from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.rounds.frames import KINDS as KINDS_OF_ROUNDS
 from multiverso.hosts.rounds.neighbour import Neighbour
 from multiverso.hosts.rounds.rounds import Rounds
@@ -132,12 +132,12 @@ def _until_refused(source: random.Random, most: int) -> int:
     link.connect(1)
     around = Neighbour(Rounds(0, range(2), lambda peer: None), 1)
     around.connect(1)
-    of_kind: dict[int, Carried] = {kind: end for end in (link, around) for kind in end.kinds}
-    reader = Reader(accepting(of_kind))
+    carried = Several(link, around)
+    reader = Reader(carried.accept)
     opened = Opened(
         copy.elements, ("float32", "float64", "int32", "int64").index(spec.dtype), copy.chunks[0].size, 0
     )
-    _feed(reader, of_kind, Header(frames.OPEN, table=1, length=24).pack() + opened.pack())
+    _feed(reader, carried, Header(frames.OPEN, table=1, length=24).pack() + opened.pack())
     done = 0
     try:
         while done < most:
@@ -146,7 +146,7 @@ def _until_refused(source: random.Random, most: int) -> int:
             sent = link.next(0.0)
             if sent is not None:
                 link.sent(sent)
-            _feed(reader, of_kind, _frame(source, spec, None if sent is None else sent.header))
+            _feed(reader, carried, _frame(source, spec, None if sent is None else sent.header))
     except ProtocolError:
         link.cut()
     return done
@@ -178,7 +178,7 @@ def _frame(source: random.Random, spec: TableSpec, sent: Header | None) -> bytes
     return Header(**fields).pack() + body
 
 
-def _feed(reader: Reader, of_kind: dict[int, Carried], data: bytes) -> None:
+def _feed(reader: Reader, carried: Carried, data: bytes) -> None:
     while data:
         room = reader.room()
         count = min(len(room), len(data), HEADER_BYTES)
@@ -187,7 +187,7 @@ def _feed(reader: Reader, of_kind: dict[int, Carried], data: bytes) -> None:
         whole = reader.filled(count)
         while whole is not None:
             with np.errstate(all="ignore"):
-                of_kind[whole[0].kind].arrived(*whole, 0.0)
+                carried.arrived(*whole, 0.0)
             whole = reader.filled(0)
 
 

@@ -30,10 +30,10 @@ from multiverso.hosts.combining import (
     Piece,
 )
 from multiverso.hosts.peer import peer as peer_module
-from multiverso.hosts.peer.buffers import Buffers
 from multiverso.hosts.peer.frames import Header, ProtocolError
 from multiverso.hosts.peer.messages import LONGEST_MESSAGE, MESSAGE, Messages, Stream
 from multiverso.hosts.peer.peers import Peers
+from multiverso.hosts.peer.resources import Buffers
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.channel import RefusedError
 from multiverso.hosts.transport.credentials import new_credentials

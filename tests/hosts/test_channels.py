@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from multiverso.deadline import Deadline
-from multiverso.hosts.peer.frames import HEADER_BYTES, Header, ProtocolError, Reader, accepting
-from multiverso.hosts.peer.pace import Pace
+from multiverso.hosts.peer.frames import HEADER_BYTES, Header, ProtocolError, Reader, Several
 from multiverso.hosts.peer.peer import Peer
+from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.transport.channel import Channel, Plain, RefusedError
 from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.hosts.transport.tls import Encrypted, context_of, encrypt
@@ -194,8 +194,8 @@ def test_what_is_there_is_received_without_a_wait() -> None:
 def test_who_waits_leaves_nothing_in_openssl_that_would_wake_nobody() -> None:
     with connected() as (first, second, socket_of_first):
         socket_of_first.settimeout(None)
-        peer = Peer(1, [Link(0, 1, Pace(0))], Pace(0), None, "test")
-        peer._channel, peer._reader = first, Reader(accepting(peer._of_kind))
+        peer = Peer(1, Link(0, 1, Pace(0)), Pace(0), None, "test")
+        peer._channel, peer._reader = first, Reader(peer._carried.accept)
         many = 1000  # more than is read at a time
         second.send(Header(BYE).pack() * many)
         peer.receive_now()
@@ -203,6 +203,5 @@ def test_who_waits_leaves_nothing_in_openssl_that_would_wake_nobody() -> None:
 
 
 def test_a_frame_of_a_kind_that_nobody_here_knows_ends_the_connection() -> None:
-    peer = Peer(1, [Link(0, 1, Pace(0))], Pace(0), None, "test")
     with pytest.raises(ProtocolError, match="no kind of frame has the number 250"):
-        accepting(peer._of_kind)(Header(250))
+        Several(Link(0, 1, Pace(0))).accept(Header(250))

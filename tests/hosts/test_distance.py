@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fabric_support import new_shard
 
-from multiverso.hosts.peer.pace import Pace
+from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.transport.channel import FAR, Plain, megabytes_for
 from multiverso.hosts.values.codecs import Wire
 from multiverso.hosts.values.copies import Changes, Copy

@@ -21,7 +21,7 @@ from multiverso.hosts.transport import handshake, tls
 from multiverso.hosts.transport.channel import RefusedError
 from multiverso.hosts.transport.credentials import Credentials, new_credentials
 from multiverso.hosts.transport.handshake import Hello
-from multiverso.hosts.transport.listener import Listener
+from multiverso.hosts.transport.listener import ListeningSocket
 from multiverso.hosts.values.copies import CHUNK_BYTES, chunk_bytes_of, chunks_of, homes_of
 from multiverso.memory import words
 from multiverso.spec import DTYPES, TableSpec
@@ -420,7 +420,7 @@ def test_who_knows_the_job_but_not_the_secret_is_refused(monkeypatch: pytest.Mon
 
 def _refusal(listens: Credentials, connects: Credentials) -> BaseException:
     """What the connecting side is told."""
-    listener = Listener(("127.0.0.1", 0))
+    listener = ListeningSocket(("127.0.0.1", 0))
     errors: list[BaseException] = []
 
     def serve() -> None:

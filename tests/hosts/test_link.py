@@ -9,7 +9,7 @@ import pytest
 from fabric_support import changed, new_shard
 
 from multiverso.hosts.peer.frames import Header
-from multiverso.hosts.peer.pace import Pace
+from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.values import codecs, frames
 from multiverso.hosts.values.codecs import Wire
 from multiverso.hosts.values.copies import Changes, Copy

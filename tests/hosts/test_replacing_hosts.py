@@ -37,7 +37,7 @@ from multiverso.hosts.control.messages import (
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.credentials import new_credentials
-from multiverso.hosts.transport.listener import Listener
+from multiverso.hosts.transport.listener import ListeningSocket
 from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.runtime import Node, Session
 from multiverso.runtime.collective.reducer import Reducer
@@ -372,7 +372,7 @@ def test_a_host_that_came_again_counts_barriers_from_where_its_workers_had_saved
 def test_a_host_that_was_lost_before_it_had_come_begins_with_the_others() -> None:
     """Its launcher was killed, or ssh failed, before the first host knew of it: there is no place to take."""
     with ExitStack() as stack:
-        listener = Listener(("127.0.0.1", 0))
+        listener = ListeningSocket(("127.0.0.1", 0))
         credentials = new_credentials(encrypted=False).to_text()
         roster = Roster(0, ("a", "b"), (1, 1), listener.address, credentials, rehearsal=True)
         nodes = []
@@ -389,7 +389,7 @@ def test_a_host_that_was_lost_before_it_had_come_begins_with_the_others() -> Non
 def test_a_host_that_ends_before_it_has_come_is_not_waited_for() -> None:
     """Its launcher says so, as its node cannot; of one that has come nothing is believed that way."""
     with ExitStack() as stack:
-        listener = Listener(("127.0.0.1", 0))
+        listener = ListeningSocket(("127.0.0.1", 0))
         credentials = new_credentials(encrypted=False).to_text()
         names = ("a", "b", "c")
         roster = Roster(0, names, (1, 1, 1), listener.address, credentials, rehearsal=True)
@@ -423,7 +423,7 @@ def test_a_host_that_died_before_it_was_connected_to_is_dialled_where_it_came_ag
         for fabric in fabrics:
             stack.callback(fabric.close)
         address = fabrics[0].listen()
-        gone = Listener(("127.0.0.1", 0))
+        gone = ListeningSocket(("127.0.0.1", 0))
         nobody = gone.address
         gone.close()
         fabrics[1].connect(0, nobody)

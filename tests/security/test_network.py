@@ -15,7 +15,7 @@ from multiverso.errors import StartupError
 from multiverso.hosts.transport import handshake
 from multiverso.hosts.transport.credentials import Credentials, new_credentials
 from multiverso.hosts.transport.handshake import Hello
-from multiverso.hosts.transport.listener import Listener
+from multiverso.hosts.transport.listener import ListeningSocket
 from multiverso.launch import hosts
 from multiverso.launch.options import RunOptions
 
@@ -57,7 +57,7 @@ class Wire:
 
 def _speak(job: Credentials) -> bytes:
     """Two hosts say something to each other; returns what passes between them."""
-    listener = Listener(("127.0.0.1", 0))
+    listener = ListeningSocket(("127.0.0.1", 0))
     wire = Wire(listener.address)
     got = bytearray(len(SAID))
 
@@ -94,7 +94,7 @@ def test_what_travels_between_hosts_cannot_be_read() -> None:
 @pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_who_shows_no_certificate_or_speaks_an_older_tls_is_not_heard(newest: ssl.TLSVersion) -> None:
     pytest.importorskip("OpenSSL", reason="what encrypts between hosts is not installed")
-    listener = Listener(("127.0.0.1", 0))
+    listener = ListeningSocket(("127.0.0.1", 0))
     said: list[object] = []
 
     def listen() -> None:

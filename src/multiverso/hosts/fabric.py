@@ -14,9 +14,10 @@ from typing import Any
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, WaitTimeoutError
-from multiverso.hosts.peer.pace import SHARE, Pace
+from multiverso.hosts.peer.frames import Several
 from multiverso.hosts.peer.peer import Peer
 from multiverso.hosts.peer.peers import Address, Peers
+from multiverso.hosts.peer.resources import SHARE, Pace
 from multiverso.hosts.rounds.memory import RoundMemory
 from multiverso.hosts.rounds.neighbour import Neighbour
 from multiverso.hosts.rounds.rounds import Rounds
@@ -72,6 +73,7 @@ class Fabric:
         self._rounds = Rounds(host, range(hosts), self._wake, self._end_turn)
         # by the other host's number; with a rule between hosts there is one to this host itself
         self._links: dict[int, Link] = {}
+        self._neighbours: dict[int, Neighbour] = {}
         self._ends: dict[int, Peer | Loop] = {}
         for peer in range(hosts):
             if peer != host:
@@ -79,7 +81,8 @@ class Fabric:
 
     def _open(self, peer: int) -> None:
         link = self._links[peer] = Link(self.host, peer, self._pace, settled=self._tell_settled)
-        carried = (Neighbour(self._rounds, peer), link)  # rounds first: workers wait for them
+        neighbour = self._neighbours[peer] = Neighbour(self._rounds, peer)
+        carried = Several(neighbour, link)  # rounds first: workers wait for them
         self._ends[peer] = self.peers.open(DATA, peer, carried, self._pace)
 
     def _wake(self, peer: int) -> None:
@@ -172,7 +175,10 @@ class Fabric:
         """
         self._rest_on(control)
         memory = RoundMemory(shard, control, local)
-        self._rounds.attach(table_id, memory, blank=overwritten is not None, overwrites=overwritten)
+        with self._lock:  # a lost host's place is made free meanwhile, or not: none is left idle
+            for neighbour in self._neighbours.values():
+                neighbour.idle = False
+            self._rounds.attach(table_id, memory, blank=overwritten is not None, overwrites=overwritten)
 
     def refill(self, table_id: int, then: Callable[[bool], None]) -> None:
         """Begins no turn of a synchronous table until :meth:`release`, and gets its values where they are not here.
@@ -215,7 +221,7 @@ class Fabric:
         self._tell_settled()
 
     def detach(self, table_id: int) -> None:
-        """Lets go of a table: nothing more is sent, and what still comes for it is dropped."""
+        """Releases a table: nothing more is sent, and what still comes for it is dropped."""
         if table_id in self._rounds:
             self._rounds.detach(table_id)
             self._tell_settled()
@@ -285,7 +291,7 @@ class Fabric:
                 ends[peer].receive_now()
 
     def _went(self, peer: int) -> bool:
-        """Returns whether a host is lost and the others go on without it."""
+        """Returns whether a host is lost and the others continue without it."""
         survivors = self._tables.survivors
         return peer in self._lost and bool(survivors) and peer not in survivors[-1]
 
@@ -316,7 +322,7 @@ class Fabric:
         self._tell_settled()
 
     def regroup(self, live: Sequence[int]) -> None:
-        """Goes on without lost hosts: what lived there gets new homes. Every host that is left has to call it alike.
+        """Continues without lost hosts: what lived there gets new homes. Every host that is left has to call it alike.
 
         The new home of a chunk begins with its own copy. Another host's adds that had reached only the lost home since
         the new one's last refresh are missing from the shared value; those that nobody can tell about may be in it
@@ -330,7 +336,7 @@ class Fabric:
         """
         hosts = sorted(set(live))
         if self.host not in hosts or not set(hosts) <= {self.host, *self._ends}:
-            raise MultiversoError(f"host {self.host} cannot go on as one of the hosts {hosts}")
+            raise MultiversoError(f"host {self.host} cannot continue as one of the hosts {hosts}")
         gone = [end for end in self._ends.values() if isinstance(end, Peer) and end.number not in hosts]
         for peer in gone:
             self._lost.add(peer.number)

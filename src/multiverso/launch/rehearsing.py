@@ -10,7 +10,7 @@ from multiverso.hosts.control.connections import credentials_of
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.credentials import new_credentials
-from multiverso.hosts.transport.listener import Listener
+from multiverso.hosts.transport.listener import ListeningSocket
 from multiverso.runtime import Node
 from multiverso.runtime.several_hosts.means import Means
 
@@ -42,7 +42,7 @@ def hosts_here(
     Yields:
         Who is on which host, and the hosts' nodes in their order; workers find theirs by its ``address``.
     """
-    listener = Listener(("127.0.0.1", 0))
+    listener = ListeningSocket(("127.0.0.1", 0))
     names = tuple(f"host-{host}" for host in range(len(workers)))
     credentials = new_credentials(encrypted).to_text()
     roster = Roster(0, names, tuple(workers), listener.address, credentials, rehearsal=True, grace=grace)

@@ -13,7 +13,7 @@ import numpy as np
 
 from multiverso import layout as at
 from multiverso.hosts.peer.frames import HEADER_BYTES, Carried, ProtocolError, Reader
-from multiverso.hosts.peer.pace import Pace
+from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.transport.channel import FAR
 from multiverso.hosts.values.codecs import Wire
 from multiverso.hosts.values.copies import Changes, Copy, homes_of, rehomed

@@ -2,7 +2,7 @@
 
 A barrier takes two steps: a host whose workers are all there pushes what they have added and says so (*settled*); when
 all have, everyone takes what the others pushed and lets its workers go (*take*). A *gathering* is the same for one
-host, while all go on: each *brings* what it has not sent yet.
+host, while all continue: each *brings* what it has not sent yet.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Barriers:
     # -- everything to one host ------------------------------------------------------------------------------
 
     def gather(self, host: int, report: Gather) -> list[ToHost]:
-        """A host wants what the others have and have not sent yet, while all go on: each brings it to the homes."""
+        """A host wants what the others have and have not sent yet, while all continue: each brings it to the homes."""
         there = set(self._hosts.there())
         self._gatherings[host, report.number] = there
         orders = self._hosts.to_all(Bring(host, report.number))

@@ -1,13 +1,11 @@
 """The nodes' control connections: each node has one to the coordinator, which is in the first host's node.
 
-A shell around `Coordinator`: threads that send and receive, nothing that decides. Reports and orders are the
-records of ``messages.py``, one a message of a `Conversation`, which outlives its TCP connections.
+A shell around `Coordinator` that decides nothing. Reports and orders are the records of ``messages.py``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import os
 import threading
@@ -29,24 +27,23 @@ from multiverso.hosts.control.messages import (
 )
 from multiverso.hosts.control.messages import Hello as HelloReport
 from multiverso.hosts.peer.conversation import Conversation, Timeouts, ending
-from multiverso.hosts.peer.pace import Pace
 from multiverso.hosts.peer.peer import Dial, Peer
+from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.channel import Channel, RefusedError
 from multiverso.hosts.transport.credentials import Credentials
 from multiverso.hosts.transport.handshake import CONTROL, Begun, Hello, connect
-from multiverso.hosts.transport.listener import Door, Listener
+from multiverso.hosts.transport.listener import Listener, ListeningSocket
 from multiverso.node_log import log
 
 _CONNECT_SECONDS = 60.0
 _JOIN_SECONDS = 10.0
 _LOOK_SECONDS = 0.1
-# for what a lost host may still take: whoever waits for that watches over the others, too
-_LOST_FLUSH_SECONDS = 0.5
+_LOST_FLUSH_SECONDS = 0.5  # for what a lost host may still take: nobody watches the others meanwhile
 _AGAIN_SECONDS = 5.0  # of one attempt to connect again
 FLUSH_SECONDS = 2.0
 
-_COUNTED_AS_LOST = "it counts this host as lost, and the others go on without it"
+_COUNTED_AS_LOST = "it counts this host as lost, and the others continue without it"
 
 Deliver = Callable[[Order | Alone], None]
 
@@ -71,7 +68,7 @@ class Talk:
         first: tuple[Channel, Hello] | None = None,
     ) -> None:
         self.conversation = Conversation(host, deliver, timeouts)
-        self.peer = Peer(host, [self.conversation], Pace(0), dial, "control")
+        self.peer = Peer(host, self.conversation, Pace(0), dial, "control")
         self.peer.start(first)
 
     def say(self, message: bytes) -> None:
@@ -93,7 +90,7 @@ class Talk:
     @property
     def is_done(self) -> bool:
         """Whether the other side has heard all that was said to it, or has ended."""
-        return self.conversation.ended is not None or self.conversation.all_heard
+        return self.conversation.ended is not None or self.conversation.all_received
 
     def end(self, why: str) -> None:
         """Says, after everything else, that this is the end. Does not wait; `close` does."""
@@ -118,26 +115,28 @@ class Centre:
         deliver: gets the orders for this host, from any thread.
     """
 
-    def __init__(self, roster: Roster, listener: Listener, deliver: Deliver) -> None:
+    def __init__(self, roster: Roster, listener: ListeningSocket, deliver: Deliver) -> None:
         self._roster = roster
         self._deliver = deliver
         self._coordinator = Coordinator(roster)
         self._lock = threading.Lock()  # of the coordinator, and of who has come and who is lost
         # from the first: what is said to a host that has not come yet is said when it comes
-        self._talks = {host: self._new_talk(host, 0) for host in range(1, roster.hosts)}
+        self._talks = {host: self._new_talk(host) for host in range(1, roster.hosts)}
         self._incarnations: dict[int, int] = {}  # of those that have come
         self._fenced: set[int] = set()  # incarnations whose places others have taken
-        self._generations: dict[int, int] = dict.fromkeys(range(roster.hosts), 0)
         self._lost: set[int] = set()
         self._closing = threading.Event()
         self._watching = threading.Thread(target=self._watch, name="multiverso-hosts-watch", daemon=True)
         self._watching.start()
         me = _hello(roster, incarnation=0, generation=1)  # nobody asks for the coordinator's
-        self._door = Door(listener, credentials_of(roster), me, self._let_in, "multiverso-hosts")
+        self._listener = Listener(listener, credentials_of(roster), me, self._let_in, "multiverso-hosts")
 
-    def _new_talk(self, host: int, generation: int) -> Talk:
-        take = functools.partial(self._take_of, host, generation)
-        return Talk(host, Timeouts.of(self._roster.grace), take, None)
+    def _new_talk(self, host: int) -> Talk:
+        def take(body: memoryview) -> None:
+            self._take(host, report_of(body), talk)
+
+        talk = Talk(host, Timeouts.of(self._roster.grace), take, None)
+        return talk
 
     @property
     def all_came(self) -> bool:
@@ -147,7 +146,7 @@ class Centre:
 
     def report(self, message: Report) -> None:
         """A report of this host's own; as it would travel, so that it compares with the others'."""
-        self._take(0, report_of(encoded(message)))
+        self._take(0, report_of(encoded(message)), None)
 
     def close(self) -> None:
         """Ends all connections; the other nodes take it for the loss of the coordinator unless the job is over.
@@ -163,13 +162,13 @@ class Centre:
             time.sleep(_LOOK_SECONDS / 10)
         with self._lock:  # from here on nobody is let in, nor takes a lost one's place
             self._closing.set()
-        self._door.shut()
+        self._listener.shut()
         for talk in self._talks.values():
             talk.end("its node has ended")
         flushed = Deadline.after(FLUSH_SECONDS)  # of all together: one whose host is stopped takes all of it
         for talk in self._talks.values():
             talk.close(flushed)
-        self._door.join()
+        self._listener.join()
         self._watching.join(_JOIN_SECONDS)
 
     def _let_in(self, channel: Channel, theirs: Hello) -> None:
@@ -224,8 +223,7 @@ class Centre:
         self._fenced.add(before)
         self._lost.discard(host)
         self._incarnations[host] = incarnation
-        self._generations[host] += 1
-        old, new = self._talks[host], self._new_talk(host, self._generations[host])
+        old, new = self._talks[host], self._new_talk(host)
         self._talks[host] = new
         return new, old
 
@@ -244,12 +242,9 @@ class Centre:
                     talk.end(_COUNTED_AS_LOST)
                     talk.close(Deadline.after(_LOST_FLUSH_SECONDS))
 
-    def _take_of(self, host: int, generation: int, body: memoryview) -> None:
-        self._take(host, report_of(body), generation)
-
-    def _take(self, host: int, report: Report, generation: int = 0) -> None:
+    def _take(self, host: int, report: Report, talk: Talk | None) -> None:
         with self._lock:
-            if generation != self._generations[host]:
+            if talk is not None and self._talks[host] is not talk:
                 return  # another node has its place: what a fenced one had said is not its successor's
             self._give(self._coordinator.receive(host, report))
 

@@ -2,8 +2,8 @@
 
 A state machine without sockets, threads and clocks: a report of a host goes in, orders to hosts come out. They are the
 records of ``messages.py``. Each host's reports come in the order in which it sent them, and it gets its orders in the
-order in which they were given. ``peer/conversation.py`` decides that a host is lost, and ``connections.py`` reports it
-here.
+order in which they were given. ``hosts/peer/conversation.py`` decides that a host is lost, and ``connections.py``
+reports it here.
 
 Its parts: tables that come to be and end (`table_steps`), barriers (`barriers`), what workers ask (`answers`).
 
@@ -123,7 +123,7 @@ class Coordinator:
         lost = self._hosts[host]
         came = self._coming.pop(host, None) is not None
         if lost.lost or self.over:
-            return self._tables.go_on() if came else []  # tables that waited for it
+            return self._tables.proceed() if came else []  # tables that waited for it
         lost.lost = True
         self._survivors.append(self._hosts.left())
         for worker_id in self._roster.workers_of(host):
@@ -145,7 +145,7 @@ class Coordinator:
         if options is None or self.over:
             return "no worker of the job has begun, or all have ended"
         if options.get("on_lost") != "continue":
-            return "the job does not go on without it (init(on_lost='continue'))"
+            return "the job does not continue without it (init(on_lost='continue'))"
         if options.get("exchange", {}).get("between") != "sum":
             return "between='sum' is the only rule with which a host is taken in again"
         return ""
@@ -178,7 +178,7 @@ class Coordinator:
                 ordered=self._tables.ordered,
             )
             orders.append((host, welcome))
-        return orders + self._tables.go_on()
+        return orders + self._tables.proceed()
 
     # -- who is there ----------------------------------------------------------------------------------------
 
@@ -218,7 +218,7 @@ class Coordinator:
                 self._since[line[ID]] = self._barriers.released
         orders = self._hosts.to_all(Workers(lines, report.now), but=host)
         if not self._hosts[host].is_live:  # the creation of a table waits for those who count
-            orders += self._tables.go_on()
+            orders += self._tables.proceed()
         return orders + self._hand_round() + self._answers(self._desk.note(lines))
 
     def _relay(self, host: int, report: Statistics | Progress | Clocks) -> list[ToHost]:

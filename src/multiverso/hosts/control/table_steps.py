@@ -111,15 +111,15 @@ class TableSteps:
         for key, creation in list(self._creations.items()):
             creation.asked.pop(host, None)
             creation.waits_for.discard(host)
-            orders += self._go_on(key, creation)
+            orders += self._proceed(key, creation)
         for number in list(self._unused):
             orders += self._part_or_free(number)
         return orders
 
-    def go_on(self) -> list[ToHost]:
+    def proceed(self) -> list[ToHost]:
         """Begins what nothing stands in the way of any more: who has to ask, or may, has changed."""
         found = list(self._creations.items())
-        return [order for key, creation in found for order in self._go_on(key, creation)]
+        return [order for key, creation in found for order in self._proceed(key, creation)]
 
     # -- coming to be ----------------------------------------------------------------------------------------
 
@@ -133,7 +133,7 @@ class TableSteps:
         if creation.step is not None:
             return []  # by name, as above
         creation.asked[host] = report
-        return self._go_on(key, creation)
+        return self._proceed(key, creation)
 
     def withdraw(self, host: int, report: Withdraw) -> list[ToHost]:
         """A worker of a host no longer waits: the host asks again when all have."""
@@ -152,9 +152,9 @@ class TableSteps:
         if report.error is not None:
             return self._drop(Drop(report.key, report.error))
         creation.waits_for.discard(host)
-        return self._go_on(report.key, creation)
+        return self._proceed(report.key, creation)
 
-    def _go_on(self, key: Key, creation: _Creation) -> list[ToHost]:
+    def _proceed(self, key: Key, creation: _Creation) -> list[ToHost]:
         if self._creations.get(key) is not creation:
             return []  # it was dropped when another one had gone on
         if creation.step is None:

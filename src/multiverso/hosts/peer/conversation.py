@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from multiverso.hosts.peer.buffers import Buffers, owner
 from multiverso.hosts.peer.frames import LONGEST_BODY, NOTHING, Header, Outgoing, ProtocolError
 from multiverso.hosts.peer.messages import MESSAGE, Stream
+from multiverso.hosts.peer.resources import Buffers, owner
 
 ENDS = 1  # flag of a message without a number: its body is why this node ends
 _LONGEST_WHY = 4096
@@ -153,7 +153,7 @@ class Conversation(Stream):
         self.ended = f"it sent what no node sends ({error})"
 
     @property
-    def all_heard(self) -> bool:
+    def all_received(self) -> bool:
         """Whether the other side has heard all that was said."""
         return not self._kept
 

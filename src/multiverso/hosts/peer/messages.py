@@ -15,11 +15,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from multiverso.hosts.peer.buffers import Buffers, owner, view
 from multiverso.hosts.peer.frames import LONGEST_BODY, NOTHING, Body, Carried, Header, Outgoing, ProtocolError
-from multiverso.hosts.peer.pace import Pace
 from multiverso.hosts.peer.peer import Peer
 from multiverso.hosts.peer.peers import Peers
+from multiverso.hosts.peer.resources import Buffers, Pace, owner, view
 from multiverso.hosts.transport.channel import RefusedError
 from multiverso.hosts.transport.handshake import MESSAGES
 
@@ -171,7 +170,7 @@ class Messages:
         with self._lock:
             if not self._open and not self._closed:
                 self._open = {
-                    host: self._peers.open(MESSAGES, host, [stream], Pace(0))
+                    host: self._peers.open(MESSAGES, host, stream, Pace(0))
                     for host, stream in self._streams.items()
                 }
 

@@ -9,7 +9,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from multiverso.deadline import Deadline
@@ -21,9 +21,8 @@ from multiverso.hosts.peer.frames import (
     Outgoing,
     ProtocolError,
     Reader,
-    accepting,
 )
-from multiverso.hosts.peer.pace import Pace
+from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.transport.channel import Channel, RefusedError, start_or_raise
 from multiverso.hosts.transport.handshake import HANDSHAKE_SECONDS, Begun, Hello
 from multiverso.node_log import log
@@ -49,7 +48,7 @@ class Peer:
 
     Args:
         number: the peer's host.
-        carried: what goes over the connection; what comes first is sent first.
+        carried: what goes over the connection.
         pace: the node's budget.
         dial: connects with a generation; None where the peer does.
         name: of its threads.
@@ -60,15 +59,12 @@ class Peer:
         traffic: what went over the connections.
     """
 
-    def __init__(
-        self, number: int, carried: Sequence[Carried], pace: Pace, dial: Dial | None, name: str
-    ) -> None:
+    def __init__(self, number: int, carried: Carried, pace: Pace, dial: Dial | None, name: str) -> None:
         self.number = number
         self.failed: str | None = None
         self.incarnation: int | None = None
         self.traffic = Traffic()
-        self._carried, self._name = tuple(carried), name
-        self._of_kind = {kind: each for each in carried for kind in each.kinds}
+        self._carried, self._name = carried, name
         self._pace, self._dial = pace, dial
         self._wake = threading.Condition()
         self._poked = self._closing_soon = False
@@ -84,7 +80,7 @@ class Peer:
         self._uncounted = 0
         self._live: Channel | None = None
         # of which a part is left in the channel
-        self._unsent: tuple[Carried, Outgoing] | None = None
+        self._unsent: Outgoing | None = None
         self._channel: Channel | None = None
         self._offered: tuple[Channel, Hello] | None = None
         self._last = (0, 0)
@@ -136,33 +132,18 @@ class Peer:
             finally:
                 self._sending.release()
         else:
-            left = self._wait(time.monotonic())
+            left = self._carried.wait(time.monotonic())
         return left is not None
-
-    # -- what is carried -------------------------------------------------------------------------------------
-
-    def _wait(self, now: float) -> float | None:
-        """Returns the seconds until there is something to send, 0 for at once, None when only an event can tell."""
-        return min((wait for each in self._carried if (wait := each.wait(now)) is not None), default=None)
-
-    @property
-    def _has_something(self) -> bool:
-        return any(each.has_something for each in self._carried)
 
     @property
     def _has_words(self) -> bool:
-        return self._unsent is not None or any(each.has_words for each in self._carried)
+        return self._unsent is not None or self._carried.has_words
 
-    def _next(self, most_new: int = LONGEST_BODY) -> tuple[Carried, Outgoing] | None:
-        now = time.monotonic()
-        for each in self._carried:
-            outgoing = each.next(now, most_new)
-            if outgoing is not None:
-                self.traffic.bytes_sent += HEADER_BYTES + outgoing.header.length
-                return each, outgoing
-        return None
-
-    # -- sending in any thread -------------------------------------------------------------------------------
+    def _next(self, most_new: int = LONGEST_BODY) -> Outgoing | None:
+        outgoing = self._carried.next(time.monotonic(), most_new)
+        if outgoing is not None:
+            self.traffic.bytes_sent += HEADER_BYTES + outgoing.header.length
+        return outgoing
 
     def _pump(self, channel: Channel | None) -> float | None:
         """Returns the seconds until there is something for the sender, 0 for at once, None for nothing."""
@@ -171,22 +152,20 @@ class Peer:
         if self._unsent is not None:
             return 0.0
         while True:
-            found = self._unsent = self._next(_SMALL_BYTES)
-            if found is None:
-                return self._wait(time.monotonic())
-            outgoing = found[1]
+            outgoing = self._unsent = self._next(_SMALL_BYTES)
+            if outgoing is None:
+                return self._carried.wait(time.monotonic())
             if not channel.send_now(outgoing.header.pack(), outgoing.body, *outgoing.more):
                 return 0.0
             self._sent()
-            if not self._has_something:
+            if not self._carried.has_something:
                 return None
 
     def _sent(self) -> None:
         """What :meth:`pump` has begun to send is sent, or its connection has ended."""
         unsent, self._unsent = self._unsent, None
         if unsent is not None:
-            carried, outgoing = unsent
-            carried.sent(outgoing)
+            self._carried.sent(unsent)
 
     def offer(self, channel: Channel, hello: Hello) -> None:
         """The peer has connected. It takes the place of an older connection, whose threads end first."""
@@ -219,8 +198,7 @@ class Peer:
             goodbye_seconds: and for how long at most.
         """
         self._closing_soon = True
-        for each in self._carried:
-            each.bye()
+        self._carried.bye()
         self.poke()
         with self._wake:
             # what is said last is sent, if the peer takes it
@@ -321,13 +299,12 @@ class Peer:
             begun = True
             self.incarnation = hello.incarnation
             self.traffic.connections += 1
-            for each in self._carried:
-                each.connect(hello.incarnation)
-                each.at_distance(channel.round_trip())
+            self._carried.connect(hello.incarnation)
+            self._carried.at_distance(channel.round_trip())
             with self._sending:
                 self._live = channel
             start_or_raise(sender)
-            self._reader = Reader(accepting(self._of_kind))
+            self._reader = Reader(self._carried.accept)
             self._receive(channel)
         finally:
             ended.set()
@@ -343,8 +320,7 @@ class Peer:
             with self._wake:
                 self._channel = None
             if begun:  # else another pair may have its place, and a connection
-                for each in self._carried:
-                    each.cut()
+                self._carried.cut()
             channel.close()
 
     def _receive(self, channel: Channel) -> None:
@@ -368,8 +344,7 @@ class Peer:
                         self._uncounted >= _COUNTED_TOGETHER
                     ):  # a small frame takes as long as counting it does
                         used, self._uncounted = self._spend(used), 0
-                        now = time.monotonic()
-                        pause = min(each.pause(now) for each in self._carried)
+                        pause = self._carried.pause(time.monotonic())
                     self._tell()
                     if (
                         pause
@@ -409,7 +384,7 @@ class Peer:
             whole = reader.filled(count)
             while whole is not None:
                 header, body = whole
-                if self._of_kind[header.kind].arrived(header, body, time.monotonic()):
+                if self._carried.arrived(header, body, time.monotonic()):
                     self._leaves_some |= self._pump_leaves_some()
                 self._got_on |= header.number > 0 and header.length > 0
                 self._uncounted += 1 + header.length // _SMALL_BYTES
@@ -418,8 +393,7 @@ class Peer:
 
     def _tell(self) -> None:
         """Wakes others, last: who wakes before this thread waits has to wait for the interpreter, and wakes twice."""
-        for each in self._carried:
-            each.wake()
+        self._carried.wake()
         if self._leaves_some:
             self._leaves_some = False
             self.poke()
@@ -432,7 +406,7 @@ class Peer:
         except (OSError, MultiversoError, MemoryError) as error:
             self._log_if_unsendable(error)
         finally:
-            channel.shutdown()  # whatever it was: the receiver goes on to the next connection, and nobody waits here
+            channel.shutdown()  # whatever it was: the receiver continues to the next connection, and nobody waits here
 
     def _log_if_unsendable(self, error: Exception) -> None:
         if isinstance(error, (MultiversoError, MemoryError)):  # else the connection is over
@@ -442,7 +416,7 @@ class Peer:
         used = time.thread_time()
         while True:
             with self._wake:
-                wait = self._wait(time.monotonic())
+                wait = self._carried.wait(time.monotonic())
                 if wait != 0.0 and not self._poked and not ended.is_set():
                     self._wake.wait(wait)
                 self._poked = False
@@ -451,13 +425,12 @@ class Peer:
             with self._sending:
                 channel.flush()
                 self._sent()
-                found = self._next()
-                if found is not None:
-                    carried, outgoing = found
+                outgoing = self._next()
+                if outgoing is not None:
                     try:
                         channel.send(outgoing.header.pack(), outgoing.body, *outgoing.more)
                     finally:
-                        carried.sent(outgoing)
+                        self._carried.sent(outgoing)
             if self._closing_soon and not self._has_words:
                 with self._wake:
                     self._wake.notify_all()

@@ -9,17 +9,17 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
 from multiverso.hosts.peer.frames import Carried
-from multiverso.hosts.peer.pace import Pace
 from multiverso.hosts.peer.peer import Peer
+from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.transport.channel import Channel, RefusedError
 from multiverso.hosts.transport.credentials import Credentials
 from multiverso.hosts.transport.handshake import ROLES, Begun, Hello, connect
-from multiverso.hosts.transport.listener import Door, Listener
+from multiverso.hosts.transport.listener import Listener, ListeningSocket
 
 Address = tuple[str, int]
 
@@ -42,7 +42,7 @@ class Peers:
         self._peers: dict[tuple[int, int], Peer] = {}  # by role and host
         self._opens: dict[int, Callable[[], None]] = {}  # by role: called when the first connection comes
         self._fenced: set[int | None] = set()  # incarnations of hosts that were lost
-        self._door: Door | None = None  # once it listens
+        self._listener: Listener | None = None  # once it listens
 
     def listen(self) -> Address:
         """Begins to take connections; returns where.
@@ -51,17 +51,19 @@ class Peers:
             StartupError: there can be none at that address.
         """
         me = Hello(self.host, self.hosts, self._incarnation)
-        self._door = Door(Listener(self._bind), self._credentials, me, self._let_in, "multiverso-fabric")
+        self._listener = Listener(
+            ListeningSocket(self._bind), self._credentials, me, self._let_in, "multiverso-fabric"
+        )
         for peer in list(self._peers.values()):
             self._start(peer)
-        return self._door.address
+        return self._listener.address
 
     @property
     def address(self) -> Address:
         """Where it listens, once it does."""
-        if self._door is None:
+        if self._listener is None:
             raise MultiversoError(f"the node of host {self.host} does not listen yet")
-        return self._door.address
+        return self._listener.address
 
     def connect(self, number: int, address: Address) -> None:
         """Sets where a lower host is reached, and begins to connect to it, now and whenever that is cut.
@@ -78,7 +80,7 @@ class Peers:
             if other == number:
                 self._start(peer)
 
-    def open(self, role: int, number: int, carried: Sequence[Carried], pace: Pace) -> Peer:
+    def open(self, role: int, number: int, carried: Carried, pace: Pace) -> Peer:
         """Keeps up a connection to a host in a role, in place of one that was there before.
 
         Args:
@@ -102,7 +104,7 @@ class Peers:
         return peer.end()
 
     def _start(self, peer: Peer) -> None:
-        if peer.number in self._addresses if peer.number < self.host else self._door is not None:
+        if peer.number in self._addresses if peer.number < self.host else self._listener is not None:
             peer.start()
 
     def _dial(
@@ -130,8 +132,8 @@ class Peers:
 
     def shut(self) -> None:
         """Takes no more connections. May be called again."""
-        if self._door is not None:
-            self._door.shut()
+        if self._listener is not None:
+            self._listener.shut()
 
     def close(self, peers: Iterable[Peer]) -> None:
         """Says goodbye to peers and ends their threads, within a second."""
@@ -141,8 +143,8 @@ class Peers:
 
     def join(self) -> None:
         """After `shut`, and once all peers are closed: waits for the threads of the port."""
-        if self._door is not None:
-            self._door.join()
+        if self._listener is not None:
+            self._listener.join()
 
 
 def _refuse(channel: Channel) -> None:

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from multiverso.hosts.peer.buffers import Buffers
 from multiverso.hosts.peer.frames import Outgoing
+from multiverso.hosts.peer.resources import Buffers
 from multiverso.hosts.rounds import frames, refills
 from multiverso.hosts.rounds.frames import RoundHeader, at_frame
 from multiverso.hosts.rounds.state import WINDOW, Giving, RoundTable, Sum
@@ -39,7 +39,7 @@ class Chain:
         self._place(live)
 
     def regroup(self, live: Sequence[int]) -> None:
-        """Goes on without lost hosts, or with one that has come again."""
+        """Continues without lost hosts, or with one that has come again."""
         self.epoch = (self.epoch + 1) % _EPOCHS
         self._place(live)
 
@@ -79,7 +79,7 @@ class ChainState:
         chain: where it stands.
         wake: called with a peer's number when there may be something to send to it.
         moved: called when all totals of a turn have come.
-        tables: by number; ``closed``: those that were let go of, of which frames may still come.
+        tables: by number; ``closed``: those that were released, of which frames may still come.
         early: what others have asked for of tables that are not here yet.
         outboxes: of each connected peer what is not a sum.
     """

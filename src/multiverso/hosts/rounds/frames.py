@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from multiverso.hosts.peer.buffers import owner
 from multiverso.hosts.peer.frames import Header, Outgoing, ProtocolError
+from multiverso.hosts.peer.resources import owner
 from multiverso.hosts.rounds.state import WINDOW, RoundTable, Sum
 from multiverso.layout import MAX_WORKERS
 from multiverso.spec import DTYPES

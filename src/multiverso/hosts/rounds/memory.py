@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from multiverso import layout as at
-from multiverso.hosts.peer.buffers import Array
+from multiverso.hosts.peer.resources import Array
 from multiverso.kernels import chained_node
 from multiverso.memory.words import load32, load64, store64
 from multiverso.shards.shard import Shard

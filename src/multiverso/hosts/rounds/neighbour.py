@@ -21,6 +21,7 @@ class Neighbour(Carried):
 
     def __init__(self, rounds: Rounds, peer: int) -> None:
         self._rounds, self._peer = rounds, peer
+        self.idle = not rounds  # until there is a table
 
     def connect(self, incarnation: int) -> None:
         self._rounds.connect(self._peer)

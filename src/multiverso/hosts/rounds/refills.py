@@ -3,7 +3,7 @@
 It holds the chain between two turns: what others begin passes no further than here, so that nobody's values change any
 more. When all totals so far have come it *asks* a host, which answers, once its own workers are through with the round
 (FILL), piece after piece: words, values, the updater's arrays. Then those who waited for them are made members of the
-next round, and the chain goes on (``Rounds.refill`` and ``release``)::
+next round, and the chain continues (``Rounds.refill`` and ``release``)::
 
     this host, between turns t and t + 1        another one
     no step of t + 1 is begun
@@ -26,8 +26,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from multiverso.hosts.peer.buffers import Buffers, owner, view
 from multiverso.hosts.peer.frames import NOTHING, Outgoing, ProtocolError
+from multiverso.hosts.peer.resources import Buffers, owner, view
 from multiverso.hosts.rounds import frames
 from multiverso.hosts.rounds.frames import AHEAD, CONFIRMS, HAS_NONE, Reached, RoundHeader
 from multiverso.hosts.rounds.state import Refill, RoundTable
@@ -75,7 +75,7 @@ def _last_step(table: RoundTable) -> int:
     return (max(table.decided, 0) + 1) * table.chunks
 
 
-def go_on(table: RoundTable, me: int, live: Sequence[int], epoch: int) -> int | None:
+def proceed(table: RoundTable, me: int, live: Sequence[int], epoch: int) -> int | None:
     """Looks whether values that are waited for are here, or who is to be asked for them: returns that host.
 
     Args:

@@ -15,7 +15,7 @@ workers there are; a window of steps is under way at a time.
 
 A host adds a chunk when its own workers are ready for the round; who of them takes part is decided once, at the
 round's first step. A sum is kept until its total has come, totals for as long as another host may still lack them (the
-window). After a cut connection both sides say how far they are (AT) and go on from there.
+window). After a cut connection both sides say how far they are (AT) and continue from there.
 
 When a host is lost the others form the chain without it: a new *epoch*. Sums under way are dropped and made again,
 from the slots that are still there, except where somebody has the total already: totals go from the tail to the head,
@@ -34,8 +34,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from multiverso.errors import MultiversoError
-from multiverso.hosts.peer.buffers import view
 from multiverso.hosts.peer.frames import Outgoing, ProtocolError
+from multiverso.hosts.peer.resources import view
 from multiverso.hosts.rounds import frames, refills
 from multiverso.hosts.rounds.chain import Chain, ChainState
 from multiverso.hosts.rounds.frames import (
@@ -90,7 +90,7 @@ class Rounds:
             self._state.chain.begin_anew(live, epoch)
 
     def regroup(self, live: Sequence[int]) -> None:
-        """Goes on without lost hosts, or with one that has come again; every host there has to call it alike."""
+        """Continues without lost hosts, or with one that has come again; every host there has to call it alike."""
         with self._state.memory_lock, self._state.state_lock:
             self._state.chain.regroup(live)
             for table in self._state.tables.values():

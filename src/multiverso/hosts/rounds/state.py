@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from multiverso.hosts.peer.buffers import Array, view
 from multiverso.hosts.peer.frames import NOTHING
+from multiverso.hosts.peer.resources import Array, view
 
 WINDOW = 16  # steps
 NO_BYTES: Array = np.empty(0, np.uint8)

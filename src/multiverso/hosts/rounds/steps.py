@@ -63,7 +63,7 @@ class ChainSteps:
             while self._state.tables.get(table.number) is table and self._step(table):
                 pass
         if table.refill is not None or table.gives:
-            self._go_on_with_refill(table)
+            self._proceed_with_refill(table)
 
     def _step(self, table: RoundTable) -> bool:
         step = table.folded + 1
@@ -142,11 +142,11 @@ class ChainSteps:
         if step % table.chunks == 0:
             self._state.moved()
 
-    def _go_on_with_refill(self, table: RoundTable) -> None:
+    def _proceed_with_refill(self, table: RoundTable) -> None:
         with self._state.memory_lock, self._state.state_lock:
             if self._state.tables.get(table.number) is not table:
                 return
-            asked = refills.go_on(table, self._state.host, self._state.chain.live, self._state.chain.epoch)
+            asked = refills.proceed(table, self._state.host, self._state.chain.live, self._state.chain.epoch)
             if asked is not None:
                 self._state.ask(table, asked)
             ready = refills.look(table, self._state.chain.epoch)

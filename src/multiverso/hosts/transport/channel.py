@@ -71,7 +71,7 @@ class Channel(Protocol):
         """Returns the shortest time in seconds that the way there and back has taken."""
 
     def shutdown(self) -> None:
-        """Ends it for both sides: whoever waits in here goes on. Any thread may call it, more than once."""
+        """Ends it for both sides: whoever waits in here continues. Any thread may call it, more than once."""
 
     def close(self) -> None:
         """Frees the socket, once no thread is in here."""

@@ -39,7 +39,7 @@ _ANSWER = struct.Struct("!HH")  # code, bytes of text
 _LONGEST_TEXT = 1000
 _TLS_RECORD = 0x16
 # A silent peer: data that it does not acknowledge for so long ends the connection, as do that many seconds of
-# unanswered probes where nothing is under way. The link then goes on over the next connection.
+# unanswered probes where nothing is under way. The link then continues over the next connection.
 _SILENT_SECONDS = 5
 _DAY_SECONDS = 86_400.0
 HANDSHAKE_SECONDS = 10.0

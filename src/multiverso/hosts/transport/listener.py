@@ -1,4 +1,4 @@
-"""The door of a port where other hosts connect: lets in those that know the job's secret, and bounds others' cost.
+"""A port where other hosts connect: lets in those that know the job's secret, and bounds others' cost.
 
 A stranger can connect, say nothing or nonsense, and connect again. It costs a thread for ten seconds at most, there are
 never more than sixteen of these, and the log gets a line about it in ten seconds at most. Where all sixteen are taken,
@@ -27,12 +27,12 @@ STRANGERS = 16  # connections at a time that have not proven anything yet
 _LOG_SECONDS = 10.0  # between two lines of one kind
 _AGAIN_SECONDS = 0.05  # after a connection could not be taken
 _ROOM_SECONDS = 1.0  # until a thread whose connection was ended is over
-_LEAVE_SECONDS = 1.0  # that those at the door have left when it is shut
+_LEAVE_SECONDS = 1.0  # that those who are not let in yet have left when it is shut
 _JOIN_SECONDS = 10.0
-_doors: weakref.WeakSet[Door] = weakref.WeakSet()
+_listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
 
 
-class Door:
+class Listener:
     """Takes connections, and hands on those of the job's own hosts.
 
     Args:
@@ -48,7 +48,7 @@ class Door:
 
     def __init__(
         self,
-        listener: Listener,
+        listener: ListeningSocket,
         credentials: Credentials,
         me: Hello,
         welcome: Callable[[Channel, Hello], None],
@@ -62,7 +62,7 @@ class Door:
         self._threads: list[threading.Thread] = []
         self._closing = threading.Event()
         self._accepting = threading.Thread(target=self._accept, name=f"{name}-accept", daemon=True)
-        _doors.add(self)
+        _listeners.add(self)
         self._accepting.start()
 
     @property
@@ -87,7 +87,7 @@ class Door:
                     return
                 self._strangers[connection] = None
             thread = threading.Thread(
-                target=self._let_in, args=(connection,), name=f"{self._name}-door", daemon=True
+                target=self._let_in, args=(connection,), name=f"{self._name}-admit", daemon=True
             )
             try:
                 thread.start()
@@ -145,7 +145,7 @@ class Door:
             thread.join(end.left(_JOIN_SECONDS))
 
     def forget(self) -> None:
-        """In a forked child: lets go of the sockets."""
+        """In a forked child: releases the sockets."""
         self._listener.forget()
         for connection in self._strangers:
             connection.close()
@@ -169,8 +169,8 @@ def _place(address: tuple[str, int]) -> str:
 
 
 def _after_fork_in_child() -> None:
-    for door in list(_doors):
-        door.forget()
+    for listener in list(_listeners):
+        listener.forget()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -179,7 +179,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 _BACKLOG = 128
 
 
-class Listener:
+class ListeningSocket:
     """Where a node's peers connect.
 
     Args:
@@ -209,7 +209,7 @@ class Listener:
         return self._socket.accept()[0]
 
     def forget(self) -> None:
-        """In a forked child: lets go of the socket."""
+        """In a forked child: releases the socket."""
         self._socket.close()
 
     def close(self) -> None:

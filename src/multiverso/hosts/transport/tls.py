@@ -151,7 +151,7 @@ class Encrypted(OnSocket):
             self._library.SSL_set_bio(self._ssl, received, self._out)  # frees the last one; ``_out`` stays
 
     def _decrypt(self, view: memoryview, got: int) -> tuple[int, bool]:
-        """Goes on to fill the view; returns how many bytes are in it now, and whether the other side has ended."""
+        """Continues to fill the view; returns how many bytes are in it now, and whether the other side has ended."""
         plain = self._address_of(view)
         with self._lock:
             while got < len(view):

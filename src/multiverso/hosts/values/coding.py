@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from multiverso.hosts.peer.buffers import Array, Buffers, view
 from multiverso.hosts.peer.frames import Header, ProtocolError
+from multiverso.hosts.peer.resources import Array, Buffers, view
 from multiverso.hosts.values import codecs, frames
 from multiverso.hosts.values.state import Away, Here, LinkTable, UnderWay
 from multiverso.kernels.agreeing import REST, SOME

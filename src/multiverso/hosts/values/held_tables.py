@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from multiverso import layout as at
 from multiverso.errors import MultiversoError
-from multiverso.hosts.peer.buffers import Array
+from multiverso.hosts.peer.resources import Array
 from multiverso.hosts.values.codecs import Wire
 from multiverso.hosts.values.copies import Changes, Copy, Versions, homes_of, rehomed
 from multiverso.hosts.values.link import Link
@@ -42,7 +42,7 @@ class Held:
     outer: SharedValues | None
 
     def close(self) -> None:
-        """Lets go of the memory: nothing is in it afterwards."""
+        """Releases the memory: nothing is in it afterwards."""
         self.copy.close()
         if self.outer is not None:
             self.outer.copy.close()

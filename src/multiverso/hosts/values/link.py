@@ -30,9 +30,8 @@ from dataclasses import replace
 import numpy as np
 
 from multiverso.errors import ClosedError, MultiversoError
-from multiverso.hosts.peer.buffers import Array, Buffers
 from multiverso.hosts.peer.frames import LONGEST_BODY, Carried, Header, Outgoing, ProtocolError
-from multiverso.hosts.peer.pace import Pace
+from multiverso.hosts.peer.resources import Array, Buffers, Pace
 from multiverso.hosts.transport.channel import megabytes_for
 from multiverso.hosts.values import codecs, frames
 from multiverso.hosts.values.codecs import Wire
@@ -129,7 +128,7 @@ class Link(Carried):
             self._state.say_open(table)
 
     def detach(self, number: int) -> None:
-        """Lets go of a table: frames of it that are under way are forgotten, and those that still come dropped."""
+        """Releases a table: frames of it that are under way are forgotten, and those that still come dropped."""
         with self._state.lock:
             table = self._state.tables.pop(number)
             self._state.closed.add(number)

@@ -24,7 +24,7 @@ class Loop:
         link.connect(0)
 
     def pump(self) -> None:
-        """Moves what there is to move. If another thread does so already, that goes on with it."""
+        """Moves what there is to move. If another thread does so already, that continues with it."""
         while True:
             if not self._lock.acquire(blocking=False):
                 return

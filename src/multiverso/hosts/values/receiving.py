@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from multiverso.errors import ClosedError
-from multiverso.hosts.peer.buffers import owner, view
 from multiverso.hosts.peer.frames import NOTHING, Header, Outgoing, ProtocolError
+from multiverso.hosts.peer.resources import owner, view
 from multiverso.hosts.values import codecs, frames
 from multiverso.hosts.values.coding import repeat_answer, take_answer, take_push
 from multiverso.hosts.values.frames import Opened
 from multiverso.hosts.values.state import Away, Here, LinkState, LinkTable, UnderWay
 
-_ENOUGH = 8  # frames of a chunk that a settle waits for while workers go on adding
+_ENOUGH = 8  # frames of a chunk that a settle waits for while workers keep adding
 _WORDS = frozenset((frames.OPEN, frames.CLOSE, frames.NEWS, frames.BYE))
 
 
@@ -71,7 +71,7 @@ class Receiving:
             self._answered(header, body, now)
         else:
             with self._state.lock:
-                self._told(header, body, now)
+                self._take_word(header, body, now)
         return self._state.queues.has_something
 
     def wake(self) -> None:
@@ -80,7 +80,7 @@ class Receiving:
             self._some_settled = False
             self._settled()
 
-    def _told(self, header: Header, body: memoryview, now: float) -> None:
+    def _take_word(self, header: Header, body: memoryview, now: float) -> None:
         state = self._state
         table = state.tables.get(header.table)
         if header.kind == frames.BYE:

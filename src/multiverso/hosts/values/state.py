@@ -11,9 +11,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from multiverso.hosts.peer.buffers import Array, Buffers
 from multiverso.hosts.peer.frames import Header, Outgoing
-from multiverso.hosts.peer.pace import Pace
+from multiverso.hosts.peer.resources import Array, Buffers, Pace
 from multiverso.hosts.values import frames
 from multiverso.hosts.values.codecs import Wire
 from multiverso.hosts.values.copies import Changes, Chunk, Copy
@@ -290,7 +289,7 @@ class LinkState:
         pool: memory for frames.
         queues: what is to be sent.
         tables: by number.
-        closed: tables that were let go of, of which frames may still come.
+        closed: tables that were released, of which frames may still come.
         tickets: settles that are not over.
         answering: pushes of the peer whose answers are not sent yet.
         serving_urgent: somebody at the peer waits for what it pushes.

@@ -1,4 +1,4 @@
-"""Barriers between hosts, on each of them: when its workers are all there, and have gone, and when they may go on.
+"""Barriers between hosts, on each of them: when its workers are all there, and have gone, and when they may continue.
 
 Before a host says so, what its workers have added is brought to the homes; before it lets them go, what the others
 have brought is taken. A *gathering* is the same without a wait: one host asks for what the others have not sent yet.

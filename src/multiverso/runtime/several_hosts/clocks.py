@@ -49,8 +49,8 @@ class Clocks:
         self._shards, self._settle, self._take, self._tell = shards, settle, take, tell
         self._gone_wrong = gone_wrong
         self._tables: set[int] = set()
-        self._told: Lines = {}
-        self._heard: Lines = {}
+        self._reported: Lines = {}
+        self._received: Lines = {}
         self._lock = threading.Lock()
         self._sleep, self._wake = chained_node.sleep.compiled(), waits.wake.compiled()
         self._closing = threading.Event()
@@ -67,14 +67,14 @@ class Clocks:
         """It is about to leave."""
         with self._lock:
             self._tables.discard(number)
-            self._told.pop(number, None)
-            self._heard.pop(number, None)
+            self._reported.pop(number, None)
+            self._received.pop(number, None)
 
     def hear(self, lines: Lines) -> None:
         """Another host has told how far its workers are; what they have added is at the homes."""
         with self._lock:
             for number, workers in lines.items():
-                self._heard.setdefault(number, {}).update(workers)
+                self._received.setdefault(number, {}).update(workers)
         self._wake(self._control)
 
     def close(self) -> None:
@@ -101,9 +101,9 @@ class Clocks:
     def _show(self) -> bool:
         """Takes what those who have told have added, and shows how far they are."""
         with self._lock:
-            heard = {number: lines for number, lines in self._heard.items() if number in self._tables}
+            heard = {number: lines for number, lines in self._received.items() if number in self._tables}
             for number in heard:
-                del self._heard[number]
+                del self._received[number]
         if not heard:
             return False
         self._take(heard)
@@ -121,11 +121,13 @@ class Clocks:
         with self._lock:
             tables = [number for number in self._tables if number in shards]
         found = {number: read_progress(shards[number], self._local) for number in tables}
-        changed = {number: lines for number, lines in found.items() if lines != self._told.get(number)}
+        changed = {number: lines for number, lines in found.items() if lines != self._reported.get(number)}
         if not changed:
             return False
         self._settle(changed)
         self._tell(changed)
         with self._lock:
-            self._told.update({number: lines for number, lines in changed.items() if number in self._tables})
+            self._reported.update(
+                {number: lines for number, lines in changed.items() if number in self._tables}
+            )
         return True

@@ -140,8 +140,10 @@ class ExchangedTables:
         self._mover.put(lambda: self._fabric.refill(number, told))
 
     def release(self, number: int) -> None:
-        """Lets the rounds of a table go on, with those who take part now."""
-        self._fabric.release(number)  # now: the thread that moves may be waiting for what this lets go on
+        """Lets the rounds of a table continue, with those who take part now."""
+        self._fabric.release(
+            number
+        )  # now: the thread that moves may be waiting for what this allows to continue
 
     def after(self, then: Callable[[], None]) -> None:
         """Calls `then` in the node's thread once all that was asked for before is done."""

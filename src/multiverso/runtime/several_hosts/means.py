@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from multiverso.hosts.control.connections import credentials_of
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
-from multiverso.hosts.transport.listener import Listener
+from multiverso.hosts.transport.listener import ListeningSocket
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Means:
 
     roster: Roster
     fabric: Fabric
-    listener: Listener | None = None
+    listener: ListeningSocket | None = None
 
 
 def means_of(roster: Roster, descriptor: int | None) -> Means:
@@ -33,16 +33,16 @@ def means_of(roster: Roster, descriptor: int | None) -> Means:
         roster: the job's hosts.
         descriptor: a listening socket of the coordinator's, where one was opened before this process began.
     """
-    listener: Listener | None = None
+    listener: ListeningSocket | None = None
     if descriptor is not None:
         listener = _Inherited(descriptor)
     elif roster.leads:
-        listener = Listener((roster.bind, roster.coordinator[1]))
+        listener = ListeningSocket((roster.bind, roster.coordinator[1]))
     fabric = Fabric(roster.host, roster.hosts, credentials_of(roster), bind=(roster.bind, 0))
     return Means(roster, fabric, listener)
 
 
-class _Inherited(Listener):
+class _Inherited(ListeningSocket):
     """A listening socket that the launcher has opened, so that its port was known before this process began."""
 
     def __init__(self, descriptor: int) -> None:

@@ -52,7 +52,7 @@ def _clocks(worker_id: int, shards: Mapping[int, Shard]) -> list[int]:
 
 
 def _show_clocks(line: Line, shards: Mapping[int, Shard]) -> None:
-    """Shows what a worker has done by itself; what others may go on with is shown by `write_progress`, later.
+    """Shows what a worker has done by itself; what others may continue with is shown by `write_progress`, later.
 
     A clock that is not there is not known: the worker has closed the table, or is one in a dead one's place that has
     not opened it yet. What was said of it before is no longer true, and the others will hear that later, too.
@@ -100,7 +100,7 @@ def write_line(
 
 
 def _write_wait(block: int, line: Line, shift: int) -> None:
-    """As `kernels.waits.publish_wait` does, from plain Python; a wait that goes on keeps its number."""
+    """As `kernels.waits.publish_wait` does, from plain Python; a wait that continues keeps its number."""
     since = line[_SINCE] + shift if line[_KIND] else 0
     same = (
         load32(block + at.WAIT_KIND) == line[_KIND]

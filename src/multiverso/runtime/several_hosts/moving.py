@@ -68,7 +68,7 @@ class Mover:
         self._post(then)
 
     def again(self, action: Callable[[], None]) -> None:
-        """Does something in the caller's thread; once more, where a host was lost and the others go on without it."""
+        """Does something in the caller's thread; again, where a host was lost and the others continue without it."""
         while True:
             regroups = self._regroups
             try:

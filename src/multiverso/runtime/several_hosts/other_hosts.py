@@ -34,7 +34,7 @@ from multiverso.hosts.control.messages import (
 )
 from multiverso.hosts.peer.frames import Body
 from multiverso.hosts.peer.messages import Messages
-from multiverso.hosts.transport.listener import Listener
+from multiverso.hosts.transport.listener import ListeningSocket
 from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.memory.segment import Segment
 from multiverso.node_log import log
@@ -86,7 +86,7 @@ class OtherHosts:
             fabric.close()
             raise
 
-    def _meet(self, listener: Listener | None) -> Centre | Outpost:
+    def _meet(self, listener: ListeningSocket | None) -> Centre | Outpost:
         """Begins to listen for the other hosts, and to talk with the coordinator."""
         roster = self.roster
         address = self._fabric.listen()

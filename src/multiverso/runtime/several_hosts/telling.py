@@ -34,8 +34,8 @@ class Teller:
         self._control: Control | None = None
         self._shards: Callable[[], Mapping[int, Shard]] = dict
         self._telling = threading.Lock()
-        self._told: dict[int, Line] = {}
-        self._told_of: dict[int, dict[int, list[int]]] = {}
+        self._last_lines: dict[int, Line] = {}
+        self._last_progress: dict[int, dict[int, list[int]]] = {}
         self._thread = threading.Thread(target=self._tell, name="multiverso-hosts-report", daemon=True)
 
     def begin(self, control: Control, shards: Callable[[], Mapping[int, Shard]]) -> None:
@@ -83,12 +83,12 @@ class Teller:
             return
         now = time.monotonic_ns()
         lines = {line[0]: line for line in read_lines(self._control, self._roster.local, self._shards())}
-        changed = [line for worker_id, line in lines.items() if self._told.get(worker_id) != line]
+        changed = [line for worker_id, line in lines.items() if self._last_lines.get(worker_id) != line]
         lines_of_tables = self._progress()
         if lines_of_tables:
             self._report(Progress(lines_of_tables))
         if changed:
-            self._told = lines
+            self._last_lines = lines
             self._report(Workers(changed, now))
 
     def _progress(self) -> dict[int, dict[int, list[int]]]:
@@ -98,6 +98,8 @@ class Teller:
             for number, shard in self._shards().items()
             if shard.consistency.in_rounds
         }
-        changed = {number: lines for number, lines in found.items() if lines != self._told_of.get(number)}
-        self._told_of = found
+        changed = {
+            number: lines for number, lines in found.items() if lines != self._last_progress.get(number)
+        }
+        self._last_progress = found
         return changed

@@ -21,7 +21,7 @@ from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport import listener
 from multiverso.hosts.transport.addresses import ANY
 from multiverso.hosts.transport.credentials import new_credentials
-from multiverso.hosts.transport.listener import Listener
+from multiverso.hosts.transport.listener import ListeningSocket
 from multiverso.runtime import Session
 from multiverso.runtime.collective.reducer import Reducer
 
@@ -29,7 +29,7 @@ from multiverso.runtime.collective.reducer import Reducer
 @contextmanager
 def control_port() -> Iterator[tuple[Centre, Roster]]:
     """The coordinator of a job of two hosts, which the second has not reached yet."""
-    listener = Listener(("127.0.0.1", 0))
+    listener = ListeningSocket(("127.0.0.1", 0))
     credentials = new_credentials(encrypted=False).to_text()
     roster = Roster(0, ("first", "second"), (1, 1), listener.address, credentials, rehearsal=True)
     centre = Centre(roster, listener, lambda order: None)
@@ -58,7 +58,7 @@ def test_a_port_at_all_addresses_is_reached_by_ipv6_too() -> None:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError as error:  # a container's loopback, as a rule
         pytest.skip(f"there is no IPv6 here: {error}")
-    listener = Listener((ANY, 0))
+    listener = ListeningSocket((ANY, 0))
     try:
         for name in ("127.0.0.1", "::1"):
             with socket.create_connection((name, listener.address[1]), 10), listener.accept():
@@ -76,7 +76,7 @@ def test_a_host_gets_in_beside_as_many_idle_strangers_as_may_be_and_the_log_tell
             idle = []
             for number in range(listener.STRANGERS):
                 idle.append(stack.enter_context(socket.create_connection(roster.coordinator)))
-                wait_for(lambda number=number: len(centre._door._strangers) == number + 1)
+                wait_for(lambda number=number: len(centre._listener._strangers) == number + 1)
             first_port = idle[0].getsockname()[1]
             heard: list[Any] = []
             second = Outpost(roster.on(1), ("127.0.0.1", 1), heard.append)
@@ -84,7 +84,7 @@ def test_a_host_gets_in_beside_as_many_idle_strangers_as_may_be_and_the_log_tell
             assert not heard
             idle[0].settimeout(30)
             assert idle[0].recv(1) == b""
-            assert len(centre._door._strangers) == listener.STRANGERS - 1
+            assert len(centre._listener._strangers) == listener.STRANGERS - 1
             second.close()
         for each in idle[1:]:
             each.settimeout(30)
@@ -100,7 +100,7 @@ def test_a_connection_that_gets_no_thread_is_closed_and_the_next_one_comes_in(
     start, failed = threading.Thread.start, []
 
     def start_but_the_first_at_the_door(thread: threading.Thread) -> None:
-        if thread.name.endswith("-door") and not failed:
+        if thread.name.endswith("-admit") and not failed:
             failed.append(thread)
             raise RuntimeError("can't start new thread")
         start(thread)
@@ -119,10 +119,10 @@ def test_a_connection_that_gets_no_thread_is_closed_and_the_next_one_comes_in(
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_keeps_neither_the_port_nor_those_who_knock() -> None:
     with control_port() as (centre, roster), socket.create_connection(roster.coordinator):
-        wait_for(lambda: len(centre._door._strangers) == 1)
+        wait_for(lambda: len(centre._listener._strangers) == 1)
         child = os.fork()
         if child == 0:
-            sockets = [centre._door._listener._socket, *centre._door._strangers]
+            sockets = [centre._listener._listener._socket, *centre._listener._strangers]
             os._exit(any(each.fileno() >= 0 for each in sockets))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
