@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
-from core_support import together
+from core_support import outcome, together
 
 import multiverso as mv
-from multiverso.errors import DtypeMismatchError, NotInThisJobError, ShapeMismatchError, StartupError
+from multiverso.errors import (
+    DtypeMismatchError,
+    NotInThisJobError,
+    ShapeMismatchError,
+    StartupError,
+    WaitTimeoutError,
+)
 from multiverso.runtime import Node, Session
 from multiverso.runtime.collective.reducer import reducer_of
 
@@ -40,6 +48,16 @@ def test_a_notebooks_cell_can_run_again(ended: None) -> None:
         StartupError, match=r"other options: sync, staleness \(sync=False, staleness=2 then\)"
     ):
         mv.init(sync=True, exist_ok=True)
+
+
+def test_a_start_names_who_has_not_come() -> None:
+    with Node(3) as node:
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(lambda: outcome(lambda: Session(node.address, 2, start_timeout_seconds=0.3)))
+            errors = [outcome(lambda: Session(node.address, 0, start_timeout_seconds=0.3)), other.result(30)]
+        said = r"worker 1 has not called init\(\): it is still importing, or was never started; there are workers"
+        assert all(type(error) is WaitTimeoutError for error in errors)
+        assert any(re.search(said, str(error)) for error in errors)
 
 
 def test_numpy_gets_a_copy_of_a_table(alone: Session) -> None:

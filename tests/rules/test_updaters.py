@@ -495,3 +495,42 @@ def in_sessions(node: Node, work: Callable[[Session], Any]) -> list[Any]:
 def test_hyperparameters_that_make_no_sense_are_refused(make: Any) -> None:
     with pytest.raises(ValueError, match="got"):
         make()
+
+
+# -- the numbers of the original's own formulas, as docs/coming-from-multiverso.md has them ----------------------------
+
+
+def _momentum_of_the_original(w: Array, deltas: list[Array], m: float) -> Array:
+    smooth = np.zeros_like(w)
+    for d in deltas:
+        smooth = m * smooth + (1 - m) * d
+        w = w - smooth
+    return w
+
+
+def _adagrad_of_the_original(w: Array, deltas: list[Array], rho: float, lr: float) -> Array:
+    historic = np.zeros_like(w)
+    for d in deltas:
+        historic = historic + d * d / lr / lr
+        w = w - rho / np.sqrt(historic + 1e-10) * d / lr
+    return w
+
+
+def test_the_originals_formulas() -> None:
+    chance = np.random.default_rng(5)
+    start, deltas = chance.normal(size=20), [chance.normal(size=20) for _ in range(30)]
+    cases = [
+        (mv.updaters.momentum(1 - 0.8, 0.8), 1.0, _momentum_of_the_original(start, deltas, 0.8)),
+        (
+            mv.updaters.adagrad(0.1, initial=1e-10, epsilon=1e-30),
+            0.05,
+            _adagrad_of_the_original(start, deltas, 0.1, 0.05),
+        ),
+        (mv.updaters.sgd(1), 1.0, start - np.sum(deltas, axis=0)),
+    ]
+    with Node(1) as node, Session(node.address) as session:
+        for updater, lr, expected in cases:
+            table = mv.ArrayTableHandler(20, start, dtype="float64", updater=updater, session=session)
+            for d in deltas:
+                table.add(d / lr)
+            np.testing.assert_allclose(table.get(), expected, rtol=1e-12)

@@ -6,8 +6,10 @@ import contextlib
 import time
 from dataclasses import dataclass
 
+from multiverso import layout as at
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, WaitTimeoutError
+from multiverso.runtime.job.control import Control
 from multiverso.runtime.session.node_link import NodeLink
 from multiverso.wire import messages
 from multiverso.wire.messages import Message
@@ -76,6 +78,34 @@ def ask_for_place(link: NodeLink, wishes: Message, deadline: Deadline) -> tuple[
         here=str(answer.get("here") or ""),
     )
     return place, descriptors
+
+
+def raise_if_late(control: Control, workers_num: int | None, deadline: Deadline) -> None:
+    """While the others are waited for: raises once the time is over.
+
+    Raises:
+        WaitTimeoutError: it names those who have not come.
+    """
+    if not deadline.passed:
+        return
+    here = {worker.worker_id: worker for worker in control.workers() if worker.liveness == at.ALIVE}
+    missing = [worker for worker in range(workers_num or 0) if worker not in here]
+    said = [
+        f"worker {worker}{f' on {control.places[worker]}' if control.places else ''} has not called init(): it is "
+        "still importing, or was never started"
+        for worker in missing
+    ]
+    said += [
+        f"worker {worker} ({state.process}) is joining"
+        for worker, state in here.items()
+        if state.participation != at.ACTIVE
+    ]
+    there = ", ".join(str(worker) for worker, state in here.items() if state.participation == at.ACTIVE)
+    raise WaitTimeoutError(
+        f"gave up after {deadline} waiting for the other workers to start: "
+        f"{'; '.join(said) or 'the node did not let anybody begin'}; there are workers {there} of {workers_num}. "
+        "A longer deadline: init(start_timeout_seconds=)"
+    )
 
 
 def withdraw(link: NodeLink) -> bool:

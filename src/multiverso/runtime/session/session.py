@@ -24,7 +24,7 @@ from multiverso.memory.shared import SharedMemory
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.options import check_exchange
 from multiverso.runtime.job.wait_graph import WaitGraph, read_wait_graph
-from multiverso.runtime.session.attaching import ask_for_place, withdraw
+from multiverso.runtime.session.attaching import ask_for_place, raise_if_late, withdraw
 from multiverso.runtime.session.barrier import Barrier
 from multiverso.runtime.session.handles import Handle, Handles
 from multiverso.runtime.session.holdings import Holdings
@@ -158,7 +158,13 @@ class Session(InProcess):
         # before anyone is let go, or the first could pass a barrier that the last does not know of yet
         self.control.activate(self.worker_id, self.fixed_num is None, self.incarnation)
         self._barrier.passed = self.control.worker(self.worker_id).barrier
-        self._link.ask({"do": "ready"}, deadline.at, "the other workers to start")
+        what = "the other workers to start"
+        self._link.ask(
+            {"do": "ready"},
+            deadline.at,
+            what,
+            lambda: raise_if_late(self.control, place.workers_num, deadline),
+        )
         self._takes_part = True
 
     # -- the job ---------------------------------------------------------------------------------------------
