@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         ReadOnlyTable,
         TableHandler,
         attach_read_only,
+        keys,
     )
 
 __version__ = "1.0.0.dev0"
@@ -68,6 +69,7 @@ __all__ = [
     "incarnation",
     "init",
     "is_master_worker",
+    "keys",
     "live_workers",
     "load",
     "log",
@@ -102,7 +104,7 @@ if not TYPE_CHECKING:
             "multiverso.runtime.discovery.restarts": "restarts",
             "multiverso.tables": (
                 "ArrayTableHandler Counter Eviction KeyedTable MatrixTableHandler ReadOnlyKeyedTable ReadOnlyTable "
-                "TableHandler attach_read_only"
+                "TableHandler attach_read_only keys"
             ),
         },
         parts=("rules", "updaters"),

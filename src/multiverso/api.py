@@ -281,7 +281,7 @@ def batches(
 
     Example:
         >>> import multiverso as mv
-        >>> mv.init()
+        >>> session = mv.init()
         >>> sorted(int(row) for rows in mv.batches(5, 2) for row in rows)
         [0, 1, 2, 3, 4]
         >>> mv.shutdown()

@@ -526,7 +526,7 @@ def test_the_originals_formulas() -> None:
             0.05,
             _adagrad_of_the_original(start, deltas, 0.1, 0.05),
         ),
-        (mv.updaters.sgd(1), 1.0, start - np.sum(deltas, axis=0)),
+        (mv.updaters.sgd(), 1.0, start - np.sum(deltas, axis=0)),
     ]
     with Node(1) as node, Session(node.address) as session:
         for updater, lr, expected in cases:

@@ -387,7 +387,7 @@ def checkpoint(
 
     Example:
         >>> import tempfile, multiverso as mv
-        >>> mv.init()
+        >>> session = mv.init()
         >>> table = mv.ArrayTableHandler(3)
         >>> with mv.checkpoint(tempfile.mkdtemp(), every=10) as checkpoint:
         ...     own = checkpoint.restore()

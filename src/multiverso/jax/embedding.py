@@ -49,7 +49,7 @@ def pull_rows(table: Table, ids: Any, *, least: int = _LEAST) -> Rows:
     Example:
         >>> import jax, multiverso as mv, numpy as np
         >>> from multiverso.jax import pull_rows, push_rows
-        >>> mv.init()
+        >>> session = mv.init()
         >>> words = mv.KeyedTable(2, updater="sgd")
         >>> batch = pull_rows(words, np.array([[7, 9], [7, 2**40]]))
         >>> step = jax.jit(jax.grad(lambda values, places: values[places].sum()))

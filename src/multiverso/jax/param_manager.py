@@ -46,7 +46,7 @@ class ParamManager:
     Example:
         >>> import jax.numpy as jnp, multiverso as mv
         >>> from multiverso.jax import ParamManager
-        >>> mv.init()
+        >>> session = mv.init()
         >>> manager = ParamManager({"w": jnp.ones(3)})
         >>> params = manager.params
         >>> params = {"w": params["w"] - 0.5}  # a training step, jitted or not

@@ -54,7 +54,7 @@ class SharedParams:
 
     Example:
         >>> import numpy as np, multiverso as mv
-        >>> mv.init()
+        >>> session = mv.init()
         >>> shared = SharedParams([np.zeros((2, 3), "float32"), np.zeros(3, "float32")])
         >>> shared.arrays[0] += 1  # a training step
         >>> shared.exchange()

@@ -182,7 +182,7 @@ def share(
 
     Example:
         >>> import numpy as np, multiverso as mv
-        >>> mv.init()
+        >>> session = mv.init()
         >>> local = np.zeros(3, "float32")
         >>> shared = mv.rules.share(local, mv.rules.easgd(0.5))
         >>> local += 1  # a training step

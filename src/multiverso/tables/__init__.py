@@ -7,6 +7,7 @@ from multiverso.tables.counter import Counter
 from multiverso.tables.handler import TableHandler
 from multiverso.tables.keyed import KeyedTable
 from multiverso.tables.keyed_spec import Eviction
+from multiverso.tables.keys import keys
 from multiverso.tables.matrix import MatrixTableHandler
 from multiverso.tables.pending import Pending
 from multiverso.tables.read_only import ReadOnlyKeyedTable, ReadOnlyTable, attach_read_only
@@ -22,4 +23,5 @@ __all__ = [
     "ReadOnlyTable",
     "TableHandler",
     "attach_read_only",
+    "keys",
 ]

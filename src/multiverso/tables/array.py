@@ -47,7 +47,7 @@ class ArrayTableHandler(TableHandler):
 
     Example:
         >>> import multiverso as mv
-        >>> mv.init()
+        >>> session = mv.init()
         >>> table = mv.ArrayTableHandler(3, init_value=[1, 2, 3])
         >>> table.add([1, 1, 1])
         >>> table.get()

@@ -26,7 +26,7 @@ class Counter(InProcess):
 
     Example:
         >>> import multiverso as mv
-        >>> mv.init()
+        >>> session = mv.init()
         >>> tickets = mv.Counter("tickets")
         >>> tickets.fetch_add(), tickets.fetch_add(), tickets.value
         (0, 1, 2)

@@ -68,7 +68,7 @@ class KeyedTable(KeyedContents):
 
     Example:
         >>> import multiverso as mv
-        >>> mv.init()
+        >>> session = mv.init()
         >>> table = mv.KeyedTable(2)
         >>> table.add([[1, 1], [2, 2]], keys=[7, -3])
         >>> table.get([-3, 7, 1000])

@@ -39,7 +39,7 @@ class MatrixTableHandler(TableHandler):
 
     Example:
         >>> import multiverso as mv
-        >>> mv.init()
+        >>> session = mv.init()
         >>> table = mv.MatrixTableHandler(4, 2)
         >>> table.add([[1, 1], [2, 2], [3, 3]], row_ids=[0, 3, 3])
         >>> table.get(row_ids=[3, 0])

@@ -89,7 +89,7 @@ class Embedding(_Rows):
     Example:
         >>> import multiverso as mv, torch
         >>> from multiverso.torch import Embedding
-        >>> mv.init()
+        >>> session = mv.init()
         >>> words = Embedding(mv.KeyedTable(4, initial="uniform", updater="sgd"), learning_rate=0.1)
         >>> words(torch.tensor([[3, 5], [3, -1]])).sum().backward()
         >>> len(words.table)

@@ -62,7 +62,7 @@ class ParamManager(Resumable):
     Example:
         >>> import multiverso as mv, torch
         >>> from multiverso.torch import ParamManager
-        >>> mv.init()
+        >>> session = mv.init()
         >>> model = torch.nn.Linear(3, 2)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> manager = ParamManager(model)

@@ -28,7 +28,7 @@ class BatchSampler(Sampler[list[int]]):  # type: ignore[misc]
     Example:
         >>> import multiverso as mv, multiverso.torch as mvt
         >>> from torch.utils.data import DataLoader
-        >>> mv.init()
+        >>> session = mv.init()
         >>> loader = DataLoader(range(5), batch_sampler=mvt.BatchSampler(5, 2))
         >>> sorted(int(x) for batch in loader for x in batch)
         [0, 1, 2, 3, 4]

@@ -1,0 +1,54 @@
+"""64-bit keys from texts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import multiverso as mv
+from multiverso.runtime import Session
+
+
+def test_keys_are_the_published_hash() -> None:
+    """Values of XXH3_64bits as other implementations have them, so that keys stay what they are."""
+    assert mv.keys([b""]).view(np.uint64).tolist() == [0x2D06800538D394C2]
+    assert mv.keys(["user:1", b"user:1"]).tolist() == [4276021600403166465] * 2
+    assert mv.keys(["user:1"], seed=1).tolist() != mv.keys(["user:1"]).tolist()
+    assert mv.keys(["é"]).tolist() == mv.keys(["é".encode()]).tolist()
+
+
+@pytest.mark.parametrize("dtype", ["S6", "U6", "object"])
+def test_arrays_of_names_have_the_same_keys(dtype: str) -> None:
+    names = ["user:1", "", "ab"]
+    found = mv.keys(np.array(names, dtype))
+    assert found.dtype == np.int64
+    assert found.tolist() == mv.keys(names).tolist()
+    assert mv.keys([]).shape == (0,)
+
+
+def test_a_million_names_have_a_million_keys() -> None:
+    assert np.unique(mv.keys([f"user:{i}" for i in range(1_000_000)])).size == 1_000_000
+
+
+@pytest.mark.parametrize(
+    "names, seed, error, said",
+    [
+        ("user:1", 0, TypeError, r"keys\(\['user:1'\]\)"),
+        ([1, 2], 0, TypeError, r"names are texts or bytes; got 1 \(int\)"),
+        (np.array([["a"]]), 0, TypeError, r"one-dimensional array of names; got shape \(1, 1\)"),
+        (["\ud800"], 0, ValueError, "surrogate"),
+        (["a"], -1, ValueError, "seed is a number from 0"),
+        (["a"], 1 << 64, ValueError, "seed is a number from 0"),
+    ],
+)
+def test_what_are_no_names_is_refused(names: Any, seed: int, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        mv.keys(names, seed=seed)
+
+
+def test_a_keyed_table_takes_them(alone: Session) -> None:
+    table = mv.KeyedTable(2, session=alone)
+    table.add(np.ones((2, 2), "f4"), mv.keys(["a", "b"]))
+    assert table.contains(mv.keys(["b", "c"])).tolist() == [True, False]
