@@ -55,7 +55,7 @@ class ArrayTableHandler(_TensorHandler):
 
     Example:
         >>> import multiverso.torch as mvt, torch
-        >>> mvt.init()
+        >>> session = mvt.init()
         >>> table = mvt.ArrayTableHandler(3, torch.tensor([1.0, 2.0, 3.0]))
         >>> table.add(torch.ones(3))
         >>> table.get()
