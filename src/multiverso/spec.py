@@ -10,7 +10,7 @@ import numpy as np
 
 from multiverso import layout as at
 from multiverso.errors import DtypeMismatchError, ShapeMismatchError
-from multiverso.states import MOST_HYPER, State, states_of
+from multiverso.states import MOST_HYPER, State, check_numbers, states_of
 
 DTYPES = ("float32", "float64", "int32", "int64")
 Initial = Literal["master", "mean", "sum"]
@@ -72,11 +72,8 @@ class TableSpec:
             raise ValueError(
                 f"the updater {self.updater} keeps a number for each row, which only a KeyedTable has a place for"
             )
-        if np.dtype(self.dtype).kind == "i" and not all(float(value).is_integer() for value in self.hyper):
-            raise DtypeMismatchError(
-                f"the updater {self.updater} computes with {self.hyper}, which {self.dtype} cannot hold; "
-                "use a float32 or float64 table, or an updater of whole numbers (add, sgd, mean)"
-            )
+        check_numbers(f"the updater {self.updater}", self.hyper, self.dtype)
+        check_numbers(f"the updater {self.updater}", [state.initial for state in states], self.dtype)
 
     @property
     def state_names(self) -> tuple[str, ...]:

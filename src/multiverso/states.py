@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+
+from multiverso.errors import DtypeMismatchError
 
 MOST_HYPER = 8  # hyperparameters of an updater or a rule: what a table's header has a place for
 _ORDER = {"element": 0, "row": 1, "table": 2}
@@ -50,3 +54,31 @@ def states_of(states: int | Iterable[State]) -> tuple[State, ...]:
     if kinds[-1:] == ["table"] and not float(found[-1].initial).is_integer():
         raise ValueError(f"a count of steps begins with a whole number; got {found[-1].initial!r}")
     return found
+
+
+def check_numbers(whose: str, numbers: Sequence[float], dtype: str) -> None:
+    """Refuses numbers that become others in a table's dtype: a rate of 0 loses every add, an epsilon of 0 gives NaN.
+
+    Args:
+        whose: the updater or the rule, in words.
+        numbers: its hyperparameters, or what its arrays hold at first.
+        dtype: the table's.
+
+    Raises:
+        DtypeMismatchError: one of them overflows, becomes 0, or is a fraction in a table of integers.
+    """
+    with np.errstate(all="ignore"):
+        kept = np.array(numbers, np.float64).astype(dtype).astype(np.float64)
+    if np.dtype(dtype).kind == "i":
+        if not np.array_equal(kept, numbers):
+            raise DtypeMismatchError(
+                f"{whose} computes with {tuple(numbers)}, which {dtype} cannot hold; use a float32 or float64 table, "
+                "or an updater of whole numbers (add, sgd, mean)"
+            )
+        return
+    for number, rounded in zip(numbers, kept.tolist(), strict=True):
+        if not np.isfinite(rounded) or (number != 0 and rounded == 0):
+            raise DtypeMismatchError(
+                f"{whose} computes with {number}, which is {rounded} in {dtype}: "
+                f"{'use a float64 table or ' if dtype == 'float32' and np.isfinite(number) else 'use '}another number"
+            )

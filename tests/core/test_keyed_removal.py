@@ -109,10 +109,12 @@ def test_beyond_the_most_keys_the_worst_go(alone: Session, by: str) -> None:
     assert table.check() == {"keys": len(table), **SOUND}
 
 
-def test_small_rows_go(alone: Session) -> None:
-    table = mv.KeyedTable(4, dtype="float64", eviction=Eviction(least_norm=1.0), session=alone)
-    table.add(np.full((2000, 4), 0.49), np.arange(2000))  # norm 0.98
-    table.add(np.full((1000, 4), 0.02), np.arange(1000))  # 1.02
+@pytest.mark.parametrize("least", [1.0, 1e-170, 1e160])
+def test_small_rows_go(alone: Session, least: float) -> None:
+    """Also where the squares are beyond float64."""
+    table = mv.KeyedTable(4, dtype="float64", eviction=Eviction(least_norm=least), session=alone)
+    table.add(np.full((2000, 4), 0.49 * least), np.arange(2000))  # norm 0.98
+    table.add(np.full((1000, 4), 0.02 * least), np.arange(1000))  # 1.02
     assert table.evict() == 1000
     assert table.contains(np.arange(1000)).all()
 

@@ -216,6 +216,65 @@ def test_an_updater_whose_factors_an_integer_table_cannot_hold_is_refused(tables
         mv.ArrayTableHandler(4, dtype="int64", updater="nesterov", session=tables.array._session)
 
 
+@pytest.mark.parametrize(
+    ("updater", "told"),
+    [
+        (mv.updaters.adagrad(epsilon=1e-50), "1e-50, which is 0.0 in float32"),
+        (mv.updaters.rmsprop(1e39), r"1e\+39, which is inf in float32"),
+        (mv.updaters.adagrad(initial=1e300), r"1e\+300, which is inf in float32"),
+        (
+            mv.updaters.chain(mv.updaters.weight_decay(1e-60), mv.updaters.sgd()),
+            "1e-60, which is 0.0 in float32",
+        ),
+    ],
+)
+def test_numbers_that_are_others_in_the_tables_dtype_are_refused(
+    alone: Session, updater: mv.updaters.Updater, told: str
+) -> None:
+    """An epsilon that is 0 in float32 gave NaN wherever a gradient was 0."""
+    for make in (mv.ArrayTableHandler, mv.KeyedTable):
+        with pytest.raises(
+            DtypeMismatchError, match=f"computes with {told}: use a float64 table or another number"
+        ):
+            make(3, updater=updater, session=alone)
+        make(3, updater=updater, dtype="float64", session=alone)
+
+
+def test_a_rules_numbers_are_refused_too(alone: Session) -> None:
+    with pytest.raises(
+        DtypeMismatchError, match=r"the rule dcasgd computes with 4e\+48, which is inf in float32"
+    ):
+        mv.rules.share(np.zeros(3, np.float32), mv.rules.dcasgd(1e-50), session=alone)
+    assert alone.control.worker(0).created == 0
+
+
+def test_keyed_tables_of_integers_refuse_fractions_as_others_do(alone: Session) -> None:
+    """Their rates were 0, and every add was lost."""
+    for dtype in ("int32", "int64"):
+        with pytest.raises(
+            DtypeMismatchError, match=rf"nesterov computes with \(0.7, 0.9\), which {dtype} cannot"
+        ):
+            mv.KeyedTable(2, dtype=dtype, updater="nesterov", session=alone)
+
+
+@pytest.mark.parametrize(
+    ("initial", "dtype"),
+    [
+        (1e10, "int32"),
+        (2**53 + 1, "int64"),
+        (2**63, "int64"),
+        (1e39, "float32"),
+        (("normal", 1e39), "float32"),
+    ],
+)
+def test_an_initial_number_that_the_dtype_cannot_hold_is_refused(
+    alone: Session, initial: Any, dtype: str
+) -> None:
+    """1e10 was -2147483648 in a table of int32."""
+    with pytest.raises(ValueError, match=rf"the rows of a table of {dtype} begin with .* can hold; got"):
+        mv.KeyedTable(2, dtype=dtype, initial=initial, session=alone)
+
+
 def test_what_numpy_also_calls_an_array(alone: Session) -> None:
     """A masked element is no number, and a np.matrix is its array."""
     table = mv.ArrayTableHandler(4, session=alone)

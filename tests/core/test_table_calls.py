@@ -240,6 +240,9 @@ def test_a_learning_rate_is_refused_where_it_makes_no_sense(alone: Session) -> N
     for wrong in (0, -1, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="learning rate"):
             table.learning_rate = wrong
+    for wrong in (1e39, 1e-50):
+        with pytest.raises(ValueError, match="in float32"):
+            table.learning_rate = wrong
     assert table.learning_rate == pytest.approx(0.001)
     plain = mv.ArrayTableHandler(3, session=alone)
     with pytest.raises(MultiversoError, match="has no learning rate"):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors import safe_open
+from safetensors.numpy import load_file
 
 import multiverso as mv
 from multiverso.errors import SnapshotError
@@ -194,6 +195,35 @@ def test_as_many_delayed_pushes_as_workers_are_one_step_of_nesterov() -> None:
             for _ in range(4):
                 four.add(g)
             np.testing.assert_allclose(four.get(), one.get(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_the_smallest_integer_is_clipped_and_the_rest_stays_exact(dtype: str) -> None:
+    """It is its own absolute; and a bound that is a float made floats of all."""
+    least = np.iinfo(dtype).min
+    assert mv.updaters.clip(5.5)(np.array([least, 3], dtype)).tolist() == [-5, 3]
+    assert mv.updaters.clip(1e30)(np.array([least, 3], dtype)).tolist() == [least, 3]
+    exact = np.array([2**53 + 1, 2**62, -(2**63)])
+    assert mv.updaters.clip(2.0**60)(exact).tolist() == [2**53 + 1, 2**60, -(2**60)]
+
+
+def test_adam_keeps_no_subnormal_powers(tmp_path: Path) -> None:
+    """They stayed at the smallest numbers for ever, and a step took nearly twice as long; the values are the same."""
+    with Node(1) as node, Session(node.address) as session:
+        table = mv.ArrayTableHandler(3, updater=mv.updaters.adam(0.1, 0.5, 0.6), session=session)
+        values, states = np.zeros(3, np.float32), [np.zeros(3, np.float32) for _ in range(2)]
+        for step in range(1, 401):
+            gradient = np.array([0.0, 1.0, step % 7 - 3], np.float32)
+            table.add(gradient)
+            states[0] = np.float32(0.5) * states[0] + np.float32(0.5) * gradient
+            states[1] = np.float32(0.6) * states[1] + np.float32(0.4) * gradient**2
+            first, second = states[0] / (1 - 0.5**step), states[1] / (1 - 0.6**step)
+            values -= (0.1 * first / (np.sqrt(second) + 1e-8)).astype(np.float32)
+        np.testing.assert_allclose(table.get(), values, rtol=1e-3)
+        table.save(tmp_path / "adam")
+    kept = np.concatenate([array for name, array in load_file(tmp_path / "adam").items() if "power" in name])
+    assert kept.size == 6
+    assert not kept.any()
 
 
 def test_a_nan_keeps_nothing_else_from_being_clipped() -> None:

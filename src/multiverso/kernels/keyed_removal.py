@@ -135,9 +135,10 @@ def _is_small(control, base, owner, row, least):
     single = load_acquire64(base + at.DTYPE) == FLOAT32
     for column in range(load_acquire64(base + at.COLUMNS)):
         number = load_float32(place + 4 * column) if single else load_double(place + 8 * column)
-        total += number * number
+        part = number / least  # the squares of both may be beyond a double, or 0
+        total += part * part
     store_release64(address, value)
-    return total < least * least
+    return total < 1.0
 
 
 @inner

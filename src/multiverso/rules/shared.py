@@ -16,6 +16,7 @@ from multiverso.rules.rule import Rule
 from multiverso.runtime import Session
 from multiverso.runtime.session.current import current
 from multiverso.spec import Initial, TableSpec
+from multiverso.states import check_numbers
 from multiverso.tables.convert import writable
 from multiverso.tables.handler import TableHandler
 from multiverso.tables.pending import Pending
@@ -177,7 +178,8 @@ def share(
 
     Raises:
         ValueError: no rule of that name, or it is not defined for the session's consistency; nothing was made.
-        DtypeMismatchError: another dtype, read-only, or not in this process's memory.
+        DtypeMismatchError: another dtype, read-only, or not in this process's memory; or the rule's numbers are others
+            in this dtype.
         TableMismatchError: other workers share another array, or by another rule.
 
     Example:
@@ -196,6 +198,7 @@ def share(
     rule = rule_of(rule, session.workers_num)
     check_mode(rule, session.consistency)
     dtype = _dtype_of(local)
+    check_numbers(f"the rule {rule.name}", rule.hyper, dtype.name)
     flat = writable(local, int(np.prod(tuple(local.shape))), dtype, "local")
     spec = TableSpec(
         kind="array",

@@ -9,7 +9,7 @@ import numpy as np
 
 from multiverso.keyed_layout import MOST_STATES
 from multiverso.layout import CACHE_LINE, round_up
-from multiverso.states import State, states_of
+from multiverso.states import State, check_numbers, states_of
 from multiverso.updaters import Updater
 
 KINDS = ("constant", "uniform", "normal")
@@ -95,14 +95,23 @@ class KeyedSpec:
             and not isinstance(kind, bool)
             and not isinstance(initial, tuple)
         ):
-            kind, scale = "constant", float(kind)
+            kind, scale = "constant", np.asarray(kind).item()
         if kind not in KINDS or not isinstance(scale, int | float) or not np.isfinite(scale):
             raise ValueError(
                 f"initial is a number, 'uniform', 'normal', or (kind, scale) with a finite scale; got {initial!r}"
             )
         integer = np.dtype(dtype).kind == "i"
-        if integer and (kind != "constant" or scale != int(scale)):
-            raise ValueError(f"the rows of a table of {dtype} begin with a whole number; got {initial!r}")
+        with np.errstate(all="ignore"):
+            held = np.array(float(scale)).astype(dtype).item()
+        if integer and (kind != "constant" or scale != held):
+            raise ValueError(
+                f"the rows of a table of {dtype} begin with a whole number that it and float64 can hold; "
+                f"got {initial!r}"
+            )
+        if not np.isfinite(held):
+            raise ValueError(
+                f"the rows of a table of {dtype} begin with numbers that it can hold; got {initial!r}"
+            )
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not -(2**63) <= seed < 2**63:
             raise ValueError(f"seed is an integer of at most 64 bits; got {seed!r}")
         if not 1 <= _whole(admission, "admission") <= _MOST_ADDS:
@@ -124,6 +133,8 @@ class KeyedSpec:
                 f"an updater of a keyed table keeps at most {MOST_STATES} numbers; got {len(states)}"
             )
         hyper = tuple(map(float, updater.hyper))
+        check_numbers(f"the updater {updater.name}", hyper, dtype)
+        check_numbers(f"the updater {updater.name}", [state.initial for state in states], dtype)
         return cls(
             dim,
             dtype,

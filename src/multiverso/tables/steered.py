@@ -5,6 +5,7 @@ from __future__ import annotations
 from multiverso.errors import MultiversoError
 from multiverso.in_process import InProcess
 from multiverso.runtime.session.session import Session
+from multiverso.states import check_numbers
 from multiverso.tables.convert import Array
 from multiverso.updaters import BY_NAME, Updater
 from multiverso.updaters.checks import positive
@@ -36,7 +37,7 @@ class Steered(InProcess):
 
         Raises:
             MultiversoError: the updater has no learning rate.
-            ValueError: not a finite number above 0.
+            ValueError: not a finite number above 0, or none in the table's dtype.
         """
         self._session.check()
         return float(self._rate()[0])
@@ -44,7 +45,9 @@ class Steered(InProcess):
     @learning_rate.setter
     def learning_rate(self, rate: float) -> None:
         self._session.check()
-        self._rate()[0] = positive(rate, "learning rate")
+        kept = self._rate()
+        check_numbers(f"the updater {self._updater_name}", [positive(rate, "learning rate")], kept.dtype.name)
+        kept[0] = rate
 
     def _rate(self) -> Array:
         """Returns the number in the table's header itself: it is read anew by every operation."""

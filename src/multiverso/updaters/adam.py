@@ -23,18 +23,22 @@ def _apply(values, delta, state, stride, hyper, count):
     epsilon = hyper[3]
     rest_1 = hyper[4]
     rest_2 = hyper[5]
+    one = rest_1 + beta_1
+    zero = one - one
     for i in range(count):
         first = beta_1 * state[i] + rest_1 * delta[i]
         second = beta_2 * state[stride + i] + rest_2 * delta[i] * delta[i]
         # what the paper writes as beta to the power of the step
         power_1 = state[2 * stride + i] * beta_1
         power_2 = state[3 * stride + i] * beta_2
+        left_1 = one - power_1
+        left_2 = one - power_2
         state[i] = first
         state[stride + i] = second
-        state[2 * stride + i] = power_1
-        state[3 * stride + i] = power_2
-        one = rest_1 + beta_1
-        values[i] -= rate * (first / (one - power_1)) / (math.sqrt(second / (one - power_2)) + epsilon)
+        # powers too small to count are 0: they would end as subnormal numbers, and stay so, at half the speed
+        state[2 * stride + i] = power_1 if left_1 < one else zero
+        state[3 * stride + i] = power_2 if left_2 < one else zero
+        values[i] -= rate * (first / left_1) / (math.sqrt(second / left_2) + epsilon)
 
 
 def _apply_counted(values, delta, state, stride, hyper, count):

@@ -29,9 +29,14 @@ class Clip:
             delta: flat, of whole rows; not modified.
             rows: how many parts have a norm each.
         """
-        # "not less": a NaN, which is not larger either, must not keep what stands beside it from being clipped
-        if self.value is not None and not np.abs(delta).max(initial=0) <= self.value:
-            delta = np.clip(delta, -self.value, self.value).astype(delta.dtype, copy=False)
+        # "not less": a NaN, which is not larger either, must not keep what stands beside it from being clipped; and not
+        # by absolutes, which the smallest integer has none of
+        if self.value is not None and not (
+            delta.max(initial=0) <= self.value and delta.min(initial=0) >= -self.value
+        ):
+            # floats as bounds would round whole numbers beyond 2**53
+            bound = self.value if delta.dtype.kind == "f" else min(int(self.value), np.iinfo(delta.dtype).max)
+            delta = np.clip(delta, -bound, bound).astype(delta.dtype, copy=False)
         if self.norm is not None and delta.size:
             parts = delta.reshape(rows, -1)
             scale = _scale_to(self.norm, parts)
