@@ -119,9 +119,10 @@ class Conversation(Stream):
         """Returns the next message, or a beat where there was none for a while, or why this node ends, or None."""
         if not self._connected:
             return None
-        self._say |= now - self._sent_at >= self._timeouts.beat_seconds
+        if now - self._sent_at >= self._timeouts.beat_seconds:
+            self._say = True
         found = super().next(now, most_new)
-        if found is None:
+        if found is None and self._end is not None:
             found, self._end = self._end, None
         if found is not None:
             self._sent_at = now
