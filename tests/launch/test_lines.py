@@ -2,7 +2,7 @@
 
 import pytest
 
-from multiverso.launch.lines import Interruptions, kept, last_state, seen_now
+from multiverso.launch.lines import Tracebacks, folded, kept, last_state, seen_now
 
 
 @pytest.mark.parametrize(
@@ -41,18 +41,60 @@ def test_an_unfinished_line_needs_only_its_last_state(begun: bytes, shown: bytes
 TRACEBACK = [b"Traceback (most recent call last):", b'  File "x.py", line 1', b"    f()"]
 
 
+def interruptions() -> Tracebacks:
+    machine = Tracebacks(0)
+    machine.interrupted = True
+    return machine
+
+
 def test_tracebacks_of_an_interruption_are_left_out_and_others_are_not() -> None:
-    machine = Interruptions()
+    machine = interruptions()
     lines = [b"a", *TRACEBACK, b"KeyboardInterrupt", b"b", *TRACEBACK, b"ValueError: x", b"c"]
-    assert machine.without(lines) == [b"a", b"b", *TRACEBACK, b"ValueError: x", b"c"]
+    assert machine.take(lines) == [b"a", b"b", *TRACEBACK, b"ValueError: x", b"c"]
     ignored = [b"Exception ignored in: <function f>", *TRACEBACK, b"KeyboardInterrupt: "]
-    assert machine.without(ignored) == []
+    assert machine.take(ignored) == []
     # in pieces, and cut off
-    assert [machine.without([line]) for line in (*TRACEBACK, b"KeyboardInterrupt", b"d")] == [[]] * 4 + [
-        [b"d"]
-    ]
-    assert machine.without(TRACEBACK) == []
+    assert [machine.take([line]) for line in (*TRACEBACK, b"KeyboardInterrupt", b"d")] == [[]] * 4 + [[b"d"]]
+    assert machine.take(TRACEBACK) == []
     assert machine.rest() == TRACEBACK
-    assert machine.without([*TRACEBACK, *TRACEBACK, b"KeyboardInterrupt"]) == TRACEBACK
+    assert machine.take([*TRACEBACK, *TRACEBACK, b"KeyboardInterrupt"]) == TRACEBACK
     # as Python shows an interrupt at the begin of a function
-    assert machine.without([*TRACEBACK, b"    def f(self):", b"", b"KeyboardInterrupt", b"e"]) == [b"e"]
+    assert machine.take([*TRACEBACK, b"    def f(self):", b"", b"KeyboardInterrupt", b"e"]) == [b"e"]
+
+
+def test_the_same_traceback_is_shown_once() -> None:
+    seen: dict[bytes, list[int]] = {}
+    machines = [Tracebacks(worker, seen) for worker in range(4)]
+    errors = [
+        b"RuntimeError: worker %d (pid 12%d) has 0x7f%d" % (worker, worker, worker) for worker in range(4)
+    ]
+    lines = [[b"a", *TRACEBACK, error, b"b"] for error in errors]
+    assert machines[0].take(lines[0]) == lines[0]
+    assert [machine.take(each) for machine, each in zip(machines[1:], lines[1:], strict=True)] == [
+        [b"a", b"b"]
+    ] * 3
+    assert machines[0].take(lines[0]) == lines[0]  # its own, once more, is news
+    other = [*TRACEBACK, b"ValueError: another one"]
+    assert machines[1].take(other) == other
+    assert folded(seen) == [
+        (0, b"the same from 3 others (workers 1, 2, 3): RuntimeError: worker  (pid ) has ")
+    ]
+
+
+def test_of_a_chain_of_errors_only_what_is_new_is_shown() -> None:
+    seen: dict[bytes, list[int]] = {}
+    one, other = Tracebacks(0, seen), Tracebacks(1, seen)
+    between = [b"", b"During handling of the above exception, another exception occurred:", b""]
+    chain = [*TRACEBACK, b"KeyError: 1", *between, *TRACEBACK, b"ValueError: 2"]
+    assert one.take(chain) == chain
+    assert other.take([*chain, b"more"]) == [b"more"]
+    new = [*TRACEBACK, b"KeyError: 1", *between, *TRACEBACK, b"ValueError: 3"]
+    assert Tracebacks(2, seen).take(new) == [*between, *TRACEBACK, b"ValueError: 3"]
+
+
+def test_a_traceback_without_an_end_is_not_held_for_ever() -> None:
+    machine = Tracebacks(0, {})
+    assert machine.take(TRACEBACK) == []
+    assert machine.holds
+    assert machine.rest() == TRACEBACK
+    assert len(machine.take([*TRACEBACK, *[b"  deeper"] * 3000])) > 2000

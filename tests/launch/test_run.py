@@ -75,6 +75,22 @@ def test_the_failed_workers_exit_code_and_its_traceback_once(tmp_path: Path) -> 
     assert "[2] ValueError: the reason\n" in done.stderr
 
 
+def test_four_workers_that_fail_of_one_cause_show_one_traceback(tmp_path: Path) -> None:
+    job = script(
+        tmp_path, "def deep(n):\n    if n:\n        deep(n - 1)\n    raise ValueError('the reason')\ndeep(5)"
+    )
+    done = multiverso("run", "-n", 4, "--on-failure", "continue", job)
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1
+    assert re.search(
+        r"^\[\d\] the same from 3 others \(workers \d, \d, \d\): ValueError: the reason$", done.stderr, re.M
+    )
+    whole = re.search(r"(?:^\[(\d)\] .*\n)+", done.stderr[done.stderr.index("Traceback") - 4 :], re.M)
+    assert whole is not None
+    shown = [line for line in whole[0].splitlines() if "File" in line]
+    assert len(shown) == 7  # in one piece, of one worker
+
+
 def test_a_killed_workers_signal(tmp_path: Path) -> None:
     job = script(tmp_path, WAIT + "if worker == 1: os.kill(os.getpid(), signal.SIGKILL)\nrest()")
     done = multiverso("run", "-n", 2, job)

@@ -98,7 +98,7 @@ def run(
             _Answers(answers),
             environ=environ,
             marker=f"{JOB_VARIABLE}={job_id}",
-            output=Output(text_sink(sys.stdout, sys.stderr)),
+            output=Output(text_sink(sys.stdout, sys.stderr), folds=True),
             on_failure=on_failure,
         )
         result = job.run(timeout_seconds)

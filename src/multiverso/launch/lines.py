@@ -1,4 +1,4 @@
-"""What a worker's bytes mean as lines: pure functions and one small machine."""
+"""What workers' bytes mean as lines: pure functions and one small machine."""
 
 import re
 
@@ -6,6 +6,11 @@ _BEGINS_TRACEBACK = re.compile(
     rb"Traceback \(most recent call last\):|Exception ignored |Error in atexit|Process [\w-]+:$"
 )
 
+_LEADING_ON = (b"During handling of the above", b"The above exception was")
+_OWN = re.compile(
+    rb"0x[0-9a-f]+|(?<=pid )\d+|(?<=worker )\d+"
+)  # what differs in the same error of another worker
+_LONGEST_TRACEBACK = 2000
 _WIDEST = 4096
 
 
@@ -35,14 +40,33 @@ def seen_now(begun: bytes) -> bytes:
     return states[-1][:_WIDEST] if states else b""
 
 
-class Interruptions:
-    """Takes the tracebacks of KeyboardInterrupt out of one worker's lines: nobody asked where it was."""
+class Tracebacks:
+    """One worker's lines, in which the same traceback as another worker's is left out, and each is in one piece.
 
-    def __init__(self) -> None:
+    Args:
+        worker_id: whose they are.
+        seen: for all workers of a job: who has written each traceback, the first one first; None: nothing is left out.
+
+    Attributes:
+        interrupted: whether those of KeyboardInterrupt are left out, too: nobody asked where a worker was.
+        holds: whether the beginning of a traceback waits for its end.
+    """
+
+    def __init__(self, worker_id: int, seen: dict[bytes, list[int]] | None = None) -> None:
+        self.interrupted = False
+        self._worker_id, self._seen = worker_id, seen
         self._held: list[bytes] = []
+        self._between: list[bytes] | None = (
+            None  # what has come since one was left out, if it may belong to another
+        )
 
-    def without(self, lines: list[bytes]) -> list[bytes]:
-        """Returns the lines, without newlines, that are to be shown; the beginning of a traceback waits for its end."""
+    @property
+    def holds(self) -> bool:
+        """Whether the beginning of a traceback waits for its end."""
+        return bool(self._held)
+
+    def take(self, lines: list[bytes]) -> list[bytes]:
+        """Returns the lines, without newlines, that are to be shown now."""
         shown: list[bytes] = []
         for line in lines:
             if _BEGINS_TRACEBACK.match(line):
@@ -50,16 +74,52 @@ class Interruptions:
                     shown += self.rest()
                 self._held.append(line)
             elif not self._held:
-                shown.append(line)
+                shown += self._behind(line)
             else:
                 self._held.append(line)
                 # an interrupt at the beginning of a function has a blank line in its traceback
                 if line and not line.startswith((b" ", b"\t")):
-                    text = self.rest()
-                    shown += [] if line.startswith(b"KeyboardInterrupt") else text
+                    shown += self._judged(line)
+                elif len(self._held) > _LONGEST_TRACEBACK:
+                    shown += self.rest()
         return shown
 
     def rest(self) -> list[bytes]:
         """Returns what was held back, because its end does not come."""
-        held, self._held = self._held, []
+        held, self._held = [*(self._between or []), *self._held], []
+        self._between = None
         return held
+
+    def _behind(self, line: bytes) -> list[bytes]:
+        """A line outside of tracebacks: behind one that was left out, what leads to the next one waits for it."""
+        if self._between is not None and (not line or line.startswith(_LEADING_ON)):
+            self._between.append(line)
+            return []
+        self._between = None
+        return [line]
+
+    def _judged(self, last: bytes) -> list[bytes]:
+        block, between = self._held, self._between or []
+        self._held, self._between = [], None
+        if self.interrupted and last.startswith(b"KeyboardInterrupt"):
+            return between
+        if self._seen is not None:
+            workers = self._seen.setdefault(_OWN.sub(b"", b"\n".join(block)), [])
+            if workers and self._worker_id not in workers:
+                workers.append(self._worker_id)
+                self._between = []
+                return []
+            if not workers:
+                workers.append(self._worker_id)
+        return between + block
+
+
+def folded(seen: dict[bytes, list[int]]) -> list[tuple[int, bytes]]:
+    """Returns what to say of the tracebacks that were left out: who wrote the first one, and a line."""
+    said = []
+    for block, (first, *others) in seen.items():
+        if others:
+            names = ", ".join(map(str, sorted(others)))
+            who = f"worker {names}" if len(others) == 1 else f"{len(others)} others (workers {names})"
+            said.append((first, f"the same from {who}: ".encode() + block.rpartition(b"\n")[2]))
+    return said

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from multiverso.launch.lines import Interruptions, kept, last_state, seen_now
+from multiverso.launch.lines import Tracebacks, folded, kept, last_state, seen_now
 from multiverso.launch.sinks import Sink, Stream, unbuffered, write_all
 
 _LONGEST_PARTIAL_LINE = 1 << 20
@@ -22,6 +22,7 @@ _HURRY_SECONDS = 1.0
 _LEFT_OPEN_SECONDS = 2.0
 # Python writes a line and its newline one after the other: only what stays without one is a question or a row of dots.
 _BEGUN_SECONDS = 0.1
+_HELD_SECONDS = 0.5  # the beginning of a traceback waits for its end
 
 
 class Output:
@@ -36,9 +37,17 @@ class Output:
     """
 
     def __init__(
-        self, sink: Sink, *, log_files: Mapping[int, Path] | None = None, append: bool = False
+        self,
+        sink: Sink,
+        *,
+        log_files: Mapping[int, Path] | None = None,
+        append: bool = False,
+        folds: bool = False,
     ) -> None:
-        """Opens the log files: all that a worker writes goes to `log_files[worker_id]` as it is."""
+        """Opens the log files: all that a worker writes goes to `log_files[worker_id]` as it is.
+
+        With `folds` a traceback that several workers write is shown once, and at the end who else wrote it.
+        """
         self.broken = False
         self.on_broken: Callable[[], None] = lambda: None
         self._sink = sink
@@ -49,7 +58,10 @@ class Output:
         self._last_words: dict[int, bytes] = {}
         self._begun: dict[tuple[int, Stream], bytes] = {}
         self._show_at: dict[tuple[int, Stream], float] = {}
-        self._interruptions: dict[int, Interruptions] | None = None
+        self._tracebacks: dict[int, Tracebacks] = {}
+        self._seen: dict[bytes, list[int]] | None = {} if folds else None
+        self._interrupted = False
+        self._held_since: dict[int, float] = {}
         self._notices: deque[Callable[[], None]] = deque()
         self._selector = selectors.DefaultSelector()
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -81,8 +93,7 @@ class Output:
 
     def interrupted(self) -> None:
         """From now on leave out the tracebacks of KeyboardInterrupt: a Ctrl-C says where each worker was."""
-        if self._interruptions is None:
-            self._interruptions = {worker_id: Interruptions() for worker_id, _ in self._begun}
+        self._interrupted = True
 
     def notice(self, write: Callable[[], None]) -> None:
         """Calls `write` between two lines of output, at once; it is lost if nobody reads our output."""
@@ -123,7 +134,8 @@ class Output:
         self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
         while len(self._selector.get_map()) > 1 or self._give_up_at is None:
             self._write_notices()
-            events = self._selector.select(_BEGUN_SECONDS if self._show_at else self._patience_seconds())
+            waits = self._show_at or self._held_since
+            events = self._selector.select(_BEGUN_SECONDS if waits else self._patience_seconds())
             if not events and self._give_up_at is not None and time.monotonic() > self._give_up_at:
                 break
             for key, _ in events:
@@ -137,6 +149,8 @@ class Output:
                     self._drop(key)
             self._show_begun(time.monotonic())
         self._selector.unregister(self._wake_reader)
+        for worker_id, line in folded(self._seen or {}):
+            self._guarded(partial(self._sink, worker_id, "stderr", line + b"\n", b""))
         self._write_notices()
 
     def _patience_seconds(self) -> float | None:
@@ -163,9 +177,8 @@ class Output:
         if stream == "stderr":
             spoken = next((line for line in reversed(lines) if line.strip()), None)
             self._last_words[worker_id] = spoken or self._last_words.get(worker_id, b"")
-            if self._interruptions is not None:
-                machine = self._interruptions[worker_id]
-                lines = machine.without(lines) + ([] if block else machine.rest())
+            lines = self._without_tracebacks(worker_id, lines, at_end=not block)
+            if worker_id in self._held_since:
                 begun = b""
         complete = b"".join(line + b"\n" for line in lines)
         self._show_at.pop(source, None)
@@ -175,7 +188,23 @@ class Output:
                 return
         self._guarded(lambda: self._sink(worker_id, stream, complete, seen_now(begun)))
 
+    def _without_tracebacks(self, worker_id: int, lines: list[bytes], at_end: bool) -> list[bytes]:
+        if self._seen is None and not self._interrupted:
+            return lines
+        machine = self._tracebacks.setdefault(worker_id, Tracebacks(worker_id, self._seen))
+        machine.interrupted = self._interrupted
+        shown = machine.take(lines) + (machine.rest() if at_end else [])
+        if machine.holds:
+            self._held_since.setdefault(worker_id, time.monotonic())
+        else:
+            self._held_since.pop(worker_id, None)
+        return shown
+
     def _show_begun(self, now: float) -> None:
+        for worker_id in [worker for worker, at in self._held_since.items() if now - at > _HELD_SECONDS]:
+            del self._held_since[worker_id]
+            lines = b"".join(line + b"\n" for line in self._tracebacks[worker_id].rest())
+            self._guarded(partial(self._sink, worker_id, "stderr", lines, b""))
         for source in [source for source, at in self._show_at.items() if at <= now]:
             del self._show_at[source]
             self._guarded(partial(self._sink, *source, b"", seen_now(self._begun[source])))
