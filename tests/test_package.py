@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tarfile
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -35,6 +36,39 @@ def test_one_version_everywhere() -> None:
     version = metadata.version("multiverso")
     assert version in start(str(BIN / "multiverso"), "version").stdout
     assert re.search(rf"^## {re.escape(version)}\b", (ROOT / "CHANGELOG.md").read_text(), re.M)
+
+
+def test_the_source_archive_has_what_its_makefile_and_readme_use(tmp_path: Path) -> None:
+    built = start(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path))
+    assert built.returncode == 0, built.stderr
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        names = {name.partition("/")[2] for name in opened.getnames()}
+    texts = [(ROOT / name).read_text() for name in ("Makefile", "README.md", "CONTRIBUTING.md", ".ci/run")]
+    used = {
+        path
+        for text in texts
+        for path in re.findall(r"\b(?:scripts|tests|benchmarks|examples)/[\w./-]+\w", text)
+    }
+    assert len(used) > 15
+    tracked = {path for path in used if (ROOT / path).is_file()}
+    assert len(tracked) > 10
+    assert tracked <= names, tracked - names
+    assert {
+        "Makefile",
+        "README.md",
+        ".ci/run",
+        "LICENSE",
+        "mkdocs.yml",
+        "tests/legacy/requirements.txt",
+    } <= names
+
+
+def test_completion_shows_the_public_names() -> None:
+    code = (
+        "import multiverso as mv; mv.init; print([n for n in dir(mv) if n[:2] != '__'] == sorted(mv.__all__))"
+    )
+    assert start(sys.executable, "-c", code).stdout.strip() == "True"
 
 
 def test_the_wheel_has_both_packages_their_types_and_the_licence(tmp_path: Path) -> None:

@@ -43,6 +43,6 @@ def lazy_names(
 
     def names() -> list[str]:
         module = sys.modules[package]
-        return sorted({*vars(module), *module.__all__})
+        return sorted({*(name for name in vars(module) if name.startswith("__")), *module.__all__})
 
     return get, names

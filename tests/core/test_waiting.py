@@ -632,3 +632,16 @@ signal.pause()
         assert lost.value.worker_ids == (1,)
         assert f"worker 1 (pid {victim.pid}) died, or exited without shutdown()" in str(lost.value)
         assert "on_lost='continue'" in str(lost.value)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_unequal_numbers_of_rounds_are_told_at_the_end(more: int, capfd: pytest.CaptureFixture[str]) -> None:
+    def work(session: Session) -> None:
+        table = mv.ArrayTableHandler(3, name="weights", session=session)
+        for _ in range(3 + more * session.worker_id):
+            table.add(1)
+            table.get()
+
+    together(work, 2, sync=True)
+    said = "weights: workers ended after different numbers of rounds (worker 0 after 3, worker 1 after 4)"
+    assert (said in capfd.readouterr().err) == bool(more)

@@ -16,10 +16,10 @@ from multiverso.keyed_layout import NO_ROW
 from multiverso.runtime.session.replacing import leaves_values
 from multiverso.tables import keyed_export, keyed_saving, keyed_snapshots
 from multiverso.tables.convert import Array
+from multiverso.tables.key_arrays import Keys
 from multiverso.tables.keyed_held import HeldKeyedTable
 from multiverso.tables.keyed_saving import Content
 from multiverso.tables.keyed_snapshots import Snapshot
-from multiverso.tables.keys import Keys
 
 _MOST_AT_ONCE = 1 << 16
 

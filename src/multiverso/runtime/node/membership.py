@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from multiverso import layout as at
@@ -10,8 +10,10 @@ from multiverso.consistency_modes import MODES
 from multiverso.errors import MultiversoError, StartupError
 from multiverso.hosts.control.messages import Options, Tell, Welcome
 from multiverso.hosts.values.options import ExchangeOptions
+from multiverso.node_log import log
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.options import begun_twice, check_exchange, differ, too_late
+from multiverso.runtime.job.wait_graph import names
 from multiverso.runtime.node.catalogue import Catalogue
 from multiverso.runtime.node.connection import Connection
 from multiverso.runtime.node.creation import Creations
@@ -25,6 +27,29 @@ from multiverso.wire.messages import Message
 
 if TYPE_CHECKING:
     from multiverso.runtime.several_hosts.other_hosts import OtherHosts
+
+
+def unequal(rounds: Mapping[tuple[int, str], Mapping[int, int]]) -> list[str]:
+    """Returns a line for each table in which workers have ended after different numbers of rounds.
+
+    Args:
+        rounds: how many each worker had been in when it left, by the table's number and name.
+    """
+    lines = []
+    for (_, name), ended in rounds.items():
+        if len(set(ended.values())) > 1:
+            by_number: dict[int, list[int]] = {}
+            for worker, number in sorted(ended.items()):
+                by_number.setdefault(number, []).append(worker)
+            said = ", ".join(
+                f"{names(workers)} after {number}" for number, workers in sorted(by_number.items())
+            )
+            lines.append(
+                f"{name}: workers ended after different numbers of rounds ({said}). If a worker has skipped a step, "
+                "the rounds after it put together different steps; if it only had less data, all is well. Equal parts: "
+                "multiverso.shard(equal=True)"
+            )
+    return lines
 
 
 class Membership:
@@ -88,6 +113,7 @@ class Membership:
             self._replaces,
         )
         self._incarnations.clear()
+        self._rounds: dict[tuple[int, str], dict[int, int]] = {}  # of each table, of those who have left
         self._options: Message | None = None
         self._refused: StartupError | None = None  # why this host's workers cannot take part
         # whether the options are those of the other hosts; known only when the coordinator has said so
@@ -401,6 +427,24 @@ class Membership:
             self.creations.dropped(worker_id)
         self._answer_ready()
 
+    def _note_rounds(self, worker_id: int) -> None:
+        """A worker has left a synchronous job: once all have, unequal numbers of rounds are told.
+
+        Fewer in some is an uneven last batch, or a step that one of them has skipped: then all rounds after that have
+        put together what does not belong together, and nothing else would say so.
+        """
+        for number, shard in self.catalogue.shards.items():
+            progress = shard.progress()
+            mine = progress.members.get(worker_id)
+            if mine is not None and mine.first_step <= 1:
+                self._rounds.setdefault((number, progress.name), {})[worker_id] = (
+                    mine.folded // progress.chunks
+                )
+        if not self.attached:
+            for line in unequal(self._rounds):
+                log(line)
+            self._rounds.clear()
+
     def _drop(self, worker_id: int) -> None:
         self._refuse_told()
         self.creations.dropped(worker_id)
@@ -414,6 +458,8 @@ class Membership:
             return
         worker.connection.worker_id = worker.connection.life = None
         self.control.settle(worker_id, liveness)
+        if liveness == at.GONE and self.mode == "sync":
+            self._note_rounds(worker_id)
         self._drop(worker_id)
         self._answer_ready()
         if self._waiting_attach and not self.attached:

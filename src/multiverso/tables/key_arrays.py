@@ -1,4 +1,4 @@
-"""Keys as users hand them in."""
+"""Keys as users hand them in, and keys from texts."""
 
 from __future__ import annotations
 
