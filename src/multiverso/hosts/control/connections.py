@@ -39,6 +39,7 @@ from multiverso.node_log import log
 _CONNECT_SECONDS = 60.0
 _JOIN_SECONDS = 10.0
 _LOOK_SECONDS = 0.1
+_SOON_SECONDS = 0.05  # until the next attempt to connect: all hosts wait for a decision
 _LOST_FLUSH_SECONDS = 0.5  # for what a lost host may still take: nobody watches the others meanwhile
 _AGAIN_SECONDS = 5.0  # of one attempt to connect again
 FLUSH_SECONDS = 2.0
@@ -68,7 +69,7 @@ class Talk:
         first: tuple[Channel, Hello] | None = None,
     ) -> None:
         self.conversation = Conversation(host, deliver, timeouts)
-        self.peer = Peer(host, self.conversation, Pace(0), dial, "control")
+        self.peer = Peer(host, self.conversation, Pace(0), dial, "control", _SOON_SECONDS)
         self.peer.start(first)
 
     def say(self, message: bytes) -> None:

@@ -15,6 +15,9 @@ from typing import NamedTuple
 from multiverso.errors import MultiversoError
 from multiverso.hosts.peer.resources import Array
 
+# A connection begins with frames of this kind: that one came does not say that the others will.
+GREETING = 1
+
 _HEADER = struct.Struct("!BBHIIIQ")
 HEADER_BYTES = _HEADER.size
 LONGEST_BODY = 1 << 31

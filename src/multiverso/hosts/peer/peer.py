@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
 from multiverso.hosts.peer.frames import (
+    GREETING,
     HEADER_BYTES,
     LONGEST_BODY,
     Carried,
@@ -52,6 +53,7 @@ class Peer:
         pace: the node's budget.
         dial: connects with a generation; None where the peer does.
         name: of its threads.
+        latest_seconds: the longest pause between two attempts to connect; a second.
 
     Attributes:
         failed: why it will never be connected, if that is so.
@@ -59,13 +61,21 @@ class Peer:
         traffic: what went over the connections.
     """
 
-    def __init__(self, number: int, carried: Carried, pace: Pace, dial: Dial | None, name: str) -> None:
+    def __init__(
+        self,
+        number: int,
+        carried: Carried,
+        pace: Pace,
+        dial: Dial | None,
+        name: str,
+        latest_seconds: float | None = None,
+    ) -> None:
         self.number = number
         self.failed: str | None = None
         self.incarnation: int | None = None
         self.traffic = Traffic()
         self._carried, self._name = carried, name
-        self._pace, self._dial = pace, dial
+        self._pace, self._dial, self._latest = pace, dial, latest_seconds
         self._wake = threading.Condition()
         self._poked = self._closing_soon = False
         self._reaching: socket.socket | None = None  # while it dials
@@ -248,7 +258,7 @@ class Peer:
                     log(f"the connection to host {self.number} was closed: {error}")
             # at once where the connection has carried something: a second for each cut is what a bad link would cost
             lasted = self._got_on or time.monotonic() - began > 1
-            pause = _SOONEST_SECONDS if lasted else min(_LATEST_SECONDS, 2 * pause)
+            pause = _SOONEST_SECONDS if lasted else min(self._latest or _LATEST_SECONDS, 2 * pause)
             if self._dial is not None:
                 self._closing.wait(pause)
 
@@ -386,7 +396,7 @@ class Peer:
                 header, body = whole
                 if self._carried.arrived(header, body, time.monotonic()):
                     self._leaves_some |= self._pump_leaves_some()
-                self._got_on |= header.number > 0 and header.length > 0
+                self._got_on |= header.length > 0 and header.kind != GREETING
                 self._uncounted += 1 + header.length // _SMALL_BYTES
                 whole = reader.filled(0)
         return count
