@@ -122,7 +122,7 @@ def test_an_add_that_raised_once_it_was_done_is_not_taken_for_the_next_one(
 def test_what_cannot_be_done_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     with rows_apart() as table:
         with monkeypatch.context() as patched:
-            patched.setattr("multiverso.tables.keyed_calls.free_memory", lambda: 0)
+            patched.setattr("multiverso.tables.keyed.calls.free_memory", lambda: 0)
             table._calls._budget = 0
             with pytest.raises(OutOfMemoryError):
                 table.add(np.ones((3, 2048)), [100, 101, 102])

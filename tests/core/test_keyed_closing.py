@@ -19,7 +19,7 @@ from multiverso.keyed_layout import at
 from multiverso.memory.words import load64
 from multiverso.runtime import Node, Session
 from multiverso.runtime.session.holdings import Holdings
-from multiverso.tables.keyed_calls import KeyedCalls
+from multiverso.tables.keyed.calls import KeyedCalls
 
 KEYS = np.arange(40_000)
 

@@ -20,7 +20,7 @@ from multiverso.errors import LockStateError
 from multiverso.kernels import keyed as kernels
 from multiverso.runtime import Node, Session
 from multiverso.spec import Partition, TableSpec
-from multiverso.tables.keyed_progress import Call, Removing
+from multiverso.tables.keyed.progress import Call, Removing
 from multiverso.tables.open_tables import handlers
 from multiverso.testing import faults
 

@@ -23,8 +23,10 @@ from multiverso.checkpoints.stores import Directory
 from multiverso.checkpoints.trees import read_tree
 from multiverso.errors import SnapshotError
 from multiverso.spec import TableSpec
-from multiverso.tables import keyed_saving, keyed_snapshots, saving
-from multiverso.tables.keyed_spec import KeyedSpec
+from multiverso.tables import saving
+from multiverso.tables.keyed import saving as keyed_saving
+from multiverso.tables.keyed import snapshots as keyed_snapshots
+from multiverso.tables.keyed.spec import KeyedSpec
 
 
 def _mode(path: Path) -> int:
@@ -130,8 +132,10 @@ from multiverso.checkpoints.stores import Directory
 from multiverso.checkpoints.trees import read_tree
 from multiverso.errors import SnapshotError
 from multiverso.spec import TableSpec
-from multiverso.tables import keyed_saving, keyed_snapshots, saving
-from multiverso.tables.keyed_spec import KeyedSpec
+from multiverso.tables import saving
+from multiverso.tables.keyed import saving as keyed_saving
+from multiverso.tables.keyed import snapshots as keyed_snapshots
+from multiverso.tables.keyed.spec import KeyedSpec
 become()
 before = users.look_alike()
 enter_unmapped_namespace()

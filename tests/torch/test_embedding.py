@@ -15,7 +15,7 @@ import multiverso as mv
 from multiverso.errors import ClosedError, MultiversoError
 from multiverso.launch.rehearsing import hosts_here
 from multiverso.runtime import Node, Session
-from multiverso.tables.keyed_saving import Content
+from multiverso.tables.keyed.saving import Content
 from multiverso.torch import Embedding, EmbeddingBag
 
 ROWS, DIM = 30, 4

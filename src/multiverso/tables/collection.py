@@ -25,7 +25,7 @@ from multiverso.tables.open_tables import handlers, keyed_tables
 if TYPE_CHECKING:
     from multiverso.runtime.session.session import Session
     from multiverso.tables.handler import TableHandler
-    from multiverso.tables.keyed import KeyedTable
+    from multiverso.tables.keyed.table import KeyedTable
 
 _MANIFEST = "manifest.json"
 _LOCK = ".lock"

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
 from multiverso.in_process import InProcess
-from multiverso.spec import TableSpec
-from multiverso.tables.keyed_spec import KeyedSpec
 
-Spec = TypeVar("Spec", bound=TableSpec | KeyedSpec)
+
+class _Named(Protocol):
+    """What every kind of table's spec has."""
+
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def dtype(self) -> str: ...
+
+
+Spec = TypeVar("Spec", bound=_Named)
 
 
 class Described(InProcess, Generic[Spec]):

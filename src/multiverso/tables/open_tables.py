@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from multiverso.runtime.session.session import Session
 from multiverso.tables.handler import TableHandler
-from multiverso.tables.keyed import KeyedTable
+from multiverso.tables.keyed.table import KeyedTable
 
 
 def handlers(session: Session) -> list[TableHandler]:

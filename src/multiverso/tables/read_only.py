@@ -32,8 +32,8 @@ from multiverso.runtime.discovery.running_nodes import node_addresses
 from multiverso.runtime.session.node_link import NodeLink
 from multiverso.spec import DTYPES, TableSpec
 from multiverso.tables.convert import as_row_ids
-from multiverso.tables.key_arrays import as_keys
-from multiverso.tables.keyed_memory import memory_name
+from multiverso.tables.keyed.keys import as_keys
+from multiverso.tables.keyed.memory import memory_name
 from multiverso.tables.output import Output, fresh, into
 from multiverso.wire.messages import Message
 from multiverso.wire.trust import SECRET_VARIABLE

@@ -13,7 +13,7 @@ from multiverso import keyed_layout as layout
 from multiverso.layout import HUGE_PAGE
 from multiverso.memory import huge_pages
 from multiverso.memory.heap import free_memory
-from multiverso.tables.keyed_memory import KeyedMemory
+from multiverso.tables.keyed.memory import KeyedMemory
 
 _SMALL = 2 * HUGE_PAGE  # of rows: below it a table may as well have small pages
 _AT_ONCE = 8  # huge pages of the index for each one of rows, at most,

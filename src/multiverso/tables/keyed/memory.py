@@ -17,7 +17,7 @@ from multiverso.memory.shared import SharedMemory
 from multiverso.memory.words import load64, store64
 from multiverso.runtime.session.session import Session
 from multiverso.spec import DTYPES
-from multiverso.tables.keyed_spec import KINDS, Eviction, KeyedSpec
+from multiverso.tables.keyed.spec import KINDS, Eviction, KeyedSpec
 
 _INDEX_BYTES = 40  # of a key, beside its row: at most, with segments just split
 _COUNTS = (

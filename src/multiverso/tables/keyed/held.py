@@ -11,16 +11,16 @@ from multiverso.runtime.session.session import Session
 from multiverso.tables.closed_handler import Closed
 from multiverso.tables.convert import Array
 from multiverso.tables.described import Described
-from multiverso.tables.keyed_calls import KeyedCalls
-from multiverso.tables.keyed_memory import KeyedMemory
-from multiverso.tables.keyed_spec import KeyedSpec
-from multiverso.tables.keyed_whole import KeyedPasses
+from multiverso.tables.keyed.calls import KeyedCalls
+from multiverso.tables.keyed.memory import KeyedMemory
+from multiverso.tables.keyed.spec import KeyedSpec
+from multiverso.tables.keyed.whole import KeyedPasses
 from multiverso.tables.steered import Steered
 from multiverso.updaters import Updater
 
 
 class HeldKeyedTable(Steered, Described[KeyedSpec]):
-    """One worker's hold of a keyed table, without its operations; see :class:`~multiverso.tables.keyed.KeyedTable`."""
+    """One worker's hold of a keyed table, without its operations; see `KeyedTable`."""
 
     _memory: KeyedMemory
     _calls: KeyedCalls

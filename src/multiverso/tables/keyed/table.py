@@ -16,10 +16,10 @@ from multiverso.runtime.session.current import current
 from multiverso.runtime.session.session import Session
 from multiverso.spec import check_name, checked_count, checked_dtype
 from multiverso.tables.convert import Array, Out, as_data, as_numpy
-from multiverso.tables.key_arrays import Keys, as_keys, summed
-from multiverso.tables.keyed_contents import KeyedContents
-from multiverso.tables.keyed_progress import Adding, Call, Evicting, Removing
-from multiverso.tables.keyed_spec import Eviction, KeyedSpec
+from multiverso.tables.keyed.contents import KeyedContents
+from multiverso.tables.keyed.keys import Keys, as_keys, summed
+from multiverso.tables.keyed.progress import Adding, Call, Evicting, Removing
+from multiverso.tables.keyed.spec import Eviction, KeyedSpec
 from multiverso.tables.output import fresh, into
 from multiverso.updaters import Updater, resolve
 

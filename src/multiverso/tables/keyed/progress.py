@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso.tables.convert import Array
-from multiverso.tables.key_arrays import Keys
+from multiverso.tables.keyed.keys import Keys
 from multiverso.tables.operations import equal_bits
 
 NOT_YET = -(1 << 62)  # in place of a row, or of whether there was one

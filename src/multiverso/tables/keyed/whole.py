@@ -12,9 +12,9 @@ from multiverso.kernels import keyed as kernels
 from multiverso.kernels import keyed_passes as passes
 from multiverso.runtime.session.session import Session
 from multiverso.tables.convert import Array
-from multiverso.tables.key_arrays import Keys
-from multiverso.tables.keyed_calls import KeyedCalls
-from multiverso.tables.keyed_memory import KeyedMemory
+from multiverso.tables.keyed.calls import KeyedCalls
+from multiverso.tables.keyed.keys import Keys
+from multiverso.tables.keyed.memory import KeyedMemory
 
 _MOST_AT_ONCE = 1 << 16
 _SEGMENT_ENTRIES = layout.BUCKETS * layout.ENTRIES

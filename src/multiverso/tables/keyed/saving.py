@@ -15,7 +15,7 @@ from multiverso.errors import SnapshotError
 from multiverso.files import write_whole
 from multiverso.saved import Count, tensors
 from multiverso.states import State
-from multiverso.tables.keyed_spec import KeyedSpec
+from multiverso.tables.keyed.spec import KeyedSpec
 
 _FORMAT = "multiverso keyed table 1"
 Array = npt.NDArray[Any]

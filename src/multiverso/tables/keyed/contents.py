@@ -14,12 +14,12 @@ import numpy.typing as npt
 from multiverso.kernels.keyed_passes import GONE
 from multiverso.keyed_layout import NO_ROW
 from multiverso.runtime.session.replacing import leaves_values
-from multiverso.tables import keyed_export, keyed_saving, keyed_snapshots
 from multiverso.tables.convert import Array
-from multiverso.tables.key_arrays import Keys
-from multiverso.tables.keyed_held import HeldKeyedTable
-from multiverso.tables.keyed_saving import Content
-from multiverso.tables.keyed_snapshots import Snapshot
+from multiverso.tables.keyed import export, saving, snapshots
+from multiverso.tables.keyed.held import HeldKeyedTable
+from multiverso.tables.keyed.keys import Keys
+from multiverso.tables.keyed.saving import Content
+from multiverso.tables.keyed.snapshots import Snapshot
 
 _MOST_AT_ONCE = 1 << 16
 
@@ -45,7 +45,7 @@ class KeyedContents(HeldKeyedTable):
 
         Other workers' adds meanwhile may be in it or not: call ``barrier()`` first for an exact moment.
         """
-        keyed_saving.save(path, self._spec, self._content(0))
+        saving.save(path, self._spec, self._content(0))
 
     def save_increment(self, directory: str | os.PathLike[str], *, whole: bool = False) -> Snapshot:
         """Writes what has changed since the last snapshot in a directory; everything the first time.
@@ -70,8 +70,8 @@ class KeyedContents(HeldKeyedTable):
         """
         self._session.check()
         place = Path(directory)
-        with keyed_snapshots.alone_in(place):
-            before = keyed_snapshots.chain(place)
+        with snapshots.alone_in(place):
+            before = snapshots.chain(place)
             table = f"{self._memory.word('IDENTITY'):014x}"
             if whole or not before or before[-1].table != table:
                 before = []
@@ -83,7 +83,7 @@ class KeyedContents(HeldKeyedTable):
                 gone = np.unique(self._memory.removals(before[-1].removals, removals))
                 content = replace(content, removed=gone[~self._calls.contains(gone)])
             of = {"table": table, "generation": generation, "removals": removals}
-            return keyed_snapshots.write(place, self._spec, content, before, **of)
+            return snapshots.write(place, self._spec, content, before, **of)
 
     def export(self, path: str | os.PathLike[str], *, name: Callable[[int], str] | None = None) -> int:
         """Writes keys and values for other programs, sorted by key, whole or not at all.
@@ -96,7 +96,7 @@ class KeyedContents(HeldKeyedTable):
         Returns:
             How many keys.
         """
-        return keyed_export.export(path, self.items(), self._spec.dim, name)
+        return export.export(path, self.items(), self._spec.dim, name)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Gives each key of a file that :meth:`save` wrote its row and state, and removes all others.
@@ -127,8 +127,8 @@ class KeyedContents(HeldKeyedTable):
     def _read(self, path: str | os.PathLike[str]) -> tuple[Content]:
         """Returns what :meth:`save` wrote, if it fits this table."""
         if Path(path).is_dir():
-            return (keyed_snapshots.read(Path(path), self._spec),)
-        return (keyed_saving.load(path, self._spec),)
+            return (snapshots.read(Path(path), self._spec),)
+        return (saving.load(path, self._spec),)
 
     def _replace(self, content: Content) -> None:
         """Makes the table hold what was saved, and nothing else."""

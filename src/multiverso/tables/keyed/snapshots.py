@@ -24,9 +24,9 @@ import numpy.typing as npt
 from multiverso import files
 from multiverso.errors import SnapshotError
 from multiverso.saved import Count, Number, Sha256, read_record
-from multiverso.tables import keyed_saving
-from multiverso.tables.keyed_saving import Content
-from multiverso.tables.keyed_spec import KeyedSpec
+from multiverso.tables.keyed import saving
+from multiverso.tables.keyed.saving import Content
+from multiverso.tables.keyed.spec import KeyedSpec
 
 Keys = npt.NDArray[np.int64]
 _MANIFEST = "manifest.json"
@@ -110,7 +110,7 @@ def read(directory: Path, spec: KeyedSpec) -> Content:
             raise SnapshotError(
                 f"{path} is damaged, or another file: its SHA-256 is {digest}, the manifest's {snapshot.sha256}"
             )
-        part = keyed_saving.load(path, spec)
+        part = saving.load(path, spec)
         whole = part if whole is None else _applied(whole, part)
     assert whole is not None
     return whole
@@ -139,7 +139,7 @@ def write(directory: Path, spec: KeyedSpec, content: Content, before: list[Snaps
     parent = before[-1].number if before else None
     name = f"snapshot-{number}.safetensors"
     link = {"number": str(number), "parent": str(parent or "")}
-    data = keyed_saving.save(directory / name, spec, content, link)
+    data = saving.save(directory / name, spec, content, link)
     snapshot = Snapshot(
         number,
         parent,

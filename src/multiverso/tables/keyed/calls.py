@@ -19,10 +19,10 @@ from multiverso.kernels import keyed_removal as removal
 from multiverso.kernels.codes import FULL
 from multiverso.memory.heap import free_memory
 from multiverso.runtime.session.session import Session
-from multiverso.tables.keyed_growth import Growth
-from multiverso.tables.keyed_memory import KeyedMemory
-from multiverso.tables.keyed_progress import Adding, Call, Evicting, Removing, done
-from multiverso.tables.keyed_spec import KeyedSpec
+from multiverso.tables.keyed.growth import Growth
+from multiverso.tables.keyed.memory import KeyedMemory
+from multiverso.tables.keyed.progress import Adding, Call, Evicting, Removing, done
+from multiverso.tables.keyed.spec import KeyedSpec
 from multiverso.turns import holds, new_lock, turn
 
 Keys = npt.NDArray[np.int64]

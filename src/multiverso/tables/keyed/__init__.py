@@ -1,0 +1,1 @@
+"""Tables of rows by key: `table` is what a user holds, the others are its parts."""
