@@ -12,7 +12,8 @@ from multiverso import keyed_layout as keyed
 from multiverso import layout
 from multiverso.compiling import atomics
 from multiverso.compiling.declared import rebound
-from multiverso.kernels import keyed_passes, keyed_removal  # rebound asks for what is imported
+from multiverso.kernels.keyed import passes as keyed_passes  # rebound asks for what is imported
+from multiverso.kernels.keyed import removal as keyed_removal  # rebound asks for what is imported
 from multiverso.keyed_layout import at
 from multiverso.layout import CACHE_LINE, PAGE, round_up
 from multiverso.memory.words import load64, store64
@@ -259,7 +260,7 @@ def _uncompiled(bench: Bench) -> dict[str, Any]:
         return bench.broken.get(getattr(value, "__name__", ""), value)
 
     return {
-        **rebound("multiverso.kernels.keyed_passes", replace),
-        **rebound("multiverso.kernels.keyed_removal", replace),
-        **rebound("multiverso.kernels.keyed", replace),
+        **rebound("multiverso.kernels.keyed.passes", replace),
+        **rebound("multiverso.kernels.keyed.removal", replace),
+        **rebound("multiverso.kernels.keyed.calls", replace),
     }

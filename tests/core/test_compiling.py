@@ -371,7 +371,10 @@ def test_built_in_updaters_and_rules_need_no_numba_and_users_settings_for_it_bre
 
 def test_warming_up_compiles_every_module_of_kernels() -> None:
     folder = Path(kernels.__file__).parent
-    declaring = {path.stem for path in folder.glob("*.py") if "\n@kernel\n" in path.read_text()}
+    modules_of = {
+        ".".join(path.relative_to(folder).with_suffix("").parts): path for path in folder.rglob("*.py")
+    }
+    declaring = {name for name, path in modules_of.items() if "\n@kernel\n" in path.read_text()}
     assert {*warmup.OF_A_DTYPE, *warmup.OF_A_FLOAT, *warmup.OF_NONE} == declaring
     of_floats = {*warmup.OF_A_DTYPE, *warmup.OF_A_FLOAT}
     for dtype, names in (("float32", of_floats), (None, {*warmup.OF_NONE})):

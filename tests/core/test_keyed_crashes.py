@@ -143,7 +143,7 @@ def test_a_number_that_comes_again_elsewhere_leaves_no_word_held() -> None:
     bench.begin(1)
     old = list(range(20))
     bench.add(1, old, 1)
-    safe_epoch = rebound("multiverso.kernels.keyed_fresh", lambda value: value)["safe_epoch"]
+    safe_epoch = rebound("multiverso.kernels.keyed.fresh", lambda value: value)["safe_epoch"]
 
     def check() -> None:
         bench.admit(0)

@@ -17,7 +17,7 @@ from core_support import MODES, in_threads, wait_for
 
 import multiverso as mv
 from multiverso.errors import LockStateError
-from multiverso.kernels import keyed as kernels
+from multiverso.kernels.keyed import calls as kernels
 from multiverso.runtime import Node, Session
 from multiverso.spec import Partition, TableSpec
 from multiverso.tables.keyed.progress import Call, Removing

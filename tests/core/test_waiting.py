@@ -637,11 +637,11 @@ signal.pause()
 @pytest.mark.parametrize("more", [0, 1])
 def test_unequal_numbers_of_rounds_are_told_at_the_end(more: int, capfd: pytest.CaptureFixture[str]) -> None:
     def work(session: Session) -> None:
-        table = mv.ArrayTableHandler(3, name="weights", session=session)
+        table = mv.ArrayTableHandler(3, session=session)  # both are in the first round
         for _ in range(3 + more * session.worker_id):
             table.add(1)
             table.get()
 
     together(work, 2, sync=True)
-    said = "weights: workers ended after different numbers of rounds (worker 0 after 3, worker 1 after 4)"
+    said = "table 1: workers ended after different numbers of rounds (worker 0 after 3, worker 1 after 4)"
     assert (said in capfd.readouterr().err) == bool(more)

@@ -19,7 +19,7 @@ OF_A_DTYPE = ("dense", "rows", "rounds", "chained", "chained_node", "rules", "re
 OF_A_FLOAT = ("row_cache",)
 OF_NONE = (
     *("locking", "plain_arrays", "rows", "waits", "dense", "rounds", "chained", "chained_node"),
-    *("agreeing", "keyed", "keyed_removal", "keyed_passes", "read_only", "row_cache"),
+    *("agreeing", "keyed.calls", "keyed.removal", "keyed.passes", "read_only", "row_cache"),
 )
 _RULES_DTYPES = ("float32", "float64")
 

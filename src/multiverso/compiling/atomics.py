@@ -152,7 +152,7 @@ def _call(function: int, kinds: str, *arguments: int) -> None:
     ctypes.CFUNCTYPE(None, *(types[kind] for kind in kinds))(function)(*arguments)
 
 
-# -- for words that order what lies beside them (kernels/keyed_row_words.py): acquire and release, not one order for all
+# -- for words that order what lies beside them (kernels/keyed/row_words.py): acquire and release, not one order for all
 
 
 def load_acquire64(address: int) -> int:

@@ -24,9 +24,9 @@ from multiverso.compiling.atomics import (
 )
 from multiverso.compiling.declaring import Address, Int, Words, inner, kernel
 from multiverso.kernels.codes import DONE, TIMED_OUT
-from multiverso.kernels.initial_rows import write_initial
-from multiverso.kernels.keyed_buckets import home_of, scan
-from multiverso.kernels.keyed_index import ABSENT, depth_of
+from multiverso.kernels.keyed.buckets import home_of, scan
+from multiverso.kernels.keyed.index import ABSENT, depth_of
+from multiverso.kernels.keyed.initial_rows import write_initial
 from multiverso.keyed_layout import BUCKET_BYTES, CANDIDATE, NO_ROW, OWNER, SEGMENT_BYTES, at
 from multiverso.layout import WORD_SPACING
 

@@ -1,6 +1,6 @@
 """Rows under words: 8 bytes for each block of rows are lock, version and owner at once.
 
-The words of arrays and matrices, and of the rows of keyed tables (``keyed_row_words.py``), follow this one protocol.
+Words of arrays and matrices, and of rows of keyed tables (`kernels/keyed/row_words.py`), follow this one protocol.
 
 A writer takes the word by one compare-and-swap and lets it go by one store that counts its version up; a reader
 copies what it wants and looks whether the word is free and still the same. Nobody who reads writes shared memory::

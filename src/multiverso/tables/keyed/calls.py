@@ -14,9 +14,9 @@ import numpy.typing as npt
 from multiverso import keyed_layout as layout
 from multiverso.deadline import Deadline
 from multiverso.errors import ClosedError, OutOfMemoryError
-from multiverso.kernels import keyed as kernels
-from multiverso.kernels import keyed_removal as removal
 from multiverso.kernels.codes import FULL
+from multiverso.kernels.keyed import calls as kernels
+from multiverso.kernels.keyed import removal as removal
 from multiverso.memory.heap import free_memory
 from multiverso.runtime.session.session import Session
 from multiverso.tables.keyed.growth import Growth

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from multiverso.kernels.keyed_passes import GONE
+from multiverso.kernels.keyed.passes import GONE
 from multiverso.keyed_layout import NO_ROW
 from multiverso.runtime.session.replacing import leaves_values
 from multiverso.tables.convert import Array

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from multiverso.compiling.on_demand import compile_update
 from multiverso.errors import ShapeMismatchError
-from multiverso.kernels.keyed_passes import KEY
+from multiverso.kernels.keyed.passes import KEY
 from multiverso.runtime.session.current import current
 from multiverso.runtime.session.session import Session
 from multiverso.spec import check_name, checked_count, checked_dtype

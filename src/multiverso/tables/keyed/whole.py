@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso import keyed_layout as layout
-from multiverso.kernels import keyed as kernels
-from multiverso.kernels import keyed_passes as passes
+from multiverso.kernels.keyed import calls as kernels
+from multiverso.kernels.keyed import passes as passes
 from multiverso.runtime.session.session import Session
 from multiverso.tables.convert import Array
 from multiverso.tables.keyed.calls import KeyedCalls

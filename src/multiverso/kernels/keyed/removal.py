@@ -18,8 +18,8 @@ from multiverso.compiling.atomics import (
     words,
 )
 from multiverso.compiling.declaring import Address, Int, Words, inner, kernel
-from multiverso.kernels.keyed_buckets import count, scan
-from multiverso.kernels.keyed_index import (
+from multiverso.kernels.keyed.buckets import count, scan
+from multiverso.kernels.keyed.index import (
     depth_of,
     fetch,
     next_pattern,
@@ -28,8 +28,8 @@ from multiverso.kernels.keyed_index import (
     take_over_segment,
     word_at,
 )
-from multiverso.kernels.keyed_row_words import count_up, hand_of, hold_row, is_dead, keyed_line, owner_of
-from multiverso.kernels.keyed_segments import SEGMENT_ENTRIES, take_segment
+from multiverso.kernels.keyed.row_words import count_up, hand_of, hold_row, is_dead, keyed_line, owner_of
+from multiverso.kernels.keyed.segments import SEGMENT_ENTRIES, take_segment
 from multiverso.keyed_layout import (
     BUCKET_BYTES,
     BUCKETS,

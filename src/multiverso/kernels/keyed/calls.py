@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from multiverso.compiling.atomics import hash64, load_acquire64, store_release64
 from multiverso.compiling.declaring import Address, Int, Words, kernel
-from multiverso.kernels.initial_rows import write_initial
-from multiverso.kernels.keyed_fresh import pin, settle_claim, unpin
-from multiverso.kernels.keyed_index import (
+from multiverso.kernels.keyed.fresh import pin, settle_claim, unpin
+from multiverso.kernels.keyed.index import (
     ABSENT,
     fetch,
     fetch_to_enter,
@@ -21,7 +20,8 @@ from multiverso.kernels.keyed_index import (
     take_over_segment,
     word_at,
 )
-from multiverso.kernels.keyed_row_words import (
+from multiverso.kernels.keyed.initial_rows import write_initial
+from multiverso.kernels.keyed.row_words import (
     add_to_rows,
     count_up,
     hand_of,
@@ -30,7 +30,7 @@ from multiverso.kernels.keyed_row_words import (
     read_rows,
     settle_row,
 )
-from multiverso.kernels.keyed_rows import enter_key, used
+from multiverso.kernels.keyed.rows import enter_key, used
 from multiverso.kernels.stripe_words import hand_in
 from multiverso.keyed_layout import CANDIDATE, LINE_BYTES, LINES, NO_ROW, OWNER, at
 

@@ -1,7 +1,7 @@
 """How keys come to rows, and how rows come back.
 
 A new key's row is either a fresh one, or the one that a *dead* entry of its segment still has. The row of a key that
-was removed in an epoch goes to another key only when every call that is under way began later (``keyed_fresh``).
+was removed in an epoch goes to another key only when every call that is under way began later (`keyed.fresh`).
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
@@ -18,9 +18,9 @@ from multiverso.compiling.atomics import (
 )
 from multiverso.compiling.declaring import inner
 from multiverso.kernels.codes import FULL
-from multiverso.kernels.keyed_buckets import LOW_56, ONES, count, counts_at, fill, home_of, put, scan, tag_of
-from multiverso.kernels.keyed_fresh import begin_row, claim_row, give_claimed, safe_epoch, stamp
-from multiverso.kernels.keyed_index import (
+from multiverso.kernels.keyed.buckets import LOW_56, ONES, count, counts_at, fill, home_of, put, scan, tag_of
+from multiverso.kernels.keyed.fresh import begin_row, claim_row, give_claimed, safe_epoch, stamp
+from multiverso.kernels.keyed.index import (
     ABSENT,
     await_segment,
     depth_of,
@@ -29,7 +29,7 @@ from multiverso.kernels.keyed_index import (
     split,
     word_at,
 )
-from multiverso.kernels.keyed_row_words import count_up, hand_of, hold_row
+from multiverso.kernels.keyed.row_words import count_up, hand_of, hold_row
 from multiverso.keyed_layout import (
     BUCKET_BYTES,
     BUCKETS,

@@ -22,8 +22,8 @@ from multiverso.compiling.atomics import (
     store_release64,
 )
 from multiverso.compiling.declaring import inner
-from multiverso.kernels.initial_rows import store_number, write_initial
-from multiverso.kernels.keyed_row_words import hand_of, is_dead
+from multiverso.kernels.keyed.initial_rows import store_number, write_initial
+from multiverso.kernels.keyed.row_words import hand_of, is_dead
 from multiverso.kernels.stripe_words import hand_in, owner_word
 from multiverso.keyed_layout import (
     CLAIMED,

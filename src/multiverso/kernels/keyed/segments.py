@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from multiverso.compiling.atomics import compare_swap64, fence_release, load_acquire64, store_release64
 from multiverso.compiling.declaring import inner
-from multiverso.kernels.keyed_index import await_segment, depth_of, resolve, word_at
-from multiverso.kernels.keyed_row_words import hand_of
+from multiverso.kernels.keyed.index import await_segment, depth_of, resolve, word_at
+from multiverso.kernels.keyed.row_words import hand_of
 from multiverso.keyed_layout import BUCKETS, ENTRIES, OWNER, at
 
 SEGMENT_ENTRIES = BUCKETS * ENTRIES

@@ -6,11 +6,11 @@ s of depth d is *split*: segment ``s | 1 << d`` is cleared, gets copies of the k
 published; then the copies' originals are removed from s, whose depth grows. Every state that a crash can leave is told
 from the two words, so there is nothing to undo: whoever takes the word over finishes the split.
 
-Within a segment a reader that finds a key has found it, whoever holds the segment (``keyed_buckets``). Only a caller
+Within a segment a reader that finds a key has found it, whoever holds the segment (`keyed.buckets`). Only a caller
 that finds *nothing* has to know that nothing was on the move.
 
 A key's entry comes to be *dead* by one store of its tag. It keeps its place and its row, which the next key that comes
-there gets, once nobody can be about to use them: see ``keyed_rows``.
+there gets, once nobody can be about to use them: see `keyed.rows`.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
@@ -30,7 +30,7 @@ from multiverso.compiling.atomics import (
     words,
 )
 from multiverso.compiling.declaring import inner
-from multiverso.kernels.keyed_buckets import (
+from multiverso.kernels.keyed.buckets import (
     bring_nearer,
     counts_at,
     home_of,
@@ -40,8 +40,8 @@ from multiverso.kernels.keyed_buckets import (
     scan,
     survey,
 )
-from multiverso.kernels.keyed_fresh import claim_after
-from multiverso.kernels.keyed_row_words import count_up, hand_of, is_dead, keyed_line, rows_at
+from multiverso.kernels.keyed.fresh import claim_after
+from multiverso.kernels.keyed.row_words import count_up, hand_of, is_dead, keyed_line, rows_at
 from multiverso.kernels.stripe_words import hand_in, nap
 from multiverso.kernels.waits import end_wait
 from multiverso.keyed_layout import (
