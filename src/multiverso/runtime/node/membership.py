@@ -158,6 +158,13 @@ class Membership:
 
     def end(self) -> None:
         """Frees the memory and tells everybody who still waits in it that the node is gone."""
+        left = [i for i in self.attached if self.control.participation(i) == at.LEFT]
+        if (
+            len(left) == len(self.attached) and self.mode == "sync"
+        ):  # who has left may not have been settled yet
+            for worker_id in left:
+                self._note_rounds(worker_id)
+            self._tell_rounds()
         self._memory.close()
         self.control.notify()
         self.attached.clear()
@@ -441,9 +448,12 @@ class Membership:
                     mine.folded // progress.chunks
                 )
         if not self.attached:
-            for line in unequal(self._rounds):
-                log(line)
-            self._rounds.clear()
+            self._tell_rounds()
+
+    def _tell_rounds(self) -> None:
+        for line in unequal(self._rounds):
+            log(line)
+        self._rounds.clear()
 
     def _drop(self, worker_id: int) -> None:
         self._refuse_told()
