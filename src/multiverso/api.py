@@ -159,7 +159,8 @@ def all_reduce(
     """Combines the arrays of all workers, element by element; waits for all of them. In any mode, on any hosts.
 
     What the C++ interface calls ``MV_Aggregate``. It has nothing to do with tables, and ends no round. Elements are
-    combined in the workers' order, so that all get the same bits in every run; 16-bit floats in float32.
+    combined in worker order on each host, and then in host order, so all workers get the same bits, in every run;
+    16-bit floats in float32. A worker's threads take turns.
 
     Args:
         array: this worker's numbers, of the same shape and dtype in every worker; not modified.
@@ -176,6 +177,8 @@ def all_reduce(
         WorkerLostError: a worker died or left; nothing more can be reduced.
         WaitTimeoutError, DeadlockError, NodeLostError: the wait could not end well. Called again with the same array it
             goes on where it stopped.
+        InterruptedRoundError: another call raised before it was done, and has to be finished first.
+        ValueError: ``op`` is none of these.
 
     Example:
         >>> import multiverso as mv
@@ -183,10 +186,10 @@ def all_reduce(
         ...     mv.all_reduce([1.0, 2.0])
         array([1., 2.])
     """
-    from multiverso.runtime.collective.reducer import reducer_of
+    from multiverso.runtime.collective import reducer
     from multiverso.tables.convert import as_numpy
 
-    return reducer_of(current()).all_reduce(as_numpy(array, "array"), op, out, timeout_seconds)
+    return reducer.all_reduce(current(), as_numpy(array, "array"), op, out, timeout_seconds)
 
 
 def server_id() -> int:

@@ -9,18 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_support import outcome, together
+from core_support import outcome, together, wait_for
 
 import multiverso as mv
+from multiverso import layout as at
 from multiverso.errors import (
     DtypeMismatchError,
+    LockStateError,
     NotInThisJobError,
     ShapeMismatchError,
     StartupError,
     WaitTimeoutError,
 )
 from multiverso.runtime import Node, Session
-from multiverso.runtime.collective.reducer import reducer_of
+from multiverso.runtime.collective.reducer import all_reduce
 
 
 @pytest.fixture
@@ -103,11 +105,9 @@ def test_unaligned_row_ids_are_row_ids(alone: Session) -> None:
 def test_all_workers_get_the_same_reduction(workers: int, sync: bool) -> None:
     def work(session: Session) -> Any:
         me = session.worker_id + 1
-        reducer = reducer_of(session)
-        assert reducer_of(session) is reducer
         out = np.empty(3)
-        reducer.all_reduce(np.array([me, 2.0 * me, 0.5]), "sum", out)
-        return [out.tolist(), int(reducer.all_reduce(np.array(me), "max"))]
+        all_reduce(session, np.array([me, 2.0 * me, 0.5]), "sum", out)
+        return [out.tolist(), int(all_reduce(session, np.array(me), "max"))]
 
     total = sum(range(1, workers + 1))
     assert together(work, workers, sync=sync) == [[[total, 2 * total, workers / 2], workers]] * workers
@@ -123,8 +123,41 @@ def test_all_reduce_takes_what_tables_take(ended: None) -> None:
             mv.all_reduce(wrong)
     with pytest.raises(ValueError, match="operation is one of"):
         mv.all_reduce([1], "xor")
-    with pytest.raises(ShapeMismatchError):
+    with pytest.raises(ShapeMismatchError, match=r"writable NumPy array of \(2,\) int64; got \(3,\) int64"):
         mv.all_reduce([1, 2], out=np.zeros(3, int))
+    with pytest.raises(ShapeMismatchError, match="got list"):
+        mv.all_reduce([1, 2], out=[0, 0])
+
+
+def test_threads_of_a_worker_take_turns_in_all_reduce() -> None:
+    """Two equal calls at once were taken for one that is repeated: the second one's numbers were lost."""
+
+    def work(session: Session) -> list[float]:
+        def of(value: float) -> float:
+            return float(all_reduce(session, np.array([value]))[0])
+
+        if session.worker_id == 1:
+            wait_for(lambda: (wait := session.control.worker(0).wait) and wait.kind == at.FOR_REDUCTION)
+            return [of(10), of(20)]
+        with ThreadPoolExecutor(2) as pool:
+            return sorted(pool.map(of, (1, 2)))
+
+    mine, others = together(work)
+    assert sorted(others) == mine
+    assert mine in ([11, 22], [12, 21])
+
+
+def test_all_reduce_in_a_handler_that_interrupts_it_is_refused() -> None:
+    def work(session: Session) -> Any:
+        if session.worker_id == 1:
+            return all_reduce(session, np.ones(2)).tolist()
+        with session.reducing:  # what a handler finds that has interrupted this thread's call
+            refused = outcome(lambda: all_reduce(session, np.ones(2)))
+        return refused, all_reduce(session, np.ones(2)).tolist()
+
+    (refused, mine), others = together(work)
+    assert isinstance(refused, LockStateError)
+    assert mine == others == [2, 2]
 
 
 def test_all_reduce_needs_a_number_of_workers() -> None:
@@ -133,4 +166,4 @@ def test_all_reduce_needs_a_number_of_workers() -> None:
         Session(node.address) as session,
         pytest.raises(NotInThisJobError, match="come and go"),
     ):
-        reducer_of(session)
+        all_reduce(session, np.ones(1))

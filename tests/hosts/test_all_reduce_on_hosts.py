@@ -39,8 +39,9 @@ from multiverso.hosts.transport.channel import RefusedError
 from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.memory.words import load64
 from multiverso.runtime import Session
-from multiverso.runtime.collective.reducer import Reducer
+from multiverso.runtime.collective.reducer import Reducer, all_reduce
 from multiverso.runtime.several_hosts.reductions import BROKEN, FAILED, LINE, Reductions
+from multiverso.tables import ArrayTableHandler
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -298,6 +299,25 @@ def test_every_worker_has_the_same_bits_through_cut_connections(workers: tuple[i
             return "done"
 
         assert job.run(work) == ["done"] * sum(workers)
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_it_ends_no_round(sync: bool) -> None:
+    """As `multiverso.all_reduce` calls it, in the middle of a round of a table."""
+
+    def work(session: Session) -> Any:
+        table = ArrayTableHandler(2, session=session)
+        found = []
+        for turn in range(3):
+            table.add([1, session.worker_id])
+            found.append(all_reduce(session, np.array([session.worker_id + 1, turn]), "max").tolist())
+            if sync:
+                assert table.get().tolist() == [4 * (turn + 1), 6 * (turn + 1)]
+        session.barrier()
+        return found, table.snapshot().tolist()
+
+    with rehearsal(2, 2) as job:
+        assert job.run(work, sync=sync) == [([[4, 0], [4, 1], [4, 2]], [12, 18])] * 4
 
 
 def killed(job: Rehearsal, host: int, worker_id: int) -> None:

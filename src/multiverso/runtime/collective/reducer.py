@@ -29,6 +29,7 @@ from multiverso.runtime.collective.across_hosts import AcrossHosts
 from multiverso.runtime.session.refusals import refuse_across_hosts
 from multiverso.runtime.session.session import Session
 from multiverso.spec import DTYPES
+from multiverso.turns import turn
 
 Array = npt.NDArray[Any]
 
@@ -173,10 +174,14 @@ class Reducer:
         dtype = working_dtype(source.dtype)
         if out is None:
             out = np.empty(source.shape, source.dtype)
-        elif out.shape != source.shape or out.dtype != source.dtype or not out.flags.writeable:
+        elif (
+            not isinstance(out, np.ndarray)
+            or (out.shape, out.dtype) != (source.shape, source.dtype)
+            or not out.flags.writeable
+        ):
+            got = f"{out.shape} {out.dtype}" if isinstance(out, np.ndarray) else type(out).__name__
             raise ShapeMismatchError(
-                f"the result has to be a writable array of {source.shape} {source.dtype}; "
-                f"got {out.shape} {out.dtype}"
+                f"the result has to be a writable NumPy array of {source.shape} {source.dtype}; got {got}"
             )
         if self._broken is not None:
             raise WorkerLostError(
@@ -291,19 +296,32 @@ class Reducer:
         return self._session.shared_memory(f"multiverso-reduce-{self.size}-{part}", nbytes)
 
 
-__all__ = ["OPERATIONS", "Reducer", "kernels", "working_dtype"]
+__all__ = ["OPERATIONS", "Reducer", "all_reduce", "kernels", "working_dtype"]
 
 
-def reducer_of(session: Session) -> Reducer:
-    """Returns the one `Reducer` of all workers of a session's job.
+def all_reduce(
+    session: Session,
+    source: Array,
+    operation: str = "sum",
+    out: Array | None = None,
+    timeout_seconds: float | None = None,
+) -> Array:
+    """Returns the reduction of the arrays of all workers of a session's job; a worker's threads take turns.
+
+    Args:
+        session: this worker's.
+        source, operation, out, timeout_seconds: see `Reducer.all_reduce`, which says what else is raised.
 
     Raises:
-        NotInThisJobError: they come and go.
+        NotInThisJobError: the workers of this job come and go.
+        LockStateError: a signal's handler has interrupted this thread's call of it to make another one.
     """
-    if not isinstance(session.reducer, Reducer):
-        if session.fixed_num is None:
-            raise NotInThisJobError(
-                "all_reduce needs all workers, and those of this job come and go: give their number (multiverso run -n)"
-            )
-        session.reducer = Reducer(session, session.fixed_num)
-    return session.reducer
+    with turn(session.reducing, "all_reduce"):
+        if not isinstance(session.reducer, Reducer):
+            if session.fixed_num is None:
+                raise NotInThisJobError(
+                    "all_reduce needs all workers, and those of this job come and go: give their number "
+                    "(multiverso run -n)"
+                )
+            session.reducer = Reducer(session, session.fixed_num)
+        return session.reducer.all_reduce(source, operation, out, timeout_seconds)

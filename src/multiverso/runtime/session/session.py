@@ -37,7 +37,7 @@ from multiverso.runtime.session.refusals import refuse_across_hosts
 from multiverso.runtime.session.threads import Threads
 from multiverso.shards.shard import Shard
 from multiverso.spec import MemorySpec, TableSpec, checked_count
-from multiverso.turns import holds
+from multiverso.turns import holds, new_lock
 from multiverso.wire import messages
 
 START_SECONDS = 120.0
@@ -109,6 +109,7 @@ class Session(InProcess):
         self.threads = Threads()
         self.handles = Handles()
         self.reducer: object = None  # of all workers, once one is asked for: `runtime.collective.reducer`
+        self.reducing = new_lock()
         # what `shutdown` calls while everything still works
         self.before_end: dict[str, Callable[[], None]] = {}
         self._barrier = Barrier()

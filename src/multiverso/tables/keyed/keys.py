@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import repeat
 from operator import index
 from typing import Any
 
@@ -62,23 +64,23 @@ def keys(names: Any, *, seed: int = 0) -> Keys:
     """
     from xxhash import xxh3_64_intdigest as digest
 
-    if isinstance(names, str | bytes | bytearray):
-        raise TypeError(f"keys takes a sequence of names; for one it is keys([{names!r:.40}])")
+    if isinstance(names, str | bytes | bytearray) or not isinstance(names, Iterable):
+        raise TypeError(
+            f"keys takes a sequence of names, such as keys(['user:1']); got {names!r:.40} ({type(names).__name__})"
+        )
     if isinstance(names, np.ndarray):
         if names.ndim != 1:
             raise TypeError(f"keys takes a one-dimensional array of names; got shape {names.shape}")
         names = names.tolist()
     if isinstance(seed, bool) or not 0 <= index(seed) < 1 << 64:
         raise ValueError(f"seed is a number from 0, less than 2^64; got {seed!r}")
-    found: list[bytes] = []
-    for name in names:
-        if isinstance(name, str):
-            found.append(name.encode())
-        elif isinstance(name, bytes):
-            found.append(name)
-        else:
-            raise TypeError(f"names are texts or bytes; got {name!r:.80} ({type(name).__name__})")
-    hashes = np.fromiter((digest(name, seed) for name in found), np.uint64, len(found))
+    found = [name.encode() if isinstance(name, str) else name for name in names]
+    if not all(
+        issubclass(kind, bytes) for kind in set(map(type, found))
+    ):  # numbers and arrays have bytes to hash, too
+        wrong = next(name for name in found if not isinstance(name, bytes))
+        raise TypeError(f"names are texts or bytes; got {wrong!r:.80} ({type(wrong).__name__})")
+    hashes = np.fromiter(map(digest, found, repeat(seed)), np.uint64, len(found))
     return hashes.view(np.int64)
 
 
