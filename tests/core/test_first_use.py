@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,6 +63,19 @@ def test_a_start_names_who_has_not_come() -> None:
         said = r"worker 1 has not called init\(\): it is still importing, or was never started; there are workers"
         assert all(type(error) is WaitTimeoutError for error in errors)
         assert any(re.search(said, str(error)) for error in errors)
+
+
+def test_init_in_a_workers_child_says_whose_child_it_is(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import subprocess, sys\nimport multiverso as mv\nmv.init()\n"
+        "if sys.argv[1:] != ['child']:\n    subprocess.run([sys.executable, __file__, 'child'])\nmv.shutdown()\n"
+    )
+    command = [sys.executable, "-m", "multiverso", "run", "-n", "1", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"process \d+ is a child of worker 0 \(process \d+\)", done.stderr)
+    assert "use multiverso in the worker alone" in done.stderr
 
 
 def test_numpy_gets_a_copy_of_a_table(alone: Session) -> None:

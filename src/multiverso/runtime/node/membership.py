@@ -20,7 +20,7 @@ from multiverso.runtime.node.creation import Creations
 from multiverso.runtime.node.deaths import Deaths
 from multiverso.runtime.node.host_creation import HostCreations
 from multiverso.runtime.node.job_memory import JobMemory
-from multiverso.runtime.node.numbers import Attached, Numbers
+from multiverso.runtime.node.numbers import Attached, Numbers, is_child
 from multiverso.runtime.node.told import Told
 from multiverso.wire import messages
 from multiverso.wire.messages import Message
@@ -232,11 +232,7 @@ class Membership:
                 # it has left, others have not: a new job of the same processes begins when all have
                 self._waiting_attach.append((connection, request))
                 return
-            raise StartupError(
-                f"the job's {self.control.capacity} places are taken"
-                if wish is None
-                else f"worker {wish} is already there: two processes have the same worker_id"
-            )
+            raise StartupError(self._taken(wish, connection.pid))
         if self._options is None:
             self._options = options
             self.control.continue_without_lost(options["on_lost"] == "continue")
@@ -433,6 +429,19 @@ class Membership:
             self._refuse_told()
             self.creations.dropped(worker_id)
         self._answer_ready()
+
+    def _taken(self, wish: int | None, pid: int) -> str:
+        """Returns why there is no place for a process, in words."""
+        for worker_id, worker in self.attached.items():
+            if is_child(pid, worker.pid):
+                return (
+                    f"process {pid} is a child of worker {worker_id} (process {worker.pid}), whose place in the job it "
+                    "has no part in: use multiverso in the worker alone and give the child what it needs; for a job of "
+                    "its own start it without MULTIVERSO_NODE and MULTIVERSO_WORKER_ID in its environment"
+                )
+        if wish is None:
+            return f"the job's {self.control.capacity} places are taken"
+        return f"worker {wish} is already there: two processes have the same worker_id"
 
     def _note_rounds(self, worker_id: int) -> None:
         """A worker has left a synchronous job: once all have, unequal numbers of rounds are told.
