@@ -16,6 +16,7 @@ from core_support import SECONDS, Worker, in_threads, outcome, shared_memory_of,
 
 import multiverso as mv
 from multiverso.errors import ClosedError, NodeLostError, StartupError, WaitTimeoutError
+from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.runtime import Node, Session, observe
 
 MODULE_CALLS: dict[str, Any] = {
@@ -235,6 +236,18 @@ def test_wrong_options_of_a_node_and_of_init() -> None:
         mv.init(sync=True, staleness=2)
     with pytest.raises(StartupError, match="leave wire=, every= and between="):  # as on several hosts
         mv.init(sync=True, wire="int8")
+
+
+def test_what_travels_between_hosts_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in (("WIRE", "int8"), ("EVERY", "0.5"), ("BETWEEN", "mean")):
+        monkeypatch.setenv(f"MULTIVERSO_{name}", text)
+    with mv.init() as session:
+        assert session.exchange == ExchangeOptions.of("int8", 0.5, "mean")
+    with mv.init(wire="bfloat16", every="100 adds", between="sum") as session:  # arguments beat it
+        assert session.exchange == ExchangeOptions.of("bfloat16", "100 adds", "sum")
+    monkeypatch.setenv("MULTIVERSO_WIRE", "int7")
+    with pytest.raises(StartupError, match="int7"):
+        mv.init()
 
 
 def test_timeouts_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
