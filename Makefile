@@ -174,5 +174,5 @@ $(LEGACY)/.done: pyproject.toml tests/legacy/requirements.txt tests/legacy/repai
 	@test -x $(LEGACY)/bin/python || "$(PYTHON)" -m venv --clear $(LEGACY)
 	@$(LEGACY)/bin/python $(INSTALL) -r tests/legacy/requirements.txt
 	@$(LEGACY)/bin/python tests/legacy/repair_legacy.py
-	@$(LEGACY)/bin/python $(INSTALL) --no-deps -e .
+	@$(LEGACY)/bin/python $(INSTALL) -e .
 	@touch $@
