@@ -42,7 +42,8 @@ import numpy as np
 
 import multiverso as mv
 from multiverso.errors import NodeLostError, WorkerLostError
-from multiverso.kernels import dense, rounds, rows
+from multiverso.kernels import dense, rows
+from multiverso.kernels.rounds import calls as rounds
 from multiverso.runtime import Node, Session
 
 WORKERS = 4

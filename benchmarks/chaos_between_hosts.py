@@ -555,11 +555,12 @@ def summary(episodes: list[dict[str, Any]]) -> dict[str, Any]:
 
 def compile_kernels() -> None:
     """Compiles what the jobs need and is not on disk yet: their deadlines are for what they do."""
-    for module in ("waits", "locking", "agreeing", "dense", "chained", "chained_node"):
+    between = ("between_hosts.agreeing", "between_hosts.rounds", "between_hosts.node")
+    for module in ("waits", "locking", "dense", *between):
         ensure("module", f"multiverso.kernels.{module}", None)
-    for module in ("agreeing", "dense", "rows", "rounds", "chained", "chained_node"):
+    for module in ("dense", "rows", "rounds.calls", *between):
         ensure("module", f"multiverso.kernels.{module}", "int64")
-    for module in ("rounds", "chained", "chained_node"):
+    for module in ("rounds.calls", *between[1:]):
         ensure("module", f"multiverso.kernels.{module}", "float32")
 
 

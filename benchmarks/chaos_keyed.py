@@ -34,8 +34,8 @@ import numpy as np
 
 import multiverso as mv
 from chaos_rows import SECONDS, Life, context
-from multiverso import keyed_layout as layout
-from multiverso.keyed_layout import at
+from multiverso.layout import keyed as layout
+from multiverso.layout.keyed import at
 from multiverso.memory.words import load64
 from multiverso.runtime import Node, Session
 from stepping import kill_at

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 import multiverso as mv
-from multiverso import layout as at
+from multiverso.layout import words as at
 from multiverso.memory.words import load64
 from multiverso.runtime import Node, Session
 from stepping import kill_at

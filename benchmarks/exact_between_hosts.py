@@ -485,7 +485,7 @@ def main() -> NoReturn:
     parser.add_argument("--json", type=Path, help="where to write the result")
     options = parser.parse_args()
     compile_kernels()
-    ensure("module", "multiverso.kernels.agreeing", "float32")
+    ensure("module", "multiverso.kernels.between_hosts.agreeing", "float32")
     for dtype in ("float32", "float64"):
         ensure("module", "multiverso.kernels.dense", dtype)
     began = time.monotonic()

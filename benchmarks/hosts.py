@@ -43,7 +43,6 @@ from typing import Any
 
 import numpy as np
 
-from multiverso import layout as at
 from multiverso.consistency.protocol import Call
 from multiverso.deadline import Deadline
 from multiverso.hosts.fabric import Fabric
@@ -52,10 +51,11 @@ from multiverso.hosts.transport.credentials import Credentials, new_credentials
 from multiverso.hosts.values.copies import Copy
 from multiverso.hosts.values.options import Every
 from multiverso.kernels import dense
+from multiverso.layout import words as at
 from multiverso.memory import heap, words
 from multiverso.memory.segment import Segment
 from multiverso.shards.shard import Shard, initialise
-from multiverso.spec import Places, TableSpec
+from multiverso.spec.table import Places, TableSpec
 from namespaces import ADDRESSES, congestion_control, enter, own_loopback, two_hosts
 
 _PIECE = 4 << 20

@@ -45,7 +45,7 @@ def main() -> None:
     options = parser.parse_args()
     os.environ["MULTIVERSO_HUGE_PAGES"] = "0"
     import multiverso as mv
-    from multiverso.layout import HUGE_PAGE
+    from multiverso.layout.words import HUGE_PAGE
     from multiverso.memory import huge_pages
 
     mv.init()

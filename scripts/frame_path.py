@@ -21,7 +21,7 @@ sys.path.append(str(ROOT / "tests" / "hosts"))
 
 from fabric_support import Adder, barrier, fabrics, new_shard  # noqa: E402
 
-from multiverso.spec import TableSpec  # noqa: E402
+from multiverso.spec.table import TableSpec  # noqa: E402
 
 PACKAGE = str(ROOT / "src" / "multiverso" / "hosts") + "/"
 

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 import multiverso as mv
-from multiverso import layout as at
 from multiverso.compiling.on_demand import load_module
-from multiverso.kernels import dense, rounds, rows, waits
+from multiverso.kernels import dense, rows, waits
+from multiverso.kernels.rounds import calls as rounds
+from multiverso.layout import words as at
 from multiverso.memory.words import load32, load64, store64
 from multiverso.runtime import Node, Session
 from multiverso.runtime.session.node_link import NodeLink
@@ -205,7 +206,7 @@ def _die_while_waiting(session: Session, kind: int) -> None:
 
 def _in_its_turn(session: Session, initial: str) -> None:
     """Its initial value is half written."""
-    from multiverso.spec import TableSpec
+    from multiverso.spec.table import TableSpec
 
     def fill(shard: Any, last: bool, of: int) -> None:
         shard.values()[: SIZE // 2] += 7

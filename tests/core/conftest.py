@@ -37,9 +37,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     from multiverso.cli.warmup import warm_up
     from multiverso.compiling.on_demand import ensure
-    from multiverso.spec import DTYPES
+    from multiverso.spec.table import DTYPES
 
     warm_up(("float32",))  # keyed tables, updaters and rules, too
     for dtype in DTYPES:
-        for group in ("dense", "rows", "rounds"):
+        for group in ("dense", "rows", "rounds.calls"):
             ensure("module", f"multiverso.kernels.{group}", dtype)

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from multiverso import keyed_layout as keyed
-from multiverso import layout
 from multiverso.compiling import atomics
 from multiverso.compiling.declared import rebound
 from multiverso.kernels.keyed import passes as keyed_passes  # rebound asks for what is imported
 from multiverso.kernels.keyed import removal as keyed_removal  # rebound asks for what is imported
-from multiverso.keyed_layout import at
-from multiverso.layout import CACHE_LINE, PAGE, round_up
+from multiverso.layout import keyed
+from multiverso.layout import words as layout
+from multiverso.layout.keyed import at
+from multiverso.layout.words import CACHE_LINE, PAGE, round_up
 from multiverso.memory.words import load64, store64
-from multiverso.states import states_of
+from multiverso.spec.states import states_of
 from multiverso.updaters import Updater
 
 WRITES = (

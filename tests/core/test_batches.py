@@ -14,7 +14,6 @@ import pytest
 from core_support import MODES, outcome, together, wait_for
 
 import multiverso as mv
-from multiverso import layout as at
 from multiverso.errors import (
     ClosedError,
     DeadlockError,
@@ -23,6 +22,7 @@ from multiverso.errors import (
     WaitTimeoutError,
     WorkerLostError,
 )
+from multiverso.layout import words as at
 from multiverso.memory import mutex
 from multiverso.runtime import Node, Session
 from multiverso.tables import batches

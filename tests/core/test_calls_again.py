@@ -15,7 +15,7 @@ from core_support import together
 import multiverso as mv
 from multiverso.errors import InterruptedRoundError, WaitTimeoutError
 from multiverso.runtime import Node, Session
-from multiverso.spec import Partition, TableSpec
+from multiverso.spec.table import Partition, TableSpec
 from multiverso.testing import faults
 
 STRIPE = Partition.of(TableSpec("array", 1, 10**6)).stripe_size

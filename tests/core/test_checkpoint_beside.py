@@ -14,12 +14,12 @@ import pytest
 from core_support import bits, outcome, together, wait_for
 
 import multiverso as mv
-from multiverso import layout as at
 from multiverso.checkpoints import Parts, beginning, generations, periodic, writing
 from multiverso.checkpoints.manifests import read_generations
 from multiverso.checkpoints.stores import Remote, open_store
 from multiverso.errors import ClosedError, SnapshotError
 from multiverso.kernels import waits
+from multiverso.layout import words as at
 from multiverso.params import SharedParams
 from multiverso.runtime import Node, Session
 

@@ -189,7 +189,7 @@ def test_a_creation_that_was_given_up_can_be_repeated() -> None:
         session.barrier()
         return table.number, table.get().tolist()
 
-    from multiverso.spec import TableSpec
+    from multiverso.spec.table import TableSpec
 
     spec = TableSpec("array", 1, 3)
     assert together(work, 2) == [(1, [2.0, 2.0, 2.0])] * 2
@@ -265,7 +265,7 @@ with Session(node, worker_id, start_timeout_seconds=60) as s:
 @pytest.mark.parametrize("mode", MODES)
 def test_a_large_updater_state_begins_with_its_own_value(mode: str) -> None:
     """The node maps no more of a table than its header, but writes what states are at first."""
-    from multiverso.states import State
+    from multiverso.spec.states import State
     from multiverso.updaters import Updater
 
     def apply(values, delta, state, stride, hyper, count):  # type: ignore[no-untyped-def]

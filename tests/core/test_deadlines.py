@@ -12,10 +12,10 @@ import pytest
 from core_support import outcome, together
 
 import multiverso as mv
-from multiverso import layout as at
 from multiverso.deadline import Deadline
 from multiverso.errors import WaitTimeoutError
 from multiverso.kernels import waits
+from multiverso.layout import words as at
 from multiverso.memory.words import load64
 from multiverso.runtime import Node, Session
 from multiverso.runtime.collective.reducer import Reducer

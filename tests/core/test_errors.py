@@ -12,7 +12,7 @@ from core_support import outcome, together, wait_for
 
 import multiverso as mv
 from multiverso import errors
-from multiverso import layout as at
+from multiverso.layout import words as at
 from multiverso.runtime import JobLock, Node, Session
 
 ELSEWHERE = {"WorkerFailedError": "tests/launch/test_function.py"}

@@ -15,7 +15,6 @@ import pytest
 from core_support import outcome, together, wait_for
 
 import multiverso as mv
-from multiverso import layout as at
 from multiverso.errors import (
     DtypeMismatchError,
     LockStateError,
@@ -24,6 +23,7 @@ from multiverso.errors import (
     StartupError,
     WaitTimeoutError,
 )
+from multiverso.layout import words as at
 from multiverso.runtime import Node, Session
 from multiverso.runtime.collective.reducer import all_reduce
 

@@ -272,7 +272,7 @@ def ring(number, frame):
         frame = frame.f_back
 
 mv.init()
-names = ("dense", "rows", "rounds", "rules", "reduce", "agreeing")
+names = ("dense", "rows", "rounds.calls", "rules", "reduce", "between_hosts.agreeing")
 groups = [(name, dtype) for name in names for dtype in ("float32", "float64")]
 chance, alarms = random.Random(int(sys.argv[1])), 0
 signal.signal(signal.SIGALRM, ring)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from multiverso import layout as at
 from multiverso.deadline import Deadline
 from multiverso.errors import LockStateError, WaitTimeoutError
+from multiverso.layout import words as at
 from multiverso.runtime import JobLock, Node, Session
 
 

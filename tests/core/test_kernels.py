@@ -14,16 +14,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from multiverso import kernels, updaters
-from multiverso import layout as at
 from multiverso.compiling.on_demand import compile_update, load_module
 from multiverso.consistency.protocol import Call
-from multiverso.consistency_modes import MODES
 from multiverso.kernels import dense as dense_kernels
 from multiverso.kernels import locking
+from multiverso.layout import words as at
 from multiverso.memory import heap, segment
 from multiverso.memory.words import load32, store32, store64
 from multiverso.shards.shard import Shard, initialise
-from multiverso.spec import DTYPES, Partition, Places, TableSpec
+from multiverso.spec.modes import MODES
+from multiverso.spec.table import DTYPES, Partition, Places, TableSpec
 from multiverso.updaters import Updater
 
 pytestmark = pytest.mark.usefixtures("fresh")

@@ -12,8 +12,8 @@ from core_support import in_threads, outcome
 import multiverso as mv
 from multiverso.errors import OutOfMemoryError, WaitTimeoutError
 from multiverso.kernels.stripe_words import owner_word
-from multiverso.keyed_layout import at
-from multiverso.layout import LIFE_NUMBER
+from multiverso.layout.keyed import at
+from multiverso.layout.words import LIFE_NUMBER
 from multiverso.memory.words import load64, store64
 from multiverso.runtime import Node, Session
 

@@ -15,7 +15,7 @@ from core_support import shared_memory_of, together, wait_for
 
 import multiverso as mv
 from multiverso.errors import ClosedError, NodeLostError, TableMismatchError
-from multiverso.keyed_layout import at
+from multiverso.layout.keyed import at
 from multiverso.memory.words import load64
 from multiverso.runtime import Node, Session
 from multiverso.runtime.session.holdings import Holdings

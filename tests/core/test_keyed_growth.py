@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import multiverso as mv
-from multiverso.layout import HUGE_PAGE
+from multiverso.layout.words import HUGE_PAGE
 from multiverso.memory import huge_pages
 from multiverso.memory.heap import Heap
 from multiverso.memory.huge_pages import LARGE

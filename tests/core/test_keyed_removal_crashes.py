@@ -12,7 +12,7 @@ import pytest
 from keyed_support import Bench
 
 from multiverso.compiling.atomics import hash64
-from multiverso.keyed_layout import ROWS_AT_ONCE, at
+from multiverso.layout.keyed import ROWS_AT_ONCE, at
 from multiverso.memory.words import load64, store64
 
 OLD = list(range(40))

@@ -7,8 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from multiverso import layout as at
-from multiverso.records import CACHE_LINE, Record
+from multiverso.layout import words as at
+from multiverso.layout.records import CACHE_LINE, Record
 
 RECORDS = {name: value for name, value in vars(at).items() if isinstance(value, Record)}
 

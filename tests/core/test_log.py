@@ -14,7 +14,7 @@ import pytest
 from core_support import together
 
 import multiverso
-from multiverso.layout import MAX_WORKERS
+from multiverso.layout.words import MAX_WORKERS
 from multiverso.memory.shared import SharedMemory
 from multiverso.runtime import Node, Session
 from multiverso.runtime.collective.agreement import tell_all

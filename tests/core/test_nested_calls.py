@@ -19,7 +19,7 @@ import multiverso as mv
 from multiverso.errors import LockStateError
 from multiverso.kernels.keyed import calls as kernels
 from multiverso.runtime import Node, Session
-from multiverso.spec import Partition, TableSpec
+from multiverso.spec.table import Partition, TableSpec
 from multiverso.tables.keyed.progress import Call, Removing
 from multiverso.tables.open_tables import handlers
 from multiverso.testing import faults

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multiverso import layout as at
-from multiverso.consistency_modes import MODES, chosen_mode
 from multiverso.errors import DtypeMismatchError, ShapeMismatchError, StartupError
-from multiverso.spec import DTYPES, Partition, Places, TableSpec, checked_count, checked_dtype
+from multiverso.layout import words as at
+from multiverso.spec.modes import MODES, chosen_mode
+from multiverso.spec.table import DTYPES, Partition, Places, TableSpec, checked_count, checked_dtype
 
 sizes = st.one_of(st.integers(1, 200_000), st.integers(1, 10**9))
 arrays = st.builds(

@@ -13,7 +13,7 @@ import pytest
 
 import multiverso as mv
 from multiverso.errors import NodeLostError, NotInThisJobError, RowIdError, StartupError, WaitTimeoutError
-from multiverso.keyed_layout import at
+from multiverso.layout.keyed import at
 from multiverso.memory.words import load64, store64
 from multiverso.runtime import Node, Session
 from multiverso.tables import read_only

@@ -297,7 +297,7 @@ def test_delay_compensation_is_no_updater_and_says_what_to_do(alone: Session) ->
 
 
 def test_a_bound_that_no_clock_can_hold() -> None:
-    from multiverso.consistency_modes import chosen_mode
+    from multiverso.spec.modes import chosen_mode
 
     with pytest.raises(StartupError, match=r"below 2.*for no bound leave it out"):
         chosen_mode(False, 10**30)

@@ -15,10 +15,10 @@ import pytest
 from core_support import MODES, in_threads, outcome, wait_for
 
 import multiverso as mv
-from multiverso import layout as at
 from multiverso.checkpoints.manifests import read_generations
 from multiverso.checkpoints.stores import open_store
 from multiverso.errors import DeadlockError, MultiversoError, StartupError
+from multiverso.layout import words as at
 from multiverso.memory.words import store32
 from multiverso.params import SharedParams
 from multiverso.runtime import Node, Session

@@ -17,7 +17,7 @@ import pytest
 from core_support import bits, in_threads, together
 
 import multiverso as mv
-from multiverso import layout as at
+from multiverso.layout import words as at
 from multiverso.runtime import Node, Session
 from multiverso.updaters import Updater
 

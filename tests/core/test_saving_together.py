@@ -21,8 +21,8 @@ import pytest
 from core_support import Worker, together, wait_for
 
 import multiverso as mv
-from multiverso import files
 from multiverso.errors import SnapshotError, WaitTimeoutError
+from multiverso.files import opening as files
 from multiverso.runtime import Node, Session
 from multiverso.tables import collection, saving
 from multiverso.tables.collection import load_all, save_all

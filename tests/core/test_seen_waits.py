@@ -12,9 +12,9 @@ import pytest
 from core_support import in_threads, outcome, together, wait_for
 
 import multiverso as mv
-from multiverso import layout as at
 from multiverso.errors import DeadlockError, WaitTimeoutError
 from multiverso.kernels import waits
+from multiverso.layout import words as at
 from multiverso.memory.words import store32, store64
 from multiverso.runtime import Node, Session, observe
 from multiverso.runtime.collective.reducer import SMALL_BYTES, Reducer

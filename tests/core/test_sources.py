@@ -16,7 +16,7 @@ import multiverso
 from multiverso.compiling import sources
 
 PACKAGE = Path(multiverso.__file__).parent
-GROUPS = ("dense", "rows", "rounds", "reduce", "rules", "waits")
+GROUPS = ("dense", "rows", "rounds/calls", "reduce", "rules", "waits")
 
 
 def imports(path: Path) -> set[Path]:
@@ -38,7 +38,7 @@ def imports(path: Path) -> set[Path]:
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_groups_sources_are_all_that_it_imports(group: str) -> None:
     known = sources.sources_of(PACKAGE / "kernels" / f"{group}.py")
-    assert {PACKAGE / "kernels" / f"{group}.py", PACKAGE / "layout.py"} <= set(known)
+    assert {PACKAGE / "kernels" / f"{group}.py", PACKAGE / "layout/words.py"} <= set(known)
     for path in known:
         assert imports(path) <= set(known), path
 
@@ -59,7 +59,7 @@ def test_a_change_in_any_source_changes_the_digest(tmp_path: Path) -> None:
 
 
 KERNEL = """\"\"\"A module.\"\"\"
-from multiverso import layout as at
+from multiverso.layout import words as at
 
 STRIPE = 128 * 1024  # bytes
 
@@ -96,7 +96,7 @@ def test_comments_docstrings_and_the_places_of_lines_change_no_digest(now: str, 
         ("+= delta[", "-= delta["),
         ("@inner\n", ""),
         ("table, delta", "table, delta, extra"),
-        ("layout as at", "keyed_layout as at"),
+        ("words as at", "keyed as at"),
         ("        table[i] +=", "        if i:\n            table[i] +="),
     ],
 )
@@ -107,7 +107,7 @@ def test_what_is_compiled_changes_the_digest(now: str, then: str) -> None:
 
 def test_other_threads_parse_meanwhile() -> None:
     """Where CPython counts the depth of all threads' trees together, it raises SystemError: it must not be ours."""
-    text = (PACKAGE / "layout.py").read_bytes()
+    text = (PACKAGE / "layout/words.py").read_bytes()
     ended = threading.Event()
 
     def parse() -> None:
@@ -154,7 +154,7 @@ def test_who_comes_in_the_middle_of_parsing_parses_too() -> None:
 
 
 def test_each_offset_of_a_shared_word_counts() -> None:
-    text = (PACKAGE / "layout.py").read_text()
+    text = (PACKAGE / "layout/words.py").read_text()
     whole = sources.meaning_of(text.encode())
     words = [line for line in text.splitlines() if re.match(r"[A-Z_0-9]+ = [A-Z]+\.int(32|64)\(", line)]
     assert len(words) > 60

@@ -13,7 +13,6 @@ import pytest
 from core_support import MODES, together, wait_for
 
 import multiverso as mv
-from multiverso import layout as at
 from multiverso.errors import (
     DtypeMismatchError,
     MultiversoError,
@@ -21,6 +20,7 @@ from multiverso.errors import (
     ShapeMismatchError,
     WaitTimeoutError,
 )
+from multiverso.layout import words as at
 from multiverso.memory.words import load32, store32
 from multiverso.runtime import Session
 from multiverso.runtime.session import watching

@@ -19,7 +19,6 @@ import pytest
 from core_support import MODES, SECONDS, Worker, in_threads, outcome, together, wait_for
 
 import multiverso as mv
-from multiverso import layout as at
 from multiverso.consistency import asynchronous
 from multiverso.deadline import Deadline
 from multiverso.errors import (
@@ -29,6 +28,7 @@ from multiverso.errors import (
     WaitTimeoutError,
     WorkerLostError,
 )
+from multiverso.layout import words as at
 from multiverso.runtime import Node, Session
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.wait_graph import WaitGraph

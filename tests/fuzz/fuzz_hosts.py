@@ -42,7 +42,7 @@ from multiverso.hosts.values.frames import Opened
 from multiverso.hosts.values.link import Link
 from multiverso.hosts.values.options import Every
 from multiverso.shards.shard import Shard
-from multiverso.spec import TableSpec
+from multiverso.spec.table import TableSpec
 
 MOST_GROWTH_BYTES = 64 << 20
 _FRAMES_AT_ONCE = 400

@@ -34,13 +34,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if session.config.option.collectonly:
         return
     from multiverso.compiling.on_demand import ensure
-    from multiverso.spec import DTYPES
+    from multiverso.spec.table import DTYPES
 
-    ensure("module", "multiverso.kernels.agreeing", None)
+    ensure("module", "multiverso.kernels.between_hosts.agreeing", None)
     ensure("module", "multiverso.kernels.waits", None)
     for dtype in DTYPES:
-        for group in ("agreeing", "dense", "rows"):
+        for group in ("between_hosts.agreeing", "dense", "rows"):
             ensure("module", f"multiverso.kernels.{group}", dtype)
     for dtype in (None, "float32"):
-        for group in ("rounds", "chained", "chained_node"):
+        for group in ("rounds.calls", "between_hosts.rounds", "between_hosts.node"):
             ensure("module", f"multiverso.kernels.{group}", dtype)

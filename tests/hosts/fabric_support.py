@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from multiverso import layout as at
 from multiverso.deadline import Deadline
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.transport.credentials import Credentials, new_credentials
+from multiverso.layout import words as at
 from multiverso.memory import heap, words
 from multiverso.memory.segment import Segment
 from multiverso.shards.shard import Shard, initialise
-from multiverso.spec import Places, TableSpec
+from multiverso.spec.table import Places, TableSpec
 
 SECONDS = 60.0
 WORKERS = 2

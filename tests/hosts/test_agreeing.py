@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pytest
 
 from multiverso.hosts.values.copies import Copy
-from multiverso.kernels.agreeing import REST, SOME, difference, move
-from multiverso.spec import TableSpec
+from multiverso.kernels.between_hosts.agreeing import REST, SOME, difference, move
+from multiverso.spec.table import TableSpec
 
 from .fabric_support import new_shard
 

@@ -10,7 +10,6 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from multiverso import layout as at
 from multiverso.errors import StartupError
 from multiverso.hosts.control import coordinator as decided
 from multiverso.hosts.control.known_hosts import BARRIER
@@ -18,7 +17,8 @@ from multiverso.hosts.control.messages import Report, Statistics, Workers, encod
 from multiverso.hosts.peer.frames import ProtocolError
 from multiverso.hosts.roster import Roster, spread
 from multiverso.hosts.values.options import ExchangeOptions
-from multiverso.spec import TableSpec
+from multiverso.layout import words as at
+from multiverso.spec.table import TableSpec
 
 Message = dict[str, Any]
 

@@ -13,7 +13,6 @@ from core_support import outcome, wait_for
 from rehearsing import rehearsal
 
 import multiverso as mv
-from multiverso import layout as at
 from multiverso.errors import (
     ClosedError,
     MultiversoError,
@@ -22,6 +21,7 @@ from multiverso.errors import (
     WorkerLostError,
 )
 from multiverso.hosts.control.answers import MOST_AT_ONCE, Desk, Message
+from multiverso.layout import words as at
 from multiverso.runtime import Session
 from multiverso.tables.batches import deal
 

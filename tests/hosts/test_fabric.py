@@ -11,7 +11,6 @@ import pytest
 from core_support import wait_for
 from fabric_support import Adder, barrier, changed, fabrics, new_shard
 
-from multiverso import layout as at
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, StartupError, WaitTimeoutError
 from multiverso.hosts import fabric
@@ -23,8 +22,9 @@ from multiverso.hosts.transport.credentials import Credentials, new_credentials
 from multiverso.hosts.transport.handshake import Hello
 from multiverso.hosts.transport.listener import ListeningSocket
 from multiverso.hosts.values.copies import CHUNK_BYTES, chunk_bytes_of, chunks_of, homes_of
+from multiverso.layout import words as at
 from multiverso.memory import words
-from multiverso.spec import DTYPES, TableSpec
+from multiverso.spec.table import DTYPES, TableSpec
 
 CHUNKS = TableSpec("array", 1, 700_000)  # three chunks: with two hosts, each is home of some
 

@@ -15,7 +15,7 @@ from multiverso.hosts.values.codecs import Wire
 from multiverso.hosts.values.copies import Changes, Copy
 from multiverso.hosts.values.link import Link
 from multiverso.hosts.values.options import Every
-from multiverso.spec import TableSpec
+from multiverso.spec.table import TableSpec
 
 
 def carry(source: Link, target: Link) -> list[int]:

@@ -13,10 +13,10 @@ import pytest
 from core_support import in_threads, outcome, together, wait_for
 from rehearsing import rehearsal
 
-from multiverso import layout as at
 from multiverso.deadline import Deadline
 from multiverso.errors import DeadlockError, MultiversoError, WorkerLostError
 from multiverso.hosts.fabric import Fabric
+from multiverso.layout import words as at
 from multiverso.runtime import Session
 from multiverso.runtime.several_hosts.mirror import write_line
 from multiverso.tables import ArrayTableHandler

@@ -18,7 +18,6 @@ from core_support import in_threads, wait_for
 from rehearsing import Rehearsal, rehearsal
 
 import multiverso as mv
-from multiverso import layout as at
 from multiverso.errors import MultiversoError, NodeLostError, StartupError, WaitTimeoutError
 from multiverso.hosts.control.connections import credentials_of, say_absent
 from multiverso.hosts.control.coordinator import Coordinator
@@ -39,6 +38,7 @@ from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.hosts.transport.listener import ListeningSocket
 from multiverso.hosts.values.options import ExchangeOptions
+from multiverso.layout import words as at
 from multiverso.runtime import Node, Session
 from multiverso.runtime.collective.reducer import Reducer
 from multiverso.runtime.node.numbers import Numbers

@@ -11,10 +11,10 @@ import pytest
 from core_support import in_threads, outcome, wait_for
 from rehearsing import rehearsal
 
-from multiverso import layout as at
 from multiverso.errors import SnapshotError, StartupError, WorkerLostError
 from multiverso.hosts.values.codecs import Wire
 from multiverso.hosts.values.options import ExchangeOptions
+from multiverso.layout import words as at
 from multiverso.runtime import Node, Session
 from multiverso.runtime.node.numbers import Numbers
 from multiverso.runtime.session import first_rounds

@@ -14,7 +14,7 @@ from multiverso.errors import DtypeMismatchError, StartupError
 from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.hosts.values.options import Every, RuleBetween
 from multiverso.hosts.values.shared_values import SharedValues
-from multiverso.spec import TableSpec
+from multiverso.spec.table import TableSpec
 
 SPEC = TableSpec("array", 1, 700_000, "float64")  # six chunks: each host is home of some
 NEVER = Every(seconds=1e6)  # only when the test says so

@@ -16,7 +16,7 @@ from multiverso.deadline import Deadline
 from multiverso.errors import WaitTimeoutError
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.transport.credentials import new_credentials
-from multiverso.spec import TableSpec
+from multiverso.spec.table import TableSpec
 
 OTHER = """
 import sys
@@ -26,7 +26,7 @@ from fabric_support import SECONDS, Adder, new_shard
 from multiverso.deadline import Deadline
 from multiverso.hosts.transport.credentials import Credentials
 from multiverso.hosts.fabric import Fabric
-from multiverso.spec import TableSpec
+from multiverso.spec.table import TableSpec
 
 with Fabric(1, 2, Credentials.from_text(sys.stdin.readline()), share=0) as fabric:
     fabric.listen()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import multiverso as mv
 from multiverso.errors import DtypeMismatchError, ShapeMismatchError, TableMismatchError
 from multiverso.runtime import Node, Session
-from multiverso.spec import TableSpec
+from multiverso.spec.table import TableSpec
 from multiverso.updaters import Updater
 
 from .conftest import together

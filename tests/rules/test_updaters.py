@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 import multiverso as mv
 from multiverso.errors import SnapshotError
 from multiverso.runtime import Node, Session
-from multiverso.states import states_of
+from multiverso.spec.states import states_of
 from multiverso.testing import updaters
 from multiverso.updaters import State, Updater
 

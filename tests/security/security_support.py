@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from multiverso import users
+from multiverso.files import users
 
 SECONDS = 60.0
 OURS, OTHER = 54321, 54322  # users that nobody is; and the first of them is not the overflow number either

@@ -17,12 +17,13 @@ from safetensors.numpy import save_file
 from security_support import OTHER, OURS, Person, needs_namespaces, needs_root
 
 import multiverso as mv
-from multiverso import files, users
 from multiverso.checkpoints.manifests import read_generations
 from multiverso.checkpoints.stores import Directory
 from multiverso.checkpoints.trees import read_tree
 from multiverso.errors import SnapshotError
-from multiverso.spec import TableSpec
+from multiverso.files import opening as files
+from multiverso.files import users
+from multiverso.spec.table import TableSpec
 from multiverso.tables import saving
 from multiverso.tables.keyed import saving as keyed_saving
 from multiverso.tables.keyed import snapshots as keyed_snapshots
@@ -131,7 +132,7 @@ from multiverso.checkpoints.manifests import read_generations
 from multiverso.checkpoints.stores import Directory
 from multiverso.checkpoints.trees import read_tree
 from multiverso.errors import SnapshotError
-from multiverso.spec import TableSpec
+from multiverso.spec.table import TableSpec
 from multiverso.tables import saving
 from multiverso.tables.keyed import saving as keyed_saving
 from multiverso.tables.keyed import snapshots as keyed_snapshots

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 DTYPES = ("float32", "float64", "int32", "int64")
+BETWEEN_HOSTS = ("between_hosts.agreeing", "between_hosts.node", "between_hosts.rounds")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -13,7 +14,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     from multiverso.compiling.on_demand import ensure
 
     for dtype in (None, *DTYPES):
-        for group in ("agreeing", "chained", "chained_node", "dense", "rounds", "rows"):
+        for group in ("dense", "rows", "rounds.calls", *BETWEEN_HOSTS):
             ensure("module", f"multiverso.kernels.{group}", dtype)
 
 

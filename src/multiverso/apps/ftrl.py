@@ -24,7 +24,7 @@ import multiverso as mv
 from multiverso.apps import pieces, svmlight
 from multiverso.apps.svmlight import Samples
 from multiverso.apps.work import SHOWN, Work, once, start
-from multiverso.files import write_whole
+from multiverso.files.opening import write_whole
 
 Array = npt.NDArray[Any]
 BIAS = -1  # the key of what every sample has

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from multiverso.files import write_whole
+from multiverso.files.opening import write_whole
 
 _BYTES = 1 << 18
 

@@ -30,7 +30,7 @@ import numpy.typing as npt
 import multiverso as mv
 from multiverso.apps import pieces, text
 from multiverso.apps.work import SHOWN, Work, once, start
-from multiverso.files import write_whole
+from multiverso.files.opening import write_whole
 
 Array = npt.NDArray[Any]
 # words that a worker gets at a time: with five times as many the others wait longer for the last

@@ -9,8 +9,17 @@ import msgspec
 
 from multiverso.checkpoints.stores import Store, sha256_of
 from multiverso.errors import SnapshotError
-from multiverso.files import open_plain
-from multiverso.saved import Count, FileName, FileNameOrNone, Number, Sha256, format_of, parse, read_record
+from multiverso.files.opening import open_plain
+from multiverso.files.parsing import (
+    Count,
+    FileName,
+    FileNameOrNone,
+    Number,
+    Sha256,
+    format_of,
+    parse,
+    read_record,
+)
 
 MANIFEST = "manifest.json"
 _FORMAT = "multiverso checkpoint 2"

@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 from typing import Any, Protocol
 
 from multiverso.errors import SnapshotError
-from multiverso.files import Buffer, locked, open_plain, read_own, read_plain, write_whole
+from multiverso.files.opening import Buffer, locked, open_plain, read_own, read_plain, write_whole
 
 PathLike = str | os.PathLike[str]
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*://")

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso.errors import SnapshotError
-from multiverso.files import write_whole
-from multiverso.saved import tensors
+from multiverso.files.opening import write_whole
+from multiverso.files.parsing import tensors
 
 Array = npt.NDArray[Any]
 Tree = Any

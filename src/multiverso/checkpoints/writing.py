@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from multiverso import layout as at
 from multiverso.checkpoints.board import CLOSED, DONE, FAILED, FAILED_AND_CLOSED, Board
 from multiverso.checkpoints.generations import check_tables, commit_generation, discard, remove_others
 from multiverso.checkpoints.manifests import Generation, Receipts, inherit, read_generations
@@ -17,6 +16,7 @@ from multiverso.checkpoints.parts import Packed, Table, write_part, write_tables
 from multiverso.checkpoints.roles import say
 from multiverso.checkpoints.stores import Store
 from multiverso.errors import SnapshotError
+from multiverso.layout import words as at
 from multiverso.runtime import Session
 
 LOOK_SECONDS = 0.02

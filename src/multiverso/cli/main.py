@@ -277,7 +277,7 @@ def warmup(dtype: tuple[str, ...]) -> None:
     """Compile all kernels now, so that no job has to (a container image, a login node, the first of many jobs)."""
     from multiverso.cli.warmup import report
     from multiverso.errors import DtypeMismatchError
-    from multiverso.spec import DTYPES, checked_dtype
+    from multiverso.spec.table import DTYPES, checked_dtype
 
     try:
         dtypes = [checked_dtype(name) for name in dtype] if dtype else DTYPES

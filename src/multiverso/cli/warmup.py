@@ -13,13 +13,14 @@ from multiverso.compiling import on_demand
 from multiverso.compiling.compiler_process import CompilerProcess
 from multiverso.compiling.object_cache import cache_directory
 from multiverso.compiling.object_code import is_loop
-from multiverso.spec import DTYPES
+from multiverso.spec.table import DTYPES
 
-OF_A_DTYPE = ("dense", "rows", "rounds", "chained", "chained_node", "rules", "reduce", "agreeing")
+_BETWEEN_HOSTS = ("between_hosts.agreeing", "between_hosts.node", "between_hosts.rounds")
+OF_A_DTYPE = ("dense", "rows", "rounds.calls", "rules", "reduce", *_BETWEEN_HOSTS)
 OF_A_FLOAT = ("row_cache",)
 OF_NONE = (
-    *("locking", "plain_arrays", "rows", "waits", "dense", "rounds", "chained", "chained_node"),
-    *("agreeing", "keyed.calls", "keyed.removal", "keyed.passes", "read_only", "row_cache"),
+    *("locking", "plain_arrays", "rows", "waits", "dense", "rounds.calls", *_BETWEEN_HOSTS),
+    *("keyed.calls", "keyed.removal", "keyed.passes", "read_only", "row_cache"),
 )
 _RULES_DTYPES = ("float32", "float64")
 

@@ -12,8 +12,8 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from multiverso import files
 from multiverso.compiling.object_code import Code
+from multiverso.files import opening as files
 
 _LOCK_SECONDS = 300.0
 _KEPT_SECONDS = 90 * 86400.0

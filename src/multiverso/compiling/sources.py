@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multiverso import files
 from multiverso.compiling.object_cache import cache_directory
+from multiverso.files import opening as files
 
 if TYPE_CHECKING:
     import ast

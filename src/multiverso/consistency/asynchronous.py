@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Self
 
 from multiverso import kernels
-from multiverso import layout as at
 from multiverso.consistency.protocol import Array, Call, CompiledRule, RowIds, TableAccess, Versions, bad_row
 from multiverso.deadline import Deadline
 from multiverso.kernels import dense, locking, rows, rules
+from multiverso.layout import words as at
 from multiverso.memory.words import load64
 
 NO_TICK, TICK = 0, 1

@@ -11,11 +11,11 @@ wait for them, and do not count.
 
 from __future__ import annotations
 
-from multiverso import layout as at
 from multiverso.consistency.asynchronous import NO_TICK, TICK, Asynchronous
 from multiverso.consistency.protocol import Array, Call, CompiledRule, RowIds, TableAccess, Versions
 from multiverso.deadline import Deadline
 from multiverso.kernels import waits
+from multiverso.layout import words as at
 from multiverso.memory.words import load64
 
 

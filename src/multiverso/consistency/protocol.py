@@ -22,11 +22,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from multiverso import layout as at
 from multiverso.deadline import Deadline
 from multiverso.errors import RowIdError
+from multiverso.layout import words as at
 from multiverso.memory.words import load64
-from multiverso.spec import TableSpec
+from multiverso.spec.table import TableSpec
 
 Array = npt.NDArray[Any]
 RowIds = npt.NDArray[np.int64]

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from multiverso import layout as at
 from multiverso.consistency.protocol import Array, Call, CompiledRule, RowIds, TableAccess, bad_row
 from multiverso.deadline import Deadline
 from multiverso.errors import InterruptedRoundError, MultiversoError, WaitTimeoutError
-from multiverso.kernels import chained, rounds, rules
+from multiverso.kernels import rules
+from multiverso.kernels.between_hosts import rounds as chained
+from multiverso.kernels.rounds import calls as rounds
+from multiverso.layout import words as at
 from multiverso.memory.words import load32, load64, store64
 from multiverso.turns import new_lock, turn
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from multiverso import layout as at
 from multiverso.compiling.atomics import (
     add64,
     array_at,
@@ -36,6 +35,7 @@ from multiverso.kernels.stripe_words import (
     word_at,
 )
 from multiverso.kernels.waits import header_of, line_of, tell_watchers, tick
+from multiverso.layout import words as at
 
 _CHUNK = 4096
 _TRIES = 4  # of a read of a stripe without its word

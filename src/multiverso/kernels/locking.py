@@ -21,7 +21,6 @@ or, once in a while, ``lock_stripe`` and ``unlock_stripe``.
 
 from __future__ import annotations
 
-from multiverso import layout as at
 from multiverso.compiling.atomics import load_acquire64
 from multiverso.compiling.declaring import Address, Int, inner, kernel
 from multiverso.kernels.codes import HELD
@@ -39,6 +38,7 @@ from multiverso.kernels.stripe_words import (
     word_at,
 )
 from multiverso.kernels.waits import header_of, line_of
+from multiverso.layout import words as at
 
 
 @inner

@@ -27,8 +27,8 @@ from multiverso.kernels.codes import DONE, TIMED_OUT
 from multiverso.kernels.keyed.buckets import home_of, scan
 from multiverso.kernels.keyed.index import ABSENT, depth_of
 from multiverso.kernels.keyed.initial_rows import write_initial
-from multiverso.keyed_layout import BUCKET_BYTES, CANDIDATE, NO_ROW, OWNER, SEGMENT_BYTES, at
-from multiverso.layout import WORD_SPACING
+from multiverso.layout.keyed import BUCKET_BYTES, CANDIDATE, NO_ROW, OWNER, SEGMENT_BYTES, at
+from multiverso.layout.words import WORD_SPACING
 
 _AHEAD = 16
 _PAUSES = 100

@@ -12,12 +12,12 @@ suffice: whoever writes into a buffer has passed a barrier since the last reader
 
 from __future__ import annotations
 
-from multiverso import layout as at
 from multiverso.compiling.atomics import array_at, load32, load64, store64, words
 from multiverso.compiling.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.codes import DONE, LOST_SOMEONE, MISMATCH
 from multiverso.kernels.dense import add_into, copy_into
 from multiverso.kernels.waits import WAIT_WORDS, block_of, end_wait, is_lost, notify, pause
+from multiverso.layout import words as at
 
 SUM, PRODUCT, MAXIMUM, MINIMUM, AVERAGE = range(5)
 # progress words of one call, kept by the caller so that it can be taken up again

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from multiverso import layout as at
 from multiverso.compiling.atomics import (
     add_line,
     array_at,
@@ -46,7 +45,8 @@ from multiverso.kernels.stripe_words import (
     word_at,
 )
 from multiverso.kernels.waits import header_of
-from multiverso.layout import CACHE_LINE
+from multiverso.layout import words as at
+from multiverso.layout.words import CACHE_LINE
 
 # Rows that are on their way from memory meanwhile: as few as hide its latency. Each that another worker adds to as well
 # may be fetched back before its turn comes, and with 16 a frequent one mostly was.

@@ -7,7 +7,6 @@ the cache, so that a step costs one pass over the memory.
 
 from __future__ import annotations
 
-from multiverso import layout as at
 from multiverso.compiling.atomics import array_at, call_pull, call_push, load64, scratch, store64
 from multiverso.compiling.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.dense import (
@@ -19,11 +18,12 @@ from multiverso.kernels.dense import (
     record_operation,
     update_with,
 )
-from multiverso.kernels.folding import NOTHING, WHOLE, buffer_of, slot_at
 from multiverso.kernels.locking import rows_of
-from multiverso.kernels.round_steps import OPEN, ROUND, STAGED, finish, go_through
+from multiverso.kernels.rounds.folding import NOTHING, WHOLE, buffer_of, slot_at
+from multiverso.kernels.rounds.steps import OPEN, ROUND, STAGED, finish, go_through
 from multiverso.kernels.stripe_words import drop_hand, give_back, hold, let_go, owner_of, take_hand
 from multiverso.kernels.waits import header_of
+from multiverso.layout import words as at
 
 _PART = 4096
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from multiverso import layout as at
 from multiverso.compiling.atomics import (
     add64,
     compare_swap64,
@@ -43,7 +42,8 @@ from multiverso.compiling.atomics import (
 from multiverso.compiling.declaring import inner
 from multiverso.kernels.codes import DONE, TIMED_OUT
 from multiverso.kernels.waits import block_of, end_wait, nap_nanoseconds, publish_wait, slice_end
-from multiverso.layout import CACHE_LINE
+from multiverso.layout import words as at
+from multiverso.layout.words import CACHE_LINE
 
 OWNER, VERSION = at.OWNER, at.VERSION
 _HAND = (1 << at.HAND_BITS) - 1

@@ -22,7 +22,6 @@ has ended.
 
 from __future__ import annotations
 
-from multiverso import layout as at
 from multiverso.compiling.atomics import (
     add32,
     add64,
@@ -39,6 +38,7 @@ from multiverso.compiling.atomics import (
 )
 from multiverso.compiling.declaring import Address, Int, Int32, inner, kernel
 from multiverso.kernels.codes import DONE, EINTR, LOST_SOMEONE, TIMED_OUT
+from multiverso.layout import words as at
 
 # what a condition says, beside LOST_SOMEONE
 READY, NOT_READY = DONE, 2

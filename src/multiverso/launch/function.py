@@ -19,7 +19,7 @@ from multiverso.launch.place import JOB_VARIABLE, Place, place_in
 from multiverso.launch.restarting import Replacements
 from multiverso.launch.results import WorkerExit
 from multiverso.launch.sinks import text_sink
-from multiverso.layout import MAX_WORKERS
+from multiverso.layout.words import MAX_WORKERS
 from multiverso.runtime.node.node import Node
 from multiverso.wire.trust import SECRET_VARIABLE, new_secret
 

@@ -12,7 +12,7 @@ from typing import Any
 from multiverso.errors import StartupError
 from multiverso.launch.job import OnFailure
 from multiverso.launch.ssh import DEFAULT_SSH
-from multiverso.layout import MAX_WORKERS
+from multiverso.layout.words import MAX_WORKERS
 
 
 @dataclass(frozen=True)

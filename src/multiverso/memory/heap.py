@@ -15,7 +15,7 @@ from io import FileIO
 from pathlib import Path
 
 from multiverso.errors import OutOfMemoryError, StartupError
-from multiverso.layout import HUGE_PAGE, PAGE, round_up
+from multiverso.layout.words import HUGE_PAGE, PAGE, round_up
 from multiverso.memory.huge_pages import LARGE, Collapser, wanted
 
 _F_ADD_SEALS, _SEAL_SHRINK = 1033, 2

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from multiverso.layout import HUGE_PAGE, PAGE
+from multiverso.layout.words import HUGE_PAGE, PAGE
 
 LARGE = 4 * HUGE_PAGE  # tables that are worth it: the processor remembers as much in small pages
 _SHARE = 0.25  # of one processor's time

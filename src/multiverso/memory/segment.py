@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso.errors import OutOfMemoryError
-from multiverso.layout import HUGE_PAGE, PAGE, round_up
+from multiverso.layout.words import HUGE_PAGE, PAGE, round_up
 from multiverso.memory.huge_pages import LARGE, fits
 
 _READ, _WRITE, _MAP_PRIVATE, _MAP_ANONYMOUS = 1, 2, 2, 0x20

@@ -14,7 +14,7 @@ from multiverso.rules import Rule, RuleName, share
 from multiverso.rules.averaging import share_of_difference, take_centre
 from multiverso.rules.shared import Shared
 from multiverso.runtime import Session
-from multiverso.spec import Initial
+from multiverso.spec.table import Initial
 from multiverso.tables import TableHandler
 
 Array = NDArray[Any]

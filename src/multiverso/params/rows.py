@@ -23,7 +23,7 @@ from multiverso.errors import SnapshotError
 from multiverso.kernels import row_cache as kernels
 from multiverso.rules import Rule
 from multiverso.runtime import Session
-from multiverso.spec import Initial
+from multiverso.spec.table import Initial
 from multiverso.tables import MatrixTableHandler
 
 Array = NDArray[Any]

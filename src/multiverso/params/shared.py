@@ -27,7 +27,7 @@ from multiverso.rules import Rule, RuleName, rule_of
 from multiverso.rules.shared import check_mode
 from multiverso.runtime import Session
 from multiverso.runtime.session.current import current
-from multiverso.spec import Initial, check_name
+from multiverso.spec.table import Initial, check_name
 from multiverso.tables import TableHandler
 
 Array = NDArray[Any]

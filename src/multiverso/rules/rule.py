@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from multiverso.consistency_modes import MODES
-from multiverso.states import MOST_HYPER, states_of
+from multiverso.spec.modes import MODES
+from multiverso.spec.states import MOST_HYPER, states_of
 from multiverso.updaters import Updater, add
 
 STARTS = ("centre", "zeros")

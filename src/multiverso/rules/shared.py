@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from multiverso.consistency_modes import MODES, ConsistencyMode
 from multiverso.errors import DtypeMismatchError, SnapshotError
 from multiverso.rules.asgd import asgd
 from multiverso.rules.named import RuleName, rule_of
 from multiverso.rules.rule import Rule
 from multiverso.runtime import Session
 from multiverso.runtime.session.current import current
-from multiverso.spec import Initial, TableSpec
-from multiverso.states import check_numbers
+from multiverso.spec.modes import MODES, ConsistencyMode
+from multiverso.spec.states import check_numbers
+from multiverso.spec.table import Initial, TableSpec
 from multiverso.tables.convert import writable
 from multiverso.tables.handler import TableHandler
 from multiverso.tables.pending import Pending

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from multiverso.layout import MAX_WORKERS
+from multiverso.layout.words import MAX_WORKERS
 from multiverso.lazy_names import lazy_names
 from multiverso.memory.shared import SharedMemory
 from multiverso.runtime.collective.job_lock import JobLock

@@ -21,7 +21,7 @@ from multiverso.deadline import checked_seconds
 from multiverso.errors import NodeLostError, StartupError
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE
 from multiverso.hosts.values.options import VARIABLES, ExchangeOptions
-from multiverso.layout import MAX_WORKERS
+from multiverso.layout.words import MAX_WORKERS
 from multiverso.runtime.discovery.environment import JobInfo, discover, socket_name
 from multiverso.runtime.session.session import START_SECONDS, Session
 from multiverso.runtime.session.sigusr1 import explain_on_sigusr1

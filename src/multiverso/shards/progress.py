@@ -11,7 +11,7 @@ class WorkerProgress:
     """How far one worker is in one table: in steps of rounds, and in ticks.
 
     Attributes:
-        staged, folded, first_step, clock, reached: see ``layout.py``.
+        staged, folded, first_step, clock, reached: see ``layout/words.py``.
     """
 
     staged: int

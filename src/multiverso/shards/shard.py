@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from multiverso import layout as at
-from multiverso.consistency_modes import BY_CODE, ConsistencyMode
+from multiverso.layout import words as at
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import load32, load64, store32, store64
 from multiverso.shards.progress import TableProgress, WorkerProgress
-from multiverso.spec import Partition, Places, TableSpec, chunk_of
-from multiverso.states import states_of
+from multiverso.spec.modes import BY_CODE, ConsistencyMode
+from multiverso.spec.states import states_of
+from multiverso.spec.table import Partition, Places, TableSpec, chunk_of
 
 
 def initialise(address: int, spec: TableSpec, table_id: int, workers: int, mode: int) -> None:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from multiverso.hosts.values.options import table_words
 from multiverso.runtime.session.current import current
 from multiverso.runtime.session.session import Session
-from multiverso.spec import Initial, TableSpec, checked_count, checked_dtype
+from multiverso.spec.table import Initial, TableSpec, checked_count, checked_dtype
 from multiverso.tables.handler import TableHandler
 from multiverso.updaters import Updater, resolve
 

@@ -10,9 +10,9 @@ import weakref
 from contextlib import ExitStack
 from typing import Any
 
-from multiverso import layout as at
 from multiverso.deadline import Deadline
 from multiverso.errors import TableMismatchError, WorkerLostError
+from multiverso.layout import words as at
 from multiverso.runtime.job.wait_graph import names
 from multiverso.runtime.session.session import Session
 from multiverso.tables.epochs import Epoch

@@ -20,11 +20,11 @@ from typing import Protocol
 
 import numpy as np
 
-from multiverso import layout as at
 from multiverso.deadline import Deadline
 from multiverso.errors import NotInThisJobError, StartupError, TableMismatchError, WorkerLostError
+from multiverso.layout import words as at
+from multiverso.layout.records import Record
 from multiverso.memory.words import load32, wait_for_change
-from multiverso.records import Record
 from multiverso.runtime.collective.shared_lock import held, prepare
 from multiverso.runtime.job.wait_graph import names
 from multiverso.runtime.session.patience import Patience

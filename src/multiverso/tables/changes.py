@@ -8,7 +8,7 @@ import numpy as np
 
 from multiverso.consistency.protocol import Array, ByStripe, Call, RowIds, Versions
 from multiverso.deadline import Deadline
-from multiverso.spec import Partition, TableSpec
+from multiverso.spec.table import Partition, TableSpec
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from multiverso import files
 from multiverso.errors import SnapshotError, WaitTimeoutError
+from multiverso.files import opening as files
+from multiverso.files.parsing import Count, read_record
 from multiverso.runtime.session.replacing import leaves_values
-from multiverso.saved import Count, read_record
 from multiverso.tables.open_tables import handlers, keyed_tables
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from multiverso import layout as at
 from multiverso.errors import NotInThisJobError
+from multiverso.layout import words as at
 from multiverso.memory import words
 from multiverso.runtime.session.refusals import refuse_under_rule
 from multiverso.runtime.session.replacing import leaves_values

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso.errors import DtypeMismatchError, RowIdError, ShapeMismatchError
-from multiverso.spec import TableSpec
+from multiverso.spec.table import TableSpec
 
 Array = npt.NDArray[Any]
 INT64 = np.dtype(np.int64)

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from multiverso import layout as at
 from multiverso.compiling.on_demand import compile_update
 from multiverso.consistency.by_mode import OF_MODE
 from multiverso.consistency.protocol import Consistency, TableAccess
 from multiverso.deadline import Deadline
 from multiverso.kernels.plain_arrays import is_plain
+from multiverso.layout import words as at
 from multiverso.memory.words import load64
 from multiverso.runtime.job.options import check_table
 from multiverso.runtime.session.session import Session, table_key
 from multiverso.shards.shard import Shard
-from multiverso.spec import TableSpec
+from multiverso.spec.table import TableSpec
 from multiverso.tables.closed_handler import Closed
 from multiverso.tables.convert import Array, as_data, as_numpy, check_size
 from multiverso.tables.described import Described

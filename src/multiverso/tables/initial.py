@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from multiverso.shards.shard import Shard
-from multiverso.spec import INITIAL, TableSpec
+from multiverso.spec.table import INITIAL, TableSpec
 from multiverso.tables.convert import Array, as_data, as_numpy, check_size, readable
 
 

@@ -16,7 +16,7 @@ from multiverso.hosts.values.options import table_words
 from multiverso.kernels.plain_arrays import are_plain_rows
 from multiverso.runtime.session.current import current
 from multiverso.runtime.session.session import Session
-from multiverso.spec import Initial, TableSpec, checked_count, checked_dtype
+from multiverso.spec.table import Initial, TableSpec, checked_count, checked_dtype
 from multiverso.tables.changes import Changes
 from multiverso.tables.convert import INT64, Array, Out, as_data, as_numpy, as_row_ids, check_size, writable
 from multiverso.tables.handler import TableHandler

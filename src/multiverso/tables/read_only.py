@@ -12,9 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from multiverso import keyed_layout
-from multiverso import layout as at
-from multiverso.consistency_modes import BY_CODE
 from multiverso.deadline import Deadline
 from multiverso.errors import (
     MultiversoError,
@@ -26,11 +23,14 @@ from multiverso.errors import (
 )
 from multiverso.in_process import InProcess
 from multiverso.kernels import read_only as kernels
+from multiverso.layout import keyed as keyed_layout
+from multiverso.layout import words as at
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import load64
 from multiverso.runtime.discovery.running_nodes import node_addresses
 from multiverso.runtime.session.node_link import NodeLink
-from multiverso.spec import DTYPES, TableSpec
+from multiverso.spec.modes import BY_CODE
+from multiverso.spec.table import DTYPES, TableSpec
 from multiverso.tables.convert import as_row_ids
 from multiverso.tables.keyed.keys import as_keys
 from multiverso.tables.keyed.memory import memory_name

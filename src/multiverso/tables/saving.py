@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from multiverso import files
 from multiverso.errors import SnapshotError
-from multiverso.saved import tensors
-from multiverso.spec import TableSpec
-from multiverso.states import states_of
+from multiverso.files import opening as files
+from multiverso.files.parsing import tensors
+from multiverso.spec.states import states_of
+from multiverso.spec.table import TableSpec
 
 _FORMAT = "multiverso table 1"
 Array = npt.NDArray[Any]

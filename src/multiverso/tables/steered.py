@@ -5,7 +5,7 @@ from __future__ import annotations
 from multiverso.errors import MultiversoError
 from multiverso.in_process import InProcess
 from multiverso.runtime.session.session import Session
-from multiverso.states import check_numbers
+from multiverso.spec.states import check_numbers
 from multiverso.tables.convert import Array
 from multiverso.updaters import BY_NAME, Updater
 from multiverso.updaters.checks import positive

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from multiverso import layout as at
+from multiverso.layout import words as at
 from multiverso.runtime import Node, Session
-from multiverso.states import states_of
+from multiverso.spec.states import states_of
 from multiverso.tables import ArrayTableHandler
 from multiverso.updaters import Updater
 

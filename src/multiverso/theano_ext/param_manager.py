@@ -12,7 +12,7 @@ from multiverso.checkpoints import Parts
 from multiverso.errors import DtypeMismatchError, ShapeMismatchError, SnapshotError
 from multiverso.params import Array, Model, Resumable, SharedParams
 from multiverso.rules import Rule, RuleName
-from multiverso.spec import Initial
+from multiverso.spec.table import Initial
 
 
 class MVModelParamManager(Resumable, ABC):

@@ -8,7 +8,7 @@ import torch
 
 from multiverso import tables
 from multiverso.runtime import Session
-from multiverso.spec import Initial
+from multiverso.spec.table import Initial
 
 _TABLE_DTYPES = {torch.float64: "float64", torch.int32: "int32", torch.int64: "int64"}
 

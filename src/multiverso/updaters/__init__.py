@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from multiverso.states import State
+from multiverso.spec.states import State
 from multiverso.updaters.adagrad import adagrad
 from multiverso.updaters.adam import adam
 from multiverso.updaters.adamw import adamw

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from multiverso.states import State
+from multiverso.spec.states import State
 from multiverso.updaters.checks import fraction, positive
 from multiverso.updaters.updater import Updater
 

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import replace
 
-from multiverso.states import states_of
+from multiverso.spec.states import states_of
 from multiverso.updaters.adagrad import adagrad
 from multiverso.updaters.adam import adam
 from multiverso.updaters.add import add

@@ -8,7 +8,7 @@ by their mean; each push by itself is applied at once, as a plain step.
 
 from __future__ import annotations
 
-from multiverso.states import State
+from multiverso.spec.states import State
 from multiverso.updaters.checks import fraction, positive
 from multiverso.updaters.updater import Updater
 

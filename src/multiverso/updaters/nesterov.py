@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from multiverso.states import State
+from multiverso.spec.states import State
 from multiverso.updaters.checks import fraction, positive
 from multiverso.updaters.updater import Updater
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from multiverso.states import State
+from multiverso.spec.states import State
 from multiverso.updaters.checks import fraction, positive
 from multiverso.updaters.updater import Updater
 

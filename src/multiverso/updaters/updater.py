@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from multiverso.states import MOST_HYPER, State, states_of
+from multiverso.spec.states import MOST_HYPER, State, states_of
 from multiverso.updaters.around import Clip, Schedule
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from multiverso.consistency_modes import MODES
 from multiverso.errors import StartupError
+from multiverso.spec.modes import MODES
 from multiverso.wire.messages import Message
 
 _LONGEST_TEXT = 2000

@@ -12,8 +12,9 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from multiverso import files, users
 from multiverso.errors import StartupError
+from multiverso.files import opening as files
+from multiverso.files import users
 from multiverso.wire import messages
 
 SECRET_VARIABLE = "MULTIVERSO_SECRET"

@@ -28,8 +28,8 @@ TABLE = Path(__file__).parent.parent / "mutants.json"
 PAGE = Path(__file__).parents[3] / "docs" / "internals" / "mutants.md"
 # the modules whose lines are spoilt, and the laws that may notice, the likeliest first
 LAWS_OF = {
-    "round_steps": ("rounds", "joining", "corners", "stopped", "latecomers", "alone"),
-    "rounds": ("rounds", "joining", "corners", "stopped", "latecomers", "alone"),
+    "rounds.steps": ("rounds", "joining", "corners", "stopped", "latecomers", "alone"),
+    "rounds.calls": ("rounds", "joining", "corners", "stopped", "latecomers", "alone"),
     "waits": ("barriers", "clocks", "gates", "rounds", "latecomers", "reduce_small"),
     "reduce": ("reduce_small", "reduce_in_chunks"),
     "stripe_words": ("rows", "locks"),
@@ -175,7 +175,7 @@ WRITTEN = (
     ),
     (
         "the part of one that folded and left is folded again",
-        "round_steps",
+        "rounds.steps",
         """                gone = (members >> worker) & 1 and not is_live(control, worker)
                 if gone and load64(line_of(base, worker) + at.FOLDED) < step:
 """,
@@ -185,7 +185,7 @@ WRITTEN = (
     ),
     (
         "a decision that was collected before a latecomer left its add is valid",
-        "rounds",
+        "rounds.calls",
         "if compare_swap64(decision, seen, touched) == seen:",
         "if touched >= seen - 0xFF00:",
     ),
@@ -301,7 +301,7 @@ def search(mutant: Mutant, first: tuple[str, int] | None, seeds: range) -> tuple
     source = Source(MEMORY, {mutant.module: mutant.tree})
     if first is not None and first[0] in LAWS and catches(mutant, source, *first):
         return first
-    laws = LAWS_OF[mutant.module.rpartition(".")[2]]
+    laws = LAWS_OF[mutant.module.removeprefix("multiverso.kernels.")]
     for seed in seeds:
         for law in laws:
             if catches(mutant, source, law, seed):

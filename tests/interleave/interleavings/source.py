@@ -26,8 +26,8 @@ PRIVATE = (
     "multiverso.kernels.",
     "multiverso.compiling.declared",
     "multiverso.compiling.declaring",
-    "multiverso.layout",
-    "multiverso.spec",
+    "multiverso.layout.words",
+    "multiverso.spec.table",
     "multiverso.shards.shard",
     "multiverso.runtime.job.control",
     "multiverso.runtime.several_hosts.mirror",
@@ -37,7 +37,7 @@ CONSTANTS = {"MAX_WORKERS": 8, "_YIELDS": 1, "YIELDS": 1, "_PAUSES": 1, "_TRIES"
 
 
 class Source:
-    """The modules of one variant of the source: ``source["rounds"].commit``.
+    """The modules of one variant of the source: ``source["rounds.calls"].commit``.
 
     Args:
         memory: what its atomics work on.
@@ -92,7 +92,7 @@ class Source:
     ) -> Any:
         if name in self._modules or self._is_private(name):
             return self.module(name)
-        if name in ("multiverso", "multiverso.kernels") and fromlist:
+        if (PACKAGE.parent / name.replace(".", "/")).is_dir() and fromlist:
             found = types.ModuleType(name)
             for wanted in fromlist:
                 full = f"{name}.{wanted}"

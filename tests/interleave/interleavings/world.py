@@ -73,7 +73,7 @@ class World:
     def __post_init__(self) -> None:
         memory = self.source.memory
         memory.reset(self.scheduler)
-        self.at = self.source["layout"]
+        self.at = self.source["layout.words"]
         size = self.at.control_bytes(self.capacity)
         address = memory.take(size)
         segment = SimpleNamespace(
@@ -202,7 +202,7 @@ class World:
             elements: of an array, or with ``columns`` of a matrix.
         """
         specs, shards, memory = (
-            self.source["spec"],
+            self.source["spec.table"],
             self.source["shards.shard"],
             self.source.memory,
         )

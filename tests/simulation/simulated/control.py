@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-from multiverso import layout as at
 from multiverso.hosts.control.coordinator import Coordinator
 from multiverso.hosts.control.messages import (
     Create,
@@ -41,7 +40,8 @@ from multiverso.hosts.control.messages import (
 from multiverso.hosts.peer.conversation import Conversation, Timeouts, ending
 from multiverso.hosts.peer.frames import Header
 from multiverso.hosts.roster import Roster
-from multiverso.spec import TableSpec
+from multiverso.layout import words as at
+from multiverso.spec.table import TableSpec
 
 TICK = 0.1
 TIMEOUTS = Timeouts.of(12.0)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from multiverso import layout as at
 from multiverso.hosts.peer.frames import HEADER_BYTES, Carried, ProtocolError, Reader
 from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.transport.channel import FAR
@@ -20,10 +19,11 @@ from multiverso.hosts.values.copies import Changes, Copy, homes_of, rehomed
 from multiverso.hosts.values.link import Link
 from multiverso.hosts.values.options import Every
 from multiverso.hosts.values.state import Ticket
+from multiverso.layout import words as at
 from multiverso.memory import heap
 from multiverso.memory.segment import Segment
 from multiverso.shards.shard import Shard, initialise
-from multiverso.spec import Places, TableSpec
+from multiverso.spec.table import Places, TableSpec
 from simulated.network import Card, Clock, Direction, Line
 
 CHUNK_BYTES = 64

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from multiverso import layout as at
+from multiverso.layout import words as at
 
 Message = dict[str, Any]
 AnswerTo = tuple[int, int, Message]

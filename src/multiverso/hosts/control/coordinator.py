@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from multiverso import layout as at
 from multiverso.hosts.control.answers import AnswerTo, Desk
 from multiverso.hosts.control.barriers import Barriers
 from multiverso.hosts.control.known_hosts import BARRIER, FATE, ID, KnownHost, KnownHosts
@@ -55,6 +54,7 @@ from multiverso.hosts.control.messages import (
 )
 from multiverso.hosts.control.table_steps import TableSteps
 from multiverso.hosts.roster import Roster
+from multiverso.layout import words as at
 
 
 class Coordinator:

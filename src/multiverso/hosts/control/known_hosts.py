@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from multiverso import layout as at
 from multiverso.hosts.control.messages import Address, Order, ToHost
+from multiverso.layout import words as at
 
 ID, PID, FATE, STATE, BARRIER, CREATED = range(6)
 """Where a worker's line has what: the first columns. The others are for the mirror only

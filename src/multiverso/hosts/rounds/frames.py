@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from multiverso.hosts.peer.frames import Header, Outgoing, ProtocolError
 from multiverso.hosts.peer.resources import owner
 from multiverso.hosts.rounds.state import WINDOW, RoundTable, Sum
-from multiverso.layout import MAX_WORKERS
-from multiverso.spec import DTYPES
+from multiverso.layout.words import MAX_WORKERS
+from multiverso.spec.table import DTYPES
 
 # kinds: along the chain of hosts, see rounds.py
 AT = 8  # both: how far this side is

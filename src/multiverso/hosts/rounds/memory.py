@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from multiverso import layout as at
 from multiverso.hosts.peer.resources import Array
-from multiverso.kernels import chained_node
+from multiverso.kernels.between_hosts import node as chained_node
+from multiverso.layout import words as at
 from multiverso.memory.words import load32, load64, store64
 from multiverso.shards.shard import Shard
 

@@ -11,7 +11,7 @@ from multiverso.hosts.peer.frames import Header, ProtocolError
 from multiverso.hosts.peer.resources import Array, Buffers, view
 from multiverso.hosts.values import codecs, frames
 from multiverso.hosts.values.state import Away, Here, LinkTable, UnderWay
-from multiverso.kernels.agreeing import REST, SOME
+from multiverso.kernels.between_hosts.agreeing import REST, SOME
 
 
 def numbers(part: Away | Here, buffer: Array) -> Array:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso.errors import ClosedError, MultiversoError
-from multiverso.kernels import agreeing
+from multiverso.kernels.between_hosts import agreeing
 from multiverso.kernels.codes import DONE, TIMED_OUT
 from multiverso.shards.shard import Shard
 

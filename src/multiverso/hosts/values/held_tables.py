@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from ctypes import addressof, c_int32
 from dataclasses import dataclass, replace
 
-from multiverso import layout as at
 from multiverso.errors import MultiversoError
 from multiverso.hosts.peer.resources import Array
 from multiverso.hosts.values.codecs import Wire
@@ -18,6 +17,7 @@ from multiverso.hosts.values.copies import Changes, Copy, Versions, homes_of, re
 from multiverso.hosts.values.link import Link
 from multiverso.hosts.values.options import Every, RuleBetween
 from multiverso.hosts.values.shared_values import SharedValues
+from multiverso.layout import words as at
 from multiverso.memory import words
 
 

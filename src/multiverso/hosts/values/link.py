@@ -42,7 +42,7 @@ from multiverso.hosts.values.options import Every
 from multiverso.hosts.values.receiving import Receiving
 from multiverso.hosts.values.shared_values import SharedValues
 from multiverso.hosts.values.state import Away, Here, LinkState, LinkTable, Queues, Ticket, Traffic, UnderWay
-from multiverso.spec import DTYPES
+from multiverso.spec.table import DTYPES
 
 WINDOW = 8
 

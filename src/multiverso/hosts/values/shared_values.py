@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from multiverso import layout as at
 from multiverso.hosts.values.copies import Changes, Copy
 from multiverso.hosts.values.options import RuleBetween
+from multiverso.layout import words as at
 from multiverso.memory import heap
 from multiverso.memory.segment import Segment
 from multiverso.shards.shard import Shard, initialise
-from multiverso.spec import Places, TableSpec
+from multiverso.spec.table import Places, TableSpec
 
 Array = npt.NDArray[Any]
 

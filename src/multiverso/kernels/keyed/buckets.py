@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from multiverso.compiling.atomics import hash64, load_acquire64, store_release64, trailing_zeros, words
 from multiverso.compiling.declaring import inner
-from multiverso.keyed_layout import (
+from multiverso.layout.keyed import (
     BUCKET_BYTES,
     BUCKETS,
     CANDIDATE,

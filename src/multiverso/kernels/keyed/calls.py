@@ -32,7 +32,7 @@ from multiverso.kernels.keyed.row_words import (
 )
 from multiverso.kernels.keyed.rows import enter_key, used
 from multiverso.kernels.stripe_words import hand_in
-from multiverso.keyed_layout import CANDIDATE, LINE_BYTES, LINES, NO_ROW, OWNER, at
+from multiverso.layout.keyed import CANDIDATE, LINE_BYTES, LINES, NO_ROW, OWNER, at
 
 _AHEAD = 16
 _TOGETHER = 8

@@ -25,7 +25,7 @@ from multiverso.compiling.declaring import inner
 from multiverso.kernels.keyed.initial_rows import store_number, write_initial
 from multiverso.kernels.keyed.row_words import hand_of, is_dead
 from multiverso.kernels.stripe_words import hand_in, owner_word
-from multiverso.keyed_layout import (
+from multiverso.layout.keyed import (
     CLAIMED,
     CLAIMING,
     LINE_BYTES,
@@ -36,7 +36,7 @@ from multiverso.keyed_layout import (
     UNCLAIMED,
     at,
 )
-from multiverso.layout import CACHE_LINE, MAX_WORKERS
+from multiverso.layout.words import CACHE_LINE, MAX_WORKERS
 
 _LATER = 16  # rows: how long before they are written fresh ones are sent for
 

@@ -44,7 +44,7 @@ from multiverso.kernels.keyed.fresh import claim_after
 from multiverso.kernels.keyed.row_words import count_up, hand_of, is_dead, keyed_line, rows_at
 from multiverso.kernels.stripe_words import hand_in, nap
 from multiverso.kernels.waits import end_wait
-from multiverso.keyed_layout import (
+from multiverso.layout.keyed import (
     BUCKET_BYTES,
     BUCKETS,
     CANDIDATE,
@@ -56,7 +56,7 @@ from multiverso.keyed_layout import (
     SEGMENT_VERSION,
     at,
 )
-from multiverso.layout import PAGE
+from multiverso.layout.words import PAGE
 
 ABSENT = -1
 _NO_MEMORY = (12, 14)  # ENOMEM, EFAULT

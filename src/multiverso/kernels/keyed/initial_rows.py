@@ -17,7 +17,7 @@ from multiverso.compiling.atomics import (
     store_int64,
 )
 from multiverso.compiling.declaring import inner
-from multiverso.keyed_layout import CONSTANT, FLOAT32, FLOAT64, INT32, UNIFORM, at
+from multiverso.layout.keyed import CONSTANT, FLOAT32, FLOAT64, INT32, UNIFORM, at
 
 _ONE = 1 << 24  # a float32 holds every multiple of 2**-24 from -1 to 1
 _DEVIATION = (8 * (2**32 - 1) / 12) ** 0.5

@@ -17,7 +17,7 @@ from multiverso.kernels.keyed.buckets import counts_at, scan
 from multiverso.kernels.keyed.index import depth_of, next_pattern, segment_at, word_at
 from multiverso.kernels.keyed.row_words import await_row, owner_of
 from multiverso.kernels.keyed.segments import SEGMENT_ENTRIES, free_segment, take_segment
-from multiverso.keyed_layout import BUCKET_BYTES, BUCKETS, CANDIDATE, DEAD, ENTRIES, NO_ROW, OWNER, at
+from multiverso.layout.keyed import BUCKET_BYTES, BUCKETS, CANDIDATE, DEAD, ENTRIES, NO_ROW, OWNER, at
 
 KEY, WAITING, GONE = 1, 2, 3  # kinds of entries
 

@@ -30,7 +30,7 @@ from multiverso.kernels.keyed.index import (
 )
 from multiverso.kernels.keyed.row_words import count_up, hand_of, hold_row, is_dead, keyed_line, owner_of
 from multiverso.kernels.keyed.segments import SEGMENT_ENTRIES, take_segment
-from multiverso.keyed_layout import (
+from multiverso.layout.keyed import (
     BUCKET_BYTES,
     BUCKETS,
     CANDIDATE,
@@ -47,7 +47,7 @@ from multiverso.keyed_layout import (
     USED_SHIFT,
     at,
 )
-from multiverso.layout import MAX_WORKERS
+from multiverso.layout.words import MAX_WORKERS
 
 _AHEAD = 16
 WHOLE = 1 << 48  # of the hash patterns, as `evict` counts what it has seen

@@ -34,7 +34,7 @@ from multiverso.kernels.stripe_words import (
     owner_word,
     settle_hands,
 )
-from multiverso.keyed_layout import KEYED, LINE_BYTES, LINES, OWNER, ROW_VERSION, at
+from multiverso.layout.keyed import KEYED, LINE_BYTES, LINES, OWNER, ROW_VERSION, at
 
 _SPACING = 3  # words lie side by side: a large table has thousands of cache lines of them
 _AHEAD = 16  # rows that are on their way from memory meanwhile

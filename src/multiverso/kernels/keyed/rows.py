@@ -30,7 +30,7 @@ from multiverso.kernels.keyed.index import (
     word_at,
 )
 from multiverso.kernels.keyed.row_words import count_up, hand_of, hold_row
-from multiverso.keyed_layout import (
+from multiverso.layout.keyed import (
     BUCKET_BYTES,
     BUCKETS,
     CANDIDATE,

@@ -8,7 +8,7 @@ from multiverso.compiling.atomics import compare_swap64, fence_release, load_acq
 from multiverso.compiling.declaring import inner
 from multiverso.kernels.keyed.index import await_segment, depth_of, resolve, word_at
 from multiverso.kernels.keyed.row_words import hand_of
-from multiverso.keyed_layout import BUCKETS, ENTRIES, OWNER, at
+from multiverso.layout.keyed import BUCKETS, ENTRIES, OWNER, at
 
 SEGMENT_ENTRIES = BUCKETS * ENTRIES
 

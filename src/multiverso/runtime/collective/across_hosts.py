@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from multiverso import kernels
-from multiverso import layout as at
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, ShapeMismatchError
 from multiverso.hosts.combining import PIECE_BYTES, PIECES, SMALL_BYTES, Array
+from multiverso.layout import words as at
 from multiverso.memory.shared import SharedMemory
 from multiverso.memory.words import load32, load64, wait_for_change
 from multiverso.runtime.session.patience import Patience

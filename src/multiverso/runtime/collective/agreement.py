@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from multiverso import layout as at
 from multiverso.errors import MultiversoError
+from multiverso.layout import words as at
 from multiverso.runtime.job.wait_graph import names
 from multiverso.runtime.session.replacing import is_behind
 from multiverso.runtime.session.session import Session

@@ -14,8 +14,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from multiverso import layout as at
 from multiverso.errors import LockStateError
+from multiverso.layout import words as at
 from multiverso.memory import mutex
 from multiverso.runtime.session.patience import Patience
 

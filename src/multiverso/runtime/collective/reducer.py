@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso import kernels
-from multiverso import layout as at
 from multiverso.deadline import Deadline
 from multiverso.errors import (
     DtypeMismatchError,
@@ -23,12 +22,13 @@ from multiverso.errors import (
     WorkerLostError,
 )
 from multiverso.kernels import reduce
+from multiverso.layout import words as at
 from multiverso.memory.shared import SharedMemory
 from multiverso.memory.words import load64
 from multiverso.runtime.collective.across_hosts import AcrossHosts
 from multiverso.runtime.session.refusals import refuse_across_hosts
 from multiverso.runtime.session.session import Session
-from multiverso.spec import DTYPES
+from multiverso.spec.table import DTYPES
 from multiverso.turns import turn
 
 Array = npt.NDArray[Any]

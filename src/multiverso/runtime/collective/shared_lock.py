@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from multiverso import layout as at
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
+from multiverso.layout import words as at
 from multiverso.memory import mutex
 from multiverso.memory.shared import SharedMemory
 from multiverso.runtime.session.patience import Patience

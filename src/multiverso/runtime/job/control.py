@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from multiverso import layout as at
 from multiverso.deadline import SLICE_SECONDS, Deadline
+from multiverso.layout import words as at
 from multiverso.memory import mutex
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import bump_and_wake, load32, load64, store32, store64

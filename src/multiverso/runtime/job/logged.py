@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from multiverso import layout as at
+from multiverso.layout import words as at
+from multiverso.layout.records import Record
 from multiverso.memory.shared import SharedMemory
 from multiverso.memory.words import load64, store64
-from multiverso.records import Record
 
 MEMORY = "multiverso-logged"
 _TEXT_BYTES = 1008

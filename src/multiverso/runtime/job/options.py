@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from multiverso.consistency_modes import MODES, ConsistencyMode
 from multiverso.errors import StartupError
 from multiverso.hosts.values.options import ExchangeOptions
-from multiverso.spec import TableSpec
+from multiverso.spec.modes import MODES, ConsistencyMode
+from multiverso.spec.table import TableSpec
 from multiverso.wire.messages import Message
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from multiverso import layout as at
+from multiverso.layout import words as at
 from multiverso.memory.mutex import owner_pid
 from multiverso.memory.words import load64
 from multiverso.runtime.job.control import Control

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from multiverso import layout as at
+from multiverso.layout import words as at
 
 
 @dataclass(frozen=True)
@@ -12,7 +12,7 @@ class Wait:
     """What a worker waits for.
 
     Attributes:
-        kind, table, stage, target: see ``layout.py``.
+        kind, table, stage, target: see ``layout/words.py``.
         sequence: another one for each wait.
         since_ns: when it began, on CLOCK_MONOTONIC.
         holder: of a lock or a word: the process that holds it now; 0 for nobody.

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from multiverso import layout as at
-from multiverso.consistency_modes import MODES
+from multiverso.layout import words as at
 from multiverso.memory.heap import Heap
 from multiverso.memory.segment import Segment
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.wait_graph import WaitGraph, read_wait_graph
 from multiverso.runtime.node.connection import Connection
 from multiverso.shards.shard import Shard, initialise
-from multiverso.spec import MemorySpec, Places, TableSpec
-from multiverso.states import states_of
+from multiverso.spec.modes import MODES
+from multiverso.spec.states import states_of
+from multiverso.spec.table import MemorySpec, Places, TableSpec
 
 _MEMORY_HEAD = 64 * 1024
 Spec = TableSpec | MemorySpec

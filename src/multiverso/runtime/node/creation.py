@@ -14,13 +14,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from multiverso import layout as at
 from multiverso.errors import MultiversoError, OutOfMemoryError, TableMismatchError, WorkerLostError
+from multiverso.layout import words as at
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.wait_graph import names
 from multiverso.runtime.node.catalogue import Catalogue, Key, Piece, Spec, words
 from multiverso.runtime.node.connection import Connection
-from multiverso.spec import TableSpec
+from multiverso.spec.table import TableSpec
 from multiverso.wire.messages import Message
 
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Literal
 
-from multiverso import layout as at
+from multiverso.layout import words as at
 from multiverso.memory import mutex
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.node.mailbox import Mailbox

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from multiverso import errors
-from multiverso import layout as at
 from multiverso.errors import MultiversoError, NotInThisJobError, OutOfMemoryError, TableMismatchError
 from multiverso.hosts.control.messages import (
     Create,
@@ -39,11 +38,12 @@ from multiverso.hosts.control.messages import (
     Write,
 )
 from multiverso.hosts.roster import Roster
+from multiverso.layout import words as at
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.node.catalogue import Catalogue, Key, Piece, Spec, words
 from multiverso.runtime.node.connection import Connection
 from multiverso.runtime.node.creation import Creation, Creations, check_equal, differs
-from multiverso.spec import TableSpec
+from multiverso.spec.table import TableSpec
 from multiverso.wire.messages import Message
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from multiverso import layout as at
+from multiverso.layout import words as at
 from multiverso.memory import mutex
 from multiverso.memory.heap import Heap
 from multiverso.memory.segment import Segment

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from multiverso import layout as at
-from multiverso.consistency_modes import MODES
 from multiverso.errors import MultiversoError, StartupError
 from multiverso.hosts.control.messages import Options, Tell, Welcome
 from multiverso.hosts.values.options import ExchangeOptions
+from multiverso.layout import words as at
 from multiverso.node_log import log
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.options import begun_twice, check_exchange, differ, too_late
@@ -22,6 +21,7 @@ from multiverso.runtime.node.host_creation import HostCreations
 from multiverso.runtime.node.job_memory import JobMemory
 from multiverso.runtime.node.numbers import Attached, Numbers, is_child
 from multiverso.runtime.node.told import Told
+from multiverso.spec.modes import MODES
 from multiverso.wire import messages
 from multiverso.wire.messages import Message
 

@@ -17,9 +17,9 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from multiverso import layout as at
 from multiverso.errors import StartupError
 from multiverso.in_process import InProcess
+from multiverso.layout import words as at
 from multiverso.node_log import log
 from multiverso.runtime.node.connection import Connection
 from multiverso.runtime.node.deaths import Deaths

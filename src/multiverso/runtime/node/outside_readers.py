@@ -7,7 +7,7 @@ import os
 from multiverso.errors import StartupError
 from multiverso.runtime.node.catalogue import Catalogue
 from multiverso.runtime.node.connection import Connection
-from multiverso.spec import TableSpec
+from multiverso.spec.table import TableSpec
 from multiverso.wire.messages import Message
 
 KINDS = ("name", "memory")

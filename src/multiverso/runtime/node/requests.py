@@ -13,7 +13,7 @@ from multiverso.runtime.node.membership import Membership
 from multiverso.runtime.node.outside_readers import look
 from multiverso.runtime.node.questions import Questions
 from multiverso.runtime.node.status import status_of
-from multiverso.spec import MemorySpec, TableSpec
+from multiverso.spec.table import MemorySpec, TableSpec
 from multiverso.wire.messages import Message
 from multiverso.wire.requests import asked, check
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multiverso import layout as at
+from multiverso.layout import words as at
 from multiverso.runtime.job.logged import MEMORY, read
 from multiverso.runtime.node.membership import Membership
 

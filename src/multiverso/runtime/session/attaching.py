@@ -6,9 +6,9 @@ import contextlib
 import time
 from dataclasses import dataclass
 
-from multiverso import layout as at
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, WaitTimeoutError
+from multiverso.layout import words as at
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.session.node_link import NodeLink
 from multiverso.wire import messages

@@ -8,10 +8,10 @@ from io import FileIO
 
 import numpy as np
 
-from multiverso import layout as at
 from multiverso.deadline import Deadline
 from multiverso.errors import OutOfMemoryError
 from multiverso.kernels import waits
+from multiverso.layout import words as at
 from multiverso.memory.segment import Segment
 from multiverso.memory.shared import SharedMemory
 from multiverso.runtime.session.first_rounds import await_the_others
@@ -19,7 +19,7 @@ from multiverso.runtime.session.node_link import NodeLink
 from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.view import SessionView
 from multiverso.shards.shard import Shard
-from multiverso.spec import MemorySpec, TableSpec
+from multiverso.spec.table import MemorySpec, TableSpec
 from multiverso.wire.messages import Message
 
 Fill = Callable[[Shard, bool, int], None]

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 
-from multiverso import layout as at
+from multiverso.layout import words as at
 from multiverso.memory import mutex
 from multiverso.runtime.job.control import Control
 

@@ -6,9 +6,9 @@ import sys
 import time
 
 from multiverso import kernels
-from multiverso import layout as at
 from multiverso.deadline import Deadline
 from multiverso.errors import ClosedError, DeadlockError, MultiversoError, WaitTimeoutError, WorkerLostError
+from multiverso.layout import words as at
 from multiverso.runtime.job.wait_graph import COLLECTIVE, WaitGraph, names
 from multiverso.runtime.job.worker_state import WorkerState
 from multiverso.runtime.session.node_link import NodeLink

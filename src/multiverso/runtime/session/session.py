@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
-from multiverso import layout as at
-from multiverso.consistency_modes import chosen_mode
 from multiverso.deadline import SLICE_SECONDS, Deadline, checked_seconds
 from multiverso.errors import ClosedError, NodeLostError
 from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.in_process import InProcess
 from multiverso.kernels import waits
+from multiverso.layout import words as at
 from multiverso.memory.shared import SharedMemory
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.options import check_exchange
@@ -36,7 +35,8 @@ from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.refusals import refuse_across_hosts
 from multiverso.runtime.session.threads import Threads
 from multiverso.shards.shard import Shard
-from multiverso.spec import MemorySpec, TableSpec, checked_count
+from multiverso.spec.modes import chosen_mode
+from multiverso.spec.table import MemorySpec, TableSpec, checked_count
 from multiverso.turns import holds, new_lock
 from multiverso.wire import messages
 
@@ -393,7 +393,7 @@ class Session(InProcess):
         """Publishes what this worker waits for, for as long as the block lasts.
 
         Args:
-            kind: one of the ``FOR_...`` of ``layout.py`` (WAIT_KIND).
+            kind: one of the ``FOR_...`` of ``layout/words.py`` (WAIT_KIND).
             memory: number of the table, or of the shared memory.
             target: what of it; of a lock, its offset.
         """

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from multiverso.consistency_modes import ConsistencyMode
 from multiverso.deadline import Deadline
 from multiverso.errors import NodeLostError
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.wait_graph import WaitGraph
+from multiverso.spec.modes import ConsistencyMode
 
 
 class SessionView(Protocol):

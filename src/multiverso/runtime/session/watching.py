@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 from multiverso import kernels
-from multiverso import layout as at
 from multiverso.deadline import SLICE_SECONDS
+from multiverso.layout import words as at
 from multiverso.memory.words import load32, store32, wait_for_change
 from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.session import Session

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from multiverso import layout as at
 from multiverso.hosts.control.messages import Bring, Brought, Gathered, Gone, Report, Settled, Take
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
+from multiverso.layout import words as at
 from multiverso.memory.words import load64
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.worker_state import WorkerState

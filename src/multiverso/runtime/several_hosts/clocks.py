@@ -11,8 +11,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 
-from multiverso import layout as at
-from multiverso.kernels import chained_node, waits
+from multiverso.kernels import waits
+from multiverso.kernels.between_hosts import node as chained_node
+from multiverso.layout import words as at
 from multiverso.memory.words import load32
 from multiverso.runtime.several_hosts.mirror import Line, read_progress, write_progress
 from multiverso.shards.shard import Shard

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from multiverso import layout as at
 from multiverso.hosts.control.messages import Clocks as ClocksReport
 from multiverso.hosts.control.messages import Report
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.values.options import ExchangeOptions
-from multiverso.kernels import chained_node, waits
+from multiverso.kernels import waits
+from multiverso.kernels.between_hosts import node as chained_node
+from multiverso.layout import words as at
 from multiverso.memory.words import load32
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.several_hosts.clocks import Clocks, Lines

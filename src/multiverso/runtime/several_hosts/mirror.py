@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
-from multiverso import layout as at
+from multiverso.layout import words as at
 from multiverso.memory.words import load32, load64, store32, store64
 from multiverso.runtime.job.control import Control
 from multiverso.shards.shard import Shard

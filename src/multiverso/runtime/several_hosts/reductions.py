@@ -24,12 +24,12 @@ from multiverso.hosts.combining import COMBINE, PIECE_BYTES, PIECES, SMALL_BYTES
 from multiverso.hosts.peer.frames import Body
 from multiverso.hosts.peer.messages import Messages
 from multiverso.hosts.roster import Roster
+from multiverso.layout.records import Record
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import load64, store64
 from multiverso.node_log import log
-from multiverso.records import Record
 from multiverso.runtime.job.control import Control
-from multiverso.spec import DTYPES
+from multiverso.spec.table import DTYPES
 from multiverso.wire.messages import Message
 
 SMALL_NAME, LARGE_NAME = "multiverso-reduce-hosts-small", "multiverso-reduce-hosts"

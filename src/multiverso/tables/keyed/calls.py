@@ -11,12 +11,12 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from multiverso import keyed_layout as layout
 from multiverso.deadline import Deadline
 from multiverso.errors import ClosedError, OutOfMemoryError
 from multiverso.kernels.codes import FULL
 from multiverso.kernels.keyed import calls as kernels
 from multiverso.kernels.keyed import removal as removal
+from multiverso.layout import keyed as layout
 from multiverso.memory.heap import free_memory
 from multiverso.runtime.session.session import Session
 from multiverso.tables.keyed.growth import Growth

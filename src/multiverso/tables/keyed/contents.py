@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso.kernels.keyed.passes import GONE
-from multiverso.keyed_layout import NO_ROW
+from multiverso.layout.keyed import NO_ROW
 from multiverso.runtime.session.replacing import leaves_values
 from multiverso.tables.convert import Array
 from multiverso.tables.keyed import export, saving, snapshots

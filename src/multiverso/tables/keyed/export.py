@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from multiverso.files import write_whole
+from multiverso.files.opening import write_whole
 
 Batches = Iterable[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]]
 Name = Callable[[int], str]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 
-from multiverso import keyed_layout as layout
-from multiverso.layout import HUGE_PAGE
+from multiverso.layout import keyed as layout
+from multiverso.layout.words import HUGE_PAGE
 from multiverso.memory import huge_pages
 from multiverso.memory.heap import free_memory
 from multiverso.tables.keyed.memory import KeyedMemory

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from multiverso import keyed_layout as layout
 from multiverso.errors import TableMismatchError
-from multiverso.keyed_layout import at
-from multiverso.layout import LIFE_NUMBER, MAX_WORKERS
+from multiverso.layout import keyed as layout
+from multiverso.layout.keyed import at
+from multiverso.layout.words import LIFE_NUMBER, MAX_WORKERS
 from multiverso.memory.shared import SharedMemory
 from multiverso.memory.words import load64, store64
 from multiverso.runtime.session.session import Session
-from multiverso.spec import DTYPES
+from multiverso.spec.table import DTYPES
 from multiverso.tables.keyed.spec import KINDS, Eviction, KeyedSpec
 
 _INDEX_BYTES = 40  # of a key, beside its row: at most, with segments just split

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso.errors import SnapshotError
-from multiverso.files import write_whole
-from multiverso.saved import Count, tensors
-from multiverso.states import State
+from multiverso.files.opening import write_whole
+from multiverso.files.parsing import Count, tensors
+from multiverso.spec.states import State
 from multiverso.tables.keyed.spec import KeyedSpec
 
 _FORMAT = "multiverso keyed table 1"

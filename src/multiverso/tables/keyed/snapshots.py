@@ -21,9 +21,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from multiverso import files
 from multiverso.errors import SnapshotError
-from multiverso.saved import Count, Number, Sha256, read_record
+from multiverso.files import opening as files
+from multiverso.files.parsing import Count, Number, Sha256, read_record
 from multiverso.tables.keyed import saving
 from multiverso.tables.keyed.saving import Content
 from multiverso.tables.keyed.spec import KeyedSpec

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from multiverso.keyed_layout import MOST_STATES
-from multiverso.layout import CACHE_LINE, round_up
-from multiverso.states import State, check_numbers, states_of
+from multiverso.layout.keyed import MOST_STATES
+from multiverso.layout.words import CACHE_LINE, round_up
+from multiverso.spec.states import State, check_numbers, states_of
 from multiverso.updaters import Updater
 
 KINDS = ("constant", "uniform", "normal")

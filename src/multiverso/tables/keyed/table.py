@@ -14,7 +14,7 @@ from multiverso.errors import ShapeMismatchError
 from multiverso.kernels.keyed.passes import KEY
 from multiverso.runtime.session.current import current
 from multiverso.runtime.session.session import Session
-from multiverso.spec import check_name, checked_count, checked_dtype
+from multiverso.spec.table import check_name, checked_count, checked_dtype
 from multiverso.tables.convert import Array, Out, as_data, as_numpy
 from multiverso.tables.keyed.contents import KeyedContents
 from multiverso.tables.keyed.keys import Keys, as_keys, summed

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from multiverso import keyed_layout as layout
 from multiverso.kernels.keyed import calls as kernels
 from multiverso.kernels.keyed import passes as passes
+from multiverso.layout import keyed as layout
 from multiverso.runtime.session.session import Session
 from multiverso.tables.convert import Array
 from multiverso.tables.keyed.calls import KeyedCalls

@@ -24,7 +24,7 @@ def locks(source: Source, seed: int, how: How = DRAWN) -> int:
         random.choice((1, 2, 3)),
     )
     reach = 40 * workers * number * stripes
-    source["layout"].STRIPE_BYTES = 8 * _STRIPE
+    source["layout.words"].STRIPE_BYTES = 8 * _STRIPE
     world = World(source, schedule_of(random, seed, reach, how), workers, continues=True)
     for worker in range(workers):
         world.begin(worker)

@@ -254,7 +254,7 @@ def _drawn(seed: int, how: How, latecomers: bool) -> tuple[Plan, Scheduler]:
 
 def run(source: Source, plan: Plan, scheduler: Scheduler) -> int:
     """Runs one schedule of a plan and judges what came of it; returns its steps."""
-    source["layout"].CHUNK_BYTES = 8 * plan.length
+    source["layout.words"].CHUNK_BYTES = 8 * plan.length
     chunks, elements = plan.chunks, plan.chunks * plan.length - plan.short
     world = World(source, scheduler, len(plan.operations) + 1, plan.continues)
     for worker in range(plan.workers):
@@ -264,7 +264,12 @@ def run(source: Source, plan: Plan, scheduler: Scheduler) -> int:
     update = int(plan.keeps_state)
     for worker in range(plan.workers):
         shard.enrol(worker)
-    rounds, steps, control, base = source["rounds"], source["round_steps"], world.control.address, shard.base
+    rounds, steps, control, base = (
+        source["rounds.calls"],
+        source["rounds.steps"],
+        world.control.address,
+        shard.base,
+    )
     lives: list[Life] = []
 
     def lost_here() -> bool:

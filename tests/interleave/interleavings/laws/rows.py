@@ -23,7 +23,7 @@ def rows(source: Source, seed: int, how: How = DRAWN) -> int:
     random = Random(seed)
     workers, number, height = random.choice((2, 2, 3, 4)), random.choice((1, 2, 3)), random.choice((1, 2, 4))
     reach = 60 * workers * number
-    source["layout"].BLOCK_BYTES = 8 * _COLUMNS * random.choice((1, 2))
+    source["layout.words"].BLOCK_BYTES = 8 * _COLUMNS * random.choice((1, 2))
     world = World(source, schedule_of(random, seed, reach, how), workers, continues=True)
     source.memory.torn = True
     for worker in range(workers):

@@ -1,6 +1,6 @@
 """Synchronous rounds on several hosts, the node's side: what its host's workers have staged goes into a passing sum.
 
-How such a round goes is told in ``chained.py``, which is the workers' side.
+How such a round goes is told in ``rounds.py``, which is the workers' side.
 """
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
 
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from multiverso import layout as at
 from multiverso.compiling.atomics import add32, array_at, futex_wait, load32, load64, store64
 from multiverso.compiling.declaring import Address, Data, Int, inner, kernel
 from multiverso.kernels.dense import add_into, copy_into
-from multiverso.kernels.folding import NOTHING, PART, add_one, bounds, buffer_of, slot_at, step_of
+from multiverso.kernels.rounds.folding import NOTHING, PART, add_one, bounds, buffer_of, slot_at, step_of
 from multiverso.kernels.waits import header_of, is_live, line_of, notify
+from multiverso.layout import words as at
 
 
 @kernel

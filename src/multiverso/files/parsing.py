@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
-from multiverso import files
 from multiverso.errors import SnapshotError
+from multiverso.files import opening as files
 
 T = TypeVar("T")
 _LONGEST_RECORD = 1 << 26

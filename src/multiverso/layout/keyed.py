@@ -37,9 +37,9 @@ from __future__ import annotations
 from collections import namedtuple
 from typing import Any
 
-from multiverso import layout
-from multiverso.layout import CACHE_LINE, HUGE_PAGE, MAX_WORKERS, PAGE, round_up
-from multiverso.records import Record
+from multiverso.layout import words as layout
+from multiverso.layout.records import Record
+from multiverso.layout.words import CACHE_LINE, HUGE_PAGE, MAX_WORKERS, PAGE, round_up
 
 MOST_STATES = 8
 MOST_HYPER = 8
@@ -103,7 +103,7 @@ for _name in (
     "KEYS_REMOVED",
     "KEYS_EVICTED",
     "SPLITS",
-    "TAKEN_OVER",  # words of dead owners; this and the next three are a table's COUNTS, see layout.py
+    "TAKEN_OVER",  # words of dead owners; this and the next three are a table's COUNTS, see layout/words.py
     "PUT_BACK",  # rows that a dead owner had half written
     "WAITS",
     "WAITED",  # nanoseconds

@@ -1,18 +1,25 @@
 """Synchronous rounds, as they are called: adds are staged in the worker's slot, a read or an exchange ends a round.
 
-How a round is agreed on and gone through is told in ``round_steps.py``.
+How a round is agreed on and gone through is told in ``steps.py``.
 """
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
 
 from __future__ import annotations
 
-from multiverso import layout as at
 from multiverso.compiling.atomics import array_at, compare_swap64, load64, store32, store64
 from multiverso.compiling.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.codes import DONE
 from multiverso.kernels.dense import add_into, copy_into, end_call, record_operation
-from multiverso.kernels.folding import CHUNKED, NOTHING, WHOLE, buffer_of, push_pull_to, slot_at, step_of
-from multiverso.kernels.round_steps import (
+from multiverso.kernels.rounds.folding import (
+    CHUNKED,
+    NOTHING,
+    WHOLE,
+    buffer_of,
+    push_pull_to,
+    slot_at,
+    step_of,
+)
+from multiverso.kernels.rounds.steps import (
     OPEN,
     ROUND,
     STAGED,
@@ -26,6 +33,7 @@ from multiverso.kernels.round_steps import (
     step_in,
 )
 from multiverso.kernels.waits import header_of, line_of
+from multiverso.layout import words as at
 
 
 @kernel

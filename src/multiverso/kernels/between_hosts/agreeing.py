@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from multiverso import layout as at
 from multiverso.compiling.atomics import (
     array_at,
     load64,
@@ -39,6 +38,7 @@ from multiverso.kernels.codes import DONE, HELD
 from multiverso.kernels.dense import version_of
 from multiverso.kernels.locking import leave_stripe, lock_stripe, unlock_stripe
 from multiverso.kernels.waits import header_of
+from multiverso.layout import words as at
 
 # a caller's record, in int64 words: elements done, what was found on the way (bits of SOME and REST), and whether the
 # table is convex

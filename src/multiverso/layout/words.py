@@ -23,13 +23,13 @@ nothing half-updated. Words of different writers lie on different cache lines (`
                                                     | each worker's local state (of a rule)        |
                                                     +---------------------------------------------+
 
-A table's parts begin where ``multiverso.spec.Places`` puts them; its header says where that is.
+A table's parts begin where ``multiverso.spec.table.Places`` puts them; its header says where that is.
 """
 
 from __future__ import annotations
 
-from multiverso import records
-from multiverso.records import Record
+from multiverso.layout import records
+from multiverso.layout.records import Record
 
 CACHE_LINE = records.CACHE_LINE
 PAGE = 4096
@@ -138,9 +138,9 @@ WRITTEN = TABLE.int64("written")  # all writers: times that the values were over
 WATCHED = TABLE.int32("watched")  # all writers: 1 when somebody sleeps until the table has another version
 # all writers: bumped (atomically) when it has; who waits for that sleeps on it
 CHANGED = TABLE.int32("changed")
-# compare-and-swap, see round_steps.step_in; for even and odd steps
+# compare-and-swap, see kernels/rounds/steps.py; for even and odd steps
 DECISIONS = TABLE.int64("decisions", 2, apart=True)
-# in rounds on several hosts, see kernels/chained.py; the node's words
+# in rounds on several hosts, see kernels/between_hosts/rounds.py; the node's words
 TOTALS = TABLE.int64("totals", apart=True)  # where sums of all hosts lie for the updater, from the first byte
 ARRIVED = TABLE.int64("arrived")  # the last step whose sum is here
 DECIDED = TABLE.int64("decided")  # the last round of which it is known who of this host takes part
@@ -150,7 +150,7 @@ TAKING_PART = TABLE.int64("taking_part", 2)  # who that is, a bit each, for even
 LINE_STRIDE = 256
 LINE = Record(LINE_STRIDE)
 ENROLLED = LINE.int32("enrolled")  # takes part in this table's rounds and clocks
-# for even and odd rounds: what the slot of the round holds, see kernels/folding.py
+# for even and odd rounds: what the slot of the round holds, see kernels/rounds/folding.py
 SOURCES = LINE.int32("sources", 2)
 PROPOSALS = LINE.int64("proposals", 2)  # members of a step, for even and odd steps
 STAGED = LINE.int64("staged")  # the last step of which this worker's slot is ready
@@ -204,7 +204,7 @@ SIGNATURES = REDUCTION.int64("signatures", 2)  # for even and odd phases: what i
 CALL_DONE = 0  # int64: stripes or rows done
 CALL_COMPLETE = 8  # int64: 1 once all is done
 
-# an unfinished round, in the caller's own memory, in int64 words: see kernels/round_steps.py
+# an unfinished round, in the caller's own memory, in int64 words: see kernels/rounds/steps.py
 ROUND_OPEN, ROUND_CHUNK, ROUND_NUMBER, ROUND_STAGE, ROUND_STAGED, ROUND_MEMBERS = range(6)
 
 # MODE

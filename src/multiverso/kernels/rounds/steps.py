@@ -17,12 +17,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from multiverso import layout as at
 from multiverso.compiling.atomics import array_at, compare_swap64, load32, load64, store32, store64, words
 from multiverso.compiling.declaring import inner
 from multiverso.kernels.codes import DONE, LOST_SOMEONE
 from multiverso.kernels.dense import copy_into, end_call, store_both, subtract_into
-from multiverso.kernels.folding import (
+from multiverso.kernels.rounds.folding import (
     CHUNKED,
     PART,
     bounds,
@@ -47,6 +46,7 @@ from multiverso.kernels.waits import (
     restart,
     tell_watchers,
 )
+from multiverso.layout import words as at
 
 # the words of an unfinished round; members of each chunk follow
 OPEN, CHUNK, ROUND, STAGE, STAGED, MEMBERS = (

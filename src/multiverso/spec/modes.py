@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from multiverso import layout as at
 from multiverso.errors import StartupError
+from multiverso.layout import words as at
 
 _MOST_TICKS = 2**60
 

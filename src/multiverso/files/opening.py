@@ -19,7 +19,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
-from multiverso import users
+from multiverso.files import users
 
 Buffer = bytes | bytearray | memoryview
 PathLike = str | os.PathLike[str]

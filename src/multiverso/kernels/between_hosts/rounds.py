@@ -1,6 +1,6 @@
 """Synchronous rounds on several hosts: the node folds what this host's workers have staged into a sum that passes by.
 
-The workers' side; the node's is ``chained_node.py``.
+The workers' side; the node's is ``node.py``.
 
 The hosts are a chain. A chunk's sum begins on the first one with the old values, every host adds the slots of its own
 workers in their order, and the last one sends the whole sum back along the chain (``hosts/rounds/rounds.py``). So every
@@ -20,7 +20,6 @@ that dies before it is ready is in no chunk of a round, and one that dies after 
 
 from __future__ import annotations
 
-from multiverso import layout as at
 from multiverso.compiling.atomics import (
     array_at,
     load32,
@@ -39,7 +38,8 @@ from multiverso.kernels.dense import (
     store_both,
     subtract_into,
 )
-from multiverso.kernels.folding import (
+from multiverso.kernels.rounds.calls import copy_rows, stage_difference
+from multiverso.kernels.rounds.folding import (
     NOTHING,
     PART,
     WHOLE,
@@ -50,8 +50,7 @@ from multiverso.kernels.folding import (
     step_of,
     update_part,
 )
-from multiverso.kernels.round_steps import OPEN, ROUND, STAGE, STAGED, finish, gather, publish_folded
-from multiverso.kernels.rounds import copy_rows, stage_difference
+from multiverso.kernels.rounds.steps import OPEN, ROUND, STAGE, STAGED, finish, gather, publish_folded
 from multiverso.kernels.rules import pull_round, stage_push
 from multiverso.kernels.waits import (
     NOT_READY,
@@ -65,6 +64,7 @@ from multiverso.kernels.waits import (
     pause,
     restart,
 )
+from multiverso.layout import words as at
 
 _BEGAN = 0  # of the words of a wait, when its slice began: see ``waits.py``
 

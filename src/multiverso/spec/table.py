@@ -8,9 +8,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from multiverso import layout as at
 from multiverso.errors import DtypeMismatchError, ShapeMismatchError
-from multiverso.states import MOST_HYPER, State, check_numbers, states_of
+from multiverso.layout import words as at
+from multiverso.spec.states import MOST_HYPER, State, check_numbers, states_of
 
 DTYPES = ("float32", "float64", "int32", "int64")
 Initial = Literal["master", "mean", "sum"]

@@ -1,0 +1,1 @@
+"""Files that others may have written: opened without surprises, parsed by a schema."""

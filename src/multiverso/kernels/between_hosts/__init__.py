@@ -1,0 +1,1 @@
+"""Kernels between hosts: `agreeing` for the copies of asynchronous tables, the others for rounds."""

@@ -1,0 +1,1 @@
+"""Kernels of synchronous rounds: `calls` is what a worker calls, the others are its parts."""
