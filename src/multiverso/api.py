@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from operator import index
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -26,7 +26,7 @@ def init(
     sync: bool = False,
     *,
     staleness: int | None = None,
-    on_lost: str | None = None,
+    on_lost: Literal["stop", "continue"] | None = None,
     wire: str | None = None,
     every: float | str | None = None,
     between: str | None = None,
@@ -154,7 +154,11 @@ rank, size = worker_id, workers_num
 
 
 def all_reduce(
-    array: Any, op: str = "sum", out: Any = None, *, timeout_seconds: float | None = None
+    array: Any,
+    op: Literal["sum", "product", "max", "min", "average"] = "sum",
+    out: Any = None,
+    *,
+    timeout_seconds: float | None = None,
 ) -> npt.NDArray[Any]:
     """Combines the arrays of all workers, element by element; waits for all of them. In any mode, on any hosts.
 

@@ -143,7 +143,13 @@ def test_a_loop_with_a_barrier_in_each_turn_is_told_at_once_what_it_cannot_do(
 ) -> None:
     """The others are at a barrier, and the one that has come again is in the first round of its first turn."""
     monkeypatch.setattr("multiverso.runtime.session.patience._STILL_SECONDS", 0.3)
-    died, there, told = threading.Event(), threading.Event(), threading.Barrier(2)
+    died, there = threading.Event(), threading.Event()
+    told = [threading.Event(), threading.Event()]
+
+    def tell(worker_id: int) -> None:
+        """Stays in the job until the other has its error, too."""
+        told[worker_id].set()
+        told[1 - worker_id].wait(30)
 
     def turn(session: Session, table: Any) -> None:
         table.get()
@@ -157,7 +163,7 @@ def test_a_loop_with_a_barrier_in_each_turn_is_told_at_once_what_it_cannot_do(
             table.get()
             assert there.wait(30)
             error = outcome(session.barrier)
-            told.wait(30)
+            tell(0)
             return error
 
     def come_again(node: Node) -> Any:
@@ -168,14 +174,14 @@ def test_a_loop_with_a_barrier_in_each_turn_is_told_at_once_what_it_cannot_do(
         with Session(node.address, 1, **job("sync")) as again:
             there.set()
             error = outcome(lambda: turn(again, mv.ArrayTableHandler(4, session=again)))
-            told.wait(30)
+            tell(1)
         session.shutdown()
         return error
 
     with Node(2, on_lost="continue", replaces=True) as node:
         errors = in_threads([lambda: stay(node), lambda: come_again(node)])
     for error in errors:
-        assert isinstance(error, DeadlockError)
+        assert isinstance(error, DeadlockError), errors
         assert "with barriers outside of them" in str(error)
 
 

@@ -292,7 +292,8 @@ TRAINING = """
 import json, os, random, sys, time
 import numpy as np
 import multiverso as mv
-from multiverso.kernels import dense, rounds, rows, waits
+from multiverso.kernels import dense, rows, waits
+from multiverso.kernels.rounds import calls as rounds
 from multiverso.runtime import Session
 
 def train(address, worker_id, delays):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pydoc
 import threading
-import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -207,16 +206,6 @@ def test_the_help_page_shows_no_internals(kind: type) -> None:
     shown = {name for name in dir(kind) if not name.startswith("_")}
     assert not shown & set(INTERNAL)
     assert "add(" in text
-
-
-@pytest.mark.parametrize("kind", [mv.ArrayTableHandler, mv.MatrixTableHandler, mv.KeyedTable])
-def test_reads_say_what_they_return(kind: Any) -> None:
-    """An array, or what was given to be written to: for type checkers."""
-    for name in ("get", "snapshot"):
-        method = getattr(kind, name, None)
-        if method is not None:
-            results = {overload.__annotations__["return"] for overload in typing.get_overloads(method)}
-            assert results - {"tuple[RowIds, Array]"} == {"Array", "Out"}, (kind, name)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -127,7 +127,7 @@ def test_where_all_users_look_alike_another_ones_directory_is_still_refused(
     text = """
 from security_support import enter_unmapped_namespace
 import multiverso as mv
-from multiverso import files, users
+from multiverso.files import opening as files, users
 from multiverso.checkpoints.manifests import read_generations
 from multiverso.checkpoints.stores import Directory
 from multiverso.checkpoints.trees import read_tree
@@ -225,7 +225,7 @@ def test_many_threads_write_one_path_and_every_reader_finds_one_content(tmp_path
 
 
 STOPS_IN_THE_MIDDLE = """
-from multiverso import files
+from multiverso.files import opening as files
 def pieces():
     yield b"half"
     say("writing")

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypedDict, TypeVar, TypeVarTuple, Unpack, overload
 
 from multiverso.deadline import checked_seconds
 from multiverso.errors import StartupError
@@ -23,7 +23,39 @@ from multiverso.layout.words import MAX_WORKERS
 from multiverso.runtime.node.node import Node
 from multiverso.wire.trust import SECRET_VARIABLE, new_secret
 
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
+
+class RunOptions(TypedDict, total=False):
+    """What `run` takes beside the function and its arguments."""
+
+    timeout_seconds: float | None
+    on_failure: OnFailure
+    env: Mapping[str, str] | None
+    hosts: int
+    replace: int
+
+
+@overload
+def run(function: Callable[[], T], workers: int = 4, **options: Unpack[RunOptions]) -> list[T]: ...
+@overload
+def run(
+    function: Callable[[*Ts], T], workers: int, args: tuple[*Ts], **options: Unpack[RunOptions]
+) -> list[T]: ...
+@overload
+def run(
+    function: Callable[[*Ts], T], workers: int = 4, *, args: tuple[*Ts], **options: Unpack[RunOptions]
+) -> list[T]: ...
+@overload
+def run(
+    function: Callable[..., T],
+    workers: int = 4,
+    args: Sequence[Any] = (),
+    *,
+    kwargs: Mapping[str, Any],
+    **options: Unpack[RunOptions],
+) -> list[T]: ...
 def run(
     function: Callable[..., Any],
     workers: int = 4,

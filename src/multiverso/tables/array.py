@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack, overload
 
+import numpy as np
 import numpy.typing as npt
 
 from multiverso.hosts.values.options import table_words
@@ -11,10 +12,11 @@ from multiverso.runtime.session.current import current
 from multiverso.runtime.session.session import Session
 from multiverso.spec.table import Initial, TableSpec, checked_count, checked_dtype
 from multiverso.tables.handler import TableHandler
-from multiverso.updaters import Updater, resolve
+from multiverso.tables.typed import Float32, Float64, Int32, Int64, Scalar, TableOptions
+from multiverso.updaters import Updater, UpdaterName, resolve
 
 
-class ArrayTableHandler(TableHandler):
+class ArrayTableHandler(TableHandler[Scalar]):
     """An array of ``size`` numbers that all workers of the job share.
 
     Creating one without a name is collective: it returns when every live worker has created an equal one, and
@@ -55,6 +57,32 @@ class ArrayTableHandler(TableHandler):
         >>> mv.shutdown()
     """
 
+    # fmt: off
+    @overload
+    def __init__(
+        self: ArrayTableHandler[np.float32], size: int, init_value: Any = None, *,
+        dtype: Float32 = ..., **options: Unpack[TableOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ArrayTableHandler[np.float64], size: int, init_value: Any = None, *,
+        dtype: Float64, **options: Unpack[TableOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ArrayTableHandler[np.int32], size: int, init_value: Any = None, *,
+        dtype: Int32, **options: Unpack[TableOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ArrayTableHandler[np.int64], size: int, init_value: Any = None, *,
+        dtype: Int64, **options: Unpack[TableOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, size: int, init_value: Any = None, *, dtype: npt.DTypeLike, **options: Unpack[TableOptions]
+    ) -> None: ...
+    # fmt: on
     def __init__(
         self,
         size: int,
@@ -62,7 +90,7 @@ class ArrayTableHandler(TableHandler):
         *,
         dtype: npt.DTypeLike = "float32",
         name: str | None = None,
-        updater: str | Updater = "add",
+        updater: UpdaterName | Updater = "add",
         initial: Initial = "master",
         session: Session | None = None,
         master: bool = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, overload
 
@@ -9,15 +10,22 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso.deadline import Deadline
-from multiverso.errors import ShapeMismatchError
-from multiverso.tables.contents import Contents
+from multiverso.errors import NotInThisJobError, ShapeMismatchError
+from multiverso.layout import words as at
+from multiverso.memory import words
+from multiverso.runtime.session.refusals import refuse_under_rule
+from multiverso.runtime.session.replacing import leaves_values
+from multiverso.runtime.session.watching import await_version
+from multiverso.tables import saving
 from multiverso.tables.convert import Array, Out, writable
+from multiverso.tables.held import HeldTable
 from multiverso.tables.operations import ADD, EXCHANGE, GET, Kind, Posted
 from multiverso.tables.output import Output
 from multiverso.tables.pending import Pending
+from multiverso.tables.typed import Float16, Scalar
 
 
-class TableHandler(Contents):
+class TableHandler(HeldTable[Scalar]):
     """A table that all workers of the job share.
 
     Do not make one yourself: make an ``ArrayTableHandler`` or a ``MatrixTableHandler``. Every method may be
@@ -40,7 +48,25 @@ class TableHandler(Contents):
         out: None = None,
         sync: bool = True,
         *,
-        dtype: npt.DTypeLike | None = None,
+        dtype: None = None,
+        timeout_seconds: float | None = None,
+    ) -> npt.NDArray[Scalar]: ...
+    @overload
+    def get(
+        self,
+        out: None = None,
+        sync: bool = True,
+        *,
+        dtype: Float16,
+        timeout_seconds: float | None = None,
+    ) -> npt.NDArray[np.float16]: ...
+    @overload
+    def get(
+        self,
+        out: None = None,
+        sync: bool = True,
+        *,
+        dtype: npt.DTypeLike,
         timeout_seconds: float | None = None,
     ) -> Array: ...
     @overload
@@ -49,7 +75,6 @@ class TableHandler(Contents):
         out: Out,
         sync: bool = True,
         *,
-        dtype: npt.DTypeLike | None = None,
         timeout_seconds: float | None = None,
     ) -> Out: ...
     def get(
@@ -145,7 +170,7 @@ class TableHandler(Contents):
 
     # -- in the background -----------------------------------------------------------------------------------
 
-    def add_async(self, data: Any) -> Pending:
+    def add_async(self, data: Any) -> Pending[None]:
         """Like :meth:`add`, in the background. The data are copied first, so they may change at once.
 
         Operations of one worker on one table are done in the order of the calls, and later synchronous calls
@@ -156,13 +181,17 @@ class TableHandler(Contents):
         operations = self._operations
         return self._later(lambda: operations.run(ADD, operations.how.add, (delta,)), ADD, (delta,))
 
-    def get_async(self, out: Any = None) -> Pending:
+    @overload
+    def get_async(self, out: None = None) -> Pending[npt.NDArray[Scalar]]: ...
+    @overload
+    def get_async(self, out: Out) -> Pending[Out]: ...
+    def get_async(self, out: Any = None) -> Pending[Any]:
         """Like :meth:`get`, in the background; ``wait()`` returns the values."""
         self._session.check()
         output = self._output(out, None, self.shape)
         return self._later(lambda: self._get(output, None), GET, (id(out),))
 
-    def exchange_async(self, local: Any, last: Any) -> Pending:
+    def exchange_async(self, local: Any, last: Any) -> Pending[None]:
         """Like :meth:`exchange`, in the background. Leave both arrays alone until ``wait()`` returns."""
         self._session.check()
         a, b = self._pair(local, last)
@@ -172,7 +201,7 @@ class TableHandler(Contents):
             lambda: operations.run(EXCHANGE, operations.how.exchange, (a, b)), EXCHANGE, (a, b)
         )
 
-    def _later(self, operation: Callable[[], Any], kind: Kind, arguments: tuple[Any, ...]) -> Pending:
+    def _later(self, operation: Callable[[], Any], kind: Kind, arguments: tuple[Any, ...]) -> Pending[Any]:
         """Queues an operation; an equal call repeats one that raised, whose operation may be in the queue already.
 
         As in `Operations.run` the call is recorded before the queue gets it, and removed in the last step.
@@ -201,3 +230,150 @@ class TableHandler(Contents):
             raise
         del self._unheard[call]
         return call.pending
+
+    # -- past rounds and clocks: windows on the memory, copies, files -----------------------------------------
+
+    def view(self) -> npt.NDArray[Scalar]:
+        """Returns a read-only window on the shared memory, without a copy, in the table's shape.
+
+        It shows other workers' adds as they come, with no promise about their order (in synchronous mode: the
+        last finished round; take a new view after each read). It outlives ``shutdown``, frozen.
+        """
+        self._session.check()
+        offset = self._shard.values_offset()
+        return self._shard.segment.window(offset, self.size, self._dtype).reshape(self.shape)
+
+    def memory(self) -> npt.NDArray[Scalar]:
+        """Returns the values themselves, writable, in the table's shape; it outlives ``shutdown``.
+
+        What is written there is what all workers see, and nothing locks it: for code that keeps the others away
+        by itself. Not in synchronous mode, where the values change places with each round.
+
+        Raises:
+            NotInThisJobError: the session is in synchronous mode.
+        """
+        self._session.check()
+        if self._session.consistency.in_rounds:
+            raise NotInThisJobError("there is no memory() in synchronous mode, whose rounds keep two copies")
+        return self._shard.values().reshape(self.shape)
+
+    def note_written(self) -> None:
+        """Marks :meth:`memory` as written to, which nothing else notices, so that it is sent to other hosts, too.
+
+        What comes from other hosts while it is being written to may be overwritten.
+        """
+        self._session.check()
+        words.store64(self._shard.base + at.WRITTEN, words.load64(self._shard.base + at.WRITTEN) + 1)
+        rests = self._session.control.address + at.NODE_RESTS
+        if words.load32(rests):
+            words.bump_and_wake(rests)
+
+    @overload
+    def snapshot(self, out: None = None) -> npt.NDArray[Scalar]: ...
+    @overload
+    def snapshot(self, out: Out) -> Out: ...
+    def snapshot(self, out: Any = None) -> Any:
+        """Returns a copy of the values outside the rounds and clocks, at any time, in any mode.
+
+        In synchronous mode it is the last finished round. Otherwise each stripe (128 KiB; 8 KiB of a matrix) is
+        consistent. It does first what is left of calls that this worker has begun (asynchronous ones, and one that
+        raised), and waits for no worker's progress, only for one that is writing to the same stripe, as :meth:`get`
+        does; the deadline is the session's.
+
+        Raises:
+            ShapeMismatchError, DtypeMismatchError: ``out`` does not fit.
+            WaitTimeoutError: a stopped process holds a part of the table.
+        """
+        self._ready(None)
+        output = self._output(out, None, self.shape)
+        self._operations.settle(None)
+        self._how.snapshot(output.flat)
+        return output.give()
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
+        """What ``np.asarray(table)`` gives: a :meth:`snapshot`, which ends no round and waits for no clock.
+
+        Raises:
+            ValueError: ``copy=False``: :meth:`view` shows the values without a copy.
+        """
+        if copy is False:
+            raise ValueError("np.array(table, copy=False): a table is copied; table.view() is a window on it")
+        values: Array = self.snapshot()
+        return values if dtype is None else values.astype(dtype, copy=False)
+
+    def set(self, values: Any) -> None:
+        """Overwrites the values of all workers, past the updater, whose state stays.
+
+        Call it in one worker, and ``barrier()`` before anyone goes on: adds of others meanwhile may be lost or not,
+        stripe by stripe. In synchronous mode it takes the place of the last finished round.
+
+        Args:
+            values: as for :meth:`add`; not modified.
+
+        Raises:
+            ShapeMismatchError, DtypeMismatchError: the values do not fit; nothing was changed.
+            NotInThisJobError: a rule between hosts would make something else of them; nothing was changed.
+        """
+        self._ready(None)
+        refuse_under_rule(self._session.hosts, self._session.exchange, "set", self._dtype)
+        new = self._delta(values, "values")
+        self._operations.settle(None)
+        self._how.put(new)
+
+    def wait_version(self, version: int, *, timeout_seconds: float | None = None) -> int:
+        """Waits until all workers together have done so many adds and exchanges; returns how many they are.
+
+        For readers that want to see something new, and nothing twice: ``seen = table.wait_version(seen + 1)``, and
+        then ``table.snapshot()``. In synchronous mode it counts finished rounds. It sleeps until something is added;
+        in a job on several hosts it looks every few milliseconds.
+
+        Args:
+            version: a number of adds and exchanges, as `version` has it.
+            timeout_seconds: deadline of the wait, instead of the session's.
+
+        Raises:
+            ValueError: ``version`` is not a number of operations.
+            WorkerLostError, NodeLostError, WaitTimeoutError: the wait could not end well.
+        """
+        if isinstance(version, bool) or not isinstance(version, int) or version < 0:
+            raise ValueError(f"version is a number of operations, 0 or more; got {version!r}")
+        self._ready(timeout_seconds)
+        reached, what = self._how.version, f"version {version} of {self._name}"
+        await_version(self._session, self._shard.base, lambda: reached() >= version, what, timeout_seconds)
+        return reached()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes values and updater state to a safetensors file, whole or not at all.
+
+        Other workers' adds meanwhile may be in it or not: call ``barrier()`` first for an exact moment.
+        """
+        self._ready(None)
+        self._operations.settle(None)
+        self.copied().save(path)
+
+    def copied(self) -> saving.Copied:
+        """Returns what :meth:`save` writes; for another thread, too, beside this worker's own operations."""
+        self._session.check()
+        values = np.empty(self._size, self._dtype)
+        self._how.snapshot(values)
+        states = [np.array(state) for state in self._states()]
+        return saving.Copied(self._spec, self.version, values, states)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Replaces values and updater state by what :meth:`save` wrote.
+
+        Call it in one worker (or in all), and ``barrier()`` before anyone goes on. In a job on several hosts also
+        ``barrier()`` before; where the updater has a state, all workers have to call it there. In a worker that has
+        taken a dead one's place (`multiverso.incarnation`) it changes nothing, and says so, unless all have to call
+        it and come to it only now.
+
+        Raises:
+            SnapshotError: no such file, not a saved table, or another shape, dtype or updater; or, where all workers
+                have to, they load different things. Nothing was changed.
+        """
+        self._ready(None)
+        saved = self._read(path)
+        if leaves_values(self._session, self._name, self._steps_of_load):
+            return
+        self._check_others(*saved)
+        self._replace(*saved)

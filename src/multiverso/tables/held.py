@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 import numpy.typing as npt
@@ -18,21 +19,21 @@ from multiverso.kernels.plain_arrays import is_plain
 from multiverso.layout import words as at
 from multiverso.memory.words import load64
 from multiverso.runtime.job.options import check_table
+from multiverso.runtime.session.refusals import refuse_under_rule
 from multiverso.runtime.session.session import Session, table_key
 from multiverso.shards.shard import Shard
-from multiverso.spec.table import TableSpec
-from multiverso.tables.closed_handler import Closed
-from multiverso.tables.convert import Array, as_data, as_numpy, check_size
-from multiverso.tables.described import Described
-from multiverso.tables.initial import fill, initial_value
+from multiverso.spec.table import INITIAL, TableSpec
+from multiverso.tables import loading, saving
+from multiverso.tables.convert import Array, as_data, as_numpy, check_size, readable
 from multiverso.tables.operations import Operations, Posted
 from multiverso.tables.output import Output, fresh, into
 from multiverso.tables.pending import Queue
-from multiverso.tables.steered import Steered
+from multiverso.tables.table import Closed, Table
+from multiverso.tables.typed import Scalar
 from multiverso.updaters import Updater
 
 
-class HeldTable(Steered, Described[TableSpec]):
+class HeldTable(Table[TableSpec], Generic[Scalar]):
     """One worker's hold of a table, without its operations; see :class:`~multiverso.tables.handler.TableHandler`."""
 
     _operations: Operations
@@ -41,9 +42,8 @@ class HeldTable(Steered, Described[TableSpec]):
         self, session: Session, spec: TableSpec, updater: Updater, init_value: Any, master: bool
     ) -> None:
         check_table(session.consistency, spec)
-        value = initial_value(init_value, spec)
-        Described.__init__(self, spec)
-        Steered.__init__(self, session, updater)
+        value = _initial_value(init_value, spec)
+        super().__init__(session, spec, updater)
         self._closed = False
         self._loaded_at: int | None = None  # the barrier at which this worker was the one to load
         self._size = spec.elements
@@ -56,7 +56,7 @@ class HeldTable(Steered, Described[TableSpec]):
         self._users: weakref.WeakSet[Any] = weakref.WeakSet()  # the rules that move it; see `Ruled`
 
         def take_turn(shard: Shard, last: bool, number: int) -> None:
-            fill(shard, value, last, number)
+            _fill(shard, value, last, number)
 
         with session.handles.making:
             self._number, self._shard = session.open_table(spec, take_turn, master=master, keep=False)
@@ -166,6 +166,50 @@ class HeldTable(Steered, Described[TableSpec]):
         if not self._closed:
             self._how.leave()
 
+    # -- what a load overwrites, also of all tables together -----------------------------------------------------
+
+    @property
+    def _steps_of_load(self) -> int:
+        """How many barriers all workers pass where they load together: each host has states to be overwritten."""
+        return int(bool(self._session.hosts and self._states()))
+
+    def _check_others(self, values: Array, states: list[Array]) -> None:
+        """Before a load: where each host has something of its own to be overwritten, all workers load the same."""
+        if self._steps_of_load:
+            loading.check_all(self._session, self._name, [values, *states])
+
+    def _read(self, path: str | os.PathLike[str]) -> tuple[Array, list[Array]]:
+        """Returns the values and updater state that :meth:`save` wrote, if they fit this table."""
+        return saving.load(path, self._spec)
+
+    def _replace(self, values: Array, states: list[Array]) -> None:
+        """Overwrites values and updater state (flat, of the table's dtype and size)."""
+        self._ready(None)
+        refuse_under_rule(self._session.hosts, self._session.exchange, "load", self._dtype)
+        self._operations.settle(None)
+        if self._writes():
+            self._how.put(values)
+        if self._spec.step_count is not None:
+            *states, count = states
+            self._shard.set_steps(int(count[0]))
+        for state, saved in zip(self._shard.states(), states, strict=True):
+            state[:] = saved
+
+    def _states(self) -> list[Array]:
+        """Returns what the updater keeps, in the order of its states: arrays, and a count of steps."""
+        arrays = self._shard.states()
+        return arrays if self._spec.step_count is None else [*arrays, np.array([self._shard.steps])]
+
+    def _writes(self) -> bool:
+        """Whether this worker overwrites the values: of several hosts one does, as differences add up."""
+        session = self._session
+        if not session.hosts or self._how.in_rounds:
+            return True
+        if not loading.is_first(session, self._number, self._loaded_at):
+            return False
+        self._loaded_at = session.barriers
+        return True
+
     # -- arrays in and out -----------------------------------------------------------------------------------
 
     def _delta(self, data: Any, what: str = "data") -> Array:
@@ -211,3 +255,43 @@ def _awaits(session: Session, shard: Shard) -> Callable[[int], bool]:
         )
 
     return is_awaited
+
+
+def _initial_value(init_value: Any, spec: TableSpec) -> Array | None:
+    """Returns this worker's initial value as the table takes it, or None for zeros.
+
+    Raises:
+        ValueError: the table's spec says otherwise how the workers' values become one.
+        ShapeMismatchError, DtypeMismatchError: the value does not fit.
+    """
+    if spec.initial not in INITIAL:
+        raise ValueError(f"initial is one of {', '.join(INITIAL)}; got {spec.initial!r}")
+    if init_value is None:
+        return None
+    array = as_numpy(init_value, "init_value")
+    if array.ndim == 0:
+        array = np.full(spec.elements, array)
+    check_size(array, spec.shape, spec, "init_value")
+    return as_data(array, np.dtype(spec.dtype), "init_value")
+
+
+def _fill(shard: Shard, value: Array | None, last: bool, number: int) -> None:
+    """Writes one worker's part of the initial value; the node lets one worker in after another, in their order.
+
+    Args:
+        shard: the table's memory.
+        value: what `_initial_value` returned.
+        last: whether nobody comes after this worker.
+        number: how many workers contribute.
+    """
+    values, initial = shard.values(), shard.spec.initial
+    if value is not None:
+        if initial == "master":
+            values[:] = readable(value)
+        else:
+            values += value
+    if initial == "mean" and last:
+        if values.dtype.kind == "f":
+            values /= number
+        else:
+            values //= number

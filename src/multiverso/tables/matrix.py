@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +23,11 @@ from multiverso.tables.handler import TableHandler
 from multiverso.tables.operations import ADD_ROWS, EXCHANGE_ROWS, GET_ROWS
 from multiverso.tables.output import Output
 from multiverso.tables.pending import Pending
-from multiverso.updaters import Updater, resolve
+from multiverso.tables.typed import Float16, Float32, Float64, Int32, Int64, Scalar, TableOptions
+from multiverso.updaters import Updater, UpdaterName, resolve
 
 
-class MatrixTableHandler(TableHandler):
+class MatrixTableHandler(TableHandler[Scalar]):
     """A matrix of ``num_row`` x ``num_col`` numbers that all workers of the job share.
 
     Created as :class:`ArrayTableHandler` is. A row that is read is never torn.
@@ -48,6 +49,33 @@ class MatrixTableHandler(TableHandler):
         >>> mv.shutdown()
     """
 
+    # fmt: off
+    @overload
+    def __init__(
+        self: MatrixTableHandler[np.float32], num_row: int, num_col: int, init_value: Any = None, *,
+        dtype: Float32 = ..., **options: Unpack[TableOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: MatrixTableHandler[np.float64], num_row: int, num_col: int, init_value: Any = None, *,
+        dtype: Float64, **options: Unpack[TableOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: MatrixTableHandler[np.int32], num_row: int, num_col: int, init_value: Any = None, *,
+        dtype: Int32, **options: Unpack[TableOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: MatrixTableHandler[np.int64], num_row: int, num_col: int, init_value: Any = None, *,
+        dtype: Int64, **options: Unpack[TableOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, num_row: int, num_col: int, init_value: Any = None, *,
+        dtype: npt.DTypeLike, **options: Unpack[TableOptions],
+    ) -> None: ...
+    # fmt: on
     def __init__(
         self,
         num_row: int,
@@ -56,7 +84,7 @@ class MatrixTableHandler(TableHandler):
         *,
         dtype: npt.DTypeLike = "float32",
         name: str | None = None,
-        updater: str | Updater = "add",
+        updater: UpdaterName | Updater = "add",
         initial: Initial = "master",
         session: Session | None = None,
         master: bool = False,
@@ -92,7 +120,27 @@ class MatrixTableHandler(TableHandler):
         out: None = None,
         sync: bool = True,
         *,
-        dtype: npt.DTypeLike | None = None,
+        dtype: None = None,
+        timeout_seconds: float | None = None,
+    ) -> npt.NDArray[Scalar]: ...
+    @overload
+    def get(
+        self,
+        row_ids: Any = None,
+        out: None = None,
+        sync: bool = True,
+        *,
+        dtype: Float16,
+        timeout_seconds: float | None = None,
+    ) -> npt.NDArray[np.float16]: ...
+    @overload
+    def get(
+        self,
+        row_ids: Any = None,
+        out: None = None,
+        sync: bool = True,
+        *,
+        dtype: npt.DTypeLike,
         timeout_seconds: float | None = None,
     ) -> Array: ...
     @overload
@@ -102,7 +150,6 @@ class MatrixTableHandler(TableHandler):
         out: Out,
         sync: bool = True,
         *,
-        dtype: npt.DTypeLike | None = None,
         timeout_seconds: float | None = None,
     ) -> Out: ...
     @overload
@@ -112,13 +159,12 @@ class MatrixTableHandler(TableHandler):
         *,
         out: Out,
         sync: bool = True,
-        dtype: npt.DTypeLike | None = None,
         timeout_seconds: float | None = None,
     ) -> Out: ...
     @overload
     def get(
         self, *, changed: Literal[True], timeout_seconds: float | None = None
-    ) -> tuple[RowIds, Array]: ...
+    ) -> tuple[RowIds, npt.NDArray[Scalar]]: ...
     def get(
         self,
         row_ids: Any = None,
@@ -237,7 +283,7 @@ class MatrixTableHandler(TableHandler):
         self._operations.exchange_rows(ids, a, b, deadline)
 
     @overload
-    def snapshot(self, out: None = None, row_ids: Any = None) -> Array: ...
+    def snapshot(self, out: None = None, row_ids: Any = None) -> npt.NDArray[Scalar]: ...
     @overload
     def snapshot(self, out: Out, row_ids: Any = None) -> Out: ...
     def snapshot(self, out: Any = None, row_ids: Any = None) -> Any:
@@ -261,7 +307,7 @@ class MatrixTableHandler(TableHandler):
         self._how.get_rows_again(ids, output.flat)
         return output.give()
 
-    def add_async(self, data: Any, row_ids: Any = None) -> Pending:
+    def add_async(self, data: Any, row_ids: Any = None) -> Pending[None]:
         """Like :meth:`add`, in the background; see :meth:`TableHandler.add_async`."""
         if row_ids is None:
             return super().add_async(data)
@@ -274,7 +320,13 @@ class MatrixTableHandler(TableHandler):
             lambda: operations.run(ADD_ROWS, operations.how.add_rows, (ids, delta)), ADD_ROWS, (ids, delta)
         )
 
-    def get_async(self, row_ids: Any = None, out: Any = None) -> Pending:  # type: ignore[override]
+    @overload  # type: ignore[override]
+    def get_async(self, row_ids: Any = None, out: None = None) -> Pending[npt.NDArray[Scalar]]: ...
+    @overload
+    def get_async(self, row_ids: Any = None, *, out: Out) -> Pending[Out]: ...
+    @overload
+    def get_async(self, row_ids: Any, out: Out) -> Pending[Out]: ...
+    def get_async(self, row_ids: Any = None, out: Any = None) -> Pending[Any]:
         """Like :meth:`get`, in the background; ``wait()`` returns the values."""
         if row_ids is None:
             return super().get_async(out)
@@ -284,7 +336,7 @@ class MatrixTableHandler(TableHandler):
         output = self._output(out, None, (ids.size, self._spec.columns))
         return self._later(lambda: self._get_rows(ids, output, None), GET_ROWS, (ids.tobytes(), id(out)))
 
-    def exchange_async(self, local: Any, last: Any, row_ids: Any = None) -> Pending:
+    def exchange_async(self, local: Any, last: Any, row_ids: Any = None) -> Pending[None]:
         """Like :meth:`exchange`, in the background. Leave both arrays alone until ``wait()`` returns."""
         if row_ids is None:
             return super().exchange_async(local, last)

@@ -14,21 +14,30 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from multiverso.deadline import Deadline
 from multiverso.errors import ClosedError, WaitTimeoutError
 from multiverso.in_process import InProcess
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # with a default; every checker brings its own
+
+    Result = TypeVar("Result", default=Any)
+else:
+    from typing import TypeVar
+
+    Result = TypeVar("Result")
+
 _MOST = 16
 _END_SECONDS = 2.0
 
 
-class Pending(InProcess):
+class Pending(InProcess, Generic[Result]):
     """The result, some time, of an operation in the background. Any thread may wait for it."""
 
-    def __init__(self, operation: Callable[[], Any], what: str) -> None:
-        self._operation = operation
+    def __init__(self, operation: Callable[[], Result], what: str) -> None:
+        self._operation: Callable[[], Any] = operation
         self._what = what
         self._gate = threading.Lock()  # held until it is over
         self._gate.acquire()
@@ -41,7 +50,7 @@ class Pending(InProcess):
         """Returns whether it is over; never blocks."""
         return self._over
 
-    def wait(self, timeout_seconds: float | None = None) -> Any:
+    def wait(self, timeout_seconds: float | None = None) -> Result:
         """Waits for the operation and returns its result.
 
         Raises:
@@ -54,7 +63,8 @@ class Pending(InProcess):
         self.heard = True
         if self._error is not None:
             raise self._error
-        return self._result
+        result: Result = self._result
+        return result
 
     def await_end(self, deadline: Deadline) -> bool:
         """Waits until it is over or the deadline has passed; returns whether it is over."""

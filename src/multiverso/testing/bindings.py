@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 import multiverso as mv
 from multiverso.errors import WorkerLostError
+from multiverso.launch.job import OnFailure
 from multiverso.testing import faults
 from multiverso.testing.laws import JOBS_SECONDS, WAIT_SECONDS, Job, Law, Raised, suite_of
 from multiverso.testing.nursery import Preload
@@ -206,7 +207,7 @@ LAWS: dict[str, Law] = {
 }
 
 
-def _survive(subject: _Subject, sync: bool, on_lost: str) -> Any:
+def _survive(subject: _Subject, sync: bool, on_lost: OnFailure) -> Any:
     """The last worker is killed at its third exchange; what the others see."""
     mv.init(sync=sync, on_lost=on_lost, timeout_seconds=WAIT_SECONDS, start_timeout_seconds=JOBS_SECONDS)
     model = subject.make(0)

@@ -9,18 +9,13 @@ import torch
 from multiverso import tables
 from multiverso.runtime import Session
 from multiverso.spec.table import Initial
+from multiverso.updaters import Updater, UpdaterName
 
 _TABLE_DTYPES = {torch.float64: "float64", torch.int32: "int32", torch.int64: "int64"}
 
 
 class _TensorHandler:
-    """What both kinds have in common: dtype and device of the tensors that are given out.
-
-    Attributes:
-        table: the `multiverso` table underneath, with everything else that it can do.
-    """
-
-    table: Any
+    """What both kinds have in common: dtype and device of the tensors that are given out."""
 
     def __init__(self, init_value: Any, dtype: Any, device: Any) -> None:
         given = init_value if isinstance(init_value, torch.Tensor) else None
@@ -35,7 +30,7 @@ class _TensorHandler:
     def _table_dtype(self) -> str:
         return _TABLE_DTYPES.get(self._dtype, "float32")
 
-    def _give(self, values: Any) -> Any:
+    def _give(self, values: Any) -> torch.Tensor:
         return torch.from_numpy(values).to(self._device, self._dtype)
 
 
@@ -50,6 +45,9 @@ class ArrayTableHandler(_TensorHandler):
         device: of the tensors that `get` returns; the initial value's, else the CPU.
         initial, name, updater: see `multiverso.ArrayTableHandler`.
         session: the session to use instead of the current one.
+
+    Attributes:
+        table: the `multiverso` table underneath, with everything else that it can do.
 
     16-bit tensors go into a float32 table; float64, int32 and int64 ones into a table of their dtype.
 
@@ -68,11 +66,11 @@ class ArrayTableHandler(_TensorHandler):
         size: int,
         init_value: Any = None,
         *,
-        dtype: Any = None,
-        device: Any = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
         initial: Initial = "master",
         name: str | None = None,
-        updater: Any = "add",
+        updater: UpdaterName | Updater = "add",
         session: Session | None = None,
     ) -> None:
         super().__init__(init_value, dtype, device)
@@ -86,7 +84,7 @@ class ArrayTableHandler(_TensorHandler):
             session=session,
         )
 
-    def get(self, sync: bool = True) -> Any:
+    def get(self, sync: bool = True) -> torch.Tensor:
         """Returns the values: a new tensor of shape (size,), of this handler's dtype and device."""
         return self._give(self.table.get(sync=sync))
 
@@ -111,6 +109,9 @@ class MatrixTableHandler(_TensorHandler):
         num_col: columns.
         init_value: as of `ArrayTableHandler`.
         dtype, device, initial, name, updater, session: see `ArrayTableHandler`.
+
+    Attributes:
+        table: the `multiverso` table underneath.
     """
 
     def __init__(
@@ -119,11 +120,11 @@ class MatrixTableHandler(_TensorHandler):
         num_col: int,
         init_value: Any = None,
         *,
-        dtype: Any = None,
-        device: Any = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
         initial: Initial = "master",
         name: str | None = None,
-        updater: Any = "add",
+        updater: UpdaterName | Updater = "add",
         session: Session | None = None,
     ) -> None:
         super().__init__(init_value, dtype, device)
@@ -138,7 +139,7 @@ class MatrixTableHandler(_TensorHandler):
             session=session,
         )
 
-    def get(self, row_ids: Any = None, sync: bool = True) -> Any:
+    def get(self, row_ids: Any = None, sync: bool = True) -> torch.Tensor:
         """Returns the matrix, or some of its rows: a new tensor on this handler's device.
 
         Args:

@@ -6,6 +6,7 @@ What has to be told something, as `delayed_nesterov` the number of workers, has 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from multiverso.spec.states import State
 from multiverso.updaters.adagrad import adagrad
@@ -24,6 +25,9 @@ from multiverso.updaters.sgd import sgd
 from multiverso.updaters.transformations import chain, clip, schedule, weight_decay
 from multiverso.updaters.updater import Updater
 
+UpdaterName = Literal[
+    "adagrad", "adam", "adamw", "add", "ftrl", "mean", "momentum", "nesterov", "rmsprop", "rowwise_adagrad", "sgd"
+]  # fmt: skip
 BY_NAME: dict[str, Callable[[], Updater]] = {
     "adagrad": adagrad,
     "adam": adam,
@@ -70,6 +74,7 @@ __all__ = [
     "BY_NAME",
     "State",
     "Updater",
+    "UpdaterName",
     "adagrad",
     "adam",
     "adamw",

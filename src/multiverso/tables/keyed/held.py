@@ -8,18 +8,16 @@ from multiverso.deadline import Deadline
 from multiverso.errors import NotInThisJobError
 from multiverso.runtime.session.refusals import refuse_across_hosts
 from multiverso.runtime.session.session import Session
-from multiverso.tables.closed_handler import Closed
 from multiverso.tables.convert import Array
-from multiverso.tables.described import Described
 from multiverso.tables.keyed.calls import KeyedCalls
 from multiverso.tables.keyed.memory import KeyedMemory
 from multiverso.tables.keyed.spec import KeyedSpec
 from multiverso.tables.keyed.whole import KeyedPasses
-from multiverso.tables.steered import Steered
+from multiverso.tables.table import Closed, Table
 from multiverso.updaters import Updater
 
 
-class HeldKeyedTable(Steered, Described[KeyedSpec]):
+class HeldKeyedTable(Table[KeyedSpec]):
     """One worker's hold of a keyed table, without its operations; see `KeyedTable`."""
 
     _memory: KeyedMemory
@@ -38,8 +36,7 @@ class HeldKeyedTable(Steered, Described[KeyedSpec]):
             "a KeyedTable",
             "use a MatrixTableHandler, whose rows have numbers, or start all workers on one host",
         )
-        Described.__init__(self, spec)
-        Steered.__init__(self, session, updater)
+        super().__init__(session, spec, updater)
         self._closed = False
         handles = session.handles
         with handles.making:

@@ -21,7 +21,7 @@ from multiverso.tables.keyed.keys import Keys, as_keys, summed
 from multiverso.tables.keyed.progress import Adding, Call, Evicting, Removing
 from multiverso.tables.keyed.spec import Eviction, KeyedSpec
 from multiverso.tables.output import fresh, into
-from multiverso.updaters import Updater, resolve
+from multiverso.updaters import Updater, UpdaterName, resolve
 
 _MOST_AT_ONCE = 1 << 16
 _SHORT_SECONDS = 0.001  # what an add spends on keys beyond the most that there may be
@@ -87,7 +87,7 @@ class KeyedTable(KeyedContents):
         dtype: npt.DTypeLike = "float32",
         initial: float | str | tuple[str, float] = 0.0,
         seed: int = 0,
-        updater: str | Updater = "add",
+        updater: UpdaterName | Updater = "add",
         admission: int = 1,
         eviction: Eviction | None = None,
         name: str | None = None,

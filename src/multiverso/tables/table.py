@@ -1,8 +1,12 @@
-"""How a table's updater is steered while the job runs: its learning rate, by hand or by a schedule, and its bounds."""
+"""What every kind of table has: its description, its updater's learning rate and bounds, and the ``with`` block."""
 
 from __future__ import annotations
 
-from multiverso.errors import MultiversoError
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+import numpy as np
+
+from multiverso.errors import ClosedError, MultiversoError
 from multiverso.in_process import InProcess
 from multiverso.runtime.session.session import Session
 from multiverso.spec.states import check_numbers
@@ -11,21 +15,65 @@ from multiverso.updaters import BY_NAME, Updater
 from multiverso.updaters.checks import positive
 
 
-class Steered(InProcess):
-    """The part of a table that holds its updater. Whoever inherits says where the learning rate lies.
+class _Named(Protocol):
+    """What every kind of table's spec has."""
+
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def dtype(self) -> str: ...
+
+
+Spec = TypeVar("Spec", bound=_Named)
+
+
+class Table(InProcess, Generic[Spec]):
+    """One worker's handle of a table of any kind.
 
     Args:
         session: the worker's.
+        spec: everything that the workers have agreed on.
         updater: the table's.
     """
 
-    def __init__(self, session: Session, updater: Updater) -> None:
-        self._session = session
+    def __init__(self, session: Session, spec: Spec, updater: Updater) -> None:
+        self._session, self._spec = session, spec
+        self._dtype = np.dtype(spec.dtype)
         self._clip = updater.clip
         self._schedule = updater.schedule
         self._before_me = session.control.before_here(session.worker_id) if updater.schedule else []
         self._transforms = not (self._clip is None and self._schedule is None)
         self._updater_name, self._rate_index = updater.name, updater.rate_index
+
+    @property
+    def spec(self) -> Spec:
+        """Everything that the workers have agreed on."""
+        return self._spec
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the values in the shared memory."""
+        return self._dtype
+
+    @property
+    def name(self) -> str | None:
+        """Its name, or None for one that was created by order."""
+        return self._spec.name
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._spec}>"
+
+    def close(self) -> None:
+        """Ends this worker's part in the table."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # -- the updater while the job runs --------------------------------------------------------------------
 
     @property
     def learning_rate(self) -> float:
@@ -85,3 +133,16 @@ class Steered(InProcess):
             raise MultiversoError(
                 f"{self!r} clips what is added ({self._clip}), and an exchange does not: use add() and get()"
             )
+
+
+class Closed:
+    """Stands in for a closed table's memory and operations: whatever is asked of it raises ClosedError.
+
+    So the way of an open table's calls has no check in it.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def __getattr__(self, name: str) -> None:
+        raise ClosedError(self._reason)
