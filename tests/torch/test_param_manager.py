@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -485,12 +487,37 @@ def test_other_rules() -> None:
 
 
 # One job after the other, in the same two processes.
+LOADS = ("whole", "part", "not at all")
+
+
+def loaded_after(how: str) -> Any:
+    """What a worker is told who loads a state after it has made the manager, whole or of a part."""
+    mv.init()
+    model = network()
+    manager = ParamManager(model)
+    state = {name: torch.full_like(value, 5.0) for name, value in model.state_dict().items()}
+    if how == "whole":
+        model.load_state_dict(state)
+    elif how == "part":
+        model[0].load_state_dict({"weight": state["0.weight"], "bias": state["0.bias"]})
+    told = []
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            manager.sync_all_param()
+        told.append([str(each.message) for each in caught])
+    fresh = pickle.loads(pickle.dumps(copy.deepcopy(model)))  # with what stands for the manager's hooks
+    fresh.load_state_dict(state)
+    return told
+
+
 JOBS = [
     (frozen_work,),
     *((small_changes, dtype) for dtype in (torch.bfloat16, torch.float16)),
     *((overlapped, 9, sync) for sync in (False, True)),
     (by_rule, True, mv.rules.model_averaging()),
     (by_rule, False, mv.rules.easgd(0.5)),
+    *((loaded_after, how) for how in LOADS),
 ]
 results_of = when_asked([Job((0, 1), job) for job in JOBS], call, preload=("multiverso.torch",))
 
@@ -498,6 +525,14 @@ results_of = when_asked([Job((0, 1), job) for job in JOBS], call, preload=("mult
 def ended(*job: Any) -> list[Any]:
     """What both workers return from one of the jobs."""
     return unless_raised(results_of(JOBS.index(job)))
+
+
+@pytest.mark.parametrize("how", LOADS)
+def test_a_state_that_is_loaded_after_making_the_manager_is_warned_about_once(how: str) -> None:
+    for first, second in ended(loaded_after, how):
+        assert len(first) == (how != "not at all")
+        assert not second
+        assert all("adds up if every worker loads" in each for each in first)
 
 
 def test_the_missing_framework_is_named() -> None:

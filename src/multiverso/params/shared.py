@@ -7,7 +7,9 @@ thousand arrays is one exchange and not a thousand.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -47,6 +49,7 @@ class SharedParams:
         statistics: the same for the given statistics.
         newcomer: whether this worker had nothing of its own in what `load` loaded last.
         matrices: the same for the given matrices.
+        workers_num: how many workers the job has.
         by_rows: for each matrix what is told which rows are read and changed (`RowExchange.read`), or None where all
             rows are exchanged each time.
 
@@ -110,6 +113,7 @@ class SharedParams:
         in_rows = range(dense, len(given)) if goes_by_rows(rule, session) and whole_every > 1 else range(0)
         check_mode(rule, session.consistency)  # before any table is made
         self._session = session
+        self.workers_num = session.workers_num
         self.newcomer = False
         self._due = Due(every)
         if self._due.by_time and session.consistency.in_rounds:
@@ -119,7 +123,7 @@ class SharedParams:
             )
         self._at = 0  # how many of the tables an exchange has done
         self._begun = False  # whether a call of `as_one_call` has taken the model's values and not returned
-        self._taken: list[Array] | None = None  # by a `sync` that raised
+        self._taken: list[Any] | None = None  # by a `sync` that raised
         self._packed = pack(
             given,
             in_rows,
@@ -141,6 +145,9 @@ class SharedParams:
         self.matrices = views[dense:]
         rows: list[RowExchange | None] = [flat for flat in self._flats if isinstance(flat, RowExchange)]
         self.by_rows = rows or [None] * len(self.matrices)
+        self._use = _Use(session.worker_id)
+        if session.workers_num > 1:
+            session.before_end[f"use of {id(self._use)}"] = self._use.warn
 
     def values(self) -> list[Array]:
         """Returns fresh copies of all arrays and then all statistics, in the dtypes that were handed in."""
@@ -159,7 +166,8 @@ class SharedParams:
             ShapeMismatchError: other shapes, or another number of arrays; nothing has been exchanged.
         """
         self._values.place()
-        if self._begun and self._taken is not None:  # the call before this one raised
+        again = self._begun and self._taken is not None
+        if again:  # the call before this one raised
             changes = self._values.changed_since(values, self._taken)
             if changes:  # and training went on: that one first, and then what was learned since
                 self._exchange()
@@ -168,11 +176,11 @@ class SharedParams:
                 self._values.placing, self._taken, self._at = new, taken, 0
                 self._values.place()
         else:
-            self._taken = None
+            self._taken = list(values)
         try:
             result = self.as_one_call(lambda: self._values.take(values), self.values)
         except BaseException:
-            if self._taken is None:
+            if not again:  # the caller may train on in the same arrays
                 self._taken = [np.array(value) for value in values]
             raise
         self._taken = None
@@ -224,6 +232,7 @@ class SharedParams:
 
     def _exchange(self, whole: bool = True) -> None:
         self._session.check()
+        self._use.shared = True
         while self._at < len(self._flats):
             workers = self._session.workers_num
             self._flats[self._at].exchange(workers, whole)
@@ -235,6 +244,7 @@ class SharedParams:
         Exchanges nothing, and waits only as `multiverso.ArrayTableHandler.snapshot` does. This worker's own may
         differ, and with EASGD they do.
         """
+        self._use.shared = True
         return self._packed.centre()
 
     def save(
@@ -344,6 +354,7 @@ class SharedParams:
     def apply_parts(self, parts: Parts, *, model: Model = Model()) -> None:  # noqa: B008
         """Goes on from what was collected, once the tables have their values."""
         self._due.resume(parts.own["steps"])
+        self._use.shared = True
         self._at, self._begun, self._values.placing, self._taken = 0, False, {}, None
         self.newcomer = parts.newcomer
         for index, flat in enumerate(self._flats):
@@ -369,6 +380,24 @@ class SharedParams:
         if due:
             self.exchange(whole=False)
         return due
+
+
+@dataclass
+class _Use:
+    """Whether anything has ever gone in or out; it outlives the manager, which may have been forgotten."""
+
+    worker_id: int
+    shared: bool = False
+
+    def warn(self) -> None:
+        """At the session's end: a loop without exchanges trains alone, and looks as if all were well."""
+        if not self.shared:
+            print(
+                f"multiverso: worker {self.worker_id} made a parameter manager and never exchanged, so what it learned "
+                "was not shared: call step() or sync_all_param() (SharedParams: step() or exchange()) in the loop",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def _kind(flat: Flat | RowExchange) -> str:

@@ -81,11 +81,11 @@ class Values:
                 np.copyto(view, value, casting="same_kind")
         return {index: new[index] for index in self._given}
 
-    def changed_since(self, values: Sequence[Any], taken: list[Array]) -> dict[int, Array]:
+    def changed_since(self, values: Sequence[Any], taken: Sequence[Any]) -> dict[int, Array]:
         """Returns what a model has changed since its values were ``taken``, where it has."""
         new = [np.asarray(value) for value in values]
         self._check_shapes(new)
-        pairs = enumerate(zip(new, taken, strict=True))
+        pairs = enumerate(zip(new, map(np.asarray, taken), strict=True))
         return {index: one - other for index, (one, other) in pairs if one.tobytes() != other.tobytes()}
 
     def plus(self, changes: dict[int, Array]) -> dict[int, tuple[Array, Array | None]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import warnings
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -57,7 +60,7 @@ class ParamManager(Resumable):
             module with nothing to share.
 
     Not thread-safe: one thread at a time. Load checkpoints before making one: every worker's load would count
-    as a change.
+    as a change (the next exchange warns).
 
     Example:
         >>> import multiverso as mv, torch
@@ -118,10 +121,14 @@ class ParamManager(Resumable):
             for sparse, rows in zip(self._sparse, shared.by_rows, strict=True):
                 sparse.watch(rows)
             _begin_alike(list(self._structure.constant.values()), session)
+        self._loaded = False  # since the last exchange, by something else than `load`
+        if self._shared.workers_num > 1:
+            for part in module.modules():
+                part.register_load_state_dict_post_hook(_Loaded(self))
         state = ModuleState(module, self._groups)
         self._model = Model(
             read=lambda: self._read(state),
-            check=lambda parts: self._check(state, parts),
+            check=lambda parts: self._check_parts(state, parts),
             write=lambda _, parts: self._write(state, parts),
         )
 
@@ -140,9 +147,20 @@ class ParamManager(Resumable):
     def _sync(self, whole: bool) -> None:
         with torch.no_grad():
             self._land()
-            self._structure.check()
+            self._check()
             whole = whole or any(group.whole for group in self._sparse)
             self._shared.as_one_call(self._collect, self._publish, whole)
+
+    def _check(self) -> None:
+        self._structure.check()
+        if self._loaded:
+            self._loaded = False
+            warnings.warn(
+                "load_state_dict was called after ParamManager(module): what it changed counts as this worker's "
+                "learning, and adds up if every worker loads. Load before the manager is made, or go on from "
+                "manager.save by manager.load",
+                stacklevel=4,
+            )
 
     def _collect(self) -> None:
         for wait in [group.collect() for group in self._groups]:
@@ -159,7 +177,7 @@ class ParamManager(Resumable):
         if self._overlap:
             with torch.no_grad():
                 self._land()
-                self._structure.check()
+                self._check()
                 self._flight = _Flight(self._groups)
                 self._flight.begin(self._shared.begin())
         else:
@@ -193,7 +211,7 @@ class ParamManager(Resumable):
                 self._flight.finish()
             return state.read()
 
-    def _check(self, state: ModuleState, parts: Parts) -> None:
+    def _check_parts(self, state: ModuleState, parts: Parts) -> None:
         self._structure.check()
         state.check(parts)
 
@@ -202,6 +220,7 @@ class ParamManager(Resumable):
             if self._flight is not None:
                 self._flight.finish()
             state.write(parts)
+            self._loaded = False
             in_flight = any(isinstance(group, Staged) and group.in_flight for group in self._groups)
             self._flight = _Flight(self._groups) if in_flight else None
 
@@ -231,6 +250,24 @@ class ParamManager(Resumable):
             except BaseException:
                 self._shared.make_due()
                 raise
+
+
+class _Loaded:
+    """A module's hook that notes a `load_state_dict`; in copies of the module it does nothing."""
+
+    def __init__(self, manager: ParamManager) -> None:
+        self._manager = weakref.ref(manager)
+
+    def __call__(self, module: torch.nn.Module, keys: Any) -> None:
+        manager = self._manager()
+        if manager is not None:
+            manager._loaded = True
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return getattr, (
+            contextlib.nullcontext(),
+            "__exit__",
+        )  # takes anything, does nothing, and needs no package
 
 
 class _Flight:

@@ -1,0 +1,63 @@
+"""Parameter managers of no framework: what a user is told, and calls that were interrupted more than once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from core_support import together
+
+from multiverso.params import SharedParams
+from multiverso.runtime import Session
+
+STEPS = {
+    "nothing": lambda shared: None,
+    "exchange": lambda shared: shared.exchange(),
+    "step": lambda shared: shared.step(),
+    "sync": lambda shared: shared.sync(shared.values()),
+    "centre": lambda shared: shared.centre(),
+}
+
+
+@pytest.mark.parametrize("what", STEPS)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_manager_that_never_exchanged_says_so_at_the_end(
+    what: str, workers: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def work(session: Session) -> None:
+        STEPS[what](SharedParams([np.zeros(3, np.float32)], session=session))
+
+    together(work, workers)
+    told = capfd.readouterr().err.splitlines()
+    expected = workers if what == "nothing" and workers > 1 else 0
+    assert len([line for line in told if "never exchanged" in line]) == expected
+
+
+class Stop(Exception):
+    pass
+
+
+def test_what_was_learned_between_two_interruptions_and_the_repetition_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The exchange is interrupted, and so is the copying of what it had taken."""
+
+    def work(session: Session) -> Any:
+        shared = SharedParams([np.zeros(3, np.float32)], session=session)
+        values = shared.values()
+        values[0] = values[0] + 1
+        exchange, array = shared._exchange, np.array
+
+        def stop(*args: Any) -> Any:
+            raise Stop
+
+        monkeypatch.setattr(shared, "_exchange", stop)
+        monkeypatch.setattr(np, "array", stop)
+        with pytest.raises(Stop):
+            shared.sync(values)
+        monkeypatch.setattr(shared, "_exchange", exchange)
+        monkeypatch.setattr(np, "array", array)
+        return shared.sync([values[0] + 10])[0].tolist()  # training went on, in new arrays
+
+    assert together(work, 1) == [[11.0] * 3]
