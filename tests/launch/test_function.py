@@ -1,6 +1,7 @@
 """`multiverso.run(function)`: results, exceptions, deaths, from where it is called."""
 
 import atexit
+import linecache
 import os
 import signal
 import subprocess
@@ -388,3 +389,17 @@ def test_an_interruption_while_the_output_is_closed_leaves_nothing(monkeypatch: 
     monkeypatch.setattr(Output, "close", interrupted)
     with pytest.raises(KeyboardInterrupt):
         mv.run(worker, workers=1)
+
+
+def test_a_workers_traceback_has_the_lines_of_a_notebooks_cell() -> None:
+    cell = "def work():\n    return 1 / 0  # of the cell\n"
+    name = "<ipython-input-7-cell>"
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(cell, name, "exec"), names)
+    linecache.cache[name] = (len(cell), None, cell.splitlines(True), name)  # as IPython does
+    try:
+        with pytest.raises(ZeroDivisionError) as caught:
+            mv.run(names["work"], workers=1)
+    finally:
+        del linecache.cache[name]
+    assert "return 1 / 0  # of the cell" in "".join(caught.value.__notes__)

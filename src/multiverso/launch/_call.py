@@ -4,10 +4,11 @@ Run as a script by its path: the caller's module search path, perhaps the only o
 with the call.
 
 Arguments: two inherited file descriptors of anonymous memory, with the call and for the answer. Both hold two
-pickles: [module search path, program name] then [function, args, kwargs]; [kind, traceback text] then the value
-or the exception.
+pickles: [module search path, program name, sources of a notebook's cells] then [function, args, kwargs]; [kind,
+traceback text] then the value or the exception.
 """
 
+import linecache
 import os
 import pickle
 import sys
@@ -24,7 +25,8 @@ def main() -> None:
         try:
             # Opened anew: the inherited descriptor shares its position with the other workers'.
             with open(f"/proc/self/fd/{call_descriptor}", "rb") as call:
-                sys.path[:], sys.argv[:] = pickle.load(call)
+                sys.path[:], sys.argv[:], cells = pickle.load(call)
+                linecache.cache.update(cells)
                 function, args, kwargs = pickle.load(call)
             value = function(*args, **kwargs)
             leave()

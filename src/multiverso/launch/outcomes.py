@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.machinery
+import linecache
 import os
 import pickle
 import sys
@@ -99,7 +100,7 @@ def write_call(file: IO[bytes], function: Callable[..., Any], args: tuple[Any, .
     """Writes a call as `_call` reads it; what a fresh interpreter would not find travels with it."""
     import cloudpickle  # here, so that `import multiverso` does not pay for it
 
-    pickle.dump((sys.path, sys.argv[:1] or [""]), file)
+    pickle.dump((sys.path, sys.argv[:1] or [""], _cells()), file)
     modules = {id(module): module for module in _modules([function, *args, *kwargs.values()])}
     with _by_value_lock, ExitStack() as stack:
         for module in modules.values():
@@ -108,6 +109,12 @@ def write_call(file: IO[bytes], function: Callable[..., Any], args: tuple[Any, .
                 stack.callback(cloudpickle.unregister_pickle_by_value, module)
         cloudpickle.dump((function, args, kwargs), file)
     file.flush()
+
+
+def _cells() -> dict[str, tuple[int, None, list[str], str]]:
+    """Returns the sources that no file has, as `linecache` keeps them: a notebook's cells, for workers' tracebacks."""
+    entries = list(linecache.cache.items())
+    return {name: entry for name, entry in entries if len(entry) == 4 and entry[1] is None}  # type: ignore[misc]
 
 
 def _modules(values: Sequence[Any]) -> Iterator[ModuleType]:

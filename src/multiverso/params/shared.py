@@ -166,9 +166,9 @@ class SharedParams:
             ShapeMismatchError: other shapes, or another number of arrays; nothing has been exchanged.
         """
         self._values.place()
-        again = self._begun and self._taken is not None
-        if again:  # the call before this one raised
-            changes = self._values.changed_since(values, self._taken)
+        taken_before = self._taken if self._begun else None
+        if taken_before is not None:  # the call before this one raised
+            changes = self._values.changed_since(values, taken_before)
             if changes:  # and training went on: that one first, and then what was learned since
                 self._exchange()
                 new, taken = self._values.plus(changes), [np.array(value) for value in values]
@@ -180,7 +180,7 @@ class SharedParams:
         try:
             result = self.as_one_call(lambda: self._values.take(values), self.values)
         except BaseException:
-            if not again:  # the caller may train on in the same arrays
+            if taken_before is None:  # the caller may train on in the same arrays
                 self._taken = [np.array(value) for value in values]
             raise
         self._taken = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import linecache
 import os
 import pickle
 from collections.abc import Mapping
@@ -29,7 +30,8 @@ class Worker:
         try:
             os.environ.update(environ)
             text = io.BytesIO(call)
-            pickle.load(text)  # where the caller's modules lie: Ray sees to it
+            *_, cells = pickle.load(text)  # where the caller's modules lie, Ray sees to
+            linecache.cache.update(cells)
             function, args, kwargs = pickle.load(text)
             value = function(*args, **kwargs)
             _call.leave()
