@@ -92,6 +92,26 @@ def test_a_deadlock_needs_everybody_to_wait_for_somebody() -> None:
     assert not stuck()
 
 
+def test_a_newcomer_goes_on_only_when_the_others_wait_for_one() -> None:
+    """Not when what is known of them is of different moments, so that they seem to wait for each other."""
+
+    def waits(*others: Wait | None, first_step: int = 5) -> object:
+        workers = {i: state(i, each) for i, each in enumerate(others)}
+        new = state(len(others), incarnation=1)
+        members = {i: WorkerProgress(4, 4, 1, 0) for i in workers}
+        members[new.worker_id] = WorkerProgress(first_step - 1, first_step - 1, first_step, 0)
+        graph = WaitGraph({**workers, new.worker_id: new}, {1: TableProgress("w", 1, members)})
+        return graph.waits_for_newcomers()
+
+    here = wait(at.FOR_ROUND, 5, table=1)
+    assert waits(here, here) == ((0, 1), (1, 1))
+    assert waits(here, here, first_step=6) is None, "two that have not woken up yet"
+    assert waits(here, None) is None
+    assert waits(here, wait(at.FOR_ROUND, 5, table=9)) is None, "a table that is not known here"
+    assert waits(wait(at.FOR_ROUND, 5, table=1, stage=1)) is None, "its members are decided"
+    assert waits() == (), "nobody else is left"
+
+
 def test_a_clock_of_another_host_counts_as_that_host_says_and_not_as_it_is_shown_here() -> None:
     """Shown it is once the adds before it are here: on a slow link its worker waits for something else by then."""
     barrier, clock = wait(at.FOR_BARRIER, 1), wait(at.FOR_CLOCK, 3, table=1)

@@ -106,14 +106,24 @@ class WaitGraph:
             for worker in live
         )
 
-    def waits_for_newcomers(self) -> bool:
-        """Returns whether nobody can go on but those in dead ones' places that have been in no round yet."""
+    def waits_for_newcomers(self) -> tuple[tuple[int, int], ...] | None:
+        """Returns the waits of all but those in dead ones' places that have been in no round yet, if those are needed.
+
+        Each as a worker and its wait's number. None: somebody else can go on, or all wait for each other: what is
+        known of different workers may be of different moments. A round whose members are decided (stage 1) needs no
+        newcomer, whatever its table says of it.
+        """
         live = [worker for worker in self.workers.values() if worker.is_live]
-        return all(
-            worker.wait is not None and self._needs_somebody(worker.wait)
-            for worker in live
-            if not self._is_new(worker)
-        )
+        new = {worker.worker_id for worker in live if self._is_new(worker)}
+        waits = {worker.worker_id: worker.wait for worker in live if worker.worker_id not in new}
+        needed = [
+            (worker_id, wait.sequence, not new.isdisjoint(self.missing(wait)) and not _is_decided(wait))
+            for worker_id, wait in waits.items()
+            if wait is not None and self._needs_somebody(wait)
+        ]
+        if len(needed) < len(waits) or (waits and not any(for_new for *_, for_new in needed)):
+            return None
+        return tuple((worker_id, sequence) for worker_id, sequence, _ in needed)
 
     def _is_new(self, worker: WorkerState) -> bool:
         places = (table.members.get(worker.worker_id) for table in self.tables.values())
@@ -161,6 +171,10 @@ class WaitGraph:
                 for_whom = f", which needs {names(missing)}" if missing else ""
                 lines.append(f"{who} has waited {seconds:.1f} s for {self.name_of(worker.wait)}{for_whom}")
         return lines
+
+
+def _is_decided(wait: Wait) -> bool:
+    return wait.kind == at.FOR_ROUND and wait.stage == 1
 
 
 def names(worker_ids: list[int]) -> str:

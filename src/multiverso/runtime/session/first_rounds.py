@@ -18,6 +18,9 @@ from multiverso.shards.shard import Shard
 
 _LONGEST_SECONDS = 10.0  # then they train for long between two rounds, or have no use for that table any more
 _LOOK_SECONDS = 0.01
+_STILL_SECONDS = (
+    0.5  # so long they have to wait for the same: a worker that goes on shows its last wait for a moment
+)
 
 
 def await_the_others(session: SessionView, tables: Mapping[int, Shard], patience: Patience) -> None:
@@ -34,6 +37,12 @@ def await_the_others(session: SessionView, tables: Mapping[int, Shard], patience
     if any(place is not None and place.has_begun for place in places):
         return  # it goes through rounds already
     end = Deadline.after(patience.deadline.left(2 * _LONGEST_SECONDS) / 2)  # the table needs time of its own
-    while not end.passed and not session.wait_graph().waits_for_newcomers():
+    seen, since = None, 0.0
+    while not end.passed:
+        waits, now = session.wait_graph().waits_for_newcomers(), time.monotonic()
+        if waits is None or waits != seen:
+            seen, since = waits, now
+        elif not waits or now - since >= _STILL_SECONDS:
+            return
         patience.raise_if_over()
         time.sleep(_LOOK_SECONDS)
