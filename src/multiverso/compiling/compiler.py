@@ -10,8 +10,10 @@ Only public parts of Numba are used: the optimised LLVM of a ``cfunc``, and its 
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import CellType, FunctionType
 from typing import Any
 
@@ -22,30 +24,62 @@ from numba import carray, cfunc, from_dtype, int32, int64, njit, types, uintp
 
 from multiverso.compiling import native
 from multiverso.compiling.declared import ATOMICS, Declared, kernels_of, rebound
-from multiverso.compiling.object_code import HEAD, LIBC, LOOPS, NDARRAY, PYTHON, Code, is_loop
+from multiverso.compiling.functions import PYTHON_FACTS_HERE
+from multiverso.compiling.object_code import LIBC, LOOPS, PYTHON, PYTHON_FACTS, Code, group_of, is_loop
 
 _I1, _I8, _I32, _I64 = (ir.IntType(bits) for bits in (1, 8, 32, 64))
 _C_CONTIGUOUS_AND_ALIGNED = 0x101
 _SWAPPED = ord(">")
 _OPTIONS = {"error_model": "numpy"}  # as NumPy: nothing raises, so nothing of Python is needed to tell of it
+# Inner functions are called by compiled code alone: what Python and C would call takes a third of the time.
+_INNER_OPTIONS = {**_OPTIONS, "nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_names: dict[str, dict[str, Any]] = {}
+_replaced: dict[int, Any] = {}  # both kept: kernels of several modules share what they call
+
+llvm.add_symbol(
+    PYTHON_FACTS, ctypes.addressof(PYTHON_FACTS_HERE)
+)  # Numba links each function into this process
 
 
-def build_module(name: str, dtype: str | None) -> Code:
-    """Returns the object code of all kernels that a module declares for a dtype, or (None) for none."""
-    declared = kernels_of(importlib.import_module(name), dtype)
-    names = rebound(name, _replacement)
-    parts = [_Entry(kernel, names[kernel.__name__], dtype) for kernel in declared]
-    return _emit(
-        [part.llvm for part in parts], [part.trampoline() for part in parts], [k.__name__ for k in declared]
-    )
+@dataclass(frozen=True)
+class Translated:
+    """A group of kernels as LLVM, which no processor has been chosen for.
+
+    Attributes:
+        symbols: the functions that are called from outside.
+        bitcode: the module.
+    """
+
+    symbols: tuple[str, ...]
+    bitcode: bytes
 
 
-def build_loops(name: str, dtype: str) -> Code:
-    """Returns the object code of all loops over pointers that a module of updaters or rules has."""
-    loops = {key: value for key, value in vars(importlib.import_module(name)).items() if is_loop(value, name)}
-    compiled = [compile_loop(function, dtype) for function in loops.values()]
-    named = [_renamed(c.inspect_llvm(), c.native_name, key) for c, key in zip(compiled, loops, strict=True)]
-    return _emit(named, [], list(loops))
+def translate(kind: str, name: str, dtype: str | None) -> Translated:
+    """Returns what a module declares: all kernels for a dtype or (None) for none, or all loops over pointers.
+
+    Args:
+        kind: ``"module"`` of kernels, or ``"loops"`` of updaters or rules.
+        name: the module.
+        dtype: of the tables.
+    """
+    module, group = importlib.import_module(name), group_of(name, dtype)
+    if kind == "loops":
+        loops = {key: value for key, value in vars(module).items() if is_loop(value, name)}
+        symbols = tuple(f"{group}.{key}" for key in loops)
+        compiled = [compile_loop(function, str(dtype)) for function in loops.values()]
+        parts = [
+            _renamed(c.inspect_llvm(), c.native_name, symbol)
+            for c, symbol in zip(compiled, symbols, strict=True)
+        ]
+        return Translated(symbols, _linked(parts))
+    declared = kernels_of(module, dtype)
+    names = rebound(name, _replacement, _names, _replaced)
+    entries = [_Entry(kernel, names[kernel.__name__], group, dtype) for kernel in declared]
+    trampolines = ir.Module()
+    for entry in entries:
+        entry.add_trampoline(trampolines)
+    parts = [entry.llvm for entry in entries]
+    return Translated(tuple(entry.symbol for entry in entries), _linked([*parts, str(trampolines)]))
 
 
 def compile_loop(function: Callable[..., None], dtype: str) -> Any:
@@ -80,15 +114,16 @@ def _replacement(value: Any) -> Any:
     if isinstance(value, FunctionType):
         if value.__module__ == ATOMICS:
             return getattr(native, value.__name__, value)
-        return njit(nogil=True, **_OPTIONS)(value)
+        return njit(**_INNER_OPTIONS)(value)
     return value
 
 
 class _Entry:
     """One kernel: its C function, and what Python calls."""
 
-    def __init__(self, kernel: Declared[..., Any], dispatcher: Any, dtype: str | None) -> None:
+    def __init__(self, kernel: Declared[..., Any], dispatcher: Any, group: str, dtype: str | None) -> None:
         self.name = kernel.__name__
+        self.symbol = f"{group}.{self.name}"
         self.parameters = kernel.parameters()
         self.answers = kernel.answers
         self.dtype = dtype
@@ -112,16 +147,14 @@ class _Entry:
         exec(source, names)  # Numba has no other way to a function whose number of arguments varies
         signature = (int64 if self.answers else types.void)(*self.types)
         compiled = cfunc(signature, **_OPTIONS)(names[self.name])
-        self.symbol = f"multiverso.{self.name}"
-        self.llvm = _renamed(compiled.inspect_llvm(), compiled.native_name, self.symbol)
+        self.plain = f"plain.{self.symbol}"
+        self.llvm = _renamed(compiled.inspect_llvm(), compiled.native_name, self.plain)
 
-    def trampoline(self) -> Callable[[ir.Module], None]:
-        """Returns what adds the function that Python calls (METH_FASTCALL) to a module."""
-        return self._add_trampoline
-
-    def _add_trampoline(self, module: ir.Module) -> None:
-        function = ir.Function(module, ir.FunctionType(_I64, [_I64, _I64, _I64]), self.name)
+    def add_trampoline(self, module: ir.Module) -> None:
+        """Adds the function that Python calls (METH_FASTCALL) to a module."""
+        function = ir.Function(module, ir.FunctionType(_I64, [_I64, _I64, _I64]), self.symbol)
         builder = ir.IRBuilder(function.append_basic_block())
+        head = _load(builder, _global(module, PYTHON_FACTS), 8, _I64)
         _, given, number = function.args
 
         def call(name: str, result: Any, *arguments: Any, variadic: bool = False) -> Any:
@@ -153,8 +186,9 @@ class _Entry:
                 dtype = "int64" if kind == "words" else str(self.dtype)
                 shape = "flat" if kind == "words" else "flat or two-dimensional"
                 message = f"{self.name}: {name} has to be a {shape}, contiguous, aligned {dtype} array"
-                array_type = _global(module, NDARRAY)
-                kept = _load(builder, value, HEAD - 8, _I64)
+                array_type = _load(builder, _global(module, PYTHON_FACTS), 0, _I64)
+                fields = builder.add(value, head)
+                kept = _load(builder, fields, -8, _I64)
                 is_array = builder.icmp_signed("==", kept, array_type)
                 with builder.if_else(is_array, likely=True) as (yes, no):
                     with yes:
@@ -167,9 +201,10 @@ class _Entry:
                 chosen.add_incoming(_I1(1), exact)
                 chosen.add_incoming(is_sub, other)
                 refuse_unless(chosen, message)
-                refuse_unless(self._fits(builder, value, dtype, 1 if kind == "words" else 2), message)
-                arguments.append(_load(builder, value, HEAD, _I64))
-                arguments.append(self._size(builder, value))
+                dimensions = 1 if kind == "words" else 2
+                refuse_unless(self._fits(builder, fields, head, dtype, dimensions), message)
+                arguments.append(_load(builder, fields, 0, _I64))
+                arguments.append(self._size(builder, fields))
                 continue
             integer = call("PyLong_AsLongLong", _I64, value)
             with builder.if_then(builder.icmp_signed("==", integer, _I64(-1)), likely=False):
@@ -180,7 +215,7 @@ class _Entry:
         looks = any(kind == "object" for _, kind in self.parameters)  # which only who has the GIL may do
         thread = None if looks else call("PyEval_SaveThread", _I64)
         result_type = _I64 if self.answers else ir.VoidType()
-        result = call(self.symbol, result_type, *arguments)
+        result = call(self.plain, result_type, *arguments)
         if thread is not None:
             call("PyEval_RestoreThread", ir.VoidType(), thread)
         if self.answers:
@@ -189,24 +224,24 @@ class _Entry:
             builder.ret(call("Py_BuildValue", _I64, self._text(module, ""), variadic=True))
 
     @staticmethod
-    def _size(builder: ir.IRBuilder, array: Any) -> Any:
+    def _size(builder: ir.IRBuilder, fields: Any) -> Any:
         """How many numbers there are in an array of one or two dimensions."""
-        shape = _load(builder, array, HEAD + 16, _I64)
-        flat = builder.icmp_signed("==", _load(builder, array, HEAD + 8, _I32), _I32(1))
+        shape = _load(builder, fields, 16, _I64)
+        flat = builder.icmp_signed("==", _load(builder, fields, 8, _I32), _I32(1))
         first = _load(builder, shape, 0, _I64)
         last = _load(builder, builder.select(flat, shape, builder.add(shape, _I64(8))), 0, _I64)
         return builder.mul(first, builder.select(flat, _I64(1), last))
 
     @staticmethod
-    def _fits(builder: ir.IRBuilder, array: Any, dtype: str, dimensions: int) -> Any:
-        """The fields of an array object have the same places in NumPy 1 and 2."""
-        beyond = builder.sub(_load(builder, array, HEAD + 8, _I32), _I32(1))
+    def _fits(builder: ir.IRBuilder, fields: Any, head: Any, dtype: str, dimensions: int) -> Any:
+        """The fields of an array object have the same places in NumPy 1 and 2, after the head of any object."""
+        beyond = builder.sub(_load(builder, fields, 8, _I32), _I32(1))
         flat = builder.icmp_unsigned("<", beyond, _I32(dimensions))
-        flags = builder.and_(_load(builder, array, HEAD + 48, _I32), _I32(_C_CONTIGUOUS_AND_ALIGNED))
+        flags = builder.and_(_load(builder, fields, 48, _I32), _I32(_C_CONTIGUOUS_AND_ALIGNED))
         plain = builder.icmp_signed("==", flags, _I32(_C_CONTIGUOUS_AND_ALIGNED))
-        descr = _load(builder, array, HEAD + 40, _I64)
-        native_order = builder.icmp_signed("!=", _load(builder, descr, HEAD + 10, _I8), _I8(_SWAPPED))
-        number = _load(builder, descr, HEAD + 12, _I32)
+        descr = builder.add(_load(builder, fields, 40, _I64), head)
+        native_order = builder.icmp_signed("!=", _load(builder, descr, 10, _I8), _I8(_SWAPPED))
+        number = _load(builder, descr, 12, _I32)
         same = _I1(0)
         # int64 is C's long and its long long: two numbers for one dtype
         for char in np.typecodes["All"]:
@@ -246,32 +281,38 @@ def _renamed(text: str, old: str, new: str) -> str:
     return text.replace(f'@"{old}"', f'@"{new}"').replace(f"@{old}(", f'@"{new}"(')
 
 
-def _emit(parts: list[str], trampolines: list[Callable[[ir.Module], None]], names: list[str]) -> Code:
-    """Links LLVM modules into one, checks that nothing unknown is needed, and compiles it for this processor."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = _target_machine()
+def _linked(parts: list[str]) -> bytes:
+    """Links LLVM modules into one."""
     whole = llvm.parse_assembly(str(_nothing_is_counted()))
-    whole.triple, whole.data_layout = machine.triple, str(machine.target_data)
     for part in parts:
-        whole.link_in(llvm.parse_assembly(part))
-    if trampolines:
-        entries = ir.Module()
-        entries.triple, entries.data_layout = machine.triple, str(machine.target_data)
-        for add in trampolines:
-            add(entries)
-        whole.link_in(llvm.parse_assembly(str(entries)))
+        module = llvm.parse_assembly(part)
+        module.triple, module.data_layout = whole.triple, whole.data_layout
+        whole.link_in(module)
+    return bytes(whole.as_bitcode())
+
+
+def emit(translated: Translated, machine: Any) -> Code:
+    """Optimises a group of kernels, checks that nothing unknown is needed, and compiles it for a processor."""
+    whole = llvm.parse_bitcode(translated.bitcode)
+    whole.triple, whole.data_layout = machine.triple, str(machine.target_data)
     for function in whole.functions:
-        if not function.is_declaration and function.name not in names:
+        if not function.is_declaration and function.name not in translated.symbols:
             function.linkage = "internal"
+    _simplify(whole, machine)
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = True
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(whole, builder)
     _simplify(whole, machine)
     needed = {f.name for f in whole.functions if f.is_declaration and not f.name.startswith("llvm.")}
     needed |= {g.name for g in whole.global_variables if g.is_declaration}
     unknown = needed - LIBC - PYTHON
     if unknown:
-        raise RuntimeError(f"compiled kernels {names} need {sorted(unknown)}, which they must not")
+        raise RuntimeError(
+            f"compiled kernels {translated.symbols} need {sorted(unknown)}, which they must not"
+        )
     whole.verify()
-    return Code(tuple(names), tuple(sorted(needed)), machine.emit_object(whole))
+    return Code(translated.symbols, tuple(sorted(needed)), machine.emit_object(whole))
 
 
 def _nothing_is_counted() -> ir.Module:
@@ -302,8 +343,10 @@ def _simplify(module: Any, machine: Any) -> None:
     passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
 
 
-def _target_machine() -> Any:
-    """As Numba makes it for code that is run on this machine."""
+def this_machine() -> Any:
+    """Returns what code is compiled for that is linked into a process of this machine."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
     target = llvm.Target.from_default_triple()
     return target.create_target_machine(
         cpu=llvm.get_host_cpu_name(),

@@ -69,6 +69,9 @@ class CompilerProcess:
             for key, value in os.environ.items()
             if not key.startswith("NUMBA_") and key != "PYTHONWARNINGS"
         }
+        environment["NUMBA_OPT"] = (
+            "0"  # compiler.emit optimises a group at once, and not each function before
+        )
         self.stamps = stamps_of_all()
         nothing = subprocess.DEVNULL  # what is wrong with it is said by trying it here
         try:

@@ -53,7 +53,12 @@ def kernels_of(module: ModuleType, dtype: str | None) -> list[Declared[..., Any]
     return [k for k in declared if k.__module__ == module.__name__ and k.of_a_dtype == (dtype is not None)]
 
 
-def rebound(module: str, replace: Callable[[Any], Any]) -> dict[str, Any]:
+def rebound(
+    module: str,
+    replace: Callable[[Any], Any],
+    names: dict[str, dict[str, Any]] | None = None,
+    replaced: dict[int, Any] | None = None,
+) -> dict[str, Any]:
     """Returns a module's names as its functions see them when they, and all that they call, are replaced.
 
     The modules themselves are left as they are. It is how kernels are compiled, and how tests run them step by step.
@@ -62,9 +67,10 @@ def rebound(module: str, replace: Callable[[Any], Any]) -> dict[str, Any]:
         module: name of a module of kernels, which is imported already.
         replace: gets each inner function and each kernel's function as a copy that sees the replaced names, and
             every other value of a module of ours as it is; returns what is to stand there.
+        names, replaced: what earlier calls have replaced, to be used again: modules call the same functions.
     """
-    names: dict[str, dict[str, Any]] = {}
-    replaced: dict[int, Any] = {}
+    names = {} if names is None else names
+    replaced = {} if replaced is None else replaced
 
     def names_of(module: str) -> dict[str, Any]:
         if module not in names:

@@ -1,35 +1,18 @@
-"""Links object code into this process and makes functions of it, without Numba."""
+"""Links object code into this process, without Numba."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import llvmlite.binding as llvm
-import numpy as np
 
-from multiverso.compiling.object_code import NDARRAY
+from multiverso.compiling.functions import PYTHON_FACTS_HERE
+from multiverso.compiling.object_code import PYTHON_FACTS
 from multiverso.turns import uninterrupted
 
-_METH_FASTCALL = 0x80
-_kept: list[object] = []  # code and descriptions of functions live as long as the process
-
-
-class _MethodDef(ctypes.Structure):
-    """CPython's ``PyMethodDef``."""
-
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("function", ctypes.c_void_p),
-        ("flags", ctypes.c_int),
-        ("doc", ctypes.c_char_p),
-    ]
-
-
-_new_function = ctypes.pythonapi.PyCFunction_NewEx
-_new_function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-_new_function.restype = ctypes.py_object
+_kept: list[object] = []  # code lives as long as the process
 
 
 def link(content: bytes, needed: Sequence[str], names: Sequence[str]) -> dict[str, int]:
@@ -65,18 +48,10 @@ def _provide(needed: Sequence[str]) -> None:
     llvm.initialize_native_asmprinter()
     libc = ctypes.CDLL(None)
     for name in needed:
-        if name == NDARRAY:
-            address: int | None = id(np.ndarray)
+        if name == PYTHON_FACTS:
+            address: int | None = ctypes.addressof(PYTHON_FACTS_HERE)
         else:
             home: Any = ctypes.pythonapi if name.startswith("Py") else libc
             address = ctypes.cast(getattr(home, name), ctypes.c_void_p).value
         assert address is not None
         llvm.add_symbol(name, address)
-
-
-def callable_at(name: str, address: int) -> Callable[..., Any]:
-    """Makes a function of Python of compiled code that takes its arguments as CPython passes them."""
-    definition = _MethodDef(name.encode(), address, _METH_FASTCALL, None)
-    _kept.append(definition)
-    function: Callable[..., Any] = _new_function(ctypes.addressof(definition), None, None)
-    return function

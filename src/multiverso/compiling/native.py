@@ -24,6 +24,7 @@ from multiverso.compiling.atomics import (
     MADVISE_CALL,
     POPULATE_WRITE,
 )
+from multiverso.compiling.object_code import PYTHON_FACTS
 
 _I32, _I64, _I8 = ir.IntType(32), ir.IntType(64), ir.IntType(8)
 _LINE = 64
@@ -395,3 +396,14 @@ store_float32 = _number(ir.FloatType(), types.float32)
 store_float64 = _number(ir.DoubleType(), types.float64)
 store_int32 = _number(_I32, types.int32)
 store_int64 = _number(_I64, types.int64)
+
+
+@intrinsic
+def object_head(typingctx):
+    def codegen(context, builder, signature, args):
+        facts = builder.module.globals.get(PYTHON_FACTS) or ir.GlobalVariable(
+            builder.module, ir.ArrayType(_I64, 2), PYTHON_FACTS
+        )
+        return builder.load(builder.gep(facts, [_I32(0), _I32(1)]))
+
+    return types.uintp(), codegen

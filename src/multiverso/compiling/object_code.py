@@ -7,23 +7,27 @@ import json
 from dataclasses import dataclass
 from types import FunctionType
 
-HEAD = object.__basicsize__
-"""Where the fields of an array object begin: compiled into what Python calls."""
-
 LOOPS = {6: "pppnpn", 7: "pppnppn"}
 """What a loop of an updater or a rule takes, by its number of arguments: pointers to numbers (p) and numbers (n)."""
 
-NDARRAY = "multiverso.ndarray"
-"""The name under which compiled code asks for the type of NumPy's arrays."""
+PYTHON_FACTS = "multiverso.python"
+"""The name of two numbers that compiled code asks for: the address of the type of NumPy's arrays, and the size of the
+head of an object, which is larger in a Python without the GIL."""
 
 PYTHON = {
     *("PyLong_AsLongLong", "PyLong_FromLongLong", "Py_BuildValue", "PyType_IsSubtype", "PyExc_TypeError"),
-    *("PyErr_Occurred", "PyErr_SetString", "PyEval_SaveThread", "PyEval_RestoreThread", NDARRAY),
+    *("PyErr_Occurred", "PyErr_SetString", "PyEval_SaveThread", "PyEval_RestoreThread", PYTHON_FACTS),
 }
 LIBC = {
     *("syscall", "__errno_location", "clock_gettime", "sched_yield", "memcpy", "memset", "memmove"),
     *("sqrt", "sqrtf"),  # declared beside the instruction, which is what runs
 }
+
+
+def group_of(name: str, dtype: str | None) -> str:
+    """Returns what the kernels or loops are called together that a module has for a dtype, or (None) for none."""
+    short = name.removeprefix("multiverso.").removeprefix("kernels.")
+    return f"{short}-{dtype}" if dtype else short
 
 
 def is_loop(value: object, module: str) -> bool:
@@ -42,7 +46,7 @@ class Code:
     """Functions in one object file.
 
     Attributes:
-        names: its functions.
+        names: its functions, each after its group and a dot.
         needed: what it calls: names of LIBC and PYTHON.
         content: an ELF object for this processor.
     """

@@ -23,12 +23,11 @@ from typing import Any
 from multiverso.compiling import object_cache
 from multiverso.compiling.compiler_process import CompilerProcess, serve
 from multiverso.compiling.notice import say, telling
-from multiverso.compiling.object_code import HEAD, Code
+from multiverso.compiling.object_code import Code, group_of
 from multiverso.compiling.sources import are_unchanged, digest_of, sources_of, stamps_of
 from multiverso.turns import uninterrupted
 
 _HERE = Path(__file__).parent
-_KERNELS = "multiverso.kernels."
 _lock = threading.RLock()
 _BUILD_SECONDS = 600.0
 _kept: list[object] = []
@@ -43,7 +42,7 @@ Update = Callable[..., None]
 @functools.cache
 def load_module(name: str, dtype: str | None) -> dict[str, Callable[..., Any]]:
     """Returns the compiled kernels that a module declares for a dtype, or (None) those without one, by name."""
-    from multiverso.compiling.linking import callable_at
+    from multiverso.compiling.functions import callable_at
 
     addresses = _load("module", name, dtype)
     return {kernel: callable_at(kernel, address) for kernel, address in addresses.items()}
@@ -98,16 +97,19 @@ def _load(kind: str, name: str, dtype: str | None) -> dict[str, int]:
         code = object_cache.read(file)
         if code is not None:
             try:
-                return link(code.content, code.needed, code.names)
+                return _by_kernel(link(code.content, code.needed, code.names))
             except (RuntimeError, OSError, AttributeError):
                 object_cache.forget(file)  # another version of LLVM, or one of us was wrong: compile again
         code = _build(kind, name, dtype, file)
-        return link(code.content, code.needed, code.names)
+        return _by_kernel(link(code.content, code.needed, code.names))
+
+
+def _by_kernel(addresses: dict[str, int]) -> dict[str, int]:
+    return {symbol.rpartition(".")[2]: address for symbol, address in addresses.items()}
 
 
 def _file_name(name: str, dtype: str | None) -> str:
-    group = f"{name.removeprefix(_KERNELS)}-{dtype}" if dtype else name.removeprefix(_KERNELS)
-    return f"{group}-{digest_of(_sources(name), *_machine())}"
+    return f"{group_of(name, dtype)}-{digest_of(_sources(name), *_machine())}"
 
 
 def _sources(name: str) -> list[Path]:
@@ -123,7 +125,7 @@ def _source(name: str) -> Path:
 @functools.cache
 def _machine() -> tuple[object, ...]:
     """What else object code depends on. Not Python's and NumPy's versions: the fields that it reads are the same."""
-    return (_numba_version(), *uninterrupted(_processor), platform.machine(), HEAD)
+    return (_numba_version(), *uninterrupted(_processor), platform.machine())
 
 
 def _processor() -> tuple[str, str, str]:
@@ -180,8 +182,9 @@ def child(parent: int, writing: int) -> None:
 
 def _built_here(kind: str, name: str, dtype: str | None) -> Code:
     with _compiler() as compiler:
-        build = compiler.build_loops if kind == "loops" else compiler.build_module
-        code: Code = uninterrupted(lambda: build(name, dtype))
+        code: Code = uninterrupted(
+            lambda: compiler.emit(compiler.translate(kind, name, dtype), compiler.this_machine())
+        )
         return code
 
 

@@ -7,9 +7,8 @@ fields of the array objects themselves are looked at. They have the same places 
 
 from __future__ import annotations
 
-from multiverso.compiling.atomics import load32, load64
+from multiverso.compiling.atomics import load32, load64, object_head
 from multiverso.compiling.declaring import Address, Int, Thing, inner, kernel
-from multiverso.compiling.object_code import HEAD
 
 _PLAIN = 0x1 | 0x100 | 0x400  # C-contiguous, aligned, writable
 
@@ -17,11 +16,12 @@ _PLAIN = 0x1 | 0x100 | 0x400  # C-contiguous, aligned, writable
 @inner
 def _is_plain(array, array_type, dtype, dimensions):
     """Whether an object is an array, and no subclass's, of a dtype, and plain memory."""
+    fields = array + object_head()
     return (
-        load64(array + HEAD - 8) == array_type
-        and load64(array + HEAD + 40) == dtype
-        and load32(array + HEAD + 8) == dimensions
-        and load32(array + HEAD + 48) & _PLAIN == _PLAIN
+        load64(fields - 8) == array_type
+        and load64(fields + 40) == dtype
+        and load32(fields + 8) == dimensions
+        and load32(fields + 48) & _PLAIN == _PLAIN
     )
 
 
@@ -35,7 +35,7 @@ def is_plain(array_type: Address, dtype: Address, size: Int, array: Thing) -> In
         size: how many numbers.
         array: anything.
     """
-    return int(_is_plain(array, array_type, dtype, 1) and load64(load64(array + HEAD + 16)) == size)
+    return int(_is_plain(array, array_type, dtype, 1) and load64(load64(array + object_head() + 16)) == size)
 
 
 @kernel
@@ -52,5 +52,5 @@ def are_plain_rows(
     """
     if not (_is_plain(rows, array_type, dtype, 2) and _is_plain(row_ids, array_type, int64, 1)):
         return 0
-    shape = load64(rows + HEAD + 16)
-    return int(load64(shape) == load64(load64(row_ids + HEAD + 16)) and load64(shape + 8) == columns)
+    shape, ids_shape = load64(rows + object_head() + 16), load64(row_ids + object_head() + 16)
+    return int(load64(shape) == load64(ids_shape) and load64(shape + 8) == columns)
