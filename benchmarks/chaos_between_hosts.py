@@ -433,8 +433,12 @@ class Episode:
         return bool(os.waitid(os.P_PID, self.nodes[host][0], os.WEXITED | os.WNOHANG | os.WNOWAIT))
 
     def has_come(self, host: int) -> bool:
-        """Whether its workers have all that they were to get; less than was to kill it may be all."""
-        return all(self.shared.worker[worker][PHASE] >= TRAINING for worker in self.roster.workers_of(host))
+        """Whether its workers have all that they were to get, which may be less than was to kill it, or were told.
+
+        A busy machine's host may hear nothing of the first one for the whole grace, and gives up.
+        """
+        there = self.roster.workers_of(host)
+        return all(self.shared.worker[i][PHASE] >= TRAINING or self.state(i) for i in there)
 
     def state(self, worker: int) -> int:
         """How a worker has ended; 0 while it has not."""

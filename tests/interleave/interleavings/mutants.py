@@ -25,7 +25,6 @@ from interleavings.tolerated import TOLERATED
 from interleavings.world import MEMORY
 
 TABLE = Path(__file__).parent.parent / "mutants.json"
-PAGE = Path(__file__).parents[3] / "docs" / "internals" / "mutants.md"
 # the modules whose lines are spoilt, and the laws that may notice, the likeliest first
 LAWS_OF = {
     "rounds.steps": ("rounds", "joining", "corners", "stopped", "latecomers", "alone"),
@@ -314,29 +313,6 @@ def kept() -> dict[str, tuple[str, int]]:
     return {name: (law, seed) for name, (law, seed) in json.loads(TABLE.read_text()).items()}
 
 
-def page(found: dict[str, tuple[str, int]]) -> str:
-    """Returns the table for people: which schedule notices which spoilt line."""
-    rows = [f"| {_cell(name)} | `{law} {seed}` |" for name, (law, seed) in found.items()]
-    rows += [f"| {_cell(name)} | tolerated: {reason} |" for name, reason in TOLERATED.items()]
-    return "\n".join([*_HEAD, *rows, ""])
-
-
-_HEAD = (
-    "# Mutants",
-    "",
-    "Written by `make mutants`. Each row is a line of the kernels, spoilt, and the law and the seed of a schedule that",
-    "notices it (see [Interleavings](interleavings.md)). `without` a call or a condition, a check decided `never` or",
-    "`always`, `a store for` a compare-and-swap; those without a function's name were defects once.",
-    "",
-    "| spoilt | noticed by |",
-    "|---|---|",
-)
-
-
-def _cell(name: str) -> str:
-    return "`" + name.replace("|", "\\|") + "`"
-
-
 def main() -> int:
     """Looks for a schedule for each mutant; returns how many are not caught and not tolerated."""
     parser = argparse.ArgumentParser(
@@ -367,7 +343,6 @@ def main() -> int:
     there = {mutant.name for mutant in mutants()}
     found = {name: caught for name, caught in found.items() if name in there}
     TABLE.write_text(json.dumps(found, indent=0) + "\n")
-    PAGE.write_text(page(found))
     print(f"{len(found)} caught, {len(missed)} not, in {time.monotonic() - began:.0f} s")
     return len(missed)
 
