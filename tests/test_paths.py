@@ -36,7 +36,7 @@ def _texts() -> list[Path]:
 
 def test_paths_that_texts_name_exist(files: set[str]) -> None:
     named = {path: _names(path.read_text()) for path in _texts()}
-    assert sum(map(len, named.values())) > 150  # it does find them
+    assert sum(map(len, named.values())) > 100  # it does find them
     missing = [
         f"{path.relative_to(ROOT)} names {name}"
         for path, names in named.items()
