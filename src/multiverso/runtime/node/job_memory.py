@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from multiverso.layout import words as at
@@ -26,6 +27,7 @@ class JobMemory:
         workers_num: how many workers the job has; None for any number that come and go.
         continues: whether the others go on without a lost worker, unless the workers say otherwise.
         other_hosts: this host's part in a job on several, which begins with this memory.
+        comes_again: whether another process may come for a worker of this host that died.
 
     Attributes:
         control: the control segment.
@@ -35,7 +37,13 @@ class JobMemory:
         heap: the memory that all of it lies in.
     """
 
-    def __init__(self, workers_num: int | None, continues: bool, other_hosts: OtherHosts | None) -> None:
+    def __init__(
+        self,
+        workers_num: int | None,
+        continues: bool,
+        other_hosts: OtherHosts | None,
+        comes_again: Callable[[int], bool],
+    ) -> None:
         capacity = workers_num or _ELASTIC_CAPACITY
         self._held = False
         self.heap = Heap("job")
@@ -50,11 +58,11 @@ class JobMemory:
             if other_hosts is None:
                 self.creations = Creations(catalogue, self.control, workers_num is not None)
             else:
+                self.control.span_hosts()
+                other_hosts.begin(self.control, lambda: catalogue.shards, catalogue.whole_memory, comes_again)
                 self.creations = HostCreations(
                     catalogue, self.control, other_hosts.roster, other_hosts.tables
                 )
-                self.control.span_hosts()
-                other_hosts.begin(self.control, lambda: catalogue.shards, catalogue.whole_memory)
         except BaseException:
             self.heap.close()
             raise

@@ -92,9 +92,6 @@ class Membership:
         # workers that died in a run that was over before others came for them
         self._missed: set[int] = set()
         self._other_hosts = other_hosts
-        if other_hosts is not None and replaces:
-            ended = self._ended  # and not this: a cycle would keep the memory until the next collection
-            other_hosts.barriers.comes_again = lambda worker_id: worker_id not in ended
         self._lives = 0
         self._waiting_ready: list[tuple[Connection, Message]] = []
         self._waiting_attach: list[tuple[Connection, Message]] = []
@@ -103,7 +100,16 @@ class Membership:
 
     def _begin(self) -> None:
         """A new run: fresh control segment, no tables."""
-        self._memory = JobMemory(self.workers_num, self._on_lost == "continue", self._other_hosts)
+        replaces, ended = (
+            self._replaces,
+            self._ended,
+        )  # not self: a cycle would keep the memory until a collection
+        self._memory = JobMemory(
+            self.workers_num,
+            self._on_lost == "continue",
+            self._other_hosts,
+            lambda worker_id: replaces and worker_id not in ended,
+        )
         self._numbers = Numbers(
             self.control,
             self.catalogue,

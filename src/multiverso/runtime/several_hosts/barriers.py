@@ -26,10 +26,10 @@ class HostBarriers:
         roster: the job's hosts.
         fabric: moves the values.
         mover: the thread that has it do so.
+        control: the control segment.
+        shards: returns the tables by number.
         joined: the tables that a worker may still want; of the mover's thread.
         report: tells the coordinator, after what this host's workers have done so far.
-
-    Attributes:
         comes_again: whether another process may come for a worker of this host that died.
     """
 
@@ -38,28 +38,26 @@ class HostBarriers:
         roster: Roster,
         fabric: Fabric,
         mover: Mover,
+        control: Control,
+        shards: Callable[[], Mapping[int, Shard]],
         joined: set[int],
         report: Callable[[Report], None],
+        comes_again: Callable[[int], bool],
     ) -> None:
-        self.comes_again: Callable[[int], bool] = lambda worker_id: False
         self._roster = roster
         self._fabric = fabric
         self._mover = mover
+        self._control = control
+        self._shards = shards
         self._joined = joined
         self._report = report
-        self._memory: Control | None = None
-        self._shards: Callable[[], Mapping[int, Shard]] = dict
+        self._comes_again = comes_again
         # by worker of this host: the last barrier that it said it has reached
         self._arrived: dict[int, int] = {}
         self._released = self._settling = 0
         self._gone = False
         self._written: dict[int, int] = {}  # how often each synchronous table was overwritten here
         self._overwritten = 0  # the last barrier at which what was written elsewhere was asked for
-
-    def begin(self, control: Control, shards: Callable[[], Mapping[int, Shard]]) -> None:
-        """The memory is there: the control segment, and the tables by number."""
-        self._memory = control
-        self._shards = shards
 
     def begin_at(self, barrier: int) -> None:
         """In a host that takes a lost one's place: the others have passed so many."""
@@ -92,7 +90,7 @@ class HostBarriers:
             self._mover.put(lambda: self._settle(Gone()))
 
     def _is_lost_for_good(self, worker: WorkerState) -> bool:
-        return worker.liveness == at.LOST and not self.comes_again(worker.worker_id)
+        return worker.liveness == at.LOST and not self._comes_again(worker.worker_id)
 
     # -- what the coordinator orders -------------------------------------------------------------------------
 
@@ -140,8 +138,3 @@ class HostBarriers:
         self._released = barrier
         self._control.release(barrier)
         self.look()
-
-    @property
-    def _control(self) -> Control:
-        assert self._memory is not None
-        return self._memory

@@ -32,10 +32,13 @@ class ExchangedTables:
         roster: the job's hosts.
         fabric: moves the values.
         mover: the thread that has it do so.
+        control: the control segment.
+        shards: returns the tables by number.
         report: tells the coordinator, after what this host's workers have done so far.
         tell: tells it at once.
 
     Attributes:
+        report: as above.
         exchange: how tables travel, once a worker has said so.
         joined: the tables that a worker may still want; of the thread that moves.
         remote_statistics: what workers of other hosts have done with each table, by its number and theirs.
@@ -46,6 +49,8 @@ class ExchangedTables:
         roster: Roster,
         fabric: Fabric,
         mover: Mover,
+        control: Control,
+        shards: Callable[[], Mapping[int, Shard]],
         report: Callable[[Report], None],
         tell: Callable[[Report], None],
     ) -> None:
@@ -55,17 +60,12 @@ class ExchangedTables:
         self._roster = roster
         self._fabric = fabric
         self._mover = mover
-        self._report, self._tell = report, tell
-        self._attached: set[int] = set()  # those that the fabric knows; of the thread that moves
-        self._shards: Callable[[], Mapping[int, Shard]] = dict
-        self._control: Control | None = None
-        self._follower: RoundFollower | None = None  # once there is a synchronous table
-        self._clocks: Clocks | None = None  # once there is one with a bound
-
-    def begin(self, control: Control, shards: Callable[[], Mapping[int, Shard]]) -> None:
-        """The memory is there: the control segment, and the tables by number."""
         self._control = control
         self._shards = shards
+        self.report, self._tell = report, tell
+        self._attached: set[int] = set()  # those that the fabric knows; of the thread that moves
+        self._follower: RoundFollower | None = None  # once there is a synchronous table
+        self._clocks: Clocks | None = None  # once there is one with a bound
 
     def close(self) -> None:
         """Ends what follows rounds and clocks; before the fabric is closed."""
@@ -79,10 +79,6 @@ class ExchangedTables:
         self.close()  # a table that came to be meanwhile may have begun it
         if self._clocks is not None:
             self._clocks.join()
-
-    def report(self, message: Report) -> None:
-        """Tells the coordinator, after what this host's workers have done so far."""
-        self._report(message)
 
     # -- a table's steps -------------------------------------------------------------------------------------
 
@@ -104,7 +100,7 @@ class ExchangedTables:
         self._mover.do(join, then)
 
     def _join_rounds(self, number: int, shard: Shard, overwritten: Mapping[int, int] | None) -> None:
-        control = self._memory.address
+        control = self._control.address
         self._fabric.attach_rounds(number, shard, control, self._roster.local, overwritten)
         self._attached.add(number)
         self.joined.add(number)
@@ -117,7 +113,7 @@ class ExchangedTables:
         how = self.exchange.of_table(shard.spec.wire, shard.spec.every)
         rule = how.rule_of(np.dtype(shard.spec.dtype))
         self._fabric.attach(
-            number, shard, wire=how.wire, every=how.every, rule=rule, control=self._memory.address
+            number, shard, wire=how.wire, every=how.every, rule=rule, control=self._control.address
         )
         self._attached.add(number)
         self.joined.add(number)
@@ -134,17 +130,13 @@ class ExchangedTables:
 
     def refill(self, number: int, then: Callable[[bool], None]) -> None:
         """Holds a synchronous table's rounds with its values here, then calls `then` in the node's thread."""
-
-        def told(here: bool) -> None:
-            self._mover.say(lambda: then(here))
-
-        self._mover.put(lambda: self._fabric.refill(number, told))
+        post = self._mover.post
+        self._mover.put(lambda: self._fabric.refill(number, lambda here: post(lambda: then(here))))
 
     def release(self, number: int) -> None:
         """Lets the rounds of a table continue, with those who take part now."""
-        self._fabric.release(
-            number
-        )  # now: the thread that moves may be waiting for what this allows to continue
+        # now: the thread that moves may be waiting for what this allows to continue
+        self._fabric.release(number)
 
     def after(self, then: Callable[[], None]) -> None:
         """Calls `then` in the node's thread once all that was asked for before is done."""
@@ -187,14 +179,9 @@ class ExchangedTables:
         for number, lines in tables.items():
             self.remote_statistics.setdefault(number, {}).update(lines)
 
-    @property
-    def _memory(self) -> Control:
-        assert self._control is not None
-        return self._control
-
     def _new_clocks(self) -> Clocks:
         return Clocks(
-            self._memory.address,
+            self._control.address,
             self._roster.local,
             self._shards,
             lambda tables: self._mover.again(lambda: self._fabric.settle(move_deadline(), tables)),

@@ -24,21 +24,21 @@ class Mover:
 
     Args:
         post: hands an order, or something to call, to the node's thread.
+        control: the control segment.
         closing: set once everything ends.
     """
 
-    def __init__(self, post: Callable[[Order], None], closing: threading.Event) -> None:
-        self._post = post
+    def __init__(self, post: Callable[[Order], None], control: Control, closing: threading.Event) -> None:
+        self.post = post
+        self._control = control
         self._closing = closing
-        self._control: Control | None = None
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._regroups = 0  # how often the hosts that are left have given out new homes
         self._regrouping = False  # and whether they are about to
         self._thread = threading.Thread(target=self._move, name="multiverso-hosts-move", daemon=True)
 
-    def begin(self, control: Control) -> None:
-        """Begins with what was asked for."""
-        self._control = control
+    def begin(self) -> None:
+        """Starts the thread; tasks may have been queued before."""
         self._thread.start()
 
     def close(self) -> None:
@@ -59,13 +59,9 @@ class Mover:
 
         def task() -> None:
             action()
-            self._post(then)
+            self.post(then)
 
         self._tasks.put(task)
-
-    def say(self, then: Callable[[], None]) -> None:
-        """Has something called in the node's thread."""
-        self._post(then)
 
     def again(self, action: Callable[[], None]) -> None:
         """Does something in the caller's thread; again, where a host was lost and the others continue without it."""
@@ -80,7 +76,7 @@ class Mover:
     def broken(self, error: Exception) -> None:
         """Reports that values cannot be moved any more: the node ends."""
         why = f"values could not be exchanged with the other hosts: {type(error).__name__}: {error}"
-        self._post(messages.Alone(why))
+        self.post(messages.Alone(why))
 
     @contextmanager
     def regrouping(self) -> Iterator[None]:
@@ -94,7 +90,6 @@ class Mover:
 
     def _goes_on(self, regroups: int) -> bool:
         """Whether the hosts that are left have new homes since, or get them soon."""
-        assert self._control is not None
         end = Deadline.after(_JOIN_SECONDS)
         while self._control.continues and self._regroups == regroups and (self._regrouping or not end.passed):
             if self._closing.wait(0.01):

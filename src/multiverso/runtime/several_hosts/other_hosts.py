@@ -66,20 +66,13 @@ class OtherHosts:
 
     def __init__(self, means: Means, post: Callable[[Order], None]) -> None:
         self.roster, fabric = means.roster, means.fabric
-        roster = self.roster
         self.over = threading.Event()
         self.reductions: Reductions | None = None
         self._fabric = fabric
         self._post = post
-        self._control: Control | None = None
-        self._shards: Callable[[], Mapping[int, Shard]] = dict
         self._closing = threading.Event()
         self._lost: set[int] = set()
         self._messages = Messages(fabric.peers, self._deliver)
-        self.teller = Teller(roster, self._tell, self._closing)
-        self._mover = Mover(post, self._closing)
-        self.tables = ExchangedTables(roster, fabric, self._mover, self.teller.report, self._tell)
-        self.barriers = HostBarriers(roster, fabric, self._mover, self.tables.joined, self.teller.report)
         try:
             self._centre = self._meet(means.listener)
         except BaseException:
@@ -100,28 +93,32 @@ class OtherHosts:
         centre.report(Hello(address))
         return centre
 
-    def _tell(self, message: Report) -> None:
-        self._centre.report(message)
-
     def begin(
         self,
         control: Control,
         shards: Callable[[], Mapping[int, Shard]],
         memory: Callable[[str], Segment | None],
+        comes_again: Callable[[int], bool],
     ) -> None:
-        """The memory is there: from here on this host's workers are told of, and remote ones shown in it.
+        """The memory is there: from here on this host's workers are told of, and remote ones shown in it. Called once.
 
         Args:
             control: the control segment.
             shards: returns the tables by number; called by any thread.
             memory: returns what this host's workers share under a name; called by any thread.
+            comes_again: whether another process may come for a worker of this host that died.
         """
-        self._control, self._shards = control, shards
-        self.reductions = Reductions(self.roster, control, self._messages, memory)
-        self.tables.begin(control, shards)
-        self.barriers.begin(control, shards)
-        self._mover.begin(control)
-        self.teller.begin(control, shards)
+        roster, fabric, tell = self.roster, self._fabric, self._centre.report
+        self.control, self._shards = control, shards
+        self.teller = Teller(roster, control, shards, tell, self._closing)
+        self._mover = mover = Mover(self._post, control, self._closing)
+        self.tables = ExchangedTables(roster, fabric, mover, control, shards, self.report, tell)
+        self.barriers = HostBarriers(
+            roster, fabric, mover, control, shards, self.tables.joined, self.report, comes_again
+        )
+        self.reductions = Reductions(roster, control, self._messages, memory)
+        mover.begin()
+        self.teller.begin()
 
     @property
     def needed(self) -> bool:
@@ -131,22 +128,18 @@ class OtherHosts:
     def close(self) -> None:
         """Ends everything. The other hosts take it for a loss unless the job is over."""
         self._closing.set()
-        self._mover.close()
         self._messages.close()
+        begun = self.reductions is not None
         if self.reductions is not None:
+            self._mover.close()
             self.reductions.close()
-        self.tables.close()
+            self.tables.close()
         self._fabric.close()
         self._centre.close()
-        self._mover.join()
-        self.tables.join()
-        self.teller.join()
-
-    @property
-    def control(self) -> Control:
-        """The control segment."""
-        assert self._control is not None
-        return self._control
+        if begun:
+            self._mover.join()
+            self.tables.join()
+            self.teller.join()
 
     def report(self, message: Report) -> None:
         """Tells the coordinator something, after what this host's workers have done so far."""

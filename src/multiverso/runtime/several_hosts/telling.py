@@ -23,25 +23,32 @@ class Teller:
 
     Args:
         roster: the job's hosts.
+        control: the control segment.
+        shards: returns the tables by number.
         report: brings a report to the coordinator.
         closing: set once everything ends.
     """
 
-    def __init__(self, roster: Roster, report: Callable[[Report], None], closing: threading.Event) -> None:
+    def __init__(
+        self,
+        roster: Roster,
+        control: Control,
+        shards: Callable[[], Mapping[int, Shard]],
+        report: Callable[[Report], None],
+        closing: threading.Event,
+    ) -> None:
         self._roster = roster
+        self._control = control
+        self._shards = shards
         self._report = report
         self._closing = closing
-        self._control: Control | None = None
-        self._shards: Callable[[], Mapping[int, Shard]] = dict
         self._telling = threading.Lock()
         self._last_lines: dict[int, Line] = {}
         self._last_progress: dict[int, dict[int, list[int]]] = {}
         self._thread = threading.Thread(target=self._tell, name="multiverso-hosts-report", daemon=True)
 
-    def begin(self, control: Control, shards: Callable[[], Mapping[int, Shard]]) -> None:
-        """Begins to look at the workers in the control segment, and at the tables by number."""
-        self._control = control
-        self._shards = shards
+    def begin(self) -> None:
+        """Starts the thread."""
         self._thread.start()
 
     def join(self) -> None:
@@ -79,8 +86,6 @@ class Teller:
         }
 
     def _tell_changes(self) -> None:
-        if self._control is None:
-            return
         now = time.monotonic_ns()
         lines = {line[0]: line for line in read_lines(self._control, self._roster.local, self._shards())}
         changed = [line for worker_id, line in lines.items() if self._last_lines.get(worker_id) != line]
