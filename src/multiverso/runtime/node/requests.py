@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from multiverso.errors import MultiversoError, StartupError
 from multiverso.hosts.control.messages import Gather
+from multiverso.runtime.node.catalogue import Catalogue
 from multiverso.runtime.node.connection import Connection
 from multiverso.runtime.node.entrance import Entrance
 from multiverso.runtime.node.membership import Membership
-from multiverso.runtime.node.outside_readers import look
 from multiverso.runtime.node.questions import Questions
 from multiverso.runtime.node.status import status_of
 from multiverso.spec.table import MemorySpec, TableSpec
@@ -99,7 +100,7 @@ class Requests:
         connection.reply(request, {"status": self.status()})
 
     def _look(self, connection: Connection, request: Message) -> None:
-        look(connection, request, self._members.catalogue, self._members.memory)
+        _look(connection, request, self._members.catalogue, self._members.memory)
 
     # -- of workers, for tables ------------------------------------------------------------------------------
 
@@ -157,3 +158,37 @@ class Requests:
         if self._other_hosts is None or self._other_hosts.reductions is None:
             raise StartupError("the workers of one host reduce arrays by themselves")
         self._other_hosts.reductions.told(connection.attached_id, request)
+
+
+def _look(connection: Connection, request: Message, catalogue: Catalogue, descriptor: int) -> None:
+    """Gives a process that only looks at a table its place, and memory that cannot be written to.
+
+    Args:
+        connection: of whoever asks: a process of this user (that knows the job's secret, where that is asked for).
+        request: names a table (``"name"``) or plain memory (``"memory"``).
+        catalogue: what the job has.
+        descriptor: of the job's memory.
+
+    Raises:
+        StartupError: this system gives no descriptor that is only for reading.
+    """
+    kind, name = request["kind"], request["name"]
+    if kind not in ("name", "memory"):
+        raise StartupError(f"what is looked at is of the kind 'name' or 'memory'; got {kind!r}")
+    piece = catalogue.find((kind, name))
+    if piece is None:
+        connection.reply(request, {"offset": None})
+        return
+    body: Message = {"offset": piece.offset, "size": piece.size}
+    if isinstance(piece.spec, TableSpec) and piece.shard is not None:
+        body |= {"spec": piece.spec.as_message(), "mode": piece.shard.mode, "workers": piece.shard.workers}
+    try:
+        # another open file of the same memory: what it cannot do, no copy of it can
+        reading = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise StartupError(f"this system gives no memory that can only be read ({error})") from error
+    try:
+        catalogue.lend(piece, connection)
+        connection.reply(request, body, (reading,))
+    finally:
+        os.close(reading)
