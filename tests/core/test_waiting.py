@@ -34,7 +34,7 @@ from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.wait_graph import WaitGraph
 from multiverso.runtime.job.worker_state import Wait, WorkerState
 from multiverso.runtime.session.patience import Patience
-from multiverso.shards.progress import TableProgress, WorkerProgress
+from multiverso.shards.shard import TableProgress, WorkerProgress
 from multiverso.testing import faults
 
 

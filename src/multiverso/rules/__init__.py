@@ -20,11 +20,10 @@ A rule of your own is a :class:`Rule` of two small loops; see the how-to page "C
 from __future__ import annotations
 
 from multiverso.rules.asgd import asgd
-from multiverso.rules.averaging import model_averaging
+from multiverso.rules.averaging import diloco, local_sgd, model_averaging
 from multiverso.rules.dcasgd import dcasgd, dcasgd_adaptive
 from multiverso.rules.downpour import downpour
 from multiverso.rules.easgd import easgd
-from multiverso.rules.local_sgd import diloco, local_sgd
 from multiverso.rules.named import RuleName, rule_of
 from multiverso.rules.rule import Rule
 from multiverso.rules.shared import Shared, share

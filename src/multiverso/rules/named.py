@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal, get_args
 
 from multiverso.rules.asgd import asgd
-from multiverso.rules.averaging import model_averaging
+from multiverso.rules.averaging import local_sgd, model_averaging
 from multiverso.rules.downpour import downpour
 from multiverso.rules.easgd import easgd
-from multiverso.rules.local_sgd import local_sgd
 from multiverso.rules.rule import Rule
 
 RuleName = Literal["asgd", "easgd", "downpour", "model_averaging", "local_sgd", "diloco"]

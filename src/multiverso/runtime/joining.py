@@ -7,9 +7,12 @@ import errno
 import itertools
 import os
 import platform
+import signal
 import subprocess
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +27,6 @@ from multiverso.hosts.values.options import VARIABLES, ExchangeOptions
 from multiverso.layout.words import MAX_WORKERS
 from multiverso.runtime.discovery.environment import JobInfo, discover, socket_name
 from multiverso.runtime.session.session import START_SECONDS, Session
-from multiverso.runtime.session.sigusr1 import explain_on_sigusr1
 from multiverso.wire import messages
 from multiverso.wire.trust import new_secret, proof_needed, user_secret
 
@@ -263,3 +265,30 @@ def observe(address: str, timeout_seconds: float = 5.0) -> dict[str, Any]:
         link.close()
     status: dict[str, Any] = answer["status"]
     return status
+
+
+def explain_on_sigusr1(session: Session) -> None:
+    """Makes SIGUSR1 print who waits for whom in a session's job, unless the program uses the signal itself."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, _explain):
+        _explained.add(session)
+        signal.signal(signal.SIGUSR1, _explain)
+
+
+_explained: weakref.WeakSet[Session] = weakref.WeakSet()
+_explaining = threading.Lock()
+
+
+def _explain(number: int, frame: object) -> None:
+    if sys.__stderr__ is None or not _explaining.acquire(blocking=False):
+        return  # the last signal is still being answered
+    try:
+        for session in [s for s in list(_explained) if s.closed is None]:
+            for line in session.wait_graph().describe(time.monotonic_ns()):
+                # not print: what the signal interrupted may be one, which refuses another within it
+                os.write(sys.__stderr__.fileno(), f"multiverso: {line}\n".encode())
+    except (OSError, ValueError):
+        pass  # nobody reads it, or it is closed
+    finally:
+        _explaining.release()

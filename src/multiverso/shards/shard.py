@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,44 @@ import numpy.typing as npt
 from multiverso.layout import words as at
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import load32, load64, store32, store64
-from multiverso.shards.progress import TableProgress, WorkerProgress
 from multiverso.spec.modes import BY_CODE, ConsistencyMode
 from multiverso.spec.states import states_of
 from multiverso.spec.table import Partition, Places, TableSpec, chunk_of
+
+
+@dataclass(frozen=True)
+class WorkerProgress:
+    """How far one worker is in one table: in steps of rounds, and in ticks.
+
+    Attributes:
+        staged, folded, first_step, clock, reached: see ``layout/words.py``.
+    """
+
+    staged: int
+    folded: int
+    first_step: int
+    clock: int
+    reached: int = 0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has been in a round since it takes part."""
+        return self.staged >= self.first_step
+
+    def is_behind(self, step: int, stage: int) -> bool:
+        """Returns whether a step waits for it: for its slot (stage 0), or for its part of the folding (stage 1)."""
+        if step < self.first_step:
+            return False
+        return self.folded < step if stage else self.staged < step or self.folded < step - 1
+
+
+@dataclass(frozen=True)
+class TableProgress:
+    """A table's workers."""
+
+    name: str
+    chunks: int
+    members: Mapping[int, WorkerProgress]
 
 
 def initialise(address: int, spec: TableSpec, table_id: int, workers: int, mode: int) -> None:

@@ -13,9 +13,9 @@ from multiverso.deadline import Deadline
 from multiverso.errors import NotInThisJobError, ShapeMismatchError
 from multiverso.layout import words as at
 from multiverso.memory import words
+from multiverso.runtime.session.patience import await_version
 from multiverso.runtime.session.refusals import refuse_under_rule
 from multiverso.runtime.session.replacing import leaves_values
-from multiverso.runtime.session.watching import await_version
 from multiverso.tables import saving
 from multiverso.tables.convert import Array, Out, writable
 from multiverso.tables.held import HeldTable

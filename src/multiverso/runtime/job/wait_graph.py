@@ -14,8 +14,7 @@ from multiverso.memory.mutex import owner_pid
 from multiverso.memory.words import load64
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.worker_state import Wait, WorkerState
-from multiverso.shards.progress import TableProgress, WorkerProgress
-from multiverso.shards.shard import Shard
+from multiverso.shards.shard import Shard, TableProgress, WorkerProgress
 
 COLLECTIVE = "a table without a name is made by all workers together; with name= each may come when it likes"
 

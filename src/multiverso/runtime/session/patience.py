@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 
 from multiverso import kernels
-from multiverso.deadline import Deadline
+from multiverso.deadline import SLICE_SECONDS, Deadline
 from multiverso.errors import ClosedError, DeadlockError, MultiversoError, WaitTimeoutError, WorkerLostError
 from multiverso.layout import words as at
+from multiverso.memory.words import load32, store32, wait_for_change
 from multiverso.runtime.job.wait_graph import COLLECTIVE, WaitGraph, names
 from multiverso.runtime.job.worker_state import WorkerState
 from multiverso.runtime.session.node_link import NodeLink
@@ -185,3 +187,40 @@ def _processes(workers: list[WorkerState]) -> str:
     if any(worker.host for worker in workers):
         return ", ".join(worker.process for worker in workers)
     return f"pid {', '.join(str(worker.pid) for worker in workers)}"
+
+
+# Whoever changes the table wakes us, but not if it was killed just before; and other hosts' changes come by the node,
+# which wakes nobody.
+_NAP_SECONDS, _HOSTS_NAP_SECONDS = 0.05, 0.005
+
+
+def await_version(
+    session: SessionView, base: int, reached: Callable[[], bool], what: str, timeout_seconds: float | None
+) -> None:
+    """Sleeps until a table has come so far, a deadline passes, or it cannot come any more.
+
+    Args:
+        session: whose wait it is.
+        base: address of the table.
+        reached: whether the table has come so far.
+        what: what is waited for, in words.
+        timeout_seconds: deadline, instead of the session's.
+
+    Raises:
+        WorkerLostError, NodeLostError, WaitTimeoutError: the wait could not end well.
+    """
+    session.check_may_wait()
+    patience = Patience(session, session.start_deadline(timeout_seconds), what)
+    longest, looked = _HOSTS_NAP_SECONDS if session.hosts else _NAP_SECONDS, time.monotonic()
+    while not reached():
+        event = load32(base + at.CHANGED)
+        store32(base + at.WATCHED, 1)
+        if reached():
+            return
+        if patience.deadline.passed or time.monotonic() - looked > SLICE_SECONDS:
+            looked = time.monotonic()
+            lost = any(worker.liveness == at.LOST for worker in session.control.workers())
+            patience.raise_if_hopeless(
+                kernels.LOST_SOMEONE if lost and not session.control.continues else kernels.TIMED_OUT
+            )
+        wait_for_change(base + at.CHANGED, event, patience.deadline.left(longest))

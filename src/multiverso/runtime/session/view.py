@@ -30,6 +30,10 @@ class SessionView(Protocol):
     worker_id: int
 
     @property
+    def hosts(self) -> tuple[str, ...]:
+        """The names of the hosts of a job on several; nothing for a job on one."""
+
+    @property
     def barriers(self) -> int:
         """The number of the last barrier that this worker has passed."""
 
