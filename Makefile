@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test quick check bench figures chaos exact pauses again pythons ray buckets engines fuzz interrupts interleave simulate mutants golden docs clean distclean
+.PHONY: help demo test quick check bench figures chaos exact pauses again pythons ray buckets engines fuzz interrupts interleave simulate mutants golden wheels docs clean distclean
 
 # Whatever is active outside must not reach the environments made here.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONWARNINGS CONDA_PREFIX
@@ -119,6 +119,9 @@ buckets: .venv/.full ## checkpoints in an S3 bucket, on a server of this machine
 
 engines: .venv/.full ## real sshd and real Slurm on machines that are namespaces of this one; wants root, openssh-server, slurm-wlm, munge
 	$(BIN)/python -m pytest tests/engines $(PYTEST_ARGS)
+
+wheels: .venv/.dev ## the wheel with all kernels compiled, twice, and the source archive; tried without Numba (ARGS="--once --tests")
+	@$(BIN)/python scripts/wheels.py $(or $(ARGS),--tests)
 
 docs: .venv/.dev ## the documentation, served on http://127.0.0.1:8000
 	$(BIN)/mkdocs serve

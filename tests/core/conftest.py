@@ -35,11 +35,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Compiles what the tests need before the first one's deadline begins: on a cold machine that takes minutes."""
     if session.config.option.collectonly:
         return
-    from multiverso.cli.warmup import warm_up
-    from multiverso.compiling.on_demand import ensure
+    from multiverso.cli.warmup import everything
+    from multiverso.compiling.on_demand import ensure_all
     from multiverso.spec.table import DTYPES
 
-    warm_up(("float32",))  # keyed tables, updaters and rules, too
-    for dtype in DTYPES:
-        for group in ("dense", "rows", "rounds.calls"):
-            ensure("module", f"multiverso.kernels.{group}", dtype)
+    kernels = [f"multiverso.kernels.{name}" for name in ("dense", "rows", "rounds.calls")]
+    ensure_all(everything(("float32",)) + [("module", name, dtype) for dtype in DTYPES for name in kernels])

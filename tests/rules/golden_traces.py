@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 import multiverso as mv
-from multiverso.cli.warmup import warm_up
+from multiverso.cli.warmup import everything
+from multiverso.compiling.on_demand import ensure_all
 from multiverso.runtime import Node, Session
 from multiverso.updaters import BY_NAME
 
@@ -139,7 +140,7 @@ def read() -> dict[str, Trace]:
 
 def write() -> None:
     """Stores today's traces."""
-    warm_up(["float32", "float64"])  # before anybody waits for anybody, however long it takes
+    ensure_all(everything(["float32", "float64"]))  # before anybody waits for anybody, however long it takes
     traces = {name: make() for name, make in cases().items()}
     lines = [
         f"{json.dumps(name)}: [\n  " + ",\n  ".join(map(json.dumps, trace)) + "\n]"

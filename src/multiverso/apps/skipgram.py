@@ -8,10 +8,14 @@ subsampling of frequent words and its noise distribution (frequency to the power
 from __future__ import annotations
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
+
+from multiverso.compiling.on_demand import require_numba
+
+require_numba("multiverso.apps.skipgram: the loop of word2vec")
+from llvmlite import ir  # noqa: E402
+from numba import njit, types  # noqa: E402
+from numba.core import cgutils  # noqa: E402
+from numba.extending import intrinsic  # noqa: E402
 
 END = -1  # of a sentence, among the words
 _LIMIT = 6.0  # beyond it the sigmoid is 0 or 1, and the pair teaches nothing

@@ -7,6 +7,7 @@ import platform
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def _steps(plan: Plan) -> dict[str, Any]:
 
 def describe_machine() -> dict[str, Any]:
     """Returns what the figures depend on."""
-    import numba
+    from multiverso.compiling import prebuilt
 
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next(
@@ -118,5 +119,5 @@ def describe_machine() -> dict[str, Any]:
         "load": os.getloadavg()[0],
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "numba": numba.__version__,
+        "kernels": prebuilt.level() or f"numba {metadata.version('numba')}",
     }

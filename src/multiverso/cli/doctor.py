@@ -3,6 +3,7 @@
 Versions say little: sandboxes and container settings change what the system calls do.
 """
 
+import contextlib
 import importlib.util
 import os
 import platform
@@ -85,8 +86,11 @@ def _platform() -> str:
 
 
 def _packages() -> str:
-    names = ("multiverso", "numpy", "numba", "safetensors", "cloudpickle", "msgspec")
-    return ", ".join(f"{name} {metadata.version(name)}" for name in names)
+    names = ("multiverso", "numpy", "safetensors", "cloudpickle", "msgspec")
+    versions = [f"{name} {metadata.version(name)}" for name in names]
+    with contextlib.suppress(metadata.PackageNotFoundError):  # only needed to compile
+        versions.append(f"numba {metadata.version('numba')}")
+    return ", ".join(versions)
 
 
 def _cores() -> str:
@@ -146,12 +150,24 @@ def _proc() -> str:
     return "readable"
 
 
-def _kernel_cache() -> str:
+def _try_a_kernel() -> None:
     import numpy as np
 
-    from multiverso.compiling.object_cache import cache_directory
     from multiverso.kernels import waits
 
+    word = np.zeros(1, np.int64)
+    waits.set_long.compiled()(word.ctypes.data, 7)
+    if word[0] != 7:
+        raise RuntimeError("a compiled kernel did not do what it should")
+
+
+def _kernel_cache() -> str:
+    from multiverso.compiling import prebuilt
+    from multiverso.compiling.object_cache import cache_directory
+
+    if prebuilt.level() is not None:
+        _try_a_kernel()
+        return f"not needed: the kernels came compiled, for {prebuilt.level()}"
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         directory = cache_directory()
@@ -161,10 +177,7 @@ def _kernel_cache() -> str:
             + ("anew in each process." if directory is None else f"and kept in {directory}.")
         )
         raise Advice("warn", "the usual folder for compiled kernels cannot be used", advice)
-    word = np.zeros(1, np.int64)
-    waits.set_long.compiled()(word.ctypes.data, 7)
-    if word[0] != 7:
-        raise RuntimeError("a compiled kernel did not do what it should")
+    _try_a_kernel()
     return f"{sum(1 for _ in directory.glob('*-*'))} files in {directory}"
 
 

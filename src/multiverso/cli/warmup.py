@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import os
 import pkgutil
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from multiverso import rules, updaters
-from multiverso.compiling import on_demand
-from multiverso.compiling.compiler_process import CompilerProcess
+from multiverso.compiling import on_demand, prebuilt
 from multiverso.compiling.object_cache import cache_directory
 from multiverso.compiling.object_code import is_loop
 from multiverso.spec.table import DTYPES
@@ -25,10 +22,10 @@ OF_NONE = (
 _RULES_DTYPES = ("float32", "float64")
 
 
-def everything(dtypes: Sequence[str] = DTYPES) -> list[tuple[str, str, str | None]]:
-    """Returns what there is to compile for tables of some dtypes, as ``on_demand.ensure`` takes it."""
+def everything(dtypes: Sequence[str] = DTYPES) -> list[on_demand.Group]:
+    """Returns what there is to compile for tables of some dtypes, as ``on_demand.ensure_all`` takes it."""
     prefix = "multiverso.kernels."
-    wanted: list[tuple[str, str, str | None]] = [("module", prefix + name, None) for name in OF_NONE]
+    wanted: list[on_demand.Group] = [("module", prefix + name, None) for name in OF_NONE]
     for dtype in dtypes:
         wanted += [("module", prefix + name, dtype) for name in OF_A_DTYPE]
         wanted += [("loops", name, dtype) for name in _with_loops(updaters)]
@@ -45,27 +42,12 @@ def _with_loops(package: object) -> list[str]:
     return [m.__name__ for m in modules if any(is_loop(value, m.__name__) for value in vars(m).values())]
 
 
-def warm_up(dtypes: Sequence[str] = DTYPES) -> None:
-    """Compiles everything for tables of some dtypes that is not on disk yet, on all cores.
-
-    A process for each core compiles one thing after another: to import the compiler takes as long as a small one.
-    """
-    wanted = iter(everything(dtypes))  # of a list, so that several threads may take from it
-
-    def compile_some() -> None:
-        with CompilerProcess() as process:
-            for what in wanted:
-                on_demand.ensure(*what, process)
-
-    with ThreadPoolExecutor() as pool:
-        for done in [pool.submit(compile_some) for _ in os.sched_getaffinity(0)]:
-            done.result()
-
-
 def report(dtypes: Sequence[str]) -> str:
-    """Does so, and returns what is there now, in a sentence."""
-    directory = cache_directory()
-    if directory is None:
+    """Compiles everything for tables of some dtypes that is not there yet; returns what is there now, in a sentence."""
+    groups = everything(dtypes)
+    if prebuilt.level() is None and cache_directory() is None:
         return "no folder for compiled kernels can be used, so there is nothing to keep; nothing was compiled"
-    warm_up(dtypes)
-    return f"all kernels for tables of {', '.join(dtypes)} are in {directory}"
+    on_demand.ensure_all(groups)
+    known = prebuilt.level()
+    place = f"came with multiverso ({known})" if known else f"are in {cache_directory()}"
+    return f"all kernels for tables of {', '.join(dtypes)} {place}"

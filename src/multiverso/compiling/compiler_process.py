@@ -61,7 +61,8 @@ class CompilerProcess:
     def _start(self) -> None:
         self._answers, writing = os.pipe()
         program = (
-            f"import sys; sys.path[:] = {[p for p in sys.path if p]!r}\n"
+            "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "  # it ends when its parent wants it to
+            f"sys.path[:] = {[p for p in sys.path if p]!r}\n"
             f"from multiverso.compiling.on_demand import child; child({os.getpid()}, {writing})"
         )
         environment = {

@@ -17,7 +17,9 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def telling(what: str, begin: str | None = None) -> Iterator[Callable[[], float]]:
+def telling(
+    what: str, begin: str | None = None, progress: Callable[[float], str] = lambda seconds: ""
+) -> Iterator[Callable[[], float]]:
     """Says how long something has taken, again and again for as long as the block goes on.
 
     On a terminal that is one line, which is written over and gone in the end; elsewhere a line each time, each
@@ -26,6 +28,7 @@ def telling(what: str, begin: str | None = None) -> Iterator[Callable[[], float]
     Args:
         what: what goes on.
         begin: what is said at once; nothing by default.
+        progress: returns how far it is after so many seconds; said after ``what``.
 
     Yields:
         What returns how many seconds it has taken until now.
@@ -34,7 +37,9 @@ def telling(what: str, begin: str | None = None) -> Iterator[Callable[[], float]
     if begin:
         say(begin)
     over = threading.Event()
-    thread = threading.Thread(target=_tell, args=(what, began, over), name="multiverso-telling", daemon=True)
+    thread = threading.Thread(
+        target=_tell, args=(what, began, over, progress), name="multiverso-telling", daemon=True
+    )
     try:
         thread.start()
         yield lambda: time.monotonic() - began
@@ -44,14 +49,17 @@ def telling(what: str, begin: str | None = None) -> Iterator[Callable[[], float]
             thread.join()
 
 
-def _tell(what: str, began: float, over: threading.Event) -> None:
+def _tell(what: str, began: float, over: threading.Event, progress: Callable[[float], str]) -> None:
     stream, longest = sys.stderr, 0
     moves = stream is not None and stream.isatty()
     pause = EVERY_SECONDS
     while not over.wait(pause):
-        text = f"multiverso: {what}: {time.monotonic() - began:.0f} s"
+        seconds = time.monotonic() - began
+        text = f"multiverso: {what}{progress(seconds)}: {seconds:.0f} s"
         longest = max(longest, len(text))
-        print(f"\r{text}" if moves else text, end="" if moves else "\n", file=stream, flush=True)
+        print(
+            f"\r{text.ljust(longest)}" if moves else text, end="" if moves else "\n", file=stream, flush=True
+        )
         if not moves:
             pause *= 2  # a job's log is read later
     if longest and moves:

@@ -1,4 +1,4 @@
-"""Compiles each group of kernels once per machine and dtype, when it is first needed, and keeps the object code.
+"""Takes kernels from the libraries of a wheel, or else compiles each group once per machine and dtype, when needed.
 
 A process that finds its kernels on disk links them in a few milliseconds and never imports Numba. One that does not
 lets a child process compile them: the child has none of the user's settings for Numba, and takes its memory with it
@@ -15,12 +15,13 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from multiverso.compiling import object_cache
+from multiverso.compiling import object_cache, prebuilt
 from multiverso.compiling.compiler_process import CompilerProcess, serve
 from multiverso.compiling.notice import say, telling
 from multiverso.compiling.object_code import Code, group_of
@@ -30,6 +31,18 @@ from multiverso.turns import uninterrupted
 _HERE = Path(__file__).parent
 _lock = threading.RLock()
 _BUILD_SECONDS = 600.0
+Group = tuple[str, str, str | None]
+"""``"module"`` for one of kernels or ``"loops"``, the name of that module, and the dtype of the tables, if any."""
+
+_AT_FIRST: tuple[Group, ...] = tuple(
+    ("module", f"multiverso.kernels.{name}", dtype)
+    for name, dtype in (
+        *(("dense", "float32"), ("waits", None), ("locking", None)),  # the slowest first
+        *(("plain_arrays", None), ("dense", None)),
+    )
+)
+"""What nearly every program needs: where one is missing, the others are compiled beside it, on all cores."""
+
 _kept: list[object] = []
 
 Update = Callable[..., None]
@@ -57,6 +70,7 @@ def load_loop(function: Callable[..., None], dtype: str) -> int:
     """
     if _is_ours(function):
         return _load("loops", function.__module__, dtype)[function.__name__]
+    require_numba(f"{function.__qualname__}: an updater or rule of your own")
     with _lock, telling(f"compiling {function.__qualname__} for {dtype}"), _compiler() as compiler:
         compiled = uninterrupted(lambda: compiler.compile_loop(function, dtype))
         _kept.append(compiled)
@@ -67,17 +81,83 @@ compile_update = compile_push = compile_pull = load_loop
 
 
 def ensure(kind: str, name: str, dtype: str | None, process: CompilerProcess | None = None) -> None:
-    """Compiles what is not on disk yet, without linking it: ``kind`` is ``"module"`` or ``"loops"``.
+    """Compiles a group that is not on disk yet, without linking it.
 
     Args:
-        kind: what the module holds.
-        name: the module.
-        dtype: for tables of this dtype, or None for what needs none.
+        kind, name, dtype: see ``Group``.
         process: what compiles it; without, a process of its own.
     """
-    file = _file_name(name, dtype)
-    if object_cache.read(file) is None:
-        _build(kind, name, dtype, file, process)
+    if not _is_there(name, dtype):
+        require_numba(_why(name, dtype))
+        _build(kind, name, dtype, _file_name(name, dtype), process)
+
+
+def ensure_all(groups: Sequence[Group]) -> None:
+    """Compiles those of several groups that are not on disk yet, on all cores, and says how far it is.
+
+    A process for each core compiles one after another: they share much, and the import of Numba takes a second.
+    """
+    if all(_is_there(name, dtype) for _, name, dtype in groups):
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
+    with object_cache.one_at_a_time("several"):
+        wanted = deque(group for group in groups if not _is_there(*group[1:]))
+        number, done = len(wanted), []
+
+        def compile_some() -> None:
+            with CompilerProcess() as process, contextlib.suppress(IndexError):
+                while True:
+                    group = wanted.popleft()
+                    ensure(*group, process)
+                    done.append(group)
+
+        def progress(seconds: float) -> str:
+            left = f", about {seconds / len(done) * (number - len(done)):.0f} s left" if done else ""
+            return f" ({len(done)} of {number} groups{left})"
+
+        cores = min(len(os.sched_getaffinity(0)), number)
+        begin = f"compiling kernels, once on this machine ({number} groups on {cores} cores) ..."
+        with (
+            telling("compiling kernels", begin if number else None, progress) as seconds,
+            ThreadPoolExecutor(max(1, cores)) as pool,
+        ):
+            try:
+                for share in [pool.submit(compile_some) for _ in range(cores)]:
+                    share.result()
+            finally:
+                wanted.clear()  # one has failed, or a signal has come
+        if number:
+            say(f"compiled in {seconds():.1f} s")
+
+
+def _is_there(name: str, dtype: str | None) -> bool:
+    if prebuilt.addresses_of(name, dtype, sources_behind(name)) is not None:
+        return True
+    return (
+        importlib.util.find_spec("numba") is not None
+        and object_cache.read(_file_name(name, dtype)) is not None
+    )
+
+
+def _why(name: str, dtype: str | None) -> str:
+    return f"{group_of(name, dtype)}: no library of these kernels came with multiverso for this machine; they"
+
+
+def require_numba(why: str) -> None:
+    """Refuses to go on without Numba.
+
+    Args:
+        why: it is needed, as the beginning of a sentence.
+
+    Raises:
+        ModuleNotFoundError: it is not installed.
+    """
+    if importlib.util.find_spec("numba") is None:
+        raise ModuleNotFoundError(
+            f'{why} must be compiled, and Numba is not installed: pip install "multiverso[compile]"',
+            name="numba",
+        )
 
 
 def _is_ours(function: Callable[..., None]) -> bool:
@@ -90,11 +170,18 @@ def _is_ours(function: Callable[..., None]) -> bool:
 
 
 def _load(kind: str, name: str, dtype: str | None) -> dict[str, int]:
-    from multiverso.compiling.linking import link
-
-    file = _file_name(name, dtype)
     with _lock:
+        found = prebuilt.addresses_of(name, dtype, sources_behind(name))
+        if found is not None:
+            return found
+        require_numba(_why(name, dtype))
+        from multiverso.compiling.linking import link
+
+        file = _file_name(name, dtype)
         code = object_cache.read(file)
+        if code is None and (kind, name, dtype) in _AT_FIRST and object_cache.cache_directory() is not None:
+            ensure_all(_AT_FIRST)
+            code = object_cache.read(file)
         if code is not None:
             try:
                 return _by_kernel(link(code.content, code.needed, code.names))
@@ -109,10 +196,10 @@ def _by_kernel(addresses: dict[str, int]) -> dict[str, int]:
 
 
 def _file_name(name: str, dtype: str | None) -> str:
-    return f"{group_of(name, dtype)}-{digest_of(_sources(name), *_machine())}"
+    return f"{group_of(name, dtype)}-{digest_of(sources_behind(name), *_machine())}"
 
 
-def _sources(name: str) -> list[Path]:
+def sources_behind(name: str) -> list[Path]:
     """Returns all files that the kernels of a module are made of, and the compiler of ours."""
     module = Path(str(sys.modules[name].__file__)) if name in sys.modules else _source(name)
     return sorted({*sources_of(module), *sources_of(_HERE / "compiler.py")})
@@ -151,21 +238,24 @@ def _build(
         code = object_cache.read(file)
         if code is not None:
             return code
-        paths = _sources(name)
+        paths = sources_behind(name)
         stamps = {**stamps_of(paths), **(process.stamps if process else {})}
         words = f"compiling kernels ({what})"
-        with telling(words, f"{words}, once on this machine (up to half a minute) ...") as seconds:
+        begin = f"{words}, once on this machine (up to half a minute) ..."
+        with contextlib.nullcontext() if process else telling(words, begin) as seconds:
             code = (
                 process.build(kind, name, dtype, _BUILD_SECONDS)
                 if process
                 else _built_by_a_child(kind, name, dtype)
             )
             code = code or _built_here(kind, name, dtype)
-        if are_unchanged(paths, stamps):
+        unchanged = are_unchanged(paths, stamps)
+        if unchanged:
             object_cache.write(file, code)
+        if seconds is not None:
             say(f"compiled in {seconds():.1f} s")
-        else:  # what was compiled may be of another text than the file's name says
-            say(f"compiled in {seconds():.1f} s; not kept, as the sources have changed meanwhile")
+        if not unchanged:  # what was compiled may be of another text than the file's name says
+            say(f"kernels ({what}) are not kept, as the sources have changed meanwhile")
         return code
 
 

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     import ast
 
 _PACKAGE = Path(__file__).parent.parent
-_IMPORT = re.compile(r"^from (multiverso[\w.]*) import (\([^)]*\)|[^\n]+)", re.MULTILINE)
+_IMPORT = re.compile(
+    r"^(?:from (?P<of>multiverso[\w.]*) import (?P<names>\([^)]*\)|[^\n]+)|import (?P<modules>[^\n]+))",
+    re.MULTILINE,
+)
 _KEPT = "meanings.json"
 _MOST_KEPT = 2000
 
@@ -39,14 +42,20 @@ def _read(path: Path) -> bytes:
 
 @functools.cache
 def _imported_by(path: Path) -> tuple[Path, ...]:
-    """Returns the files of ours that a module's ``from multiverso... import ...`` lines name."""
+    """Returns the files of ours that a module imports when it is imported, by its text."""
     found = []
-    for module, names in _IMPORT.findall(_read(path).decode()):
-        folder = _PACKAGE.joinpath(*module.split(".")[1:])
-        inside = [
-            folder / f"{name.split()[0]}.py" for name in names.strip("() \n").split(",") if name.strip()
+    for line in _IMPORT.finditer(_read(path).decode()):
+        of = line["of"] or ""
+        names = [
+            name.split()[0]
+            for name in (line["names"] or line["modules"]).strip("() \n").split(",")
+            if name.strip()
         ]
-        found += [file for file in (folder.with_suffix(".py"), *inside) if file.is_file()]
+        for module in [of, *(f"{of}.{name}".strip(".") for name in names)]:
+            package, *rest = module.split(".")
+            file = _PACKAGE.joinpath(*rest).with_suffix(".py")
+            if package == _PACKAGE.name and rest and file.is_file():
+                found.append(file)
     return tuple(found)
 
 
@@ -69,6 +78,14 @@ def digest_of(paths: Iterable[Path], *facts: object) -> str:
     for path, meaning in zip(paths, meanings, strict=True):
         digest.update(path.name.encode() + b"\0" + meaning.encode())
     return digest.hexdigest()[:16]
+
+
+def exact_digest(paths: Iterable[Path]) -> str:
+    """Returns a hash of files as they are written down."""
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.name.encode() + b"\0" + _read(path))
+    return digest.hexdigest()
 
 
 # -- whether they have stayed as they were ----------------------------------------------------------------------
