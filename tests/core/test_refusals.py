@@ -221,7 +221,6 @@ def test_an_updater_whose_factors_an_integer_table_cannot_hold_is_refused(tables
     [
         (mv.updaters.adagrad(epsilon=1e-50), "1e-50, which is 0.0 in float32"),
         (mv.updaters.rmsprop(1e39), r"1e\+39, which is inf in float32"),
-        (mv.updaters.adam(beta_1=1 - 1e-12), "0.999999999999, which is 1.0 in float32"),
         (mv.updaters.adagrad(initial=1e300), r"1e\+300, which is inf in float32"),
         (
             mv.updaters.chain(mv.updaters.weight_decay(1e-60), mv.updaters.sgd()),

@@ -513,6 +513,7 @@ def in_sessions(node: Node, work: Callable[[Session], Any]) -> list[Any]:
         lambda: mv.updaters.adagrad(0),
         lambda: mv.updaters.adagrad(initial=-1),
         lambda: mv.updaters.adam(beta_1=1),
+        lambda: mv.updaters.adam(beta_2=1 - 1e-12),  # which is 1 in float32: 0 by 0
         lambda: mv.updaters.rmsprop(decay=-0.1),
         lambda: mv.updaters.momentum(momentum=1.5),
         lambda: mv.updaters.ftrl(l1=-1),

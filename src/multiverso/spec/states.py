@@ -65,7 +65,7 @@ def check_numbers(whose: str, numbers: Sequence[float], dtype: str) -> None:
         dtype: the table's.
 
     Raises:
-        DtypeMismatchError: one of them overflows, becomes 0 or 1, or is a fraction in a table of integers.
+        DtypeMismatchError: one of them overflows, becomes 0, or is a fraction in a table of integers.
     """
     with np.errstate(all="ignore"):
         kept = np.array(numbers, np.float64).astype(dtype).astype(np.float64)
@@ -77,8 +77,7 @@ def check_numbers(whose: str, numbers: Sequence[float], dtype: str) -> None:
             )
         return
     for number, rounded in zip(numbers, kept.tolist(), strict=True):
-        # a decay that is 1 divides by 1 - 1
-        if not np.isfinite(rounded) or (number != 0 and rounded == 0) or (number < 1 and rounded == 1):
+        if not np.isfinite(rounded) or (number != 0 and rounded == 0):
             raise DtypeMismatchError(
                 f"{whose} computes with {number}, which is {rounded} in {dtype}: "
                 f"{'use a float64 table or ' if dtype == 'float32' and np.isfinite(number) else 'use '}another number"

@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+import numpy as np
+
 from multiverso.spec.states import State
 from multiverso.updaters.checks import fraction, positive
 from multiverso.updaters.updater import Updater
@@ -91,6 +93,8 @@ def adam(
     if count_per not in ("element", "table"):
         raise ValueError(f"count_per is 'element' or 'table'; got {count_per!r}")
     one, two = fraction(beta_1, "beta_1"), fraction(beta_2, "beta_2")
+    if max(np.float32(one), np.float32(two)) == 1:  # the step divides by 1 - beta
+        raise ValueError(f"beta_1 and beta_2 are below 1 in float32, too; got {beta_1!r} and {beta_2!r}")
     rate, small = positive(learning_rate, "learning rate"), positive(epsilon, "epsilon")
     hyper = (rate, one, two, small, 1 - one, 1 - two)
     if count_per == "table":
