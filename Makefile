@@ -121,7 +121,7 @@ engines: .venv/.full ## real sshd and real Slurm on machines that are namespaces
 	$(BIN)/python -m pytest tests/engines $(PYTEST_ARGS)
 
 wheels: .venv/.dev ## the wheel with all kernels compiled, twice, and the source archive; tried without Numba (ARGS="--once --tests")
-	@$(BIN)/python scripts/wheels.py $(or $(ARGS),--tests)
+	@$(BIN)/python scripts/wheels.py $(ARGS)
 
 docs: .venv/.dev ## the documentation, served on http://127.0.0.1:8000
 	$(BIN)/mkdocs serve
