@@ -12,6 +12,7 @@ from multiverso.compiling import atomics
 from multiverso.compiling.declared import rebound
 from multiverso.kernels.keyed import passes as keyed_passes  # rebound asks for what is imported
 from multiverso.kernels.keyed import removal as keyed_removal  # rebound asks for what is imported
+from multiverso.kernels.keyed import rounds as keyed_rounds  # rebound asks for what is imported
 from multiverso.layout import keyed
 from multiverso.layout import words as layout
 from multiverso.layout.keyed import at
@@ -28,6 +29,7 @@ WRITES = (
 
 assert keyed_passes
 assert keyed_removal
+assert keyed_rounds
 
 
 class Died(BaseException):
@@ -61,7 +63,8 @@ class Bench:
         self.writes = 0
         self._updater = updater
         self.broken = broken or {}
-        row_bytes = round_up(8 * dim * (1 + self.states), CACHE_LINE)
+        # in rounds the last one stands behind the state
+        row_bytes = round_up(8 * dim * (1 + self.states) + 8, CACHE_LINE)
         self.places = keyed.places(row_bytes, capacity)
         self._raw = np.zeros(self.places["size"] + PAGE, np.uint8)
         start = -self._raw.ctypes.data % PAGE
@@ -257,10 +260,14 @@ def _uncompiled(bench: Bench) -> dict[str, Any]:
     def replace(value: Any) -> Any:
         if getattr(value, "__module__", "") == atomics.__name__ and value.__name__ in WRITES:
             return update if value.__name__ == "call_update" else counted(value)
+        if value in (atomics.load32, atomics.load64, atomics.store64, atomics.array_at):
+            # fields of headers are numbers of NumPy's, which ctypes does not take
+            return lambda *args: value(*(int(a) if isinstance(a, np.integer) else a for a in args))
         return bench.broken.get(getattr(value, "__name__", ""), value)
 
     return {
         **rebound("multiverso.kernels.keyed.passes", replace),
         **rebound("multiverso.kernels.keyed.removal", replace),
+        **rebound("multiverso.kernels.keyed.rounds", replace),
         **rebound("multiverso.kernels.keyed.calls", replace),
     }

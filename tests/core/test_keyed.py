@@ -287,12 +287,11 @@ def test_other_arguments_under_one_name_are_refused(alone: Session) -> None:
     assert sorted(type(r).__name__ for r in refused) == ["KeyedTable", "TableMismatchError"]
 
 
-@pytest.mark.parametrize("options", [{"sync": True}, {"staleness": 3}])
-def test_only_asynchronous_sessions_have_them(options: dict[str, Any]) -> None:
+def test_sessions_with_bounded_staleness_do_not_have_them() -> None:
     with (
         Node(1) as node,
-        Session(node.address, **options) as session,
-        pytest.raises(ValueError, match="asynchronous"),
+        Session(node.address, staleness=3) as session,
+        pytest.raises(ValueError, match="without staleness="),
     ):
         mv.KeyedTable(2, session=session)
 

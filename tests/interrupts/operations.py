@@ -202,12 +202,13 @@ class Keyed(Twin):
     def calls(self) -> list[Callable[[], Any]]:
         keys = np.random.default_rng(self.number).integers(0, 60, 8)
         delta = np.resize(self.mine(), (8, 2))
-        return [
+        calls: list[Callable[[], Any]] = [
             lambda: self.table.add(delta, keys),
             lambda: self.table.get(keys),
             lambda: self.table.remove(keys[:3]),
             lambda: float(self.table.tick()),
         ]
+        return calls[:2] if self.session.consistency.in_rounds else calls
 
     def seen(self) -> Any:
         rows = {
@@ -294,7 +295,7 @@ KINDS: dict[str, type[Twin]] = {
     "keyed adagrad": KeyedWithState,
 }
 ONLY = {
-    "keyed": ("async",),
+    "keyed": ("async", "sync"),
     "keyed adagrad": ("async",),
     "averaging": ("sync",),
     "local sgd": ("sync",),

@@ -13,11 +13,11 @@ from multiverso.compiling.object_code import is_loop
 from multiverso.spec.table import DTYPES
 
 _BETWEEN_HOSTS = ("between_hosts.agreeing", "between_hosts.node", "between_hosts.rounds")
-OF_A_DTYPE = ("dense", "rows", "rounds.calls", "rules", "reduce", *_BETWEEN_HOSTS)
+OF_A_DTYPE = ("dense", "rows", "rounds.calls", "keyed.rounds", "rules", "reduce", *_BETWEEN_HOSTS)
 OF_A_FLOAT = ("row_cache",)
 OF_NONE = (
     *("locking", "plain_arrays", "rows", "waits", "dense", "rounds.calls", *_BETWEEN_HOSTS),
-    *("keyed.calls", "keyed.removal", "keyed.passes", "read_only", "row_cache"),
+    *("keyed.calls", "keyed.removal", "keyed.passes", "keyed.rounds", "read_only", "row_cache"),
 )
 _RULES_DTYPES = ("float32", "float64")
 

@@ -19,7 +19,7 @@ from multiverso.kernels.dense import (
     update_with,
 )
 from multiverso.kernels.locking import rows_of
-from multiverso.kernels.rounds.folding import NOTHING, WHOLE, buffer_of, slot_at
+from multiverso.kernels.rounds.folding import NOTHING, WHOLE, buffer_of, fold, slot_at
 from multiverso.kernels.rounds.steps import OPEN, ROUND, STAGED, finish, go_through
 from multiverso.kernels.stripe_words import drop_hand, give_back, hold, let_go, owner_of, take_hand
 from multiverso.kernels.waits import header_of
@@ -153,7 +153,7 @@ def apply_rule_in_round(
         return 0
     progress[OPEN] = 1  # the push is in: it is not done again when this call goes in again
     source = WHOLE if progress[STAGED] else NOTHING
-    code = go_through(control, base, update, me, source, progress, local, local, local)
+    code = go_through(control, base, update, me, source, progress, local, local, local, fold)
     if code != 0:
         return code
     if pull != 0:

@@ -65,7 +65,8 @@ class HeldTable(Table[TableSpec], Generic[Scalar]):
                 # the same named table again: one slot, one round, one order of pending operations
                 self._operations, self._queue = twin._operations, twin._queue
             else:
-                self._operations = Operations(_consistency_of(session, self._shard, update, name), name)
+                access = access_to(session, self._shard, update, name)
+                self._operations = Operations(OF_MODE[self._shard.mode](access), name)
             session.adopt(self, self._number, self._shard)
 
     # -- what it is ------------------------------------------------------------------------------------------
@@ -225,9 +226,9 @@ class HeldTable(Table[TableSpec], Generic[Scalar]):
         return into(out, shape, self._dtype, not self._spec.is_matrix)
 
 
-def _consistency_of(session: Session, shard: Shard, update: int, name: str) -> Consistency:
-    """Returns what the session's consistency is for this table."""
-    access = TableAccess(
+def access_to(session: Session, shard: Shard, update: int, name: str) -> TableAccess:
+    """Returns this worker's way to a table's memory; ``update`` is the address of its updater's code, or 0."""
+    return TableAccess(
         control=session.control.address,
         base=shard.base,
         worker_id=session.worker_id,
@@ -241,7 +242,6 @@ def _consistency_of(session: Session, shard: Shard, update: int, name: str) -> C
         resume=session.resume,
         is_awaited=_awaits(session, shard) if session.incarnation else None,
     )
-    return OF_MODE[shard.mode](access)
 
 
 def _awaits(session: Session, shard: Shard) -> Callable[[int], bool]:

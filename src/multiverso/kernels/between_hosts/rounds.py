@@ -133,6 +133,7 @@ def _apply(base, update, number, chunk, members, lo, hi, like):
         if count > 0:
             copy_into(part[: b - a], sums[a:b])
         update_part(base, update, number, a, b, part[: b - a], count, like)
+    return DONE
 
 
 @inner

@@ -15,6 +15,7 @@ from multiverso.kernels.rounds.folding import (
     NOTHING,
     WHOLE,
     buffer_of,
+    fold,
     push_pull_to,
     slot_at,
     step_of,
@@ -89,7 +90,7 @@ def stage_rows(
 def _commit(control, base, update, me, progress, like):
     """Goes through a round with what is in this worker's slot, or with nothing."""
     source = WHOLE if progress[STAGED] else NOTHING
-    return go_through(control, base, update, me, source, progress, like, like, like)
+    return go_through(control, base, update, me, source, progress, like, like, like, fold)
 
 
 @inner
@@ -166,7 +167,7 @@ def exchange(
         stage_difference(base, me, local, last)
         progress[OPEN] = 1  # the difference is in: it is not added again when this call goes in again
     source = WHOLE if staged else CHUNKED
-    code = go_through(control, base, update, me, source, progress, local, last, local)
+    code = go_through(control, base, update, me, source, progress, local, last, local, fold)
     if code != DONE:
         return code
     if staged:

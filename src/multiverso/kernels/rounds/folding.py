@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from multiverso.compiling.atomics import array_at, load32, prefetch_to_write, scratch, words
 from multiverso.compiling.declaring import inner
+from multiverso.kernels.codes import DONE
 from multiverso.kernels.dense import add_into, copy_into, update_in_step
 from multiverso.kernels.waits import header_of, line_of
 from multiverso.layout import words as at
@@ -136,7 +137,7 @@ def contribution(base, worker, number, chunk, lo, hi, like):
 
 @inner
 def fold(base, update, number, chunk, members, lo, hi, like):
-    """new[lo:hi] = old[lo:hi] with the members' slots, in worker order."""
+    """new[lo:hi] = old[lo:hi] with the members' slots, in worker order; it always comes to its end: DONE."""
     elements = header_of(base).elements
     new = array_at(base + buffer_of(base, number), elements, like)[lo:hi]
     old = array_at(base + buffer_of(base, number - 1), elements, like)[lo:hi]
@@ -168,6 +169,7 @@ def fold(base, update, number, chunk, members, lo, hi, like):
             add_one(new[a:b], old[a:b], contribution(base, ids[0], number, chunk, lo + a, lo + b, like))
             for k in range(1, n):
                 add_into(new[a:b], contribution(base, ids[k], number, chunk, lo + a, lo + b, like))
+    return DONE
 
 
 @inner

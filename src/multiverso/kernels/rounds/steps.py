@@ -20,16 +20,14 @@ import numpy as np
 from multiverso.compiling.atomics import array_at, compare_swap64, load32, load64, store32, store64, words
 from multiverso.compiling.declaring import inner
 from multiverso.kernels.codes import DONE, LOST_SOMEONE
-from multiverso.kernels.dense import copy_into, end_call, store_both, subtract_into
+from multiverso.kernels.dense import end_call, store_both, subtract_into
 from multiverso.kernels.rounds.folding import (
     CHUNKED,
     PART,
     bounds,
     buffer_of,
-    fold,
     part_of,
     small_slot_at,
-    state_of,
     step_of,
 )
 from multiverso.kernels.waits import (
@@ -166,11 +164,11 @@ def move_to_next_round(base, me, progress):
 
 
 @inner
-def _last_round_is_over(control, base, me, number, like):
+def _last_round_is_over(control, base, update, me, number, like, fold_part):
     """Returns whether round ``number - 1`` is finished, which only a worker that joined in the middle of it has to ask.
 
-    When all who took part in it are gone before anyone had its result, the lowest of those that are left makes
-    it one in which nothing was added.
+    When all who took part in it are gone before anyone had its result, the lowest of those that are left ends it:
+    as one in which nothing was added, where the values before it are there still.
     """
     if load64(base + at.COMMITTED) >= number - 1:
         return True
@@ -186,22 +184,14 @@ def _last_round_is_over(control, base, me, number, like):
         return False
     if load64(base + at.COMMITTED) >= number - 1:
         return True  # looked at again once all others are gone: one may have finished it, and left after that
-    size = header_of(base).elements
-    copy_into(
-        array_at(base + buffer_of(base, number - 1), size, like),
-        array_at(base + buffer_of(base, number - 2), size, like),
-    )
-    size *= header_of(base).state_count
-    copy_into(
-        array_at(base + state_of(base, number - 1), size, like),
-        array_at(base + state_of(base, number - 2), size, like),
-    )
+    if fold_part(base, update, number - 1, 0, np.int64(0), 0, header_of(base).elements, like) != DONE:
+        return False
     store64(base + at.COMMITTED, number - 1)
     return True
 
 
 @inner
-def _decide(control, base, me, progress, wait, like):
+def _decide(control, base, update, me, progress, wait, like, fold_part):
     """Fixes or learns the members of the step: DONE, or why it has to wait or stop."""
     while True:
         event = load32(control + at.EVENT)
@@ -220,7 +210,10 @@ def _decide(control, base, me, progress, wait, like):
         state, members = _collect(control, base, step, among)
         if state == LOST_SOMEONE:
             return LOST_SOMEONE
-        if progress[CHUNK] == 0 and not _last_round_is_over(control, base, me, progress[ROUND], like):
+        number = progress[ROUND]
+        if progress[CHUNK] == 0 and not _last_round_is_over(
+            control, base, update, me, number, like, fold_part
+        ):
             state = NOT_READY
         if state == READY:
             # a worker that leaves an add makes a decision fail that was collected before its slot was ready
@@ -264,7 +257,9 @@ def gather(control, base, update, me, number, chunk, members, wait, like, fold_p
                 gone = (members >> worker) & 1 and not is_live(control, worker)
                 if gone and load64(line_of(base, worker) + at.FOLDED) < step:
                     a, b = part_of(members, worker, lo, hi)
-                    fold_part(base, update, number, chunk, members, a, b, like)
+                    code = fold_part(base, update, number, chunk, members, a, b, like)
+                    if code != DONE:
+                        return code
                     publish_folded(control, base, worker, step, members)
             continue
         code = pause(control, me, wait, event, at.FOR_ROUND, header_of(base).table_id, 1, step)
@@ -280,10 +275,11 @@ def read_both(base, number, lo, hi, local, last):
 
 
 @inner
-def go_through(control, base, update, me, source, progress, local, last, like):
+def go_through(control, base, update, me, source, progress, local, last, like, fold_part):
     """Goes through the chunks of a round, one behind with what the others fold: DONE, or why it stopped.
 
-    The stages of a chunk: 0 stage it, 1 gather the chunk before, 2 decide, 3 fold.
+    The stages of a chunk: 0 stage it, 1 gather the chunk before, 2 decide and fold, with ``fold_part``: `fold`, or what
+    takes the same arguments, may be called again, and returns DONE or why it stopped.
     """
     wait = words(WAIT_WORDS)
     chunks = header_of(base).chunk_count
@@ -304,7 +300,7 @@ def go_through(control, base, update, me, source, progress, local, last, like):
         if progress[STAGE] == 1:
             if chunk > 0:
                 members = progress[MEMBERS + chunk - 1]
-                code = gather(control, base, update, me, number, chunk - 1, members, wait, like, fold)
+                code = gather(control, base, update, me, number, chunk - 1, members, wait, like, fold_part)
                 if code != DONE:
                     return code
                 if source == CHUNKED:
@@ -317,7 +313,7 @@ def go_through(control, base, update, me, source, progress, local, last, like):
                 return DONE
             progress[STAGE] = 2
         if progress[STAGE] == 2:
-            code = _decide(control, base, me, progress, wait, like)
+            code = _decide(control, base, update, me, progress, wait, like, fold_part)
             if code != DONE:
                 return code
             end_table_wait(control, base, me)
@@ -328,10 +324,12 @@ def go_through(control, base, update, me, source, progress, local, last, like):
             if source == CHUNKED:
                 for a in range(lo, hi, PART):
                     b = min(hi, a + PART)
-                    fold(base, update, number, chunk, members, a, b, like)
+                    fold_part(base, update, number, chunk, members, a, b, like)
                     read_both(base, number, a, b, local, last)
             else:
-                fold(base, update, number, chunk, members, lo, hi, like)
+                code = fold_part(base, update, number, chunk, members, lo, hi, like)
+                if code != DONE:
+                    return code
             publish_folded(control, base, me, step_of(base, number, chunk), members)
             progress[CHUNK] = chunk + 1
             progress[STAGE] = 0

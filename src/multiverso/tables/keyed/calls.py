@@ -46,11 +46,16 @@ class KeyedCalls:
     with a part of it done is finished before anything else is (`settle`), and recognised when its thread makes it
     again; once its caller has been told what became of it, `end` says so. What works on the table as a whole goes
     through `alone`.
+
+    Attributes:
+        lock: held by the call that is under way.
+        refuse: raises where no call may be made: in the middle of a round of a synchronous job.
     """
 
     def __init__(self, session: Session, memory: KeyedMemory, spec: KeyedSpec) -> None:
         self._session, self._memory, self._spec = session, memory, spec
-        self._lock = new_lock()
+        self.lock = new_lock()
+        self.refuse: Callable[[], None] = _allow
         self._mine = _Mine()
         self._unfinished: Adding | Removing | None = None
         self._closed: str | None = None  # why nothing is done any more
@@ -68,14 +73,18 @@ class KeyedCalls:
     def get(self, keys: Keys, out: int, timeout_seconds: float | None = None) -> None:
         """Writes the rows of keys, or their initial rows, to an address."""
         deadline = self._deadline(timeout_seconds)
-        with turn(self._lock, self._spec):
+        with turn(self.lock, self._spec):
             self._ready(deadline)
-            try:
-                rows = self._find(keys, deadline)
-                self.run(kernels.read, (keys, rows, out), deadline)
-            except BaseException:
-                self._release()
-                raise
+            self.read(keys, out, deadline)
+
+    def read(self, keys: Keys, out: int, deadline: Deadline | None) -> None:
+        """As `get`, under the lock."""
+        try:
+            rows = self._find(keys, deadline)
+            self.run(kernels.read, (keys, rows, out), deadline)
+        except BaseException:
+            self._release()
+            raise
 
     def add(self, call: Call, timeout_seconds: float | None = None) -> None:
         """Gives each key's delta to the updater, once it has a row. Then `end`."""
@@ -132,7 +141,7 @@ class KeyedCalls:
         return self._evict(self._evicting(call).seen, seconds)
 
     def _evicting(self, call: Call) -> Evicting:
-        turn(self._lock, self._spec)  # refuses before the time has gone on
+        turn(self.lock, self._spec)  # refuses before the time has gone on
         self._begin(call)
         assert isinstance(call.work, Evicting)
         return call.work
@@ -144,7 +153,7 @@ class KeyedCalls:
 
     def _evict(self, seen: Keys, seconds: float | None) -> int:
         end = 2**62 if seconds is None else time.monotonic_ns() + int(seconds * 1e9)
-        with turn(self._lock, self._spec):
+        with turn(self.lock, self._spec):
             while seen[0] < removal.WHOLE:
                 self._clear(None)  # a slice at a time: the interpreter may have a signal to handle
                 slice_end = min(end, time.monotonic_ns() + 50_000_000)
@@ -155,7 +164,7 @@ class KeyedCalls:
 
     def excess(self) -> int:
         """Returns how many keys there are beyond what the table's eviction allows, roughly; of a closed table none."""
-        with turn(self._lock, self._spec):
+        with turn(self.lock, self._spec):
             return 0 if self._closed is not None else removal.excess.compiled()(self._memory.address)
 
     # -- one kernel at a time --------------------------------------------------------------------------------
@@ -165,7 +174,7 @@ class KeyedCalls:
 
         Rows that it finds are no other key's until it ends.
         """
-        with turn(self._lock, self._spec):
+        with turn(self.lock, self._spec):
             self._ready(None)
             try:
                 return work(*arguments, **named)
@@ -191,13 +200,13 @@ class KeyedCalls:
         control, base, me = session.control.address, self._memory.address, session.worker_id
         code = [compiled(control, base, *updater, me, *arguments, progress)]
         if code[0] & 0xFFFF == FULL:
-            raise self._full()
+            raise self.full()
         if code[0]:
 
             def again() -> int:
                 code[0] = compiled(control, base, *updater, me, *arguments, code[0] >> 16)
                 if code[0] & 0xFFFF == FULL:
-                    raise self._full()
+                    raise self.full()
                 return int(code[0])
 
             session.resume(code[0], again, deadline, self.what)
@@ -212,8 +221,8 @@ class KeyedCalls:
 
     def settle(self, deadline: Deadline | None) -> None:
         """Finishes what an exception has left half."""
-        if self._unfinished is not None and not holds(self._lock):  # else this is inside of that call
-            with turn(self._lock, self._spec):
+        if self._unfinished is not None and not holds(self.lock):  # else this is inside of that call
+            with turn(self.lock, self._spec):
                 self._ready(deadline)
 
     def end(self, call: Call) -> None:
@@ -247,13 +256,14 @@ class KeyedCalls:
         self._session.check()
         if self._closed is not None:
             raise ClosedError(self._closed)
+        self.refuse()
         if self._unfinished is not None:
             self._finish(self._unfinished, deadline)
 
     def _do(self, call: Call, deadline: Deadline | None) -> Adding | Removing:
         """Makes an add or a removal, or what is left of one."""
         with turn(
-            self._lock, self._spec
+            self.lock, self._spec
         ):  # a handler's call, refused or made while this waits, leaves no trace
             self._begin(call)
             work = call.work
@@ -296,7 +306,7 @@ class KeyedCalls:
 
     def close(self, reason: str) -> None:
         """Finishes what is half done; every later call raises ClosedError. May be called again."""
-        with turn(self._lock, self._spec):
+        with turn(self.lock, self._spec):
             if self._closed is None:
                 self._ready(None)
                 self._closed = reason
@@ -318,12 +328,15 @@ class KeyedCalls:
         for start in range(done(call.rows), call.keys.size, most):
             part = slice(start, start + most)
             keys = call.keys[part]
-            self._make_room(keys.size)
-            self._growth.prepare(keys.size)
+            self.make_room(keys.size)
             self.run(kernels.admit, (keys, call.rows[part], call.call), deadline)
 
-    def _make_room(self, keys: int) -> None:
-        """Looks, now and then, whether the machine has memory for as many more rows as this worker may make."""
+    def make_room(self, keys: int) -> None:
+        """Gets memory ready for so many more rows, if the machine has it, which is looked at now and then."""
+        self._check_memory(keys)
+        self._growth.prepare(keys)
+
+    def _check_memory(self, keys: int) -> None:
         self._budget -= keys * self._memory.bytes_a_key
         if self._budget >= 0:
             return
@@ -344,7 +357,12 @@ class KeyedCalls:
         """What a wait is for, in words."""
         return f"a row of the {self._spec}"
 
-    def _full(self) -> OutOfMemoryError:
+    def full(self) -> OutOfMemoryError:
+        """Returns the error for keys that there is no row for."""
         return OutOfMemoryError(
             f"the {self._spec} is full, or the machine's memory is: it has {self._memory.rows_handed_out():,} rows"
         )
+
+
+def _allow() -> None:
+    """Calls may be made at any time."""

@@ -33,8 +33,8 @@ class KeyedContents(HeldKeyedTable):
         """The table's time."""
 
     @abstractmethod
-    def remove(self, keys: npt.ArrayLike, *, timeout_seconds: float | None = None) -> npt.NDArray[np.bool_]:
-        """Removes keys."""
+    def _remove(self, keys: npt.ArrayLike, timeout_seconds: float | None = None) -> npt.NDArray[np.bool_]:
+        """Removes keys, also between the rounds of a synchronous job."""
 
     @abstractmethod
     def items(self, batch: int = _MOST_AT_ONCE) -> Iterator[tuple[Keys, Array]]:
@@ -133,7 +133,7 @@ class KeyedContents(HeldKeyedTable):
     def _replace(self, content: Content) -> None:
         """Makes the table hold what was saved, and nothing else."""
         for keys, _, kinds in self._passes.entries(_MOST_AT_ONCE):
-            self.remove(np.setdiff1d(keys[kinds != GONE], content.keys))
+            self._remove(np.setdiff1d(keys[kinds != GONE], content.keys))
         self._calls.overwrite(content.keys, content.rows)
         self._memory.set_word("TICK", content.ticks)
         if content.uses is not None and self._spec.keeps_use:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from multiverso.deadline import Deadline
@@ -11,6 +12,7 @@ from multiverso.runtime.session.session import Session
 from multiverso.tables.convert import Array
 from multiverso.tables.keyed.calls import KeyedCalls
 from multiverso.tables.keyed.memory import KeyedMemory
+from multiverso.tables.keyed.rounds import KeyedRounds
 from multiverso.tables.keyed.spec import KeyedSpec
 from multiverso.tables.keyed.whole import KeyedPasses
 from multiverso.tables.table import Closed, Table
@@ -23,19 +25,27 @@ class HeldKeyedTable(Table[KeyedSpec]):
     _memory: KeyedMemory
     _calls: KeyedCalls
     _passes: KeyedPasses
+    _rounds: KeyedRounds | None = None  # in a synchronous job
 
     def __init__(self, session: Session, spec: KeyedSpec, updater: Updater) -> None:
         session.check()
-        if session.consistency.reads_wait:
+        mode = session.consistency
+        if mode.has_clocks:
             raise NotInThisJobError(
-                f"keyed tables are asynchronous, and this session is {session.consistency.name}: "
-                "call init() without sync= and staleness=, or use a MatrixTableHandler"
+                f"keyed tables are asynchronous or synchronous, and this session is {mode.name}: "
+                "call init() without staleness=, or use a MatrixTableHandler"
+            )
+        if mode.in_rounds and (spec.admission > 1 or spec.eviction is not None):
+            raise NotInThisJobError(
+                "a KeyedTable in a synchronous job admits each key at once and keeps it: leave out admission= and "
+                "eviction=, or call init() without sync="
             )
         refuse_across_hosts(
             session.hosts,
             "a KeyedTable",
             "use a MatrixTableHandler, whose rows have numbers, or start all workers on one host",
         )
+        spec = replace(spec, in_rounds=mode.in_rounds)
         super().__init__(session, spec, updater)
         self._closed = False
         handles = session.handles
@@ -45,11 +55,15 @@ class HeldKeyedTable(Table[KeyedSpec]):
             twin = next(iter(handles.of(_key(called))), None)
             if isinstance(twin, HeldKeyedTable):
                 twin._memory.check_equal(spec)
-                self._memory, self._calls = twin._memory, twin._calls
+                self._memory, self._calls, self._rounds = twin._memory, twin._calls, twin._rounds
+            elif mode.in_rounds:
+                self._rounds = KeyedRounds.of(session, called, spec, updater)
+                self._memory, self._calls = self._rounds.memory, self._rounds.calls
             else:
                 self._memory = KeyedMemory.of(session, called, spec)
                 self._calls = KeyedCalls(session, self._memory, spec)
             self._passes = KeyedPasses(session, self._memory, self._calls)
+            self._operations = self._rounds.operations if self._rounds is not None else None
             self._called, self._shared = called, self._memory.memory
             # in one step: either this call has opened the table, or it can be made again
             handles.add(_key(called), self)
@@ -65,7 +79,7 @@ class HeldKeyedTable(Table[KeyedSpec]):
         return self._memory.hyper()[index : index + 1]
 
     def _steps(self) -> int:
-        return self._memory.adds()
+        return self._memory.adds() if self._rounds is None else self._rounds.version()
 
     # -- the end ---------------------------------------------------------------------------------------------
 
@@ -82,6 +96,8 @@ class HeldKeyedTable(Table[KeyedSpec]):
 
         Raises:
             WaitTimeoutError: what was half done could not be finished. Nothing was changed.
+            InterruptedRoundError: in a synchronous job, this worker's adds since its last read would be lost, or a read
+                was interrupted: ``get`` first. Nothing was changed.
         """
         session = self._session
         if session.closed is not None:
@@ -94,12 +110,17 @@ class HeldKeyedTable(Table[KeyedSpec]):
             if not self._closed:
                 reason = f"{self!r} was closed: close() was called on it"
                 if last:
+                    if self._rounds is not None:
+                        self._rounds.operations.settle(None)
+                        self._rounds.refuse_unfinished()
                     self._calls.close(reason)
                 gone: Any = Closed(reason)
-                self._memory = self._calls = self._passes = gone
+                self._memory = self._calls = self._passes = self._operations = gone
                 self._closed = True
             if last:
                 session.close_memory(self._shared)
+                if self._rounds is not None:  # last: rows must not be older than the rounds that changed them
+                    self._rounds.close()
             # the name stays known: a table by order is never another one
             session.handles.remove(_key(self._called), self)
 

@@ -49,8 +49,7 @@ class KeyedMemory:
         Raises:
             TableMismatchError: what is there is another table.
         """
-        most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        places = layout.places(spec.row_bytes, min(most // (spec.row_bytes + 16), 2**32 - 2))
+        places = layout.places(spec.row_bytes, min(physical_memory() // (spec.row_bytes + 16), 2**32 - 2))
 
         def initialise(memory: SharedMemory) -> None:
             _write_header(memory.address, spec, places)
@@ -81,7 +80,7 @@ class KeyedMemory:
     @property
     def bytes_a_key(self) -> int:
         """Memory that another key takes."""
-        return self._spec.row_bytes + _INDEX_BYTES
+        return self._spec.row_bytes + _INDEX_BYTES + self._spec.log_bytes
 
     def word(self, name: str) -> int:
         """Returns a 64-bit word of the header, by its name in the layout."""
@@ -166,6 +165,11 @@ class KeyedMemory:
     def array(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """Returns a part of the memory itself."""
         return self.memory.array[offset : offset + nbytes]
+
+
+def physical_memory() -> int:
+    """Returns how many bytes of memory the machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def memory_name(called: str) -> str:

@@ -58,7 +58,11 @@ def _whole(value: Any, what: str) -> int:
 
 @dataclass(frozen=True)
 class KeyedSpec:
-    """A keyed table: everything that its workers have to agree on."""
+    """A keyed table: everything that its workers have to agree on.
+
+    Attributes:
+        in_rounds: adds take effect in rounds, and beside each row stands the last one that it was changed in.
+    """
 
     dim: int
     dtype: str
@@ -71,6 +75,7 @@ class KeyedSpec:
     name: str | None = None
     admission: int = 1
     eviction: Eviction | None = None
+    in_rounds: bool = False
 
     @classmethod
     def of(
@@ -166,8 +171,13 @@ class KeyedSpec:
 
     @property
     def row_bytes(self) -> int:
-        """From one row to the next: values and state, in whole cache lines."""
-        return round_up(sum(self.widths()) * np.dtype(self.dtype).itemsize, CACHE_LINE)
+        """From one row to the next: values and state, in rounds the last one, in whole cache lines."""
+        return round_up(sum(self.widths()) * np.dtype(self.dtype).itemsize + 8 * self.in_rounds, CACHE_LINE)
+
+    @property
+    def log_bytes(self) -> int:
+        """What a key takes in a worker's log of a round: in the index, at most, itself and its delta."""
+        return 8 * (4 + 1) + self.dim * np.dtype(self.dtype).itemsize if self.in_rounds else 0
 
     def __str__(self) -> str:
         name = f" named {self.name!r}" if self.name else ""

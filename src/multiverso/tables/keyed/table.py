@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso.compiling.on_demand import compile_update
-from multiverso.errors import ShapeMismatchError
+from multiverso.deadline import Deadline
+from multiverso.errors import NotInThisJobError, ShapeMismatchError
 from multiverso.kernels.keyed.passes import KEY
 from multiverso.runtime.session.current import current
 from multiverso.runtime.session.session import Session
@@ -20,6 +21,7 @@ from multiverso.tables.keyed.contents import KeyedContents
 from multiverso.tables.keyed.keys import Keys, as_keys, summed
 from multiverso.tables.keyed.progress import Adding, Call, Evicting, Removing
 from multiverso.tables.keyed.spec import Eviction, KeyedSpec
+from multiverso.tables.operations import ADD_ROWS, GET_ROWS
 from multiverso.tables.output import fresh, into
 from multiverso.updaters import Updater, UpdaterName, resolve
 
@@ -34,9 +36,14 @@ class KeyedTable(KeyedContents):
     on ``seed`` and the key alone, whoever asks. There is no size to give: the table grows in small steps, and no row
     ever moves. Workers reach it as they reach any table, by function calls on shared memory.
 
-    Always asynchronous: an ``add`` is applied when it returns, row by row, and a row that is read is never torn. A
+    An ``add`` is applied when it returns, row by row, and a row that is read is never torn. A
     worker that is killed in an ``add`` has applied it to a prefix of the keys, to each of them wholly or not at all,
     and the others go on; a key whose ``add`` has returned is never lost.
+
+    In a synchronous job (``init(sync=True)``) ``get`` ends a round, as a matrix's does: each key that was added to gets
+    one step of its updater with the sum of all workers' deltas, in worker order, and all workers read the same bits.
+    Everything else (``len``, ``items``, ``save``) shows the last round. There keys are not removed, evicted or
+    admitted late, and all workers make their tables without a name in the same order.
 
     A call that raised has not returned (a deadline, Ctrl-C, an alarm's handler): call it again with the same arguments,
     in the same thread, and it is finished; what it had done is not done again.
@@ -63,7 +70,8 @@ class KeyedTable(KeyedContents):
 
     Raises:
         TableMismatchError: other workers asked for another table of this name.
-        NotInThisJobError: a synchronous session, one with bounded staleness, or one on several hosts.
+        NotInThisJobError: a session with bounded staleness, or one on several hosts; a synchronous one, and
+            ``admission`` or ``eviction``.
         ValueError: an invalid ``initial`` or name.
 
     Example:
@@ -137,14 +145,14 @@ class KeyedTable(KeyedContents):
         dtype: npt.DTypeLike | None = None,
         timeout_seconds: float | None = None,
     ) -> Any:
-        """Returns the rows of keys; of a key that has none, its initial row. It never makes one.
+        """Returns the rows of keys; of a key that has none, its initial row. In a synchronous job it ends a round.
 
         Args:
             keys: integers that fit in 64 bits with a sign, in any shape and order, also repeated.
             out: written to and returned: keys' shape + (dim,), or flat.
             dtype: of the result, where ``out`` is not given: the table's, ``"float16"`` or ``"bfloat16"``.
             timeout_seconds: deadline, instead of the session's, of the wait for a worker that was stopped in the
-                middle of a change; nothing else is waited for.
+                middle of a change; in a synchronous job for the round, too. Nothing else is waited for.
 
         Returns:
             Numbers of the table's dtype, of keys' shape + (dim,).
@@ -152,13 +160,18 @@ class KeyedTable(KeyedContents):
         Raises:
             RowIdError: keys that are not integers, or do not fit.
             ShapeMismatchError, DtypeMismatchError: ``out`` does not fit.
+            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: the round could not end well.
         """
         array = as_keys(keys)
         shape = (*array.shape, self.dim)
         output = fresh(shape, self._dtype, dtype) if out is None else into(out, shape, self._dtype, False)
         flat = array.reshape(-1)
-        self._calls.get(flat, output.flat.ctypes.data, timeout_seconds)
-        return output.give()
+        operations = self._operations
+        if operations is None:
+            self._calls.get(flat, output.flat.ctypes.data, timeout_seconds)
+            return output.give()
+        arguments, deadline = (flat, output.flat), self._deadline(timeout_seconds)
+        return operations.run(GET_ROWS, operations.how.get_rows, arguments, deadline, output.give)
 
     def add(self, delta: Any, keys: Any, *, timeout_seconds: float | None = None) -> None:
         """Gives each key's delta to the table's updater; a key without a row gets one first.
@@ -184,9 +197,13 @@ class KeyedTable(KeyedContents):
             )
         data = as_data(values, self._dtype, "delta")
         flat = array.reshape(-1)
-        if self._sums_first:
+        operations = self._operations
+        if self._sums_first and (operations is None or self._clip is not None):
             flat, data = summed(flat, data, self.dim)
         data = self._transformed(data, flat.size)
+        if operations is not None:
+            operations.run(ADD_ROWS, operations.how.add_rows, (flat, data), self._deadline(timeout_seconds))
+            return
         this_call = Call(Adding.of(self._update, flat, data, self._spec.admission))
         calls = self._calls  # another thread may close the table once this add is done
         try:
@@ -232,12 +249,25 @@ class KeyedTable(KeyedContents):
 
         Returns:
             Whether each key had a row, in the keys' shape; a key that is named twice had one the first time.
+
+        Raises:
+            NotInThisJobError: in a synchronous job.
         """
+        if self._rounds is not None:
+            raise NotInThisJobError(
+                f"{self!r} is in a synchronous job, where keys are not removed: their rows stay"
+            )
+        return self._remove(keys, timeout_seconds)
+
+    def _remove(self, keys: Any, timeout_seconds: float | None = None) -> npt.NDArray[np.bool_]:
         array = as_keys(keys)
         this_call, calls = Call(Removing(array.reshape(-1))), self._calls
         removed = calls.remove(this_call, timeout_seconds).reshape(array.shape)
         calls.end(this_call)
         return removed
+
+    def _deadline(self, timeout_seconds: float | None) -> Deadline | None:
+        return None if timeout_seconds is None else self._session.start_deadline(timeout_seconds)
 
     @property
     def ticks(self) -> int:
