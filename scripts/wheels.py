@@ -83,7 +83,14 @@ def tried(wheel: Path, python: str, tests: bool) -> dict[str, Any]:
         folder = Path(place)
         run(python, "-m", "venv", folder / "venv")
         inside = folder / "venv" / "bin" / "python"
-        install = (inside, "-m", "pip", "install", "-q", "--disable-pip-version-check")
+        install: tuple[str | Path, ...] = (
+            inside,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--disable-pip-version-check",
+        )
         facts: dict[str, Any] = {
             "python": run(inside, "-c", "import platform; print(platform.python_version())").strip()
         }
@@ -105,7 +112,7 @@ def tried(wheel: Path, python: str, tests: bool) -> dict[str, Any]:
         if tests:
             run(*install, "pytest>=8", "pytest-timeout", "hypothesis", "greenlet")
             files = [ROOT / "tests" / "core" / name for name in TESTS]
-            command = (inside, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files)
+            command: tuple[str | Path, ...] = (inside, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files)
             facts["tests"] = run(*command, PATH=f"{folder}/venv/bin:{os.environ['PATH']}").splitlines()[-1]
     return facts
 
