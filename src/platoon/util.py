@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,6 +111,15 @@ def _mpi() -> Any:
     except (ImportError, RuntimeError) as error:
         raise AttributeError(f"there is no MPI here ({error}); pip install mpi4py mpich") from error
     return MPI
+
+
+def readable(sources: Iterable[Any], seconds: float) -> list[Any]:
+    """Waits until one of some descriptors, or of what has a ``fileno()``, can be read; returns those that can."""
+    by_number = {each if isinstance(each, int) else each.fileno(): each for each in sources}
+    poll = select.poll()  # and not select(), which knows descriptors under 1024 only
+    for number in by_number:
+        poll.register(number, select.POLLIN)
+    return [by_number[number] for number, _ in poll.poll(1000 * max(0.0, seconds))]
 
 
 def last_lines(path: str | os.PathLike[str], count: int = 20, most_bytes: int = 16384) -> list[str]:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from platoon.channel import Controller
-from platoon.channel.secret import VARIABLE as SECRET
 from warm import Program, Warm
 
 SECONDS = 150  # the first test after a change of a kernel compiles, maybe on a busy machine
@@ -88,7 +87,7 @@ class Experiment:
         controller = Controller(control_port=0, devices=["cpu"] * workers)
         try:
             controller.init_control(0)
-            variables[SECRET] = controller._secret.text
+
             variables["PLATOON_CONTROL_PORT"] = str(controller.control_port)
             serving = threading.Thread(target=controller.serve)
             serving.start()

@@ -10,8 +10,12 @@ from typing import Any
 
 import pytest
 
+from multiverso.runtime.session.node_link import NodeLink
+from multiverso.wire import messages
 from platoon.channel import Controller, Worker
-from platoon.channel.answering import Answering
+from platoon.channel.answering import Answering, Query
+from platoon.channel.wire import dumps, socket_name
+from platoon.reporting import Reporter
 from platoon.util import PlatoonError
 
 COUNTING = """
@@ -192,14 +196,25 @@ def test_a_port_that_is_taken_is_named(experiment: Any, port: int) -> None:
         assert "SIGTERM" in experiment.finish(controller, 1)
 
 
-def test_the_controller_listens_on_loopback_only(experiment: Any, port: int) -> None:
+def test_the_controller_listens_on_no_network(experiment: Any, port: int) -> None:
     controller = serving(experiment, port)
-    listening = [line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    assert f"0100007F:{port:04X}" in listening
-    assert f"00000000:{port:04X}" not in listening
+    sockets = {
+        os.readlink(each) for each in Path(f"/proc/{controller.pid}/fd").iterdir() if each.is_symlink()
+    }
+    tables = [Path(f"/proc/net/{kind}").read_text().split() for kind in ("tcp", "tcp6", "udp", "unix")]
+    mine = [sum(f"socket:[{word}]" in sockets for word in set(words)) for words in tables]
+    assert mine[:3] == [0, 0, 0]
+    assert mine[3] > 0
     with Worker(control_port=port):
         os.kill(controller.pid, signal.SIGINT)
         assert "interrupted" in experiment.finish(controller, 1)
+
+
+def test_what_is_no_port_is_said() -> None:
+    for number in (-1, 65536):
+        controller = Controller()
+        with pytest.raises(PlatoonError, match=f"from 1 to 65535, or 0 for a free one; got {number}"):
+            controller.init_control(number)
 
 
 def test_there_are_no_more_places_than_devices(experiment: Any, port: int) -> None:
@@ -255,10 +270,26 @@ def test_a_forked_child_is_not_the_worker(experiment: Any, port: int) -> None:
     experiment.finish(controller)
 
 
-def test_requests_without_end_do_not_keep_an_end_from_being_noted(monkeypatch: Any) -> None:
-    nobody: Any = None
-    answering, answered = Answering(nobody, nobody, nobody, nobody), []
-    monkeypatch.setattr(Answering, "have_come", property(lambda _: len(answered) < 100_000))
-    monkeypatch.setattr(answering, "_answer_one", lambda: answered.append(1) or True)
-    assert answering.answer(all_of_them=True)
+def test_requests_without_end_do_not_keep_an_end_from_being_noted(port: int) -> None:
+    """Each answer has the next request come at once: what is read in one turn has to have an end all the same."""
+    answered: list[int] = []
+
+    def answer(query: Query) -> int:
+        answered.append(1)
+        if len(answered) < 10_000:
+            ask()
+        return 0
+
+    def ask() -> None:
+        link.tell({"do": "ask", "query": dumps({"req": "again", "req_info": None})})
+        while messages.waiting(link.connection):
+            messages.receive(link.connection)
+
+    answering = Answering(port, Reporter(None), answer)
+    link = NodeLink(messages.connect(socket_name("control", port), 10))
+    ask()
+    while not answered:
+        assert answering.answer(all_of_them=True)
     assert 1 < len(answered) < 1000
+    link.close()
+    answering.door.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -178,7 +177,7 @@ def test_any_number_of_workers_shares_them_out(experiment: Any, workers: int) ->
     assert f"done {sum(range(60))}" in result.logs["controller.out"]
 
 
-def test_a_dead_workers_credits_take_nobodys_minibatches(experiment: Any, port: int, wait_until: Any) -> None:
+def test_a_dead_workers_credits_take_nobodys_minibatches(experiment: Any, port: int) -> None:
     experiment.write(
         worker="""
         import os, sys
@@ -198,9 +197,6 @@ def test_a_dead_workers_credits_take_nobodys_minibatches(experiment: Any, port: 
             dead = experiment.start("worker.py", str(port))
             experiment.finish(dead, -9)
             worker.init_mb_sock(data_hwm=2)
-            # The living one's credits came after the dead one's end, so that is known, too.
-            batches = controller._data()
-            wait_until(lambda: batches._receive_credits() or 2 in Counter(batches._credits).values())
             dealer = threading.Thread(target=lambda: [controller.send_mb([np.array(i)]) for i in range(20)])
             dealer.start()
             received = [int(worker.recv_mb()[0]) for _ in range(20)]
@@ -262,3 +258,97 @@ def test_what_was_on_its_way_to_a_dead_worker_is_dealt_again(experiment: Any, po
     finally:
         controller.stop()
         thread.join(100)
+
+
+SENDER = """
+    import sys
+    from multiprocessing import get_context
+    import numpy as np
+    from platoon.channel import Controller
+
+    class Sends(Controller):
+        def start(self, port, how):
+            self.sender = get_context("fork").Process(target=self.send, args=(port, how))
+            self.sender.start()
+
+        def send(self, port, how):
+            self.init_data(port)
+            self.send_mb([np.zeros(3)])
+            if how == "closes":
+                self.asocket.close()
+
+        def handle_control(self, req, worker_id, req_info):
+            return "train"
+
+    controller = Sends(control_port=int(sys.argv[1]))
+    controller.start(int(sys.argv[2]), sys.argv[3])
+    print("serving", flush=True)
+    sys.exit(controller.serve())
+"""
+
+
+@pytest.mark.parametrize("how", ["closes", "ends"])
+def test_a_worker_does_not_wait_for_a_sender_that_has_ended(experiment: Any, port: int, how: str) -> None:
+    """As two workers of the pixel sum did: both are told to train, and there is one minibatch left."""
+    controller = experiment.write(controller=SENDER).start("controller.py", str(port), str(port), how)
+    assert controller.stdout.readline() == "serving\n"
+    with Worker(control_port=port) as worker:
+        worker.init_mb_sock(port)
+        assert worker.send_req("next") == "train"
+        assert worker.recv_mb()[0].tolist() == [0, 0, 0]
+        assert worker.send_req("next") == "train"
+        if how == "closes":
+            assert worker.recv_mb() == []
+        else:
+            with pytest.raises(
+                PlatoonError, match=r"process \d+, which sent .* without end_mb.* waited for a minibatch"
+            ):
+                worker.recv_mb()
+    experiment.finish(controller)
+
+
+def test_a_worker_does_not_wait_for_a_controller_that_has_ended(experiment: Any, port: int) -> None:
+    controller = Echo(control_port=port, data_port=0)
+    controller.init_control(port)
+    experiment.write(
+        worker="""
+        import sys
+        from platoon import PlatoonError, Worker
+        worker = Worker(control_port=int(sys.argv[1]))
+        worker.init_mb_sock()
+        worker.send_req("waits")
+        try:
+            worker.recv_mb()
+        except PlatoonError as error:
+            print(error)
+        """
+    )
+    asked = threading.Event()
+    controller.handle_control = lambda req, *rest: asked.set()  # type: ignore[method-assign]
+    thread = threading.Thread(target=controller.serve)
+    thread.start()
+    worker = experiment.start("worker.py", str(port))
+    assert asked.wait(60)
+    controller.stop()
+    thread.join(100)
+    assert "without end_mb(); this worker waited for a minibatch" in experiment.finish(worker)
+
+
+def test_many_arrays_in_many_minibatches_wait_for_their_worker() -> None:
+    """More than the socket holds unread: the sender waits, and loses nothing."""
+    number = 60
+    controller = Echo(control_port=0, data_port=0, data_hwm=number)
+    controller.init_control(0)
+    serving = threading.Thread(target=controller.serve)
+    serving.start()
+    batch = [np.array([i]) for i in range(400)]  # a header of some 20 KB
+    dealer = threading.Thread(target=lambda: [controller.send_mb(batch) for _ in range(number)])
+    with Worker(control_port=controller.control_port) as worker:
+        worker.init_mb_sock(data_hwm=number)
+        dealer.start()
+        for _ in range(number):
+            assert [int(array[0]) for array in worker.recv_mb()] == list(range(400))
+    dealer.join(60)
+    serving.join(60)
+    assert not dealer.is_alive()
+    assert not serving.is_alive()

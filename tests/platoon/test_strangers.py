@@ -1,31 +1,30 @@
-"""Who does not know the job's secret gets nowhere, and what makes no sense is answered and counted, never fatal."""
+"""Other users get nowhere, and what makes no sense is answered and counted, never fatal."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import secrets
+import select
 import socket
-import stat
 import subprocess
 import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
+from io import FileIO
 from typing import Any
 
 import numpy as np
 import pytest
-import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from multiverso.runtime.session.node_link import NodeLink
+from multiverso.wire import messages, trust
 from platoon.channel import Controller, Worker
-from platoon.channel.data import MOST_ROOM, BatchClient
-from platoon.channel.door import Door, knock
-from platoon.channel.secret import PROOF_BYTES, Secret, SecretFile, directory_of_secrets, find_secret
-from platoon.channel.wire import dumps, loads, unpack_arrays
+from platoon.channel.answering import Door
+from platoon.channel.data import MOST_ROOM
+from platoon.channel.wire import dumps, loads, socket_name, unpack_arrays
 from platoon.util import PlatoonError
 
 NOBODY = 65534
@@ -52,114 +51,103 @@ def serving() -> Iterator[Echo]:
 
 @pytest.fixture
 def dealer() -> Iterator[Any]:
-    """Makes sockets that connect to a port with a password or without one."""
-    context, made = zmq.Context(), []
+    """Makes connections to a port that speak as they like."""
+    made: list[NodeLink] = []
 
-    def connect(port: int, channel: str, secret: Secret | None) -> zmq.Socket:
-        made.append(context.socket(zmq.DEALER))
-        made[-1].setsockopt(zmq.LINGER, 0)
-        if secret is None:
-            made[-1].connect(f"tcp://127.0.0.1:{port}")
-        else:
-            knock(made[-1], secret, channel, port)
+    def connect(port: int, channel: str) -> NodeLink:
+        made.append(NodeLink(messages.connect(socket_name(channel, port), 20)))
         return made[-1]
 
     yield connect
     for each in made:
         each.close()
-    context.term()
 
 
-def test_strangers_are_not_heard_and_take_no_minibatches(
+def still_serves(controller: Echo) -> None:
+    with Worker(control_port=controller.control_port) as worker:
+        worker.init_mb_sock()
+        for i in range(3):
+            controller.send_mb([np.array(i)])
+            assert worker.recv_mb()[0] == i
+        assert worker.send_req("still there") == "still there"
+
+
+def test_who_speaks_nonsense_takes_no_minibatches(
     serving: Echo, dealer: Any, wait_until: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ports = {"control": serving.control_port, "data": serving._data().port}
+    nonsense = [b"", b"[]", os.urandom(4096), b"{}", b'{"long": 9}', b"[" * 50_000]
     for channel, port in ports.items():
-        for secret in (None, Secret(b"a guess")):
-            stranger = dealer(port, channel, secret)
-            for message in ([b"1", b"[]"], [secrets.token_bytes(16)], [b""]):
-                with contextlib.suppress(zmq.Again):  # it was sent away already
-                    stranger.send_multipart(message, zmq.NOBLOCK)
-        with socket.create_connection(("127.0.0.1", port)) as raw:
-            raw.sendall(secrets.token_bytes(4096))
-    # Of each port: no password, and a wrong one. Who sends nonsense and leaves at once may not be seen.
-    wait_until(lambda: serving._reporter.refused >= 4)
+        for said in nonsense:
+            stranger = dealer(port, channel).connection
+            with contextlib.suppress(OSError):
+                stranger.send(said)
+    wait_until(lambda: serving._data().look() or serving._reporter.refused >= 2 * (len(nonsense) - 1))
+    still_serves(serving)
+    assert "refused a worker: it sent no message" in capfd.readouterr().err
+
+
+def test_a_request_that_is_too_long_is_not_sent(serving: Echo) -> None:
+    with (
+        Worker(control_port=serving.control_port) as worker,
+        pytest.raises(PlatoonError, match="too long"),
+    ):
+        worker.send_req("x" * (33 << 20))
+
+
+def test_a_request_of_megabytes_is_answered(serving: Echo) -> None:
     with Worker(control_port=serving.control_port) as worker:
-        worker.init_mb_sock()
-        for i in range(3):
-            serving.send_mb([np.array(i)])
-            assert worker.recv_mb()[0] == i
-        assert worker.send_req("still there") == "still there"
-    assert "refused 127.0.0.1: it did not know the job's secret" in capfd.readouterr().err
+        assert worker.send_req("x" * (9 << 20)) == "x" * (9 << 20)
 
 
-def test_a_message_that_is_too_long_is_not_kept(serving: Echo, dealer: Any) -> None:
-    stranger = dealer(serving._data().port, "data", serving._secret)
-    for _ in range(50):
-        with contextlib.suppress(zmq.Again):
-            stranger.send(bytes(1 << 20), zmq.NOBLOCK)
-    with Worker(control_port=serving.control_port) as worker:
-        worker.init_mb_sock(data_hwm=1)
-        serving.send_mb([np.array(7)])
-        assert worker.recv_mb()[0] == 7
-        assert not serving._data()._credits
-        with pytest.raises(PlatoonError, match="too long"):
-            worker.send_req("x" * (33 << 20))
-
-
-def test_credits_without_end_are_not_kept(serving: Echo, dealer: Any, wait_until: Any) -> None:
+def test_credits_without_end_are_not_kept(serving: Echo, dealer: Any) -> None:
     batches = serving._data()
-    greedy = dealer(batches.port, "data", serving._secret)
-    for _ in range(2 * MOST_ROOM):
-        greedy.send(bytes(16))
-    wait_until(lambda: batches._receive_credits() or serving._reporter.refused)
-    batches._receive_credits()
-    assert len(batches._credits) == MOST_ROOM
-    greedy.send(b"no credit at all")
-    greedy.send_multipart([b"two", b"parts"])
-    wait_until(lambda: batches._receive_credits() or serving._reporter.refused > MOST_ROOM)
+    greedy = dealer(batches.port, "data")
+    for room in (1, MOST_ROOM - 1, 1, 0, -5, 10**30, True, None, "1"):
+        greedy.tell({"do": "grant", "room": room})
+    batches.look()
+    assert len(batches._next) == MOST_ROOM
+    assert serving._reporter.refused == 7
+    greedy.close()
+    still_serves(serving)
+
+
+def test_a_worker_that_reads_no_answers_stops_nobody(serving: Echo, dealer: Any) -> None:
+    silent = dealer(serving.control_port, "control")
+    silent.connection.setblocking(False)
+    with contextlib.suppress(OSError):  # cut off, or not heard for a while
+        for _ in range(500):
+            messages.send(
+                silent.connection, {"do": "ask", "query": dumps({"req": "x" * 30_000, "req_info": None})}
+            )
+            select.select([], [silent.connection], [], 1)
+    still_serves(serving)
 
 
 BAD_REQUESTS = [
-    b"[]",
-    b"",
-    b"\xff\xfe",
-    b"{",
-    b"1e999",
-    b"[" * 50_000,
-    b"9" * 10_000,
-    dumps({"req": "x"}),
-    dumps({"req": "x", "worker_id": "me", "req_info": None}),
-    dumps({"req": "x", "worker_id": 2**80, "req_info": None}),
-    dumps({"req": "platoon-hello", "worker_id": 1, "req_info": []}),
-    dumps({"req": "platoon-hello", "worker_id": 1, "req_info": {"local_rank": "0"}}),
+    *({"query": text} for text in ("[]", "", "{", "[" * 50_000, "9" * 10_000, dumps({"req": "x"}))),
+    *({"query": odd} for odd in (None, 1, {"req": "x", "req_info": None})),
+    {},
+    {"query": dumps({"req": "platoon-hello", "req_info": []})},
+    {"query": dumps({"req": "platoon-hello", "req_info": {"local_rank": "0"}})},
 ]
 
 
 def test_requests_that_make_no_sense_are_answered_and_counted(serving: Echo, dealer: Any) -> None:
-    odd = dealer(serving.control_port, "control", serving._secret)
-    for number, bad in enumerate(BAD_REQUESTS):
-        odd.send_multipart([b"%d" % number, bad])
-        assert odd.poll(20_000)
-        assert odd.recv() == b"%d" % number
-        proven = odd.recv()
-        assert proven[:PROOF_BYTES] == serving._secret.proof(b"%d" % number)
-        assert "error" in loads(proven[PROOF_BYTES:])
-    odd.send(b"one part")
-    odd.send_multipart([b"1", b"2", b"3", b"4"])
-    with Worker(control_port=serving.control_port) as worker:
-        assert worker.send_req("still there") == "still there"
-        assert serving._reporter.refused == len(BAD_REQUESTS) + 2
+    odd = dealer(serving.control_port, "control")
+    for bad in BAD_REQUESTS:
+        answer, _ = odd.ask({"do": "ask", **bad}, float("inf"), "an answer")
+        assert "failed" in answer
+    still_serves(serving)
+    assert serving._reporter.refused == len(BAD_REQUESTS)
 
 
 def test_a_place_that_there_is_not_is_refused(serving: Echo, dealer: Any) -> None:
-    odd = dealer(serving.control_port, "control", serving._secret)
+    odd = dealer(serving.control_port, "control")
     for rank in (-1, 64, 10**30):
-        odd.send_multipart(
-            [b"1", dumps({"req": "platoon-hello", "worker_id": 1, "req_info": {"local_rank": rank}})]
-        )
-        assert odd.poll(20_000)
-        assert "no place" in loads(odd.recv_multipart()[1][PROOF_BYTES:])["error"]
+        query = dumps({"req": "platoon-hello", "req_info": {"local_rank": rank}})
+        answer, _ = odd.ask({"do": "ask", "query": query}, float("inf"), "an answer")
+        assert "no place" in answer["failed"]
 
 
 # -- arrays ------------------------------------------------------------------------------------------------
@@ -187,11 +175,17 @@ HEADERS = [
 ]
 
 
+def unpacked(header: Any, parts: list[bytes], copy: bool = True) -> list[Any]:
+    with FileIO(os.memfd_create("arrays"), "r+") as memory:
+        memory.write(b"".join(part.ljust(64, b"\0") for part in parts))
+        return unpack_arrays(loads(dumps(header)), [memory.fileno()], copy)
+
+
 def test_an_array_of_anything_but_plain_memory_is_refused() -> None:
     """One of dtype "O" made pointers of the bytes that came: a segmentation fault at the first look at it."""
     for header in HEADERS:
         with pytest.raises(PlatoonError, match=r"array|minibatch"):
-            unpack_arrays([zmq.Frame(dumps(header)), zmq.Frame(b"\x01" * 32)])
+            unpacked(header, [b"\x01" * 32])
 
 
 JSON = st.recursive(
@@ -214,119 +208,54 @@ def test_whatever_comes_is_an_array_of_plain_memory_or_refused(
     header: Any, parts: list[bytes], copy: bool
 ) -> None:
     try:
-        arrays = unpack_arrays([zmq.Frame(dumps(header)), *map(zmq.Frame, parts)], copy)
+        arrays = unpacked(header, parts, copy)
     except PlatoonError:
         return
-    assert [array.nbytes for array in arrays] == [len(part) for part in parts]
+    assert sum(-(-array.nbytes // 64) for array in arrays) == len(parts)
     assert not any(array.dtype.hasobject for array in arrays)
 
 
 # -- the other way round: who pretends to be the controller -----------------------------------------------
 
-
-def test_a_program_that_has_the_port_is_not_taken_for_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It lets everybody in, and answers as a controller does; it has no proof of the secret."""
-    secret = Secret.make()
-    door = Door(secret, "control", 0, 1 << 20, lambda who, why: None, {})
-
-    def answer() -> None:
-        who, number, _ = door.socket.recv_multipart()
-        told = {"node": "its node", "controller": os.getpid()}
-        door.socket.send_multipart([who, number, Secret(bytes(32)).proof(number) + dumps({"ok": told})])
-
-    thread = threading.Thread(target=answer)
-    thread.start()
-    monkeypatch.setenv("PLATOON_SECRET", secret.text)
-    try:
-        with pytest.raises(PlatoonError, match="not this job's controller"):
-            Worker(control_port=door.port)
-    finally:
-        thread.join(100)
-        door.close()
-
-
-def test_a_minibatch_without_proof_is_not_taken() -> None:
-    secret = Secret.make()
-    door = Door(secret, "data", 0, 1 << 20, lambda who, why: None, {})
-    context = zmq.Context()
-    client = BatchClient(context, door.port, 1, secret)
-    try:
-        who, nonce = door.socket.recv_multipart()
-        for wrong in ([nonce], [nonce, b"null"], [Secret(bytes(32)).proof(nonce), b"null"]):
-            door.socket.send_multipart([who, *wrong])
-            assert client.socket.poll(20_000)
-            with pytest.raises(PlatoonError, match="without proof"):
-                client.receive(True)
-        door.socket.send_multipart([who, secret.proof(nonce), b"null"])
-        assert client.receive(True) == []
-    finally:
-        client.close()
-        context.term()
-        door.close()
-
-
-def test_the_wrong_secret_is_said_at_once(serving: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PLATOON_SECRET", secrets.token_hex(32))
-    with pytest.raises(PlatoonError, match="does not accept this job's secret"):
-        Worker(control_port=serving.control_port)
-    monkeypatch.setenv("PLATOON_SECRET", "no number")
-    with pytest.raises(PlatoonError, match="PLATOON_SECRET has no secret"):
-        Worker(control_port=serving.control_port)
-
-
-# -- the file ------------------------------------------------------------------------------------------------
-
-
-def test_the_file_is_the_users_own_and_goes_with_its_controller(serving: Echo, wait_until: Any) -> None:
-    file = serving._secret_file
-    assert file is not None
-    status = file._path.lstat()
-    assert stat.S_IMODE(status.st_mode) == 0o600
-    assert stat.S_IMODE(file._path.parent.lstat().st_mode) == 0o700
-    assert status.st_uid == os.geteuid()
-    serving.stop()
-    wait_until(lambda: not file._path.exists())
-
-
-def test_the_file_of_a_controller_that_was_killed_is_not_read_and_goes(port: int) -> None:
-    code = (
-        "import os, sys; from platoon.channel.secret import Secret, SecretFile; "
-        "SecretFile(Secret.make(), int(sys.argv[1])); os.kill(os.getpid(), 9)"
-    )
-    subprocess.run([sys.executable, "-c", code, str(port)], check=False, timeout=60)
-    left = [path for path in directory_of_secrets().iterdir() if path.name.startswith(f"port-{port}-")]
-    assert len(left) == 1
-    assert find_secret(port) is None
-    with pytest.raises(PlatoonError, match=f"on port {port}, and is it yours"):
-        Worker(control_port=port, socket_timeout=100)
-    other = SecretFile(Secret.make(), 0)
-    assert not left[0].exists()
-    other.remove()
-
-
-def test_a_directory_that_others_can_write_or_own_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory = tmp_path / "secrets"
-    monkeypatch.setattr("platoon.channel.secret.directory_of_secrets", lambda: directory)
-    made = SecretFile(Secret.make(), 1)
-    assert find_secret(1) is not None
-    directory.chmod(0o777)
-    for use in (lambda: find_secret(1), lambda: SecretFile(Secret.make(), 2)):
-        with pytest.raises(PlatoonError, match="cannot be trusted"):
-            use()
-    directory.chmod(0o700)
-    made.remove()
-    directory.rmdir()
-    directory.symlink_to(tmp_path)
-    with pytest.raises(PlatoonError, match="cannot be trusted"):
-        find_secret(1)
+TAKES = """
+import os, sys
+from platoon.channel import wire
+from multiverso.wire import messages
+wire.os.geteuid = lambda: int(sys.argv[2])
+name = wire.socket_name("control", int(sys.argv[1]))
+os.setuid(65534)
+port = messages.listen(name)
+print("taken", flush=True)
+port.accept()[0].recv(1)
+sys.stdin.readline()
+"""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a program of another user")
-def test_another_user_learns_nothing_and_takes_nothing(serving: Echo, dealer: Any) -> None:
-    """A program of another uid: it cannot read the file, and what it asks without it is not heard."""
-    assert serving._secret_file is not None
+def test_another_users_program_that_has_the_port_is_told_nothing(experiment: Any, port: int) -> None:
+    experiment.write(takes=TAKES)
+    thief = subprocess.Popen(
+        [sys.executable, experiment.folder / "takes.py", str(port), str(os.geteuid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with thief:
+        assert thief.stdout is not None
+        assert thief.stdout.readline() == "taken\n"
+        with pytest.raises(PlatoonError, match=f"port {port} is no controller of this user.*user 65534"):
+            Worker(control_port=port)
+        with pytest.raises(PlatoonError, match=f"port {port}.*--control-port"):
+            Controller().init_control(port)
+        thief.kill()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a program of another user")
+def test_another_user_learns_nothing_and_takes_nothing(
+    serving: Echo, wait_until: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A program of another uid: the kernel says whose it is, and what it asks is not heard."""
+    names = [socket_name("control", serving.control_port or 0), socket_name("data", serving._data().port)]
     child = os.fork()
     if child == 0:
         heard = 1
@@ -334,29 +263,78 @@ def test_another_user_learns_nothing_and_takes_nothing(serving: Echo, dealer: An
             os.setgroups([])
             os.setgid(NOBODY)
             os.setuid(NOBODY)
-            heard = _tries_as_a_stranger(serving._secret_file._path, int(serving.control_port or 0))
+            heard = sum(_is_heard(name) for name in names)
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(heard)
+    wait_until(lambda: serving._data().look() or serving._reporter.refused == 2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    still_serves(serving)
+    assert f"refused process {child}: it belongs to user {NOBODY}" in capfd.readouterr().err
+
+
+def _is_heard(name: str) -> bool:
+    """Whether a port says anything to this process but that it ends the connection."""
+    with messages.connect(name, 20) as raw, contextlib.suppress(ConnectionError):
+        messages.send(raw, {"id": 1, "do": "ask", "query": dumps({"req": "x", "req_info": None})})
+        messages.send(raw, {"do": "grant", "room": 1})
+        raw.settimeout(60)
+        return bool(raw.recv(1))
+    return False
+
+
+# -- where users cannot be told apart ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a user namespace without a map."""
+    monkeypatch.setattr("multiverso.users.look_alike", lambda: True)
+
+
+def test_where_users_look_alike_each_side_proves_that_it_knows_the_secret(alike: None, serving: Echo) -> None:
+    with Worker(control_port=serving.control_port) as worker:
+        done = threading.Event()
+        served = threading.Thread(target=lambda: (serving.send_mb([np.array(7)]), done.set()))
+        served.start()
+        worker.init_mb_sock()
+        assert worker.recv_mb()[0] == 7
+        served.join(60)
+        assert worker.send_req("here") == "here"
+
+
+def test_who_does_not_know_the_secret_is_not_heard(
+    alike: None, serving: Echo, dealer: Any, monkeypatch: pytest.MonkeyPatch, wait_until: Any
+) -> None:
+    monkeypatch.setenv(trust.SECRET_VARIABLE, trust.new_secret())
+    with pytest.raises(PlatoonError, match="does not know this job's secret"):
+        Worker(control_port=serving.control_port)
+    asks = {"do": "ask", "query": dumps({"req": "x", "req_info": None})}
+    for first in (asks, {"do": "prove", "proof": "no"}, {"do": "challenge"}, {"do": "challenge", "nonce": 3}):
+        stranger = dealer(serving.control_port, "control")
+        messages.send(stranger.connection, {"id": 1, **first})
+        with contextlib.suppress(OSError):
+            messages.send(stranger.connection, {"id": 2, **asks})
+        assert not _answers(stranger.connection)
+    monkeypatch.delenv(trust.SECRET_VARIABLE)
     with Worker(control_port=serving.control_port) as worker:
         assert worker.send_req("still there") == "still there"
 
 
-def _tries_as_a_stranger(secret: Path, port: int) -> int:
-    """Returns 0 if it learns nothing: it speaks ZMTP 3 by hand, as a forked child has no use of ZeroMQ's threads."""
-    with contextlib.suppress(PermissionError):
-        secret.read_text()
-        return 2
-    with socket.socket() as raw:  # a name would be looked up, for which this user cannot read the encodings
-        raw.settimeout(20)
-        raw.connect(("127.0.0.1", port))
-        said = b""
-        with contextlib.suppress(ConnectionError):
-            raw.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
-            raw.sendall(b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER")
-            raw.sendall(b"\x01\x011" + b"\x00\x02[]")
-            while block := raw.recv(4096):
-                said += block
-        return 3 if b"error" in said else 0
+def _answers(connection: socket.socket) -> bool:
+    """Whether one of the answers up to the connection's end is one to a request."""
+    answers = []
+    while (received := messages.receive(connection)) is not None:
+        answers.append(received[0])
+    return any("answer" in each for each in answers)
+
+
+def test_a_port_is_gone_from_forked_children(port: int) -> None:
+    door = Door("control", port, lambda who, why: None)
+    child = os.fork()
+    if child == 0:
+        os._exit(int(bool(door._connections) or door.entrance.listener.fileno() != -1))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    door.close()
+    Door("control", port, lambda who, why: None).close()

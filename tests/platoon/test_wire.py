@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import os
+from io import FileIO
+
 import ml_dtypes
 import numpy as np
 import pytest
-import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -36,7 +39,13 @@ def arrays(draw: st.DrawFn) -> Array:
 
 
 def through(items: list[Array], copy: bool) -> list[Array]:
-    return unpack_arrays([zmq.Frame(bytes(frame)) for frame in pack_arrays(items)], copy)
+    spare = [FileIO(os.memfd_create("written before"), "r+")]
+    spare[0].write(b"something" * 100)
+    batch = pack_arrays(items, spare)
+    try:
+        return unpack_arrays(loads(dumps(batch.header)), [batch.file.fileno()], copy)
+    finally:
+        batch.close()
 
 
 @settings(deadline=None, max_examples=150)
@@ -54,17 +63,33 @@ def test_arrays_come_out_as_they_went_in(items: list[Array], copy: bool) -> None
 @pytest.mark.parametrize("bad", [[], [np.array([object()])], [np.zeros(2, [("a", int)])]])
 def test_what_cannot_be_sent_is_refused(bad: list[Array]) -> None:
     with pytest.raises(PlatoonError):
-        pack_arrays(bad)
+        pack_arrays(bad, [])
 
 
-def test_frames_that_do_not_fit_are_refused() -> None:
-    frames = [zmq.Frame(bytes(frame)) for frame in pack_arrays([np.zeros(3)])]
-    with pytest.raises(PlatoonError, match="24"):
-        unpack_arrays([frames[0], zmq.Frame(b"short")])
-    with pytest.raises(PlatoonError, match="2 arrays"):
-        unpack_arrays([*frames, frames[1]])
-    with pytest.raises(PlatoonError, match="not JSON"):
-        unpack_arrays([zmq.Frame(b"\x80\x04."), frames[1]])
+def test_a_header_that_does_not_fit_its_memory_is_refused() -> None:
+    batch = pack_arrays([np.zeros(3)], [])
+    header, memory = loads(dumps(batch.header)), [batch.file.fileno()]
+    with pytest.raises(PlatoonError, match="64 bytes, and 128"):
+        unpack_arrays(header * 2, memory)
+    with pytest.raises(PlatoonError, match="64 bytes, and 0"):
+        unpack_arrays([], memory)
+    for odd in ([], memory * 2):
+        with pytest.raises(PlatoonError, match=f"{len(odd)} pieces of memory"):
+            unpack_arrays(header, odd)
+    batch.close()
+
+
+def test_arrays_on_the_memory_itself_are_the_workers_own() -> None:
+    batch = pack_arrays([np.arange(3.0), np.arange(7, dtype=np.int8)], [])
+    header = loads(dumps(batch.header))
+    one, other = (unpack_arrays(header, [batch.file.fileno()], copy=False) for _ in range(2))
+    assert all(array.flags.aligned for array in one)
+    one[0][:] = 9
+    batch.close()
+    del one
+    gc.collect()
+    assert other[0].tolist() == [0, 1, 2]
+    assert other[1].tolist() == list(range(7))
 
 
 def test_requests_are_json_and_numpy_numbers_are_plain() -> None:

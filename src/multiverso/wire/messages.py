@@ -102,11 +102,11 @@ def receive(connection: socket.socket, into: list[int] | None = None) -> tuple[M
     """
     descriptors = [] if into is None else into
     try:
-        body, descriptors[:], flags, _ = socket.recv_fds(
-            connection, _LONGEST + 1024, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-        )
-    except ConnectionResetError:
-        return None
+        body, descriptors[:], flags, _ = _received(connection)
+    except (
+        ConnectionResetError
+    ):  # of an end that left something unread: told first, and once; what it sent comes now
+        body, descriptors[:], flags, _ = _received(connection)
     if not body:
         return None
     try:
@@ -124,6 +124,10 @@ def receive(connection: socket.socket, into: list[int] | None = None) -> tuple[M
             os.close(descriptors.pop())
         raise
     return message, descriptors
+
+
+def _received(connection: socket.socket) -> tuple[bytes, list[int], int, Any]:
+    return socket.recv_fds(connection, _LONGEST + 1024, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
 
 
 def waiting(connection: socket.socket) -> bool:

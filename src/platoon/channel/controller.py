@@ -13,29 +13,26 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
-import zmq
 
 from platoon.channel import arguments
-from platoon.channel.answering import Answering
+from platoon.channel.answering import Answering, Query
 from platoon.channel.arguments import DEFAULT_PORT
 from platoon.channel.data import BatchServer
-from platoon.channel.door import Door
 from platoon.channel.members import Members
-from platoon.channel.query import Query
-from platoon.channel.secret import VARIABLE as SECRET_VARIABLE
-from platoon.channel.secret import Secret, SecretFile
-from platoon.channel.wire import MOST_REQUEST_BYTES, RESERVED
+from platoon.channel.wire import RESERVED
 from platoon.devices import find_devices
 from platoon.processes import on_sigterm
 from platoon.reporting import Reporter
-from platoon.util import PlatoonError
+from platoon.util import PlatoonError, readable
 
 if TYPE_CHECKING:
     from multiverso.runtime import Node
     from platoon.channel.hosts import Hosts
 
 _SEND_MB_SECONDS = 1800.0
-_IDLE_MS = 500  # a signal that comes just before the poll does not interrupt it; its handler runs after it
+_IDLE_SECONDS = (
+    0.5  # a signal that comes just before the wait does not interrupt it; its handler runs after it
+)
 
 
 class Controller:
@@ -74,9 +71,6 @@ class Controller:
         self._reporter = Reporter(os.environ.get("PLATOON_STATUS_FD"))
         self._members = Members(self._reporter)
         self._batches: BatchServer | None = None
-        self._secret = Secret.make()
-        self._secret_file: SecretFile | None = None
-        self._door: Door | None = None
         self._requests: Answering | None = None
         self._node: Node | None = None
         self._hosts: Hosts | None = None
@@ -191,26 +185,26 @@ class Controller:
             pass  # full: it will wake anyway; closed: there is nothing to wake
 
     @property
-    def csocket(self) -> zmq.Socket:
-        """The ZeroMQ socket of the requests, once the port is open; `serve` reads it.
+    def csocket(self) -> socket.socket:
+        """The socket where workers come in with their requests, once the port is open; `serve` reads it.
 
         Raises:
             AttributeError: it is not.
         """
         if self._requests is None:
             raise AttributeError("csocket: no port for requests is open; call init_control()")
-        return self._requests.socket
+        return self._requests.door.entrance.listener
 
     @property
-    def asocket(self) -> zmq.Socket:
-        """The ZeroMQ socket of the minibatches, once the channel is open; `send_mb` writes it.
+    def asocket(self) -> BatchServer:
+        """The channel of the minibatches, once it is open; its ``close()`` says that there are no more.
 
         Raises:
             AttributeError: it is not.
         """
         if self._batches is None:
             raise AttributeError("asocket: no channel for minibatches is open; call init_data()")
-        return self._batches.socket
+        return self._batches
 
     # -- minibatches ---------------------------------------------------------------------------------------
 
@@ -227,7 +221,7 @@ class Controller:
         if self._batches is not None and self._process == os.getpid():
             raise PlatoonError(f"minibatches are already sent from port {self._batches.port}")
         self.data_hwm = data_hwm
-        self._batches = BatchServer(port, self._secret, self._reporter.refuse)
+        self._batches = BatchServer(port, self._reporter.refuse)
 
     def send_mb(self, arrays: Sequence[Any] | npt.NDArray[Any], copy: bool = True) -> None:
         """Sends a minibatch to the next worker that has room, and waits for one (half an hour at most).
@@ -237,12 +231,12 @@ class Controller:
         Args:
             arrays: a list of arrays, any shape, order and number dtype; or one array, whose rows are sent as
                 such a list.
-            copy: False saves one copy; then the arrays must not change until their worker has them.
+            copy: what older programs say; the arrays are copied once in any case.
 
         Raises:
             PlatoonError: no worker had room in time, the controller is closed, or an array cannot be sent.
         """
-        self._data().send(arrays, copy, _SEND_MB_SECONDS)
+        self._data().send(arrays, _SEND_MB_SECONDS)
 
     def end_mb(self) -> None:
         """Ends the minibatches: every `Worker.recv_mb` returns an empty list from now on."""
@@ -278,7 +272,6 @@ class Controller:
         variables = {
             "PLATOON_CONTROL_PORT": str(self.control_port),
             "PLATOON_DATA_HWM": str(self.data_hwm),
-            SECRET_VARIABLE: self._secret.text,
         }
         if self._batches is not None:
             variables["PLATOON_DATA_PORT"] = str(self._batches.port)
@@ -305,13 +298,8 @@ class Controller:
         from multiverso.runtime import Node
 
         try:
-            self._door = Door(
-                self._secret, "control", port, MOST_REQUEST_BYTES, self._reporter.refuse, {zmq.LINGER: 1000}
-            )
-            self.control_port = self._door.port
-            self._requests = Answering(self._door.socket, self._secret, self._reporter, self._answer)
-            if not self._experiment:  # workers that it starts have the secret in their environment
-                self._secret_file = SecretFile(self._secret, self.control_port)
+            self._requests = Answering(port, self._reporter, self._answer)
+            self.control_port = self._requests.door.port
             # A worker's death is no reason for the others to stop: in elastic training they need nobody.
             across = self._hosts is not None and self._hosts.size > 1
             self._node = self._hosts.node() if across else Node(workers=None, on_lost="continue")  # type: ignore[union-attr]
@@ -322,23 +310,23 @@ class Controller:
     def _serve(self) -> bool:
         requests = self._requests
         assert requests is not None
-        while not self._members.all_gone or self._asked():
-            ready = {what for what, _ in zmq.zmq_poll(self._watched(), _IDLE_MS)}
-            if self._wake_in.fileno() in ready:
+        while not self._members.all_gone or requests.have_come:
+            ready = readable(self._watched(), _IDLE_SECONDS)
+            if self._wake_in in ready:
                 self._wake_in.recv(4096)
             if self._stopped is not None:
                 self._reporter.say("stopped", f"{self._stopped}: ending the workers")
                 return False
             gone = [member for watch, member in self._members.watched.items() if watch in ready]
-            ended = self._members.job is not None and self._members.job.fileno() in ready
-            if requests.socket in ready and not requests.answer(all_of_them=bool(gone) or ended):
+            ended = self._members.job is not None and self._members.job in ready
+            if requests.door in ready and not requests.answer(all_of_them=bool(gone) or ended):
                 return False
-            if self._batches is not None and self._batches.ended:
-                self._batches.answer_end()
+            if self._batches is not None and self._batches in ready:
+                self._batches.look()
             for member in gone:
                 self._members.note_gone(member)
                 if self._batches is not None:
-                    self._batches.deal_again(member.pid)
+                    self._batches.look(member.pid)
             if ended and not self._members.note_ends():
                 return False
         if not self._stay():
@@ -353,17 +341,14 @@ class Controller:
             return True
         return self._hosts.stay(self._node, lambda: self._stopped is not None)
 
-    def _watched(self) -> list[tuple[Any, int]]:
-        sources: list[Any] = [self.csocket, self._wake_in.fileno()]
-        sources += self._members.watched
+    def _watched(self) -> list[Any]:
+        assert self._requests is not None
+        sources = [self._requests.door, self._wake_in, *self._members.watched]
         if self._members.job is not None:
-            sources.append(self._members.job.fileno())
-        if self._batches is not None and self._batches.ended:
-            sources.append(self._batches.socket)
-        return [(source, zmq.POLLIN) for source in sources]
-
-    def _asked(self) -> bool:
-        return self._requests is not None and self._requests.have_come
+            sources.append(self._members.job)
+        if self._batches is not None and self._batches.ended and not self._batches.closed:
+            sources.append(self._batches)
+        return sources
 
     def _answer(self, query: Query) -> Any:
         return self._answer_reserved(query) if query.reserved else self._ask_handler(query)
@@ -407,16 +392,14 @@ class Controller:
         self._closed = True
         self._members.end()
         if self._batches is not None:
-            self._batches.close()
+            self._batches.close(no_more=False)
         if self._hosts is not None:
             self._hosts.close(self._failed)
         if self._node is not None:
             self._node.close()
             self._node = None  # its memory goes with the last reference
-        if self._secret_file is not None:
-            self._secret_file.remove()
-        if self._door is not None:
-            self._door.close()
+        if self._requests is not None:
+            self._requests.door.close()
         self._wake_in.close()
         self._wake_out.close()
         self._reporter.close()

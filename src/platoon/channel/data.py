@@ -1,35 +1,57 @@
 """The minibatch channel: the controller deals minibatches to whichever worker has room.
 
-A worker grants credits, one for each minibatch that it has room for, so a slow worker gets fewer and none is
-sent to a worker that is gone. (A push socket would deal the same number to each, dead or alive.) Only a worker
-of the job can: see `platoon.channel.door`.
-
-Credits after the first ones say that a minibatch was received. Until then the controller keeps it, and deals it again
-to others when that worker's process has ended.
+A worker grants credits, one for each minibatch that it has room for, so a slow worker gets fewer and none is sent to a
+worker that is gone. A minibatch is written into memory of its own once, and its descriptor is what travels. The
+controller keeps that until the worker says that it has the minibatch, and deals it again to others when the worker has
+ended before.
 """
 
 from __future__ import annotations
 
-import hmac
+import contextlib
+import errno
 import os
-import secrets
+import resource
+import select
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from io import FileIO
+from socket import socket
 
-import zmq
-
-from platoon.channel.door import Door, knock
-from platoon.channel.secret import Secret
-from platoon.channel.wire import END_OF_DATA, Array, pack_arrays, unpack_arrays
+from multiverso.errors import NodeLostError
+from multiverso.runtime.node.connection import Connection
+from multiverso.runtime.session.node_link import NodeLink
+from multiverso.wire import messages, trust
+from multiverso.wire.messages import Message
+from platoon.channel.answering import Door
+from platoon.channel.requests import Requests
+from platoon.channel.wire import Array, Minibatch, pack_arrays, unpack_arrays
 from platoon.util import PlatoonError
 
-MOST_ROOM = 1000  # minibatches on their way to one worker
+MOST_ROOM = 1000  # minibatches on their way to one worker, as a user may say
+_MOST_UNREAD = 100  # of these, in fact: a Unix socket holds somewhat more
+_MOST_SPARE = 8
 _SLICE_SECONDS = 0.5
-_NONCE_BYTES = 16
-_RECEIVED = b"+"  # after a nonce: this credit is for a minibatch that was received
-_MOST_CREDIT_BYTES = 1024  # a credit has 16 bytes, but what is said before the first one counts too
+_END = {"end": True}
+_FULL = (errno.EAGAIN, errno.ETOOMANYREFS)  # so much is unread, by this worker or by all
+
+
+@dataclass(eq=False)
+class _Taker:
+    """A worker that takes minibatches.
+
+    Attributes:
+        connection: where it is reached.
+        room: how many more it has room for.
+        on_way: sent, and not known to be received.
+    """
+
+    connection: Connection
+    room: int = 0
+    on_way: deque[Minibatch] = field(default_factory=deque)
 
 
 class BatchServer:
@@ -37,208 +59,217 @@ class BatchServer:
 
     Args:
         port: the port, 0 for a free one.
-        secret: the job's secret.
-        on_refused: called, in any thread, with who was refused, and why.
+        on_refused: called, in any thread, with what was refused, and why.
 
     Raises:
         PlatoonError: the port is taken.
 
     Attributes:
         port: where it listens.
-        socket: what it listens with.
+        ended: whether there are no more minibatches.
     """
 
-    def __init__(self, port: int, secret: Secret, on_refused: Callable[[str, str], None]) -> None:
-        self._secret = secret
+    def __init__(self, port: int, on_refused: Callable[[str, str], None]) -> None:
         self._on_refused = on_refused
-        self._lock = threading.Lock()
-        self._credits: deque[tuple[bytes, bytes]] = deque()  # of whom, and what answers its nonce
-        self._granted: Counter[bytes] = Counter()
-        self._on_way: dict[bytes, deque[list[object]]] = {}  # sent, and not known to be received
-        self._again: deque[list[object]] = deque()  # sent to a worker that has ended before it had them
+        self._sending, self._lock = threading.Lock(), threading.Lock()
+        self._takers: dict[socket, _Taker] = {}
+        self._next: deque[_Taker] = deque()  # once for each minibatch that it has room for
+        self._again: deque[Minibatch] = deque()  # those that their workers did not live to receive come first
+        self._most_on_way = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2  # each holds a descriptor
+        self._spare: list[
+            FileIO
+        ] = []  # memory of minibatches that were received: to write to it again is faster
         self.ended = False
         self.closed = False
-        options = {
-            zmq.ROUTER_MANDATORY: 1,  # a worker that is gone is an error, not a lost minibatch
-            zmq.SNDHWM: 0,  # the credits bound what is on its way
-            zmq.RCVHWM: 2 * MOST_ROOM,
-            zmq.LINGER: 2000,
-        }
-        self._door = Door(secret, "data", port, _MOST_CREDIT_BYTES, on_refused, options)
-        self.port, self.socket = self._door.port, self._door.socket
+        self._door = Door("data", port, on_refused)
+        self.port = self._door.port
 
-    def send(self, arrays: Sequence[object] | Array, copy: bool, timeout_seconds: float) -> None:
+    def fileno(self) -> int:
+        """Returns a descriptor that is readable when `look` has something to do."""
+        return self._door.fileno()
+
+    def send(self, arrays: Sequence[object] | Array, timeout_seconds: float) -> None:
         """Sends a minibatch to the next worker that has room, and waits for one if none has."""
-        frames = pack_arrays(arrays)
-        if copy:
-            frames[1:] = [bytes(frame) for frame in frames[1:]]  # ours, as they may have to be sent again
-        with self._lock:
+        poll = select.poll()
+        with self._sending:
             if self.ended:
                 raise PlatoonError("end_mb() was called: there can be no more minibatches")
+            batch = pack_arrays(arrays, self._spare)
             until = time.monotonic() + timeout_seconds
-            self._again.append(frames)  # after those that come before it
             try:
-                while self._again:
-                    worker = self._next_credit(until, timeout_seconds)
-                    if self._send_to(*worker, self._again[0]):
-                        self._again.popleft()
+                with self._lock:
+                    if not self.closed:
+                        poll.register(self._door, select.POLLIN)
+                    self._again.append(batch)
+                while not self._has_left(batch):
+                    left = until - time.monotonic()
+                    if left <= 0:
+                        raise PlatoonError(f"no worker had room for a minibatch within {timeout_seconds:g} s")
+                    poll.poll(1000 * min(left, _SLICE_SECONDS))
             except BaseException:
-                if self._again and self._again[-1] is frames:
-                    self._again.pop()
+                with self._lock:
+                    if batch in self._again:
+                        self._again.remove(batch)
+                        batch.close()
                 raise
 
-    def deal_again(self, pid: int) -> None:
-        """Deals what was on its way to a process that has ended to workers that have room, now or with the next."""
+    def _has_left(self, batch: Minibatch) -> bool:
         with self._lock:
             if self.closed:
-                return
-            self._receive_credits()
-            for worker in [each for each in self._on_way if _process_of(each) == pid]:
-                self._again.extend(self._on_way.pop(worker))
-                self._credits = deque(credit for credit in self._credits if credit[0] != worker)
-                self._granted.pop(worker, None)
-            self._deal_waiting()
+                raise PlatoonError("the controller is closed: no worker will take this minibatch")
+            self._look()
+            return batch not in self._again
 
-    def _deal_waiting(self) -> None:
-        while self._again and self._credits:
-            if self._send_to(*self._take_credit(), self._again[0]):
-                self._again.popleft()
+    def look(self, ended: int | None = None) -> None:
+        """Takes note of what workers have said, and deals what waits.
+
+        Args:
+            ended: a process that has ended: what was on its way to it goes to others.
+        """
+        with self._lock:
+            if not self.closed:
+                self._look(ended)
+
+    def _look(self, ended: int | None = None) -> None:
+        for connection, message in self._door.read(all_of_them=True):
+            if message is None:
+                self._forget(connection)
+            else:
+                self._note(connection, message)
+        for taker in [each for each in self._takers.values() if each.connection.pid == ended]:
+            self._forget(taker.connection)
+            self._door.end(taker.connection)
+        while self._next and (self._again or self.ended):
+            if sum(len(taker.on_way) for taker in self._takers.values()) >= self._most_on_way:
+                break
+            taker = self._next.popleft()
+            try:
+                if self._again:
+                    batch = self._again[0]
+                    messages.send(taker.connection.socket, {"arrays": batch.header}, (batch.file.fileno(),))
+                    taker.on_way.append(self._again.popleft())
+                else:
+                    messages.send(taker.connection.socket, _END)
+                taker.room -= 1
+            except OSError as error:
+                if (
+                    error.errno in _FULL
+                ):  # it grants another credit when it has read something, and we come back here
+                    self._next.append(taker)
+                    break
+                taker.connection.cut()  # it has gone, and is seen to
+
+    def _note(self, connection: Connection, message: Message) -> None:
+        """A worker has room for more, and may have received what is on its way."""
+        taker = self._takers.setdefault(connection.socket, _Taker(connection))
+        room = message.get("room")
+        if message.get("do") != "grant" or type(room) is not int or not 0 < room <= MOST_ROOM - taker.room:
+            self._on_refused(
+                "a worker", f"granted no credit for 1 to {MOST_ROOM} minibatches: {message!r:.200}"
+            )
+            return
+        if message.get("received") is True and taker.on_way:
+            batch = taker.on_way.popleft()
+            if message.get("kept") is False and len(self._spare) < _MOST_SPARE:
+                self._spare.append(batch.file)
+            else:
+                batch.close()
+        taker.room += room
+        self._next.extend([taker] * room)
+
+    def _forget(self, connection: Connection) -> None:
+        taker = self._takers.pop(connection.socket, None)
+        if taker is not None:
+            self._again.extendleft(reversed(taker.on_way))
+            self._next = deque(each for each in self._next if each is not taker)
 
     def end(self) -> None:
         """Ends the minibatches, for the workers that wait and for each that asks later."""
-        with self._lock:
-            if not self.ended:
-                self._answer_end()
-                self.ended = True  # from now on the serving thread alone uses the socket
+        with self._sending:
+            self.ended = True
+        self.look()
 
-    def answer_end(self) -> None:
-        """Answers workers that have asked since that there are no more; called when the socket is readable."""
-        with self._lock:
-            self._answer_end()
+    def close(self, no_more: bool = True) -> None:
+        """Ends the channel.
 
-    def close(self) -> None:
-        """Stops sending; what is on its way has two seconds to arrive."""
-        self.closed = True  # a sender that waits sees it within its slice, and lets go of the lock
+        Args:
+            no_more: tell the workers that there are no more minibatches; otherwise it is an error for those that wait.
+        """
+        self.closed = True  # a sender that waits sees it
         with self._lock:
+            for taker in self._takers.values():
+                if no_more:
+                    with contextlib.suppress(OSError):
+                        messages.send(taker.connection.socket, _END)
+                self._again.extend(taker.on_way)
             self._door.close()
-
-    def _answer_end(self) -> None:
-        if self.closed:
-            return
-        self._receive_credits()
-        self._deal_waiting()
-        while self._credits:
-            self._send_to(*self._take_credit(), [END_OF_DATA])
-
-    def _take_credit(self) -> tuple[bytes, bytes]:
-        credit = self._credits.popleft()
-        self._granted[credit[0]] -= 1
-        if not self._granted[credit[0]]:
-            del self._granted[credit[0]]
-        return credit
-
-    def _send_to(self, worker: bytes, proof: bytes, frames: list[object]) -> bool:
-        try:
-            # The header is copied in any case, and small; ZeroMQ frees a frame that it did not copy later.
-            self.socket.send_multipart([worker, proof, frames[0]], zmq.SNDMORE if len(frames) > 1 else 0)
-            if len(frames) > 1:
-                self.socket.send_multipart(frames[1:], copy=False)
-        except zmq.ZMQError as error:
-            if error.errno == zmq.EHOSTUNREACH:
-                return False  # gone since it granted the credit
-            raise
-        if frames[0] is not END_OF_DATA:
-            self._on_way.setdefault(worker, deque()).append(frames)
-        return True
-
-    def _next_credit(self, until: float, timeout_seconds: float) -> tuple[bytes, bytes]:
-        while True:
-            if self.closed:
-                raise PlatoonError("the controller is closed: no worker will take this minibatch")
-            if not self._credits:
-                self._receive_credits()
-            if self._credits:
-                return self._take_credit()
-            left = until - time.monotonic()
-            if left <= 0:
-                raise PlatoonError(f"no worker had room for a minibatch within {timeout_seconds:g} s")
-            self.socket.poll(1000 * min(left, _SLICE_SECONDS))
-
-    def _receive_credits(self) -> None:
-        try:
-            while True:
-                worker, *nonce = self.socket.recv_multipart(zmq.NOBLOCK)
-                received = (
-                    len(nonce) == 1 and nonce[0].endswith(_RECEIVED) and len(nonce[0]) == _NONCE_BYTES + 1
-                )
-                if received and self._on_way.get(worker):
-                    self._on_way[worker].popleft()
-                if len(nonce) != 1 or (len(nonce[0]) != _NONCE_BYTES and not received):
-                    self._on_refused("a worker", f"granted a credit of {sum(map(len, nonce))} bytes")
-                elif self._granted[worker] >= MOST_ROOM:
-                    self._on_refused(
-                        "a worker", f"wanted more than {MOST_ROOM} minibatches on their way to it"
-                    )
-                else:
-                    self._granted[worker] += 1
-                    self._credits.append((worker, self._secret.proof(nonce[0][:_NONCE_BYTES])))
-        except zmq.Again:
-            pass
+            for batch in self._again:
+                batch.close()
+            while self._spare:
+                self._spare.pop().close()
+            self._again.clear()
+            self._takers.clear()
 
 
 class BatchClient:
     """A worker's end.
 
     Args:
-        context: the worker's ZeroMQ context.
         port: where the controller sends from.
         room: how many minibatches may be on their way to this worker.
-        secret: the job's secret.
+        requests: the worker's connection to the controller.
     """
 
-    def __init__(self, context: zmq.Context, port: int, room: int, secret: Secret) -> None:
+    def __init__(self, port: int, room: int, requests: Requests) -> None:
         if not 1 <= room <= MOST_ROOM:
             raise PlatoonError(f"data_hwm must be from 1 to {MOST_ROOM}, got {room}")
-        self._port = port
-        self._nonce = secrets.token_bytes(_NONCE_BYTES)
-        self._proof = secret.proof(self._nonce)
-        self.socket = context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.setsockopt(zmq.RCVHWM, 0)
-        self.socket.setsockopt(zmq.IDENTITY, _identity())
-        knock(self.socket, secret, "data", port)
-        self.ended = False
-        for _ in range(room):
-            self.socket.send(self._nonce)
+        self._port, self._room = port, min(room, _MOST_UNREAD)
+        self._requests = requests
+        self._link: NodeLink | None = None
+        self._ended = False
+        if not trust.proof_needed():  # which whoever sends asks for when it sends
+            self._connect(time.monotonic())
 
-    def receive(self, copy: bool) -> list[Array]:
-        """Returns the minibatch that has arrived, or an empty list when there are no more.
+    def _connect(self, until: float) -> NodeLink | None:
+        if self._link is None:
+            self._link = self._requests.connect("data", self._port, until)
+            if self._link is not None:
+                self._link.tell({"do": "grant", "room": self._room})
+        return self._link
+
+    def receive(self, copy: bool, timeout_seconds: float) -> list[Array]:
+        """Waits for a minibatch; returns its arrays, or an empty list when there are no more.
 
         Raises:
-            PlatoonError: it did not come from the job's controller, or its parts do not fit each other.
+            PlatoonError: none came in time, there will be none, or its parts do not fit each other.
         """
-        proof, *frames = self.socket.recv_multipart(copy=False)
-        if not frames or not hmac.compare_digest(proof.buffer, self._proof):
-            raise PlatoonError(
-                f"a minibatch came from port {self._port} without proof of the job's secret: another program has "
-                "that port"
-            )
-        if len(frames) == 1 and bytes(frames[0].buffer) == END_OF_DATA:
-            self.ended = True
+        if self._ended:
             return []
-        arrays = unpack_arrays(frames, copy)
-        self.socket.send(self._nonce + _RECEIVED)
+        until = time.monotonic() + timeout_seconds
+        while (link := self._connect(until)) is None:
+            self._requests.wait(None, until, f"a minibatch, and nobody sends any on port {self._port}")
+        self._requests.wait(link.connection, until, "a minibatch")
+        sender, _ = messages.peer(link.connection)
+        received = messages.receive(link.connection)
+        if received is None:
+            raise PlatoonError(
+                f"process {sender}, which sent minibatches on port {self._port}, has ended, or closed the channel, "
+                "without end_mb(); this worker waited for a minibatch"
+            )
+        message, descriptors = received
+        try:
+            if message.get("end") is True:
+                self._ended = True
+                return []
+            arrays = unpack_arrays(message.get("arrays"), descriptors, copy)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        with contextlib.suppress(NodeLostError):  # what was sent last is there all the same
+            link.tell({"do": "grant", "room": 1, "received": True, "kept": not copy})
         return arrays
 
     def close(self) -> None:
         """Gives up what is on its way."""
-        self.socket.close()
-
-
-def _identity() -> bytes:
-    return b"%d/" % os.getpid() + secrets.token_bytes(8)
-
-
-def _process_of(identity: bytes) -> int:
-    number = identity.partition(b"/")[0]
-    return int(number) if number.isdigit() else 0
+        if self._link is not None:
+            self._link.close()

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import hmac
 import os
-import secrets
+import socket
 import threading
 import time
 from typing import Any
 
-import zmq
-from zmq.utils.monitor import recv_monitor_message
+from multiverso.errors import MultiversoError, NodeLostError
+from multiverso.runtime.session.node_link import NodeLink
+from multiverso.wire import messages, trust
+from platoon.channel.wire import MOST_REQUEST_BYTES, dumps, loads, socket_name
+from platoon.util import PlatoonError, readable
 
-from platoon.channel.door import knock
-from platoon.channel.secret import PROOF_BYTES, Secret, find_secret, where_secrets_are
-from platoon.channel.wire import MOST_REQUEST_BYTES, dumps, loads
-from platoon.util import PlatoonError
-
-_SLICE_MS = 500
 _TRY_AGAIN_SECONDS = 0.05
-_LAST_WORDS_MS = 500  # what a controller said before it ended may still be on its way to us
 _GOODBYE_SECONDS = 5.0  # a controller that is busy for longer will see the process end
 
 
@@ -27,61 +22,63 @@ class Requests:
     """Asks a controller. Any thread may ask, one at a time.
 
     Args:
-        context: the worker's ZeroMQ context.
         port: the controller's port on this host.
         timeout_seconds: how long an answer may take, and the controller to be there.
 
     Raises:
-        PlatoonError: no controller came in time, or what has the port does not know the job's secret.
-
-    Attributes:
-        secret: the job's secret.
-        socket: the ZeroMQ socket.
+        PlatoonError: no controller came in time, or another user's program has the port.
     """
 
-    def __init__(self, context: zmq.Context, port: int, timeout_seconds: float) -> None:
+    def __init__(self, port: int, timeout_seconds: float) -> None:
         self._lock = threading.Lock()
-        self._nonce = secrets.token_bytes(16)
-        self._number = 0
         self._port = port
         self._timeout_seconds = timeout_seconds
         self._controller = -1
         self._pid: int | None = None
         until = time.monotonic() + timeout_seconds
-        while True:
-            secret = find_secret(port)
-            socket = None if secret is None else self._connect(context, secret, until)
-            if secret is not None and socket is not None:
-                self.secret, self.socket = secret, socket
-                return
+        while (link := self.connect("control", port, until)) is None:
             if time.monotonic() >= until:
                 raise PlatoonError(
-                    f"waited {timeout_seconds:g} s for a controller: is one running on port {port}, and is it "
-                    f"yours? Its secret would be in {where_secrets_are(port)}"
+                    f"waited {timeout_seconds:g} s for a controller: is one running on port {port} of this host, and "
+                    "is it yours?"
                 )
             time.sleep(_TRY_AGAIN_SECONDS)
+        self._link = link
 
-    def _connect(self, context: zmq.Context, secret: Secret, until: float) -> zmq.Socket | None:
-        """Returns a socket that the controller has let in, or None if nobody listens (yet)."""
-        socket = context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.LINGER, 0)
-        monitor = socket.get_monitor_socket(_WATCHED_EVENTS)
-        event = None
+    def connect(self, channel: str, port: int, until: float) -> NodeLink | None:
+        """Returns a connection to a controller's port, or None if nobody listens there (yet).
+
+        Raises:
+            PlatoonError: another user's program does, or one that did not answer in time.
+        """
+        name = socket_name(channel, port)
         try:
-            knock(socket, secret, "control", self._port)
-            if monitor.poll(1000 * max(0.0, until - time.monotonic())):
-                event = recv_monitor_message(monitor)["event"]
-        finally:
-            socket.disable_monitor()
-            monitor.close(linger=0)
-            if event != zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                socket.close()
-        if event in (zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):
-            raise PlatoonError(
-                f"what listens on port {self._port} does not accept this job's secret: it is another program, or "
-                f"another job's controller. The secret is from {where_secrets_are(self._port)}"
-            )
-        return socket if event == zmq.EVENT_HANDSHAKE_SUCCEEDED else None
+            link = NodeLink(messages.connect(name, until - time.monotonic()))
+        except OSError:
+            return None
+        try:
+            trust.check_user(link.connection, name)
+            if trust.proof_needed():
+                secret = os.environ.get(trust.SECRET_VARIABLE) or trust.user_secret()
+                link.prove(
+                    name,
+                    until,
+                    secret,
+                    lambda: self.look(until, "the controller's proof of the job's secret"),
+                )
+        except BaseException as error:
+            link.close()
+            if isinstance(error, MultiversoError):
+                raise PlatoonError(
+                    f"what listens on port {port} is no controller of this user", error
+                ) from error
+            raise
+        return link
+
+    @property
+    def socket(self) -> socket.socket:
+        """The connection's socket."""
+        return self._link.connection
 
     def say_hello(self, rank: int | None) -> dict[str, Any]:
         """Enters the job; returns what the controller says about it and this worker's place in it.
@@ -90,18 +87,14 @@ class Requests:
             rank: the rank that this worker was started with, or None.
         """
         info = dict(self.ask("platoon-hello", {"local_rank": rank}))
-        self.watch(info["controller"])
-        return info
-
-    def watch(self, pid: int) -> None:
-        """Makes every later wait end soon after the controller's process has ended."""
+        self._pid = int(info["controller"])
         try:
-            self._controller = os.pidfd_open(pid)
+            self._controller = os.pidfd_open(self._pid)
         except OSError as error:
             raise PlatoonError(
-                f"the controller (process {pid}) is not on this host, or has just ended"
+                f"the controller (process {self._pid}) is not on this host, or has just ended"
             ) from error
-        self._pid = pid
+        return info
 
     def ask(self, req: object, info: object, timeout_seconds: float | None = None) -> Any:
         """Sends a request and returns its answer.
@@ -114,81 +107,64 @@ class Requests:
         Raises:
             PlatoonError: no answer came in time, the controller is gone, or it answered with an error.
         """
-        query = dumps({"worker_id": os.getpid(), "req": req, "req_info": info})
+        query = dumps({"req": req, "req_info": info})
         if len(query) > MOST_REQUEST_BYTES:
             raise PlatoonError(
                 f"a request of {len(query)} bytes is too long, at most {MOST_REQUEST_BYTES} are taken; large "
                 "arrays go through init_shared_params() or shared()"
             )
+        expected = f"an answer to the request {req!r:.100}"
         with self._lock:
-            self._number += 1
-            number = self._nonce + b"%d" % self._number
-            self.socket.send_multipart([number, query])
-            seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-            until = time.monotonic() + seconds
-            while True:
-                self.wait(self.socket, until, f"an answer to the request {req!r:.100}")
-                received, *parts = self.socket.recv_multipart()
-                if received == number:  # else it is the late answer to a request that was given up
-                    break
-        proven = parts[0] if len(parts) == 1 else b""
-        proof, message = proven[:PROOF_BYTES], proven[PROOF_BYTES:]
-        if not hmac.compare_digest(proof, self.secret.proof(number)):
-            raise PlatoonError(
-                f"what listens on port {self._port} is not this job's controller: it has no proof of the secret"
-            )
-        answer = loads(message)
-        if not isinstance(answer, dict) or answer.keys() not in ({"ok"}, {"error"}):
-            raise PlatoonError(f"the controller answered {answer!r:.200}, which is not an answer")
-        if "error" in answer:
-            raise PlatoonError(str(answer["error"]))
-        return answer["ok"]
+            until = time.monotonic() + (self._timeout_seconds if timeout_seconds is None else timeout_seconds)
+            try:
+                answer, _ = self._link.ask(
+                    {"do": "ask", "query": query}, until, expected, lambda: self.look(until, expected)
+                )
+            except NodeLostError as error:
+                raise self._gone(expected) from error
+        if "failed" in answer:
+            raise PlatoonError(str(answer["failed"]))
+        return loads(answer["answer"])
 
-    def wait(self, socket: zmq.Socket, until: float, what: str) -> None:
-        """Waits until a socket has something.
+    def look(self, until: float, expected: str) -> None:
+        """Raises PlatoonError if the controller has ended, or the deadline is over."""
+        if self.has_ended:
+            raise self._gone(expected)
+        if time.monotonic() >= until:
+            raise PlatoonError(
+                f"waited {self._timeout_seconds:g} s for {expected}; is a controller running on port {self._port}?"
+            )
+
+    def wait(self, source: socket.socket | None, until: float, expected: str) -> None:
+        """Waits until a socket has something to read; without one, for a moment.
 
         Raises:
             PlatoonError: the deadline passed, or the controller ended and left nothing to read.
         """
-        sources = [(socket, zmq.POLLIN)]
-        if self._controller >= 0:
-            sources.append((self._controller, zmq.POLLIN))
-        while True:
-            left_ms = 1000 * (until - time.monotonic())
-            ready = [source for source, _ in zmq.zmq_poll(sources, max(0, int(min(left_ms, _SLICE_MS))))]
-            if socket in ready or (self._controller in ready and socket.poll(_LAST_WORDS_MS)):
-                return
-            if self._controller in ready:
-                raise PlatoonError(
-                    f"the controller (process {self._pid}) is gone; this worker waited for {what}"
-                )
-            if left_ms <= 0:
-                raise PlatoonError(
-                    f"waited {self._timeout_seconds:g} s for {what}; "
-                    f"is a controller running on port {self._port}?"
-                )
+        watched = [each for each in (self._controller, source) if each not in (-1, None)]
+        if source not in readable(watched, until - time.monotonic() if source else _TRY_AGAIN_SECONDS):
+            self.look(until, expected)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the controller's process has ended."""
+        return self._controller >= 0 and bool(readable([self._controller], 0))
+
+    def _gone(self, expected: str) -> PlatoonError:
+        process = "" if self._pid is None else f" (process {self._pid})"
+        return PlatoonError(f"the controller{process} is gone; this worker waited for {expected}")
 
     def say_goodbye(self) -> None:
         """Tells the controller that this worker is leaving; it is no error if the controller is gone."""
-        if self._controller >= 0 and not zmq.zmq_poll([(self._controller, zmq.POLLIN)], 0):
+        if self._controller >= 0 and not self.has_ended:
             try:
                 self.ask("platoon-bye", None, _GOODBYE_SECONDS)
             except PlatoonError:
                 pass
 
     def close(self) -> None:
-        """Closes the socket."""
-        self.socket.close()
+        """Closes the connection."""
+        self._link.close()
         if self._controller >= 0:
             os.close(self._controller)
             self._controller = -1
-
-
-_WATCHED_EVENTS = (
-    zmq.EVENT_HANDSHAKE_SUCCEEDED
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_CLOSED
-    | zmq.EVENT_DISCONNECTED
-)

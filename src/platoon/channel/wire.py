@@ -1,23 +1,26 @@
-"""The bytes of the two channels: control requests are JSON, minibatches are raw arrays behind a JSON header.
+"""What goes over the two channels: control requests are JSON, minibatches are raw arrays beside a JSON header.
 
 No pickle: nothing that arrives is executed, and no array is made before its dtype is known to be one of plain
 memory and its shape to fit the bytes.
 
-Control, worker to controller ``[number, {"worker_id", "req", "req_info"}]``; back ``[number, proof + ({"ok"} |
-{"error"})]``, the proof being the first 32 bytes. The number, which nobody can guess, lets a worker that gave up
-on an answer ignore it when it comes late; the proof is the answer to it that the job's secret gives.
+Each message is one of `multiverso.wire.messages`. Control, worker to controller ``{"do": "ask", "query"}``, the query
+being JSON of ``{"req", "req_info"}``; back ``{"answer"}``, JSON too, or ``{"failed"}``, a text.
 
-Data, worker to controller ``[nonce]`` (one credit: it has room for one more minibatch); back ``[proof, header,
-array, ...]``, where the header lists shape, dtype and order of each array, and ``[proof, b"null"]`` when there
-are no more. The proof is the answer to the nonce that the job's secret gives.
+Data, worker to controller ``{"do": "grant", "room"}``: it has room for so many more minibatches; with ``"received"`` it
+has got one, and with ``"kept"`` it goes on using its memory. Back ``{"arrays"}``, the shape, dtype and order of each,
+and a descriptor of the memory where they lie; or ``{"end"}`` when there are no more.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import mmap
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from io import FileIO
 from typing import Any, Literal
 
 import numpy as np
@@ -27,7 +30,6 @@ from platoon.util import PlatoonError
 
 Array = npt.NDArray[Any]
 
-END_OF_DATA = b"null"
 RESERVED = "platoon-"
 MOST_REQUEST_BYTES = 32 << 20
 
@@ -35,34 +37,36 @@ MOST_REQUEST_BYTES = 32 << 20
 _DTYPE = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f(?:2|4|8|16)|c(?:8|16|32)|[mM]8(?:\[\w+\])?|[SU][1-9]\d{0,8})")
 _OTHER_DTYPE = re.compile(r"(?:bfloat16|float[468]_e\w{2,12}|u?int[124])")
 _MOST_DIMENSIONS = 32
+_ALIGNED = 64
 
 
-def dumps(value: object) -> bytes:
+def socket_name(channel: str, port: int) -> str:
+    """Returns the name of the Unix socket that is a controller's port, ``"control"`` or ``"data"``."""
+    return f"platoon-{os.geteuid()}-{channel}-{port}"
+
+
+def dumps(value: object) -> str:
     """Returns a value as JSON; NumPy's numbers and arrays become plain ones.
 
     Raises:
         PlatoonError: the value cannot be written as JSON.
     """
     try:
-        return _encoder.encode(value).encode()
+        return _encoder.encode(value)
     except (TypeError, ValueError) as error:
         raise PlatoonError(
             "requests and answers must be made of None, bool, int, float, str, lists and dicts", error
         ) from error
 
 
-def loads(data: bytes) -> Any:
+def loads(text: str) -> Any:
     """Returns the value that `dumps` wrote.
 
     Raises:
-        PlatoonError: the bytes are not JSON.
+        PlatoonError: the text is not JSON.
     """
     try:
-        text = data.decode()
-        value, end = _decoder.raw_decode(text)
-        if end != len(text):
-            raise ValueError(f"{len(text) - end} characters too many")
-        return value
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise PlatoonError("a message is not JSON: is something else talking on this port?", error) from error
 
@@ -76,64 +80,131 @@ def _plain(value: object) -> object:
 
 
 _encoder = json.JSONEncoder(default=_plain, separators=(",", ":"))
-_decoder = json.JSONDecoder()
 
 
-def pack_arrays(arrays: Sequence[object] | Array) -> list[Any]:
-    """Returns the frames of a minibatch: a header, then each array's memory, without a copy if contiguous.
+@dataclass(frozen=True, eq=False)
+class Minibatch:
+    """A minibatch to be sent.
+
+    Attributes:
+        header: shape, dtype and order of each array.
+        file: the memory where they lie, one after another.
+    """
+
+    header: list[dict[str, object]]
+    file: FileIO
+
+    def close(self) -> None:
+        """Frees the memory, once nobody else has it."""
+        self.file.close()
+
+
+def pack_arrays(arrays: Sequence[object] | Array, spare: list[FileIO]) -> Minibatch:
+    """Returns a minibatch, with a copy of the arrays.
+
+    Args:
+        arrays: what it has.
+        spare: memory that nobody uses; one of these is taken, if there is any.
 
     Raises:
-        PlatoonError: there is no array, or one holds Python objects or records.
+        PlatoonError: there is no array, or one holds Python objects or records; or there is no memory.
     """
     if isinstance(arrays, np.ndarray) and arrays.ndim == 0:
         raise PlatoonError("a minibatch is a list of arrays, or an array whose rows are sent; got one number")
     if len(arrays) == 0:
         raise PlatoonError("a minibatch has at least one array; end_mb() says that there are no more")
     header: list[dict[str, object]] = []
-    frames: list[Any] = []
+    parts: list[Array] = []
     for item in arrays:
         array = np.asarray(item)
         dtype = array.dtype.name if array.dtype.kind == "V" else array.dtype.str
         if array.dtype.hasobject or array.dtype.names is not None or not _is_plain(dtype):
             raise PlatoonError(f"an array of dtype {array.dtype} cannot be sent; send plain numbers or bytes")
         fortran = array.flags.f_contiguous and not array.flags.c_contiguous
-        array = array.T if fortran else np.ascontiguousarray(array).reshape(array.shape)
-        shape = array.shape[::-1] if fortran else array.shape
-        header.append({"shape": shape, "dtype": dtype, "fortran_order": fortran})
-        frames.append(array.reshape(-1).view(np.uint8).data if array.size else b"")
-    return [dumps(header), *frames]
+        header.append({"shape": array.shape, "dtype": dtype, "fortran_order": fortran})
+        parts.append(array.T if fortran else np.ascontiguousarray(array))
+    try:
+        file = spare.pop() if spare else FileIO(os.memfd_create("platoon-minibatch", os.MFD_CLOEXEC), "r+")
+    except OSError as error:
+        raise PlatoonError("there is no descriptor for another minibatch (ulimit -n)", error) from error
+    batch = Minibatch(header, file)
+    try:
+        begin = 0
+        for part in parts:
+            _all_of(os.pwrite, file.fileno(), _bytes_of(part), begin)
+            begin += _room_of(part.nbytes)
+        file.truncate(begin)
+    except BaseException as error:
+        batch.close()
+        if isinstance(error, OSError):
+            raise PlatoonError("there is no memory for another minibatch", error) from error
+        raise
+    return batch
 
 
-def unpack_arrays(frames: Sequence[Any], copy: bool = True) -> list[Array]:
+def unpack_arrays(header: object, descriptors: Sequence[int], copy: bool = True) -> list[Array]:
     """Returns the arrays of a received minibatch.
 
     Args:
-        frames: the frames as ZeroMQ gave them (`zmq.Frame`).
-        copy: fresh, aligned, writable arrays; otherwise arrays on the received memory, aligned or not.
+        header: what came with it.
+        descriptors: its memory; the caller closes it.
+        copy: fresh arrays; otherwise arrays on the memory itself, which nobody else sees changes of.
 
     Raises:
-        PlatoonError: header and frames do not fit each other, or a dtype is none of plain memory.
+        PlatoonError: header and memory do not fit each other, or a dtype is none of plain memory.
     """
-    header = loads(bytes(frames[0].buffer))
-    if not isinstance(header, list) or len(header) != len(frames) - 1:
-        raise PlatoonError(f"a minibatch came as {len(frames) - 1} arrays, but its header is {header!r:.200}")
-    return [_unpack(entry, frame, copy) for entry, frame in zip(header, frames[1:], strict=True)]
+    if not isinstance(header, list) or len(descriptors) != 1:
+        raise PlatoonError(
+            f"a minibatch came in {len(descriptors)} pieces of memory, and its header is {header!r:.200}"
+        )
+    described = [_described(entry) for entry in header]
+    begins = [0]
+    for shape, dtype, _ in described:
+        begins.append(begins[-1] + _room_of(math.prod(shape) * dtype.itemsize))
+    size = os.fstat(descriptors[0]).st_size
+    if size != begins[-1]:
+        raise PlatoonError(f"a minibatch has {size} bytes, and {begins[-1]} by its header: {header!r:.200}")
+    memory = mmap.mmap(descriptors[0], size, mmap.MAP_PRIVATE) if size and not copy else None
+    arrays: list[Array] = []
+    for begin, (shape, dtype, order) in zip(begins, described, strict=False):
+        if memory is not None and math.prod(shape):
+            arrays.append(np.ndarray(shape, dtype, memory, begin, order=order))
+            continue
+        arrays.append(np.empty(shape, dtype, order))
+        _all_of(_read_into, descriptors[0], _bytes_of(arrays[-1].T if order == "F" else arrays[-1]), begin)
+    return arrays
 
 
-def _unpack(entry: Any, frame: Any, copy: bool) -> Array:
+def _described(entry: object) -> tuple[tuple[int, ...], np.dtype[Any], Literal["C", "F"]]:
     if not isinstance(entry, dict) or entry.keys() != {"shape", "dtype", "fortran_order"}:
         raise PlatoonError(
             f"an array came with the description {entry!r:.200}; expected shape, dtype and order"
         )
-    shape, dtype = shape_named(entry["shape"]), dtype_named(entry["dtype"])
-    expected = math.prod(shape) * dtype.itemsize
-    if len(frame) != expected:
-        raise PlatoonError(f"an array of shape {shape} and {dtype} has {len(frame)} bytes, not {expected}")
-    order: Literal["C", "F"] = "F" if entry["fortran_order"] else "C"
-    if not expected:
-        return np.empty(shape, dtype, order)
-    array: Array = np.ndarray(shape, dtype, buffer=frame.buffer, order=order)
-    return array.copy(order) if copy else array
+    return shape_named(entry["shape"]), dtype_named(entry["dtype"]), "F" if entry["fortran_order"] else "C"
+
+
+def _room_of(count: int) -> int:
+    """Returns how many bytes of a minibatch's memory an array takes: each begins where any dtype may."""
+    return -(-count // _ALIGNED) * _ALIGNED
+
+
+def _bytes_of(array: Array) -> memoryview:
+    return memoryview(array.reshape(-1).view(np.uint8)) if array.size and array.itemsize else memoryview(b"")
+
+
+def _read_into(descriptor: int, view: memoryview, begin: int) -> int:
+    return os.preadv(descriptor, [view], begin)
+
+
+def _all_of(
+    move: Callable[[int, memoryview, int], int], descriptor: int, view: memoryview, begin: int
+) -> None:
+    """Reads or writes all of it, where one call moves 2 GiB at most."""
+    while view:
+        moved = move(descriptor, view, begin)
+        if not moved:
+            raise PlatoonError("a minibatch's memory is shorter than it was")
+        view, begin = view[moved:], begin + moved
 
 
 def shape_named(shape: Any) -> tuple[int, ...]:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import atexit
 import os
+import socket
 import threading
-import time
 from typing import TYPE_CHECKING, Any, ClassVar
-
-import zmq
 
 from multiverso.errors import LockStateError
 from platoon.channel import arguments
@@ -72,13 +70,8 @@ class Worker(metaclass=_OnePerProcess):
         self._batches: BatchClient | None = None
         self._opened_by_arguments = False
         self._attaching = threading.Lock()
-        self._context = zmq.Context()
         port, rank = _place(control_port)
-        try:
-            self._requests = Requests(self._context, port, self._seconds)
-        except BaseException:
-            self._context.term()
-            raise
+        self._requests = Requests(port, self._seconds)
         try:
             self._info = self._requests.say_hello(rank)
             if data_port:
@@ -87,7 +80,6 @@ class Worker(metaclass=_OnePerProcess):
                 self._opened_by_arguments = "PLATOON_DATA_PORT" in os.environ
         except BaseException:
             self._requests.close()
-            self._context.term()
             raise
         Worker._current = self
         atexit.register(self.close)
@@ -114,21 +106,21 @@ class Worker(metaclass=_OnePerProcess):
         return self._requests.ask(req, info)
 
     @property
-    def csocket(self) -> zmq.Socket:
-        """The ZeroMQ socket of the requests; `send_req` is what they are sent with."""
+    def csocket(self) -> socket.socket:
+        """The socket of the requests; `send_req` is what they are sent with."""
         self._check()
         return self._requests.socket
 
     @property
-    def asocket(self) -> zmq.Socket:
-        """The ZeroMQ socket of the minibatches, once the channel is open.
+    def asocket(self) -> BatchClient:
+        """The channel of the minibatches, once it is open.
 
         Raises:
             AttributeError: it is not.
         """
         if self._batches is None:
             raise AttributeError("asocket: no channel for minibatches is open; call init_mb_sock()")
-        return self._batches.socket
+        return self._batches
 
     # -- minibatches ---------------------------------------------------------------------------------------
 
@@ -151,7 +143,7 @@ class Worker(metaclass=_OnePerProcess):
         if port is None:
             answer = self._requests.ask("platoon-data", None)
             port, data_hwm = answer["port"], min(data_hwm, answer["data_hwm"])
-        self._batches = BatchClient(self._context, port, data_hwm, self._requests.secret)
+        self._batches = BatchClient(port, data_hwm, self._requests)
 
     def recv_mb(self, copy: bool = True) -> list[Array]:
         """Waits for a minibatch and returns its arrays; an empty list means that there are no more.
@@ -159,19 +151,16 @@ class Worker(metaclass=_OnePerProcess):
         Opens the channel first, as `init_mb_sock` does, if nobody has.
 
         Args:
-            copy: False saves a copy; the arrays then lie in the message, and may not be aligned.
+            copy: False saves a copy: the arrays lie in the memory that the controller has written.
 
         Raises:
-            PlatoonError: none came in time, or the controller is gone.
+            PlatoonError: none came in time, or what sends them has ended without `Controller.end_mb`.
         """
         self._check()
         if self._batches is None:
             self.init_mb_sock()
         assert self._batches is not None
-        if self._batches.ended:
-            return []
-        self._requests.wait(self._batches.socket, time.monotonic() + self._seconds, "a minibatch")
-        return self._batches.receive(copy)
+        return self._batches.receive(copy, self._seconds)
 
     # -- the job's lock ------------------------------------------------------------------------------------
 
@@ -340,7 +329,6 @@ class Worker(metaclass=_OnePerProcess):
             if self._batches is not None:
                 self._batches.close()
             self._requests.close()
-            self._context.term()
             atexit.unregister(self.close)
 
     def __enter__(self) -> Worker:

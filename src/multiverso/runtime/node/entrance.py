@@ -8,6 +8,7 @@ import os
 import resource
 import select
 import socket
+from collections.abc import Callable
 from io import FileIO
 
 from multiverso.errors import StartupError
@@ -25,6 +26,7 @@ class Entrance:
     Args:
         listener: a listening socket; None until `open` makes one.
         secret: what a worker has to know where users cannot be told apart; this user's own by default.
+        on_stranger: called with the process and the user of each connection that another user's process has made.
 
     Attributes:
         address: the abstract socket's name, once it is open; also after it is closed.
@@ -32,9 +34,15 @@ class Entrance:
     Owner: whoever made the node opens it; from then on the node's thread.
     """
 
-    def __init__(self, listener: socket.socket | None, secret: str | None) -> None:
+    def __init__(
+        self,
+        listener: socket.socket | None,
+        secret: str | None,
+        on_stranger: Callable[[int, int], None] = lambda pid, uid: None,
+    ) -> None:
         self._listener = listener
         self._secret = secret
+        self._on_stranger = on_stranger
         self._spare: FileIO | None = None
         self.address = ""
 
@@ -72,11 +80,12 @@ class Entrance:
                     self._turn_away()
                 break
             try:
+                pid, uid = messages.peer(accepted)
                 if not trust.is_same_user(accepted):
                     accepted.close()
+                    self._on_stranger(pid, uid)
                     continue
                 accepted.setblocking(False)  # a peer that does not read must not stop the node
-                pid, _ = messages.peer(accepted)
                 poll.register(accepted.fileno(), select.EPOLLIN)
             except OSError as error:
                 accepted.close()

@@ -77,11 +77,16 @@ class NodeLink:
                 raise WaitTimeoutError("the job's node has not answered in time, although it is not idle")
 
         if trust.proof_needed():
-            self._prove(address, deadline, secret or trust.user_secret(), look)
+            self.prove(address, deadline, secret or trust.user_secret(), look)
         else:
             self.ask({"do": "hello"}, deadline, "the node's first answer", look)
 
-    def _prove(self, address: str, deadline: float, secret: str, look: Callable[[], None]) -> None:
+    def prove(self, address: str, deadline: float, secret: str, look: Callable[[], None]) -> None:
+        """Where users cannot be told apart: each side proves to the other that it knows the secret.
+
+        Raises:
+            StartupError: the other side does not.
+        """
         nonce = trust.new_secret()
         answer, _ = self.ask(
             {"do": "challenge", "nonce": nonce}, deadline, "the node's proof of the job's secret", look
