@@ -46,7 +46,6 @@ FRAMEWORKS = (
     "mpi4py",
     "matplotlib",
     "sklearn",
-    "zmq",
 )
 LIVES_ON = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
 # What those who call us may have set, and what our programs must not inherit: a job; output in small pieces, so

@@ -116,7 +116,7 @@ ours = ("MULTIVERSO", "OMPI", "PMI", "SLURM", "TORCHELASTIC")
 assert [name for name in read if name.startswith(ours)] == [], read
 assert threading.active_count() == 1
 assert open(f"/proc/self/task/{os.getpid()}/children").read() == ""
-heavy = {"torch", "keras", "jax", "theano", "pytensor", "mpi4py", "sklearn", "zmq", "click", "rich"}
+heavy = {"torch", "keras", "jax", "theano", "pytensor", "mpi4py", "sklearn", "click", "rich"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
     result = start(sys.executable, "-W", "error", "-c", probe)

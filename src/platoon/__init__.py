@@ -39,7 +39,7 @@ _notice_the_other()
 
 
 def __getattr__(name: str) -> Any:
-    # On demand: the launcher and the start of a child need neither NumPy nor ZeroMQ.
+    # On demand: the launcher and the start of a child do without NumPy.
     if name in ("Controller", "Worker"):
         from platoon import channel
 

@@ -393,7 +393,7 @@ assert not {"numpy", "multiverso.api", "multiverso.launch.local"} & set(sys.modu
 import multiverso.launch.local, multiverso.runtime.node.node_process
 assert not [m for m in sys.modules if m.startswith(("multiverso.tables", "multiverso.hosts.fabric"))]
 from multiverso import *
-heavy = {"numba", "llvmlite", "torch", "keras", "jax", "theano", "pytensor", "mpi4py", "rich", "zmq"}
+heavy = {"numba", "llvmlite", "torch", "keras", "jax", "theano", "pytensor", "mpi4py", "rich"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 assert threading.active_count() == 1
 assert set(os.listdir("/proc/self/fd")) == before

@@ -213,7 +213,7 @@ try:
     main()
 except SystemExit:
     pass
-print(sorted({"numba", "torch", "zmq", "cloudpickle"} & sys.modules.keys()), file=sys.stderr)
+print(sorted({"numba", "torch", "cloudpickle"} & sys.modules.keys()), file=sys.stderr)
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, check=True

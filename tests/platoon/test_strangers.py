@@ -290,7 +290,7 @@ def _is_heard(name: str) -> bool:
 @pytest.fixture
 def alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a user namespace without a map."""
-    monkeypatch.setattr("multiverso.users.look_alike", lambda: True)
+    monkeypatch.setattr("multiverso.files.users.look_alike", lambda: True)
 
 
 def test_where_users_look_alike_each_side_proves_that_it_knows_the_secret(alike: None, serving: Echo) -> None:

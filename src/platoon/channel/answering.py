@@ -7,7 +7,7 @@ import random
 import select
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +78,7 @@ class Door:
                 ):
                     break
 
-    def _read(self, connection: Connection) -> Iterator[tuple[Connection, Message | None]]:
+    def _read(self, connection: Connection) -> Generator[tuple[Connection, Message | None], None, bool]:
         """Yields a message, if there is one; returns whether there may be another."""
         try:
             received = messages.receive(connection.socket)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
+from socket import socket as Socket
 from typing import Any
 
 from multiverso.errors import MultiversoError, NodeLostError
@@ -76,7 +76,7 @@ class Requests:
         return link
 
     @property
-    def socket(self) -> socket.socket:
+    def socket(self) -> Socket:
         """The connection's socket."""
         return self._link.connection
 
@@ -135,7 +135,7 @@ class Requests:
                 f"waited {self._timeout_seconds:g} s for {expected}; is a controller running on port {self._port}?"
             )
 
-    def wait(self, source: socket.socket | None, until: float, expected: str) -> None:
+    def wait(self, source: Socket | None, until: float, expected: str) -> None:
         """Waits until a socket has something to read; without one, for a moment.
 
         Raises:

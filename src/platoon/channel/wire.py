@@ -167,7 +167,7 @@ def unpack_arrays(header: object, descriptors: Sequence[int], copy: bool = True)
     memory = mmap.mmap(descriptors[0], size, mmap.MAP_PRIVATE) if size and not copy else None
     arrays: list[Array] = []
     for begin, (shape, dtype, order) in zip(begins, described, strict=False):
-        if memory is not None and math.prod(shape):
+        if memory is not None and 0 not in shape:
             arrays.append(np.ndarray(shape, dtype, memory, begin, order=order))
             continue
         arrays.append(np.empty(shape, dtype, order))
@@ -189,7 +189,7 @@ def _room_of(count: int) -> int:
 
 
 def _bytes_of(array: Array) -> memoryview:
-    return memoryview(array.reshape(-1).view(np.uint8)) if array.size and array.itemsize else memoryview(b"")
+    return array.reshape(-1).view(np.uint8).data if array.size and array.itemsize else memoryview(b"")
 
 
 def _read_into(descriptor: int, view: memoryview, begin: int) -> int:
