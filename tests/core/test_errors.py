@@ -95,7 +95,7 @@ def _mismatch() -> None:
 
 PROVOKED: dict[str, Callable[[], Any]] = {
     "StartupError": lambda: mv.init(sync=True, staleness=1),
-    "NotInThisJobError": _alone(lambda s: mv.KeyedTable(4, session=s), sync=True),
+    "NotInThisJobError": _alone(lambda s: mv.KeyedTable(4, session=s), staleness=1),
     "NoSuchTableError": lambda: mv.attach_read_only("nobody has it"),
     "NotInitializedError": lambda: mv.current(),
     "ClosedError": _closed,

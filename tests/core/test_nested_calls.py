@@ -87,7 +87,7 @@ def test_what_can_do_one_thing_at_a_time_refuses_its_own_thread(mode: str) -> No
         if not session.consistency.in_rounds:
             keyed = mv.KeyedTable(2, eviction=mv.Eviction(idle_ticks=9), session=session)
         table = mv.ArrayTableHandler(3, session=session)
-        locks = [(keyed._calls._lock, lambda: keyed.add(np.ones((1, 2)), [1]))] if keyed is not None else []
+        locks = [(keyed._calls.lock, lambda: keyed.add(np.ones((1, 2)), [1]))] if keyed is not None else []
         if session.consistency.in_rounds:
             locks.append((table._operations.how._lock, lambda: table.add(np.ones(3))))
         for lock, add in locks:
@@ -139,7 +139,7 @@ def test_a_handlers_add_while_another_one_waits_for_its_turn_leaves_that_to_be_m
             table.add(np.full((1, 2), 10.0), [2])
             calls.run = run_and_raise
 
-        calls._lock = _Interrupted(calls._lock, handle)
+        calls.lock = _Interrupted(calls.lock, handle)
         with pytest.raises(KeyboardInterrupt):
             table.add(np.ones((1, 2)), [1])
         table.add(np.ones((1, 2)), [1])
