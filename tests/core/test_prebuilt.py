@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -174,7 +175,7 @@ def test_a_library_needs_no_other(libraries: Path) -> None:
 
 
 def test_without_numba_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "numba", None)  # as if it were not installed
+    monkeypatch.setattr(on_demand, "_numba", lambda: None)
 
     def double(values, delta, state, stride, hyper, count):  # type: ignore[no-untyped-def]
         for i in range(count):
@@ -189,6 +190,19 @@ def test_without_numba_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
             ModuleNotFoundError, match=r'must be compiled.*: pip install "multiverso\[compile\]"$'
         ):
             needs_it()
+
+
+def test_numba_is_looked_for_where_no_handler_of_a_signal_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception in the middle left the import lock held: every later import waited for ever."""
+    threads: list[int] = []
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: threads.append(threading.get_ident()))
+    on_demand._numba.cache_clear()
+    try:
+        assert on_demand._numba() is None
+    finally:
+        on_demand._numba.cache_clear()
+    assert threads
+    assert threading.main_thread().ident not in threads
 
 
 def test_a_wheels_kernels_run_where_numba_and_llvmlite_cannot_be_imported(libraries: Path) -> None:

@@ -17,6 +17,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -134,14 +135,17 @@ def ensure_all(groups: Sequence[Group]) -> None:
 def _is_there(name: str, dtype: str | None) -> bool:
     if prebuilt.addresses_of(name, dtype, sources_behind(name)) is not None:
         return True
-    return (
-        importlib.util.find_spec("numba") is not None
-        and object_cache.read(_file_name(name, dtype)) is not None
-    )
+    return _numba() is not None and object_cache.read(_file_name(name, dtype)) is not None
 
 
 def _why(name: str, dtype: str | None) -> str:
     return f"{group_of(name, dtype)}: no library of these kernels came with multiverso for this machine; they"
+
+
+@functools.cache
+def _numba() -> ModuleSpec | None:
+    """Returns where Numba is. An exception of a signal in the middle would leave the import lock held for ever."""
+    return uninterrupted(lambda: importlib.util.find_spec("numba"))
 
 
 def require_numba(why: str) -> None:
@@ -153,7 +157,7 @@ def require_numba(why: str) -> None:
     Raises:
         ModuleNotFoundError: it is not installed.
     """
-    if importlib.util.find_spec("numba") is None:
+    if _numba() is None:
         raise ModuleNotFoundError(
             f'{why} must be compiled, and Numba is not installed: pip install "multiverso[compile]"',
             name="numba",
@@ -224,7 +228,7 @@ def _processor() -> tuple[str, str, str]:
 
 def _numba_version() -> list[str]:
     """Returns the names of Numba's metadata: ``importlib.metadata`` takes as long to import as all else here."""
-    found = importlib.util.find_spec("numba")
+    found = _numba()
     if found is None or found.origin is None:
         return []
     return sorted(name for name in os.listdir(Path(found.origin).parent.parent) if name.startswith("numba-"))
