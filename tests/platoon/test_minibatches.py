@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -121,6 +122,15 @@ def test_none_in_time_is_an_error(pair: Pair) -> None:
     worker._seconds = 0.2
     with pytest.raises(PlatoonError, match="a minibatch"):
         worker.recv_mb()
+
+
+def test_both_ends_can_be_waited_for(pair: Pair) -> None:
+    controller, worker = pair
+    assert select.select([worker.asocket], [], [], 0)[0] == []
+    controller.send_mb([np.zeros(1)])
+    assert select.select([worker.asocket], [], [], 60)[0] == [worker.asocket]
+    worker.recv_mb()  # which grants another one
+    assert select.select([controller.asocket], [], [], 60)[0] == [controller.asocket]
 
 
 def test_before_the_channel_is_open() -> None:

@@ -237,6 +237,10 @@ class BatchClient:
                 self._link.tell({"do": "grant", "room": self._room})
         return self._link
 
+    def fileno(self) -> int:
+        """Returns a descriptor that is readable when a minibatch has come; -1 until the controller is there."""
+        return -1 if self._link is None else self._link.connection.fileno()
+
     def receive(self, copy: bool, timeout_seconds: float) -> list[Array]:
         """Waits for a minibatch; returns its arrays, or an empty list when there are no more.
 
