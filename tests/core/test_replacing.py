@@ -143,7 +143,7 @@ def test_a_loop_with_a_barrier_in_each_turn_is_told_at_once_what_it_cannot_do(
 ) -> None:
     """The others are at a barrier, and the one that has come again is in the first round of its first turn."""
     monkeypatch.setattr("multiverso.runtime.session.patience._STILL_SECONDS", 0.3)
-    died, there = threading.Event(), threading.Event()
+    died, alone, there = threading.Event(), threading.Event(), threading.Event()
     told = [threading.Event(), threading.Event()]
 
     def tell(worker_id: int) -> None:
@@ -161,6 +161,7 @@ def test_a_loop_with_a_barrier_in_each_turn_is_told_at_once_what_it_cannot_do(
             turn(session, table)
             assert died.wait(30)
             table.get()
+            alone.set()
             assert there.wait(30)
             error = outcome(session.barrier)
             tell(0)
@@ -171,6 +172,7 @@ def test_a_loop_with_a_barrier_in_each_turn_is_told_at_once_what_it_cannot_do(
         turn(session, mv.ArrayTableHandler(4, session=session))
         dead(session)
         died.set()
+        assert alone.wait(30)  # or it would take part in the round that the other goes through without it
         with Session(node.address, 1, **job("sync")) as again:
             there.set()
             error = outcome(lambda: turn(again, mv.ArrayTableHandler(4, session=again)))
