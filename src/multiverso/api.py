@@ -168,7 +168,8 @@ def all_reduce(
 
     Args:
         array: this worker's numbers, of the same shape and dtype in every worker; not modified.
-        op: ``"sum"``, ``"product"``, ``"max"``, ``"min"`` or ``"average"`` (of integers rounded down).
+        op: ``"sum"``, ``"product"``, ``"max"``, ``"min"`` or ``"average"`` (of integers rounded down; the sum of int64
+            has to fit).
         out: a NumPy array of that shape and dtype for the result; may be ``array`` itself.
         timeout_seconds: deadline of the wait, instead of the session's.
 

@@ -46,6 +46,19 @@ def test_the_sum_and_the_mean_of_integers() -> None:
     assert together(work, 2) == [([3], [1])] * 2
 
 
+def test_a_mean_of_integers_whose_sum_does_not_fit_is_refused() -> None:
+    """It wrapped, and the mean with it."""
+
+    def work(session: Session) -> Any:
+        return outcome(
+            lambda: mv.ArrayTableHandler(1, [2**31 - 1], session=session, initial="mean", dtype="int32")
+        )
+
+    _, error = together(work, 2)
+    assert isinstance(error, OverflowError)
+    assert "does not fit int32" in str(error)
+
+
 def test_one_worker_has_the_value_and_the_others_have_none() -> None:
     def work(session: Session) -> Any:
         value = [1.5, 2.5] if session.worker_id == 1 else None

@@ -25,7 +25,7 @@ from multiverso.errors import (
 )
 from multiverso.layout import words as at
 from multiverso.runtime import Node, Session
-from multiverso.runtime.collective.reducer import all_reduce
+from multiverso.runtime.collective.reducer import Reducer, all_reduce
 
 
 @pytest.fixture
@@ -143,6 +143,21 @@ def test_all_reduce_takes_what_tables_take(ended: None) -> None:
         mv.all_reduce([1, 2], out=np.zeros(3, int))
     with pytest.raises(ShapeMismatchError, match="got list"):
         mv.all_reduce([1, 2], out=[0, 0])
+
+
+def test_the_average_of_large_integers_is_one_of_them() -> None:
+    """Their sum did not fit."""
+    large = np.array([2**31 - 1, -(2**31)], "i4")
+    for result in together(lambda session: all_reduce(session, large, "average")):
+        assert (result.dtype, result.tolist()) == (np.dtype("i4"), large.tolist())
+
+
+def test_a_session_has_one_reducer_of_a_number_of_workers(ended: None) -> None:
+    """Two would write the same memory, each without the other's progress."""
+    session = mv.init()
+    mv.all_reduce([1])
+    with pytest.raises(ValueError, match="has a Reducer of 1 workers already"):
+        Reducer(session, 1)
 
 
 def test_threads_of_a_worker_take_turns_in_all_reduce() -> None:

@@ -141,8 +141,7 @@ class Meeting(Twin):
 
     def make(self, name: str) -> None:
         # one for both: its memory is the job's
-        self.reducer = vars(self.session).setdefault("reducer", None) or Reducer(self.session, 2)
-        vars(self.session)["reducer"] = self.reducer
+        self.reducer = self.session.reducers.get(2) or Reducer(self.session, 2)
 
     def calls(self) -> list[Callable[[], Any]]:
         values, large = self.mine(), np.resize(self.mine(), 20_000)

@@ -12,7 +12,7 @@ from multiverso.runtime.joining import join, observe
 from multiverso.runtime.session.session import Session
 
 if TYPE_CHECKING:
-    from multiverso.runtime.collective.reducer import Reducer, working_dtype
+    from multiverso.runtime.collective.reducer import Reducer, all_reduce, working_dtype
     from multiverso.runtime.node.node import Node
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Reducer",
     "Session",
     "SharedMemory",
+    "all_reduce",
     "join",
     "observe",
     "working_dtype",
@@ -32,7 +33,7 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "multiverso.runtime.collective.reducer": "Reducer working_dtype",
+            "multiverso.runtime.collective.reducer": "Reducer all_reduce working_dtype",
             "multiverso.runtime.node.node": "Node",
         },
     )

@@ -283,13 +283,22 @@ def _fill(shard: Shard, value: Array | None, last: bool, number: int) -> None:
         value: what `_initial_value` returned.
         last: whether nobody comes after this worker.
         number: how many workers contribute.
+
+    Raises:
+        OverflowError: their mean cannot be taken, as their sum does not fit the dtype.
     """
     values, initial = shard.values(), shard.spec.initial
     if value is not None:
         if initial == "master":
             values[:] = readable(value)
         else:
+            before = values.copy() if initial == "mean" and values.dtype.kind == "i" else values
             values += value
+            if before is not values and (((before ^ values) & (value ^ values)) < 0).any():
+                raise OverflowError(
+                    f"initial='mean': the sum of the workers' values does not fit {values.dtype}; give the values from "
+                    "one worker (initial='master'), or take a wider dtype"
+                )
     if initial == "mean" and last:
         if values.dtype.kind == "f":
             values /= number

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from multiverso.errors import ShapeMismatchError
-from multiverso.runtime import Reducer, Session
+from multiverso.runtime import Session, all_reduce
 from platoon.channel.wire import Array
 from platoon.util import OPERATIONS, PlatoonError
 
@@ -31,7 +31,7 @@ class Collective:
                 "all_reduce needs a fixed number of workers: give the controller its devices (-D cpu cpu)"
             )
         self._session = session
-        self._reducer = Reducer(session, int(size))
+        self._size = int(size)
         self.shared_arrays: dict[int, Array] = {}
 
     def all_reduce(self, src: Any, op: str, dest: Any) -> Any:
@@ -48,8 +48,11 @@ class Collective:
         source = np.asarray(src)
         if dest is not None and not isinstance(dest, np.ndarray):
             raise ShapeMismatchError(f"dest has to be an array like src; got {type(dest).__name__}")
-        result = self._reducer.all_reduce(source, operation, dest)
+        result = self._reduce(source, operation, dest)
         return result if dest is None else None
+
+    def _reduce(self, array: Array, operation: str, out: Array | None = None) -> Array:
+        return all_reduce(self._session, array, operation, out, size=self._size)
 
     def _reduce_tensor(self, src: Any, operation: str, dest: Any) -> Any:
         import torch
@@ -76,9 +79,9 @@ class Collective:
         working = torch.float32 if source.dtype in (torch.float16, torch.bfloat16) else source.dtype
         array = source.to(working).contiguous().numpy()
         if dest is not None and dest.device.type == "cpu" and dest.dtype == working and dest.is_contiguous():
-            self._reducer.all_reduce(array, operation, dest.detach().numpy())
+            self._reduce(array, operation, dest.detach().numpy())
             return dest
-        return torch.from_numpy(self._reducer.all_reduce(array, operation)).to(src.device, src.dtype)
+        return torch.from_numpy(self._reduce(array, operation)).to(src.device, src.dtype)
 
     def shared(self, array: Any) -> Array:
         """See `Worker.shared`."""

@@ -49,14 +49,16 @@ def _kernels(dtype: np.dtype[Any]) -> tuple[Callable[..., int], Callable[..., in
 
 
 @functools.cache  # a dtype's name is put together anew each time it is asked for
-def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def working_dtype(dtype: np.dtype[Any], operation: str = "sum") -> np.dtype[Any]:
     """Returns the dtype in which an array is reduced: 16-bit floats in float32, small integers in int64.
+
+    So are averages of int32, whose sum need not fit.
 
     Raises:
         DtypeMismatchError: arrays of this dtype cannot be reduced.
     """
     if dtype.name in DTYPES:
-        return dtype
+        return np.dtype(np.int64) if (dtype.name, operation) == ("int32", "average") else dtype
     if dtype.name in ("float16", "bfloat16"):
         return np.dtype(np.float32)
     if dtype.name in _OTHER_INTEGERS:
@@ -110,12 +112,20 @@ class Reducer:
         session: this worker's session; its number is its rank.
         size: how many workers take part.
 
+    Raises:
+        ValueError: this worker is not one of them, or the session has a reducer of as many, as `all_reduce` makes.
+
     Owner: one thread at a time.
     """
 
     def __init__(self, session: Session, size: int) -> None:
         if not 0 <= session.worker_id < size:
             raise ValueError(f"worker {session.worker_id} is not one of the {size} that reduce together")
+        if session.reducers.setdefault(size, self) is not self:
+            raise ValueError(
+                f"this session has a Reducer of {size} workers already, whose memory this one would share: use one for "
+                "all reductions of these workers (multiverso.all_reduce makes that of all workers)"
+            )
         self.size = size
         self.rank = session.worker_id
         self._session = session
@@ -150,7 +160,7 @@ class Reducer:
         """Returns the reduction of all workers' arrays, the same bits in each; waits for all of them.
 
         Elements are combined in rank order, 16-bit floats in float32, and rounded once at the end. The
-        average of integers is rounded down.
+        average of integers is rounded down; the sum of int64 has to fit.
 
         Args:
             source: this worker's array, of any shape and layout.
@@ -171,7 +181,7 @@ class Reducer:
         deadline = None if timeout_seconds is None else self._session.start_deadline(timeout_seconds)
         if operation not in OPERATIONS:
             raise ValueError(f"operation is one of {', '.join(OPERATIONS)}; got {operation!r}")
-        dtype = working_dtype(source.dtype)
+        dtype = working_dtype(source.dtype, operation)
         if out is None:
             out = np.empty(source.shape, source.dtype)
         elif (
@@ -305,23 +315,25 @@ def all_reduce(
     operation: str = "sum",
     out: Array | None = None,
     timeout_seconds: float | None = None,
+    size: int | None = None,
 ) -> Array:
     """Returns the reduction of the arrays of all workers of a session's job; a worker's threads take turns.
 
     Args:
         session: this worker's.
         source, operation, out, timeout_seconds: see `Reducer.all_reduce`, which says what else is raised.
+        size: how many workers there are, in a job that does not know it.
 
     Raises:
         NotInThisJobError: the workers of this job come and go.
         LockStateError: a signal's handler has interrupted this thread's call of it to make another one.
     """
     with turn(session.reducing, "all_reduce"):
-        if not isinstance(session.reducer, Reducer):
-            if session.fixed_num is None:
-                raise NotInThisJobError(
-                    "all_reduce needs all workers, and those of this job come and go: give their number "
-                    "(multiverso run -n)"
-                )
-            session.reducer = Reducer(session, session.fixed_num)
-        return session.reducer.all_reduce(source, operation, out, timeout_seconds)
+        size = size or session.fixed_num
+        if size is None:
+            raise NotInThisJobError(
+                "all_reduce needs all workers, and those of this job come and go: give their number "
+                "(multiverso run -n)"
+            )
+        reducer = session.reducers.get(size) or Reducer(session, size)
+        return reducer.all_reduce(source, operation, out, timeout_seconds)

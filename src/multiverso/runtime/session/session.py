@@ -108,7 +108,7 @@ class Session(InProcess):
         self.made_by = threading.get_ident()
         self.threads = Threads()
         self.handles = Handles()
-        self.reducer: object = None  # of all workers, once one is asked for: `runtime.collective.reducer`
+        self.reducers: dict[int, Any] = {}  # by the number of workers that reduce together
         self.reducing = new_lock()
         # what `shutdown` calls while everything still works
         self.before_end: dict[str, Callable[[], None]] = {}
@@ -475,6 +475,7 @@ class Session(InProcess):
         self._link.close()
         self._holdings.leave()
         self.handles.clear()
+        self.reducers.clear()
         note_over(self)
         if self._on_close is not None:
             self._on_close()
