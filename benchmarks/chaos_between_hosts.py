@@ -61,7 +61,7 @@ from multiverso.errors import NodeLostError, StartupError, WorkerLostError
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.runtime import Node, Session
-from multiverso.runtime.several_hosts.means import means_of
+from multiverso.runtime.several_hosts.other_hosts import other_hosts_of
 
 KINDS = ("worker", "node", "host", "coordinator", "stall")
 MODES: dict[str, dict[str, Any]] = {
@@ -113,7 +113,7 @@ def serve(
 
     Where ``most`` is above 0 it is killed once so many bytes of tables have come.
     """
-    other_hosts = means_of(roster, None if listener is None else listener.detach())
+    other_hosts = other_hosts_of(roster, None if listener is None else listener.detach())
     with Node(roster.workers_num, on_lost=on_lost, other_hosts=other_hosts, replaces=replaces) as node:
         os.write(say, node.address.encode())
         while most:

@@ -54,7 +54,7 @@ from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.hosts.transport.listener import ListeningSocket
 from multiverso.runtime import Node, Session
-from multiverso.runtime.several_hosts.means import Means
+from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 from namespaces import enter, ip
 
 MODES: dict[str, dict[str, Any]] = {"async": {}, "bounded": {"staleness": 2}, "sync": {"sync": True}}
@@ -387,7 +387,7 @@ class Episode:
                 listener = ListeningSocket(("127.0.0.1", 0))
                 job[PORTS + own.hosts] = listener.address[1]
             fabric = Relayed(own, self._shared, ports[host])
-        with Node(own.workers_num, on_lost="stop", other_hosts=Means(own, fabric, listener)) as node:
+        with Node(own.workers_num, on_lost="stop", other_hosts=OtherHosts(own, fabric, listener)) as node:
             os.write(say, node.address.encode())
             os.read(orders, 1)
 

@@ -390,7 +390,7 @@ os.environ.clear()
 before = set(os.listdir("/proc/self/fd"))
 import multiverso.cli.main
 assert not {"numpy", "multiverso.api", "multiverso.launch.local"} & set(sys.modules)  # to say its version
-import multiverso.launch.local, multiverso.runtime.node.node_process
+import multiverso.launch.local, multiverso.runtime.node_process
 assert not [m for m in sys.modules if m.startswith(("multiverso.tables", "multiverso.hosts.fabric"))]
 from multiverso import *
 heavy = {"numba", "llvmlite", "torch", "keras", "jax", "theano", "pytensor", "mpi4py", "rich"}

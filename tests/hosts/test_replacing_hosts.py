@@ -44,8 +44,8 @@ from multiverso.runtime.collective.reducer import Reducer
 from multiverso.runtime.node.numbers import Numbers
 from multiverso.runtime.several_hosts import moving
 from multiverso.runtime.several_hosts.exchanged_tables import ExchangedTables
-from multiverso.runtime.several_hosts.means import Means
 from multiverso.runtime.several_hosts.moving import Mover
+from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 from multiverso.updaters import adam
 
 SIZE = 300_000  # two chunks: homes on different hosts
@@ -56,7 +56,7 @@ JOB: dict[str, dict[str, Any]] = {"async": {}, "bounded": {"staleness": 2}}
 def anew(job: Rehearsal, host: int, times_replaced: int = 1) -> Iterator[Node]:
     """A node in a lost host's place."""
     roster = replace(job.roster.on(host), times_replaced=times_replaced)
-    other_hosts = Means(roster, Fabric(host, roster.hosts, credentials_of(roster)))
+    other_hosts = OtherHosts(roster, Fabric(host, roster.hosts, credentials_of(roster)))
     with Node(roster.workers_num, on_lost="continue", other_hosts=other_hosts, replaces=True) as node:
         job.nodes[host] = node
         yield node
@@ -177,8 +177,7 @@ def test_what_is_left_of_the_lost_host_is_refused() -> None:
         tables[0].add(np.ones(4))
         all_do(sessions, lambda session: session.barrier())
         old, old_session = job.nodes[1], sessions[1]
-        assert old._other_hosts is not None
-        straggler = old._other_hosts._fabric
+        straggler = old._hosts._fabric  # type: ignore[attr-defined]
         with anew(job, 1):
             again = job.session(1)  # while the old node is there, and not lost yet
             table = mv.ArrayTableHandler(4, session=again)
@@ -188,7 +187,7 @@ def test_what_is_left_of_the_lost_host_is_refused() -> None:
             again.barrier()
             in_threads([sessions[0].barrier, again.barrier])
             assert tables[0].get().tolist() == table.get().tolist() == [2.0] * 4
-            assert straggler.peers._incarnation in job.nodes[0]._other_hosts._fabric.peers._fenced  # type: ignore[union-attr]
+            assert straggler.peers._incarnation in job.nodes[0]._hosts._fabric.peers._fenced  # type: ignore[attr-defined]
             old_session.shutdown()
             for session in (sessions[0], again):
                 session.shutdown()
@@ -202,7 +201,7 @@ def test_a_host_that_cannot_be_taken_in_again_is_told_why() -> None:
         lose(job, 1, sessions)
         said: list[str] = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("multiverso.runtime.node.orders.log", said.append)
+            patch.setattr("multiverso.runtime.several_hosts.other_hosts.log", said.append)
             with anew(job, 1), pytest.raises((StartupError, NodeLostError)):
                 job.session(1, **options)
         assert any("between='sum'" in line for line in said), said
@@ -377,7 +376,7 @@ def test_a_host_that_was_lost_before_it_had_come_begins_with_the_others() -> Non
         nodes = []
         for here in (roster, replace(roster.on(1), times_replaced=1)):
             fabric = Fabric(here.host, 2, credentials_of(roster))
-            other_hosts = Means(here, fabric, listener if here.leads else None)
+            other_hosts = OtherHosts(here, fabric, listener if here.leads else None)
             nodes.append(
                 stack.enter_context(Node(2, on_lost="continue", other_hosts=other_hosts, replaces=True))
             )
@@ -395,7 +394,7 @@ def test_a_host_that_ends_before_it_has_come_is_not_waited_for() -> None:
         nodes = []
         for here in (roster, roster.on(2)):
             fabric = Fabric(here.host, 3, credentials_of(roster))
-            other_hosts = Means(here, fabric, listener if here.leads else None)
+            other_hosts = OtherHosts(here, fabric, listener if here.leads else None)
             nodes.append(stack.enter_context(Node(3, on_lost="continue", other_hosts=other_hosts)))
         job = Rehearsal(roster, [nodes[0], nodes[0], nodes[1]])
 

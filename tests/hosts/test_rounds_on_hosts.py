@@ -92,7 +92,7 @@ def test_rounds_on_several_hosts_have_the_bits_of_one_host() -> None:
                 if cutting.wait(0.02):
                     return
                 for node, peer in ((job.nodes[1], 0), (job.nodes[2], 1)):
-                    node._other_hosts._fabric.interrupt(peer)  # type: ignore[union-attr]
+                    node._hosts._fabric.interrupt(peer)  # type: ignore[attr-defined]
 
         cutter = threading.Thread(target=cut)
         cutter.start()
@@ -327,7 +327,7 @@ def test_a_table_travels_its_own_way() -> None:
         return [table.get().reshape(-1).tolist() for table in tables]
 
     with rehearsal(1, 1) as job:
-        held = job.nodes[0]._other_hosts._fabric._tables._held  # type: ignore[union-attr]
+        held = job.nodes[0]._hosts._fabric._tables._held  # type: ignore[attr-defined]
         results = job.run(work, exchange=ExchangeOptions.of(wire="bfloat16", every=0.5))
     assert results == [[[3.0] * 9] * 3] * 2
     assert [(one.wire.number, one.every.seconds, one.every.changes) for one in held.values()] == [

@@ -26,7 +26,7 @@ from multiverso.hosts.transport.handshake import CONTROL, Hello, connect
 from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.runtime import Node, Session
 from multiverso.runtime.collective.agreement import tell_all
-from multiverso.runtime.several_hosts.means import Means
+from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 from multiverso.tables import ArrayTableHandler
 
 
@@ -104,7 +104,7 @@ def test_nothing_stays_of_a_node_that_the_first_host_turns_away() -> None:
         roster = Roster(1, ("a", "b"), (1, 1), first.listen(), mine.to_text(), rehearsal=True)
         before = set(threading.enumerate())
         with pytest.raises(StartupError, match="another job"):
-            Node(2, other_hosts=Means(roster, Fabric(1, 2, mine)))
+            Node(2, other_hosts=OtherHosts(roster, Fabric(1, 2, mine)))
         wait_for(lambda: set(threading.enumerate()) <= before)
 
 
@@ -188,7 +188,7 @@ def test_workers_tell_each_other_across_hosts() -> None:
 def test_a_table_that_comes_to_be_while_its_node_ends_does_not_keep_that() -> None:
     """What follows the clocks of a job's first table began after what ends it had looked."""
     with rehearsal(1, 1) as job:
-        other_hosts: Any = job.nodes[1]._other_hosts
+        other_hosts: Any = job.nodes[1]._hosts
         end = other_hosts._fabric.close
 
         def end_late() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster
 
 if TYPE_CHECKING:
-    from multiverso.runtime.several_hosts.means import Means
+    from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 
 FROM_INPUT = "-"  # what the variable of the roster says where that comes by standard input, see `_ssh`
 JOB_VARIABLE = "MULTIVERSO_JOB"  # its value is one job's: how all of its processes are found
@@ -55,7 +55,7 @@ class Place:
     on_machine: int
     first_on_machine: int = 0
     name: str = ""
-    other_hosts: Means | None = None
+    other_hosts: OtherHosts | None = None
 
     @property
     def keeps_stdin(self) -> bool:
@@ -88,12 +88,12 @@ def here(workers_num: int) -> Place:
         return Place.alone(workers_num)
     roster = Roster.from_text(text)
     # not above: it takes long to import, and a job on one host has no use for it
-    from multiverso.runtime.several_hosts.means import means_of
+    from multiverso.runtime.several_hosts.other_hosts import other_hosts_of
 
-    return place_in(roster, means_of(roster, None if descriptor is None else int(descriptor)))
+    return place_in(roster, other_hosts_of(roster, None if descriptor is None else int(descriptor)))
 
 
-def place_in(roster: Roster, other_hosts: Means | None = None) -> Place:
+def place_in(roster: Roster, other_hosts: OtherHosts | None = None) -> Place:
     """Returns the part of a job that a roster gives its host, whose node needs what ``other_hosts`` is."""
     workers = roster.local
     assert isinstance(workers, range)  # a launcher of ours has numbered them

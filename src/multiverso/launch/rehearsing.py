@@ -12,7 +12,7 @@ from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.hosts.transport.listener import ListeningSocket
 from multiverso.runtime import Node
-from multiverso.runtime.several_hosts.means import Means
+from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 
 Address = tuple[str, int]
 
@@ -50,7 +50,9 @@ def hosts_here(
         nodes = []
         for host in range(roster.hosts):
             own = replace(roster.on(host), coordinator=way(host, listener.address))
-            other_hosts = Means(own, Fabric(host, own.hosts, credentials_of(own)), None if host else listener)
+            other_hosts = OtherHosts(
+                own, Fabric(host, own.hosts, credentials_of(own)), None if host else listener
+            )
             node = Node(
                 own.workers_num, on_lost=on_lost, secret=secret, other_hosts=other_hosts, replaces=replaces
             )

@@ -19,7 +19,7 @@ from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.ray.metrics import Publisher
 from multiverso.runtime.discovery.meeting import complete, distinct
 from multiverso.runtime.node.node import Node
-from multiverso.runtime.several_hosts.means import means_of
+from multiverso.runtime.several_hosts.other_hosts import other_hosts_of
 from multiverso.wire.trust import SECRET_VARIABLE, new_secret
 
 START_SECONDS = 120.0
@@ -101,7 +101,7 @@ class HostNode:
         """
         descriptor = None if self._listening is None else self._listening.detach()
         found = None if roster is None else _here(Roster.from_text(roster))
-        other_hosts = None if found is None else means_of(found, descriptor)
+        other_hosts = None if found is None else other_hosts_of(found, descriptor)
         node = Node(workers, on_lost=on_lost, secret=secret, other_hosts=other_hosts, replaces=replaces)
         self._node = node
         if found is not None and found.times_replaced > 0:

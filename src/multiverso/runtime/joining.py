@@ -43,7 +43,7 @@ _PLACES = tuple(
 _NODE_PROGRAM = """
 import sys
 sys.path += sys.argv[4:]
-from multiverso.runtime.node.node_process import main
+from multiverso.runtime.node_process import main
 main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
 """
 TIMEOUT_VARIABLE = "MULTIVERSO_TIMEOUT_SECONDS"

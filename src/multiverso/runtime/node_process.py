@@ -38,9 +38,9 @@ def main(descriptor: int, workers: int, on_lost: str) -> None:
     other_hosts = None
     if text:
         # not above: it takes long to import, and a job on one host has no use for it
-        from multiverso.runtime.several_hosts.means import means_of
+        from multiverso.runtime.several_hosts.other_hosts import other_hosts_of
 
-        other_hosts = means_of(Roster.from_text(text), int(port) if port else None)
+        other_hosts = other_hosts_of(Roster.from_text(text), int(port) if port else None)
     options: dict[str, Any] = {
         "listener": listener,
         "secret": secret,

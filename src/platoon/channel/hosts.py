@@ -21,7 +21,7 @@ from platoon.util import PlatoonError, counted
 
 if TYPE_CHECKING:
     from multiverso.runtime import Node
-    from multiverso.runtime.several_hosts.means import Means
+    from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 
 _INSECURE_VARIABLE = "MULTIVERSO_INSECURE_FABRIC"
 _LOOPBACK, _ANY = "127.0.0.1", "0.0.0.0"
@@ -32,7 +32,7 @@ class _Met:
     """What a controller knows of the others."""
 
     roster: Roster
-    other_hosts: Means | None
+    other_hosts: OtherHosts | None
 
 
 class Hosts:
@@ -110,9 +110,9 @@ class Hosts:
         )
         if len(names) == 1:
             return _Met(roster, None)
-        from multiverso.runtime.several_hosts.means import means_of
+        from multiverso.runtime.several_hosts.other_hosts import other_hosts_of
 
-        return _Met(roster, means_of(roster, None if listening is None else listening.detach()))
+        return _Met(roster, other_hosts_of(roster, None if listening is None else listening.detach()))
 
     def node(self) -> Node:
         """Returns this host's node, which has found the first host's.

@@ -112,6 +112,11 @@ class Control:
         """Publishes that the node will never release what it holds (any worker, which has seen it)."""
         store32(self.block(self.capacity) + at.LIVENESS, at.LOST)
 
+    def lost(self) -> list[int]:
+        """Returns the workers that died, or exited without ``shutdown()``, the first one first (the node)."""
+        lost = {worker.worker_id for worker in self.workers() if worker.liveness == at.LOST}
+        return [worker_id for worker_id in tuple(self.lost_in_order) if worker_id in lost]
+
     def settle(self, worker_id: int, liveness: int) -> None:
         """Marks a worker as lost or gone, and wakes whoever waits (the node)."""
         if liveness == at.LOST:

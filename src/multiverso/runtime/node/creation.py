@@ -166,7 +166,7 @@ class Creations:
         """By order: whether every live worker has asked for the same; refuses when that cannot come to be."""
         lost = self._lost()
         if lost and self._fixed and not self._control.continues:
-            self._refuse(creation, self.lost_error(lost, f"before {words(creation.key)} was created"))
+            self._refuse(creation, lost_error(lost, f"before {words(creation.key)} was created"))
             return False
         concerned = [i for i in self._control.live() if i in self._local]
         if not creation.waiting or any(i not in creation.waiting for i in concerned):
@@ -273,9 +273,7 @@ class Creations:
                 creation.waiting.pop(worker_id, None)
                 if creation.turn_of == worker_id:
                     creation.turn_of = None
-                self._refuse(
-                    creation, self.lost_error(lost, f"while {words(creation.key)} was being created")
-                )
+                self._refuse(creation, lost_error(lost, f"while {words(creation.key)} was being created"))
             elif worker_id in creation.waiting:
                 self._void(creation, worker_id)
             else:
@@ -308,10 +306,10 @@ class Creations:
         control = self._control
         return [i for i in range(control.capacity) if control.liveness(i) == at.LOST]
 
-    @staticmethod
-    def lost_error(lost: list[int], when: str) -> WorkerLostError:
-        """Returns the error for whoever waited for a lost worker."""
-        return WorkerLostError(f"{names(lost)} died, or exited without shutdown(), {when}", lost)
+
+def lost_error(lost: list[int], when: str) -> WorkerLostError:
+    """Returns the error for whoever waited for a lost worker."""
+    return WorkerLostError(f"{names(lost)} died, or exited without shutdown(), {when}", lost)
 
 
 def check_equal(made: Piece, asked: Spec) -> None:

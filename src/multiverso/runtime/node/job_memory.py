@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from multiverso.layout import words as at
 from multiverso.memory import mutex
@@ -11,11 +10,7 @@ from multiverso.memory.heap import Heap
 from multiverso.memory.segment import Segment
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.node.catalogue import Catalogue
-from multiverso.runtime.node.creation import Creations
-from multiverso.runtime.node.host_creation import HostCreations
-
-if TYPE_CHECKING:
-    from multiverso.runtime.several_hosts.other_hosts import OtherHosts
+from multiverso.runtime.node.hosts import Hosts
 
 _ELASTIC_CAPACITY = at.MAX_WORKERS
 
@@ -26,7 +21,7 @@ class JobMemory:
     Args:
         workers_num: how many workers the job has; None for any number that come and go.
         continues: whether the others go on without a lost worker, unless the workers say otherwise.
-        other_hosts: this host's part in a job on several, which begins with this memory.
+        hosts: those of the job, which begin with this memory.
         comes_again: whether another process may come for a worker of this host that died.
 
     Attributes:
@@ -41,7 +36,7 @@ class JobMemory:
         self,
         workers_num: int | None,
         continues: bool,
-        other_hosts: OtherHosts | None,
+        hosts: Hosts,
         comes_again: Callable[[int], bool],
     ) -> None:
         capacity = workers_num or _ELASTIC_CAPACITY
@@ -51,18 +46,12 @@ class JobMemory:
             self.control_bytes = at.control_bytes(capacity)
             offset = self.heap.reserve(self.control_bytes, "a job's control segment")
             segment = Segment(self.heap.descriptor, offset, self.control_bytes)
-            self.control = Control(segment, *_places(other_hosts))
+            self.control = Control(segment, *hosts.places())
             self.control.initialise(capacity)
             self.control.continue_without_lost(continues)
             self.catalogue = catalogue = Catalogue(self.control, self.heap)
-            if other_hosts is None:
-                self.creations = Creations(catalogue, self.control, workers_num is not None)
-            else:
-                self.control.span_hosts()
-                other_hosts.begin(self.control, lambda: catalogue.shards, catalogue.whole_memory, comes_again)
-                self.creations = HostCreations(
-                    catalogue, self.control, other_hosts.roster, other_hosts.tables
-                )
+            fixed = workers_num is not None
+            self.creations = hosts.begin(self.control, catalogue, fixed, comes_again)
         except BaseException:
             self.heap.close()
             raise
@@ -78,9 +67,3 @@ class JobMemory:
         if self._held:
             mutex.unlock(self.control.address + at.NODE_LIFE)
             self._held = False
-
-
-def _places(other_hosts: OtherHosts | None) -> tuple[tuple[str, ...], str]:
-    if other_hosts is None:
-        return (), ""
-    return other_hosts.roster.places(), other_hosts.roster.names[other_hosts.roster.host]

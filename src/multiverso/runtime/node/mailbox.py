@@ -6,10 +6,7 @@ import contextlib
 import queue
 import socket
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:  # a node of one host moves nothing
-    from multiverso.runtime.several_hosts.moving import Order
+from typing import Any, Literal
 
 End = Literal["left", "lost", "absent"]
 
@@ -19,7 +16,7 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._ends: queue.SimpleQueue[tuple[End, int, int]] = queue.SimpleQueue()
-        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._wake: tuple[socket.socket, ...] = ()
 
     def open(self) -> None:
@@ -42,7 +39,7 @@ class Mailbox:
         with contextlib.suppress(OSError, IndexError):
             self._wake[1].send(b"x")
 
-    def post_order(self, order: Order) -> None:
+    def post_order(self, order: Any) -> None:
         """Posts what is to be done: an order of the coordinator's, or something to call."""
         self._orders.put(order)
         self.poke()
@@ -57,7 +54,7 @@ class Mailbox:
         with contextlib.suppress(BlockingIOError):
             self._wake[0].recv(4096)
 
-    def orders(self) -> Iterator[Order]:
+    def orders(self) -> Iterator[Any]:
         """Yields the orders there are, each once."""
         while not self._orders.empty():
             yield self._orders.get()

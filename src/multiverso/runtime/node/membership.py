@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from multiverso.errors import MultiversoError, StartupError
-from multiverso.hosts.control.messages import Options, Tell, Welcome
-from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.layout import words as at
 from multiverso.node_log import log
 from multiverso.runtime.job.control import Control
-from multiverso.runtime.job.options import begun_twice, check_exchange, differ, too_late
+from multiverso.runtime.job.options import begun_twice, differ, too_late
 from multiverso.runtime.job.wait_graph import names
 from multiverso.runtime.node.catalogue import Catalogue
 from multiverso.runtime.node.connection import Connection
-from multiverso.runtime.node.creation import Creations
+from multiverso.runtime.node.creation import Creations, lost_error
 from multiverso.runtime.node.deaths import Deaths
-from multiverso.runtime.node.host_creation import HostCreations
+from multiverso.runtime.node.hosts import Hosts
 from multiverso.runtime.node.job_memory import JobMemory
 from multiverso.runtime.node.numbers import Attached, Numbers, is_child
-from multiverso.runtime.node.told import Told
-from multiverso.spec.modes import MODES
 from multiverso.wire import messages
 from multiverso.wire.messages import Message
-
-if TYPE_CHECKING:
-    from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 
 
 def unequal(rounds: Mapping[tuple[int, str], Mapping[int, int]]) -> list[str]:
@@ -62,7 +54,7 @@ class Membership:
         workers_num: how many workers the job has; None for any number that come and go.
         on_lost: ``"stop"`` or ``"continue"``, unless the workers say otherwise.
         deaths: watches the workers: `settle` one when it says so, and tell `process_ended` of a process's end.
-        other_hosts: this host's part in a job on several.
+        hosts: those of the job.
         replaces: whether, where the others go on, a new process may take the place of a worker that died.
 
     Attributes:
@@ -75,14 +67,11 @@ class Membership:
         workers_num: int | None,
         on_lost: str,
         deaths: Deaths,
-        other_hosts: OtherHosts | None = None,
+        hosts: Hosts,
         replaces: bool = False,
     ) -> None:
         self.workers_num = workers_num
         self._replaces = replaces
-        # whether this host takes a lost one's place, and has not got what there is yet
-        self._is_entering = other_hosts is not None and other_hosts.roster.times_replaced > 0
-        self._host_times_replaced = 0  # how often this host was lost after it had begun
         self._incarnations: dict[int, int] = {}  # how often a number has got a new process
         self.attached: dict[int, Attached] = {}
         self.had_workers = False
@@ -91,11 +80,10 @@ class Membership:
         self._ended: set[int] = set()  # workers that will not come again, in any run
         # workers that died in a run that was over before others came for them
         self._missed: set[int] = set()
-        self._other_hosts = other_hosts
+        self._hosts = hosts
         self._lives = 0
         self._waiting_ready: list[tuple[Connection, Message]] = []
         self._waiting_attach: list[tuple[Connection, Message]] = []
-        self._told = Told()
         self._begin()
 
     def _begin(self) -> None:
@@ -107,7 +95,7 @@ class Membership:
         self._memory = JobMemory(
             self.workers_num,
             self._on_lost == "continue",
-            self._other_hosts,
+            self._hosts,
             lambda worker_id: replaces and worker_id not in ended,
         )
         self._numbers = Numbers(
@@ -122,8 +110,7 @@ class Membership:
         self._rounds: dict[tuple[int, str], dict[int, int]] = {}  # of each table, of those who have left
         self._options: Message | None = None
         self._refused: StartupError | None = None  # why this host's workers cannot take part
-        # whether the options are those of the other hosts; known only when the coordinator has said so
-        self._agreed = self._other_hosts is None
+        self._agreed = False  # whether all hosts' first workers have come with the same options
 
     @property
     def control(self) -> Control:
@@ -143,7 +130,7 @@ class Membership:
     @property
     def local(self) -> Sequence[int]:
         """The workers of this host."""
-        return range(self.control.capacity) if self._other_hosts is None else self._other_hosts.roster.local
+        return self._hosts.local(self.control.capacity)
 
     def hold(self) -> None:
         """Takes the mutex that says that the node lives: its thread's end is the node's death."""
@@ -178,8 +165,7 @@ class Membership:
 
     def lost(self) -> list[int]:
         """Returns the workers that died, or exited without ``shutdown()``, the first one first."""
-        lost = {w.worker_id for w in self.control.workers() if w.liveness == at.LOST}
-        return [i for i in tuple(self.control.lost_in_order) if i in lost]
+        return self.control.lost()
 
     @property
     def memory(self) -> int:
@@ -215,25 +201,20 @@ class Membership:
             raise StartupError(
                 f"worker {wish} belongs to {self.control.places[wish]}, not to {self.control.here}"
             )
-        if self._other_hosts is not None:
-            exchange = ExchangeOptions.from_message(request.get("exchange"))
-            check_exchange(MODES[options["consistency"]["mode"]], exchange)
-            options["exchange"] = exchange.as_message()
-        if self._numbers.is_late(wish) or self._is_entering:
+        options |= self._hosts.options_of(request)
+        if self._numbers.is_late(wish) or self._hosts.is_entering:
             connection.reply(request, {"later": True})
             return
         if wish in self._missed:
             raise too_late(wish)
         if self._is_new_run(wish):
-            if self._other_hosts is not None:
+            if self._hosts.several:
                 raise begun_twice()
             self._restart()
         worker_id = self._numbers.free(wish)
         if worker_id is None:
             if self.workers_num is not None and self._numbers.is_over(wish):
-                if (
-                    self._other_hosts is not None
-                ):  # it would wait for the others to leave, and then be told the same
+                if self._hosts.several:  # it would wait for the others to leave, and then be told the same
                     raise begun_twice()
                 # it has left, others have not: a new job of the same processes begins when all have
                 self._waiting_attach.append((connection, request))
@@ -242,9 +223,7 @@ class Membership:
         if self._options is None:
             self._options = options
             self.control.continue_without_lost(options["on_lost"] == "continue")
-            if self._other_hosts is not None:
-                self._other_hosts.tables.exchange = ExchangeOptions.from_message(options["exchange"])
-                self._other_hosts.report(Options(options))
+            self._agreed = self._hosts.agree_on(options)
         elif options != self._options:
             raise differ(options, self._options)
         self._admit(connection, request, worker_id)
@@ -259,8 +238,7 @@ class Membership:
         if self._replaces_lost(worker_id):
             self._incarnations[worker_id] = self._incarnations.get(worker_id, 0) + 1
             self._ended.discard(worker_id)
-            if self._other_hosts is not None:
-                self._other_hosts.barriers.replaced(worker_id)
+            self._hosts.replaced(worker_id)
         if worker_id in self.attached:
             self.control.admit_again(worker_id, connection.pid)
         else:
@@ -274,15 +252,9 @@ class Membership:
             "worker_id": worker_id,
             "workers_num": self.workers_num,
             "control": self._memory.control_bytes,
-            "incarnation": self._incarnations.get(worker_id, 0),
+            "incarnation": self._incarnations.get(worker_id, 0) + self._hosts.times_replaced,
+            **self._hosts.facts_for_worker(),
         }
-        if self._other_hosts is not None:
-            body["incarnation"] += self._host_times_replaced
-            body |= {
-                "places": self.control.places,
-                "here": self.control.here,
-                "job": self._other_hosts.roster.job,
-            }
         connection.reply(request, body, (self._memory.heap.descriptor,))
 
     def _replaces_lost(self, worker_id: int) -> bool:
@@ -308,7 +280,7 @@ class Membership:
         lost = self.lost()
         if lost and not self.control.continues:
             for connection, request in self._waiting_ready:
-                connection.refuse(request, self.creations.lost_error(lost, "while the job was starting"))
+                connection.refuse(request, lost_error(lost, "while the job was starting"))
             self._waiting_ready.clear()
         if self._agreed and not self._missing_at_start():
             for connection, request in self._waiting_ready:
@@ -363,7 +335,7 @@ class Membership:
         """A process no longer waits for a place or for the start: it gave up, or its socket is closed."""
         self._waiting_attach = [w for w in self._waiting_attach if w[0] is not connection]
         self._waiting_ready = [w for w in self._waiting_ready if w[0] is not connection]
-        self._told.forget(connection)
+        self._hosts.forget(connection)
 
     def absent(self, worker_id: int) -> None:
         """A worker's process has ended; if it never attached, the others need not wait for it."""
@@ -392,47 +364,9 @@ class Membership:
             connection.refuse(request, self._refused)
         self._waiting_ready.clear()
 
-    def take_over(self, order: Welcome) -> None:
-        """This host takes a lost one's place: it gets the tables as they are, and then lets its workers come."""
-        assert self._other_hosts is not None
-        assert isinstance(self.creations, HostCreations)
-        other_hosts = self._other_hosts
-        self.control.continue_without_lost(True)
-        other_hosts.welcome(order)
-        self._host_times_replaced = other_hosts.roster.times_replaced
-
-        def enter() -> None:
-            other_hosts.tables.show_progress(order.progress)
-            other_hosts.tables.show_progress(order.clocks)
-            self._is_entering = False
-
-        self.creations.take_over(order, enter)
-
-    def begin_with_others(self) -> None:
-        """All hosts begin, this one with them: what was lost of it had not come to the others."""
-        self._is_entering = False
-
-    def tell(self, connection: Connection, request: Message) -> None:
-        """A worker tells the workers of all hosts something, and waits for what they tell."""
-        assert self._other_hosts is not None
-        report = Tell(int(request["number"]), connection.attached_id, str(request["note"]))
-        self._told.wait(connection, request)
-        self._other_hosts.report(report)
-        self._refuse_told()
-
-    def told(self, number: int, notes: dict[int, str | None]) -> None:
-        """All workers have told something."""
-        self._told.answer(number, notes)
-
-    def _refuse_told(self) -> None:
-        lost = self.lost()
-        if lost and not self.control.continues:
-            self._told.refuse(self.creations.lost_error(lost, "before it had told what others wait for"))
-
     def changed(self, worker_id: int) -> None:
         """A worker of another host has come, left or died."""
         if self.control.liveness(worker_id) in (at.LOST, at.GONE):
-            self._refuse_told()
             self.creations.dropped(worker_id)
         self._answer_ready()
 
@@ -471,7 +405,6 @@ class Membership:
         self._rounds.clear()
 
     def _drop(self, worker_id: int) -> None:
-        self._refuse_told()
         self.creations.dropped(worker_id)
         self.catalogue.dropped(worker_id)
 

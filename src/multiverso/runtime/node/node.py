@@ -15,7 +15,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from multiverso.errors import StartupError
 from multiverso.in_process import InProcess
@@ -24,19 +24,13 @@ from multiverso.node_log import log
 from multiverso.runtime.node.connection import Connection
 from multiverso.runtime.node.deaths import Deaths
 from multiverso.runtime.node.entrance import Entrance
+from multiverso.runtime.node.hosts import Hosts
 from multiverso.runtime.node.mailbox import Mailbox
 from multiverso.runtime.node.membership import Membership
-from multiverso.runtime.node.orders import obey
-from multiverso.runtime.node.questions import Questions
 from multiverso.runtime.node.requests import Requests
 from multiverso.wire import messages
 
-if TYPE_CHECKING:
-    from multiverso.runtime.several_hosts.means import Means
-    from multiverso.runtime.several_hosts.other_hosts import OtherHosts
-
 _nodes: weakref.WeakSet[Node] = weakref.WeakSet()
-_LOOK_SECONDS = 0.5
 
 
 class Node(InProcess):
@@ -49,8 +43,7 @@ class Node(InProcess):
         listener: an already listening socket, instead of ``name``.
         secret: what a worker has to know where users cannot be told apart; this user's own by default.
         linger: called when the last worker has gone, in the node's thread.
-        other_hosts: of a job on several hosts: which they are, what moves values between them, and, on the first, where
-            it listens for the others.
+        other_hosts: of a job on several hosts (`several_hosts.other_hosts`); the node closes it.
         replaces: whether, where the others go on, a new process may take the place of a worker that died: it has the
             same number, and finds the tables as they are.
 
@@ -72,7 +65,7 @@ class Node(InProcess):
         listener: socket.socket | None = None,
         secret: str | None = None,
         linger: Callable[[], None] | None = None,
-        other_hosts: Means | None = None,
+        other_hosts: Hosts | None = None,
         replaces: bool = False,
     ) -> None:
         if workers is not None and not 1 <= workers <= at.MAX_WORKERS:
@@ -88,8 +81,7 @@ class Node(InProcess):
         self._entrance = Entrance(listener, secret)
         self._deaths = Deaths(self._mailbox, self._closing.is_set)
         self._connections: dict[int, Connection] = {}
-        self._other_hosts: OtherHosts | None = None
-        self._questions: Questions | None = None
+        self._hosts = other_hosts or Hosts()
         self._membership: Membership | None = None
         self._served: Requests | None = None
         self._failed: Exception | None = None
@@ -102,16 +94,9 @@ class Node(InProcess):
             self.address = self._entrance.address
             self._mailbox.open()
             self._deaths.open()
-            if other_hosts is not None:
-                # not above: a third of what a node is made of, which a job on one host has no use for
-                from multiverso.runtime.several_hosts.other_hosts import OtherHosts
-
-                self._other_hosts = OtherHosts(other_hosts, self._mailbox.post_order)
-                self._questions = Questions(self._other_hosts.report)
-            self._membership = Membership(workers, on_lost, self._deaths, self._other_hosts, replaces)
-            self._served = Requests(
-                self._entrance, self._membership, time.monotonic(), self._other_hosts, self._questions
-            )
+            self._hosts.meet(self._mailbox.post_order)
+            self._membership = Membership(workers, on_lost, self._deaths, self._hosts, replaces)
+            self._served = Requests(self._entrance, self._membership, time.monotonic(), self._hosts)
             self._thread.start()
             self._started.wait()
             if self._failed is not None:
@@ -154,13 +139,7 @@ class Node(InProcess):
         Returns:
             False when it has stopped, or the node has ended, before that.
         """
-        others = self._other_hosts
-        if others is None:
-            return True
-        while not others.over.wait(_LOOK_SECONDS):
-            if self._closing.is_set() or (stopped() if stopped else not others.needed):
-                return False
-        return True
+        return self._hosts.stay(self._closing, stopped)
 
     @property
     def had_workers(self) -> bool:
@@ -207,8 +186,7 @@ class Node(InProcess):
             self._end()
         else:
             self._thread.join()
-        if self._other_hosts is not None:  # after the thread that does what it hears from other hosts
-            self._other_hosts.close()
+        self._hosts.close()  # after the thread that does what it hears from other hosts
         self._deaths.join()
         self._mailbox.close()
         self._over = True
@@ -301,8 +279,6 @@ class Node(InProcess):
         del self._connections[connection.socket.fileno()]
         connection.socket.close()
         self._members.forget(connection)
-        if self._questions is not None:
-            self._questions.forget(connection)
         if connection.worker_id is not None and connection.life is None:
             left = self._members.control.participation(connection.worker_id) == at.LEFT
             self._settle(connection.worker_id, at.GONE if left else at.LOST)
@@ -315,15 +291,12 @@ class Node(InProcess):
             if callable(order):
                 order()
             else:
-                assert self._other_hosts is not None
-                assert self._questions is not None
-                obey(order, self._members, self._other_hosts, self._questions, self._closing.set)
+                self._hosts.obey(order, self._members, self._closing.set)
         for how, worker_id, life in self._mailbox.ends():
             worker = self._members.attached.get(worker_id)
             if how == "absent":
                 self._members.absent(worker_id)
-                if self._other_hosts is not None:
-                    self._other_hosts.barriers.look()
+                self._hosts.look()
             elif worker is not None and worker.connection.life == life:
                 self._settle(worker_id, at.GONE if how == "left" else at.LOST)
 
@@ -336,12 +309,10 @@ class Node(InProcess):
 
     def _settle(self, worker_id: int, liveness: int) -> None:
         worker = self._members.attached.get(worker_id)
-        if self._questions is not None and worker is not None:
+        if self._hosts.several and worker is not None:
             self._hear_out(worker.connection)
         self._members.settle(worker_id, liveness)
-        if self._other_hosts is not None:
-            self._other_hosts.teller.tell_now()
-            self._other_hosts.barriers.look()
+        self._hosts.look()
         self._notice_end()
 
     def _notice_end(self) -> None:

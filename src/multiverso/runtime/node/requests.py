@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from multiverso.errors import MultiversoError, StartupError
-from multiverso.hosts.control.messages import Gather
 from multiverso.runtime.node.catalogue import Catalogue
 from multiverso.runtime.node.connection import Connection
 from multiverso.runtime.node.entrance import Entrance
+from multiverso.runtime.node.hosts import Hosts
 from multiverso.runtime.node.membership import Membership
-from multiverso.runtime.node.questions import Questions
 from multiverso.runtime.node.status import status_of
 from multiverso.spec.table import MemorySpec, TableSpec
 from multiverso.wire.messages import Message
 from multiverso.wire.requests import asked, check
-
-if TYPE_CHECKING:
-    from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 
 
 class Requests:
@@ -29,27 +25,18 @@ class Requests:
         entrance: where the processes came from.
         members: who is in the job.
         began: when the node did (``time.monotonic()``).
-        other_hosts: this host's part in a job on several.
-        questions: what its workers ask the coordinator, there.
+        hosts: those of the job.
     """
 
-    def __init__(
-        self,
-        entrance: Entrance,
-        members: Membership,
-        began: float,
-        other_hosts: OtherHosts | None,
-        questions: Questions | None,
-    ) -> None:
+    def __init__(self, entrance: Entrance, members: Membership, began: float, hosts: Hosts) -> None:
         self._entrance = entrance
         self._members = members
         self._began = began
-        self._other_hosts = other_hosts
-        self._questions = questions
+        self._hosts = hosts
 
     def status(self) -> dict[str, Any]:
         """Returns what ``multiverso top`` shows: workers, what they wait for, tables and their statistics."""
-        return status_of(self._entrance.address, self._began, self._members, self._other_hosts)
+        return status_of(self._entrance.address, self._began, self._members, self._hosts)
 
     def answer(self, connection: Connection, request: Message) -> None:
         """Does what is asked for, now or when others have asked too, or says why it cannot be."""
@@ -69,7 +56,8 @@ class Requests:
             connection.refuse(request, StartupError(f"the node cannot read this request ({error!r}): {text}"))
 
     def _handler(self, do: str) -> Callable[[Connection, Message], None]:
-        return {  # made for each request: kept, it would be a cycle, and keep the job's memory until a collection
+        # made for each request: kept, it would be a cycle, and keep the job's memory until a collection
+        handlers = self._hosts.requests() | {
             "hello": self._hello,
             "challenge": self._entrance.challenge,
             "prove": self._entrance.prove,
@@ -81,15 +69,12 @@ class Requests:
             "initialised": self._initialised,
             "close": self._close_table,
             "cancel": self._cancel,
-            "arrived": self._arrived,
-            "gather": self._gather,
-            "tell": self._tell,
-            "ask": self._ask,
-            "say": self._say,
-            "combine": self._combine,
             "status": self._status,
             "look": self._look,
-        }[do]
+        }
+        if do not in handlers:
+            raise StartupError(f"only workers of a job on several hosts send the request {do!r}")
+        return handlers[do]
 
     # -- of any process --------------------------------------------------------------------------------------
 
@@ -125,39 +110,6 @@ class Requests:
         self._members.forget(connection)
         if connection.worker_id is not None:
             self._members.creations.cancel(connection, request.get("why"))
-
-    # -- of workers, for other hosts -------------------------------------------------------------------------
-
-    def _arrived(self, connection: Connection, request: Message) -> None:
-        if self._other_hosts is not None:
-            self._other_hosts.barriers.arrived(connection.attached_id, int(request["barrier"]))
-
-    def _gather(self, connection: Connection, request: Message) -> None:
-        if self._other_hosts is not None:
-            self._other_hosts.report(Gather(int(request["number"])))
-
-    def _tell(self, connection: Connection, request: Message) -> None:
-        if self._other_hosts is None:
-            raise StartupError("the workers of one host tell each other in shared memory")
-        self._members.tell(connection, request)
-
-    def _ask(self, connection: Connection, request: Message) -> None:
-        self._asked().ask(connection, request)
-
-    def _say(self, connection: Connection, request: Message) -> None:
-        self._asked().say(connection, request)
-
-    def _asked(self) -> Questions:
-        if self._questions is None:
-            raise StartupError(
-                "only the workers of a job on several hosts ask each other through their nodes"
-            )
-        return self._questions
-
-    def _combine(self, connection: Connection, request: Message) -> None:
-        if self._other_hosts is None or self._other_hosts.reductions is None:
-            raise StartupError("the workers of one host reduce arrays by themselves")
-        self._other_hosts.reductions.told(connection.attached_id, request)
 
 
 def _look(connection: Connection, request: Message, catalogue: Catalogue, descriptor: int) -> None:

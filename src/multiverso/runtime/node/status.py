@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from multiverso.layout import words as at
 from multiverso.runtime.job.logged import MEMORY, read
+from multiverso.runtime.node.hosts import Hosts
 from multiverso.runtime.node.membership import Membership
-
-if TYPE_CHECKING:
-    from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 
 _LIVENESS = {at.ALIVE: "alive", at.LOST: "lost", at.GONE: "left"}
 
 
-def status_of(
-    address: str, began: float, members: Membership, other_hosts: OtherHosts | None = None
-) -> dict[str, Any]:
+def status_of(address: str, began: float, members: Membership, hosts: Hosts) -> dict[str, Any]:
     """Returns the job's workers, their waits, the tables with each worker's statistics, and the ways to other hosts.
 
     Args:
         address: of the node.
         began: when it did (``time.monotonic()``).
         members: who is in the job.
-        other_hosts: this host's part in a job on several.
+        hosts: those of the job.
     """
     control, catalogue = members.control, members.catalogue
-    remote = {} if other_hosts is None else dict(other_hosts.tables.remote_statistics)
+    remote = hosts.remote_statistics()
     graph = catalogue.wait_graph()
     now = time.monotonic_ns()
     logged = catalogue.memory(MEMORY)
@@ -73,7 +69,7 @@ def status_of(
         "memory_bytes": members.memory_bytes,
         "workers": workers,
         "tables": tables,
-        "links": [] if other_hosts is None else other_hosts.links(),
+        "links": hosts.links(),
     }
 
 

@@ -8,53 +8,83 @@ the node's thread as orders.
 from __future__ import annotations
 
 import functools
+import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, assert_never
 
 from multiverso.errors import StartupError
-from multiverso.hosts.control.connections import Centre, Outpost
+from multiverso.hosts.control.connections import Centre, Outpost, credentials_of
 from multiverso.hosts.control.messages import (
     Address,
+    Agreed,
+    Alone,
+    Answer,
     Bring,
     Clocks,
+    Drop,
+    Finish,
+    Free,
+    Gather,
     Gathered,
     Hello,
-    HostOrder,
+    Join,
     Joined,
     Lost,
+    Make,
+    Options,
+    Order,
     Over,
+    Part,
     Peers,
     Progress,
+    Push,
+    Refuse,
     Report,
     Statistics,
     Take,
+    Told,
+    Used,
     Welcome,
     Workers,
+    Write,
 )
+from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.peer.frames import Body
 from multiverso.hosts.peer.messages import Messages
+from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.listener import ListeningSocket
 from multiverso.hosts.values.options import ExchangeOptions
-from multiverso.memory.segment import Segment
 from multiverso.node_log import log
 from multiverso.runtime.job.control import Control
+from multiverso.runtime.job.options import check_exchange
+from multiverso.runtime.node.catalogue import Catalogue
+from multiverso.runtime.node.connection import Connection
+from multiverso.runtime.node.creation import lost_error
+from multiverso.runtime.node.hosts import Hosts
+from multiverso.runtime.node.membership import Membership
+from multiverso.runtime.several_hosts.asking import Asking
 from multiverso.runtime.several_hosts.barriers import HostBarriers
+from multiverso.runtime.several_hosts.creation import HostCreations
 from multiverso.runtime.several_hosts.exchanged_tables import ExchangedTables
-from multiverso.runtime.several_hosts.means import Means
 from multiverso.runtime.several_hosts.mirror import write_line
-from multiverso.runtime.several_hosts.moving import Mover, Order
+from multiverso.runtime.several_hosts.moving import Mover
 from multiverso.runtime.several_hosts.reductions import Reductions
 from multiverso.runtime.several_hosts.telling import Teller
 from multiverso.shards.shard import Shard
+from multiverso.spec.modes import MODES
+from multiverso.wire.messages import Message
+
+_LOOK_SECONDS = 0.5
 
 
-class OtherHosts:
+class OtherHosts(Hosts):
     """Owner: the node; ``close`` ends it.
 
     Args:
-        means: what it is made with; its fabric is closed with this.
-        post: hands an order, or something to call, to the node's thread; from any thread.
+        roster: the job's hosts.
+        fabric: moves tables' values between them; closed with this.
+        listener: where the coordinator listens, on its own host.
 
     Attributes:
         over: set when all workers of all hosts have gone, so that nobody needs this host's copies any more.
@@ -64,20 +94,24 @@ class OtherHosts:
         reductions: arrays that workers of all hosts reduce, once the memory is there.
     """
 
-    def __init__(self, means: Means, post: Callable[[Order], None]) -> None:
-        self.roster, fabric = means.roster, means.fabric
+    several = True
+
+    def __init__(self, roster: Roster, fabric: Fabric, listener: ListeningSocket | None = None) -> None:
+        self.roster = roster
+        self.is_entering = roster.times_replaced > 0
         self.over = threading.Event()
         self.reductions: Reductions | None = None
-        self._fabric = fabric
-        self._post = post
+        self._fabric, self._listener = fabric, listener
         self._closing = threading.Event()
         self._lost: set[int] = set()
-        self._messages = Messages(fabric.peers, self._deliver)
-        try:
-            self._centre = self._meet(means.listener)
-        except BaseException:
-            fabric.close()
-            raise
+        self._asking = Asking(self.report)
+        self._centre: Centre | Outpost | None = None
+
+    def meet(self, post: Callable[[Order | Alone | Callable[[], None]], None]) -> None:
+        """See `Hosts.meet`."""
+        self._post = post
+        self._messages = Messages(self._fabric.peers, self._deliver)
+        self._centre = self._meet(self._listener)
 
     def _meet(self, listener: ListeningSocket | None) -> Centre | Outpost:
         """Begins to listen for the other hosts, and to talk with the coordinator."""
@@ -93,49 +127,56 @@ class OtherHosts:
         centre.report(Hello(address))
         return centre
 
-    def begin(
-        self,
-        control: Control,
-        shards: Callable[[], Mapping[int, Shard]],
-        memory: Callable[[str], Segment | None],
-        comes_again: Callable[[int], bool],
-    ) -> None:
-        """The memory is there: from here on this host's workers are told of, and remote ones shown in it. Called once.
+    def places(self) -> tuple[tuple[str, ...], str]:
+        """Returns the host of each worker and this one's name."""
+        return self.roster.places(), self.roster.names[self.roster.host]
 
-        Args:
-            control: the control segment.
-            shards: returns the tables by number; called by any thread.
-            memory: returns what this host's workers share under a name; called by any thread.
-            comes_again: whether another process may come for a worker of this host that died.
-        """
+    def local(self, capacity: int) -> Sequence[int]:
+        """Returns the workers of this host."""
+        return self.roster.local
+
+    def begin(
+        self, control: Control, catalogue: Catalogue, fixed: bool, comes_again: Callable[[int], bool]
+    ) -> HostCreations:
+        """From here on this host's workers are told of, and remote ones shown in its memory. Called once."""
+        assert self._centre is not None
         roster, fabric, tell = self.roster, self._fabric, self._centre.report
-        self.control, self._shards = control, shards
-        self.teller = Teller(roster, control, shards, tell, self._closing)
+        control.span_hosts()
+        self.control = control
+        self._shards: Callable[[], Mapping[int, Shard]] = lambda: catalogue.shards
+        self.teller = Teller(roster, control, self._shards, tell, self._closing)
         self._mover = mover = Mover(self._post, control, self._closing)
-        self.tables = ExchangedTables(roster, fabric, mover, control, shards, self.report, tell)
+        self.tables = ExchangedTables(roster, fabric, mover, control, self._shards, self.report, tell)
         self.barriers = HostBarriers(
-            roster, fabric, mover, control, shards, self.tables.joined, self.report, comes_again
+            roster, fabric, mover, control, self._shards, self.tables.joined, self.report, comes_again
         )
-        self.reductions = Reductions(roster, control, self._messages, memory)
+        self.reductions = Reductions(roster, control, self._messages, catalogue.whole_memory)
+        self._creations = HostCreations(catalogue, control, roster, self.tables)
         mover.begin()
         self.teller.begin()
+        return self._creations
 
-    @property
-    def needed(self) -> bool:
-        """Whether another host may need this one: not where one has never come, and so no worker's `init` returned."""
-        return self._centre.all_came
+    def stay(self, closing: threading.Event, stopped: Callable[[], bool] | None) -> bool:
+        """Waits until no other host needs this one's copies, as none does where one has never come."""
+        while not self.over.wait(_LOOK_SECONDS):
+            needed = self._centre is None or self._centre.all_came
+            if closing.is_set() or (stopped() if stopped else not needed):
+                return False
+        return True
 
     def close(self) -> None:
-        """Ends everything. The other hosts take it for a loss unless the job is over."""
+        """See `Hosts.close`."""
         self._closing.set()
-        self._messages.close()
         begun = self.reductions is not None
+        if self._centre is not None:
+            self._messages.close()
         if self.reductions is not None:
             self._mover.close()
             self.reductions.close()
             self.tables.close()
         self._fabric.close()
-        self._centre.close()
+        if self._centre is not None:
+            self._centre.close()
         if begun:
             self._mover.join()
             self.tables.join()
@@ -150,16 +191,94 @@ class OtherHosts:
         if self.reductions is not None:
             self.reductions.arrived(host, message)
 
-    # -- what the node's thread does -------------------------------------------------------------------------
+    # -- what happens on this host ---------------------------------------------------------------------------
 
-    def obey(self, order: HostOrder) -> list[int]:
-        """Does what the coordinator says of hosts, workers and barriers; returns workers that came, left or died."""
+    def options_of(self, request: Message) -> Message:
+        """See `Hosts.options_of`."""
+        exchange = ExchangeOptions.from_message(request.get("exchange"))
+        check_exchange(MODES[request["consistency"]["mode"]], exchange)
+        return {"exchange": exchange.as_message()}
+
+    def agree_on(self, options: Message) -> bool:
+        """Tells the coordinator, which says whether all hosts' are the same."""
+        self.tables.exchange = ExchangeOptions.from_message(options["exchange"])
+        self.report(Options(options))
+        return False
+
+    def facts_for_worker(self) -> Message:
+        """See `Hosts.facts_for_worker`."""
+        return {"places": self.control.places, "here": self.control.here, "job": self.roster.job}
+
+    def requests(self) -> dict[str, Callable[[Connection, Message], None]]:
+        """See `Hosts.requests`."""
+        return {
+            "arrived": lambda asker, said: self.barriers.arrived(asker.attached_id, int(said["barrier"])),
+            "gather": lambda asker, said: self.report(Gather(int(said["number"]))),
+            "tell": self._tell,
+            "ask": self._asking.ask,
+            "say": self._asking.say,
+            "combine": self._combine,
+        }
+
+    def _tell(self, connection: Connection, request: Message) -> None:
+        self._asking.tell(connection, request)
+        self._refuse_told()
+
+    def _combine(self, connection: Connection, request: Message) -> None:
+        assert self.reductions is not None
+        self.reductions.told(connection.attached_id, request)
+
+    def replaced(self, worker_id: int) -> None:
+        """See `Hosts.replaced`."""
+        self.barriers.replaced(worker_id)
+
+    def look(self) -> None:
+        """A worker of this host has come, left or died."""
+        self._refuse_told()
+        self.teller.tell_now()
+        self.barriers.look()
+
+    def _refuse_told(self) -> None:
+        lost = self.control.lost()
+        if lost and not self.control.continues:
+            self._asking.refuse(lost_error(lost, "before it had told what others wait for"))
+
+    def forget(self, connection: Connection) -> None:
+        """A process no longer waits for an answer."""
+        self._asking.forget(connection)
+
+    # -- what happens on others ------------------------------------------------------------------------------
+
+    def obey(self, order: Order | Alone, members: Membership, end: Callable[[], None]) -> None:
+        """See `Hosts.obey`."""
         match order:
             case Workers():
                 shards = self._shards()
-                lines = order.workers
-                return [line[0] for line in lines if write_line(self.control, line, order.now, shards)]
+                changed = [
+                    line[0] for line in order.workers if write_line(self.control, line, order.now, shards)
+                ]
+                if changed:
+                    self._refuse_told()
+                for worker_id in changed:
+                    members.changed(worker_id)
+            case Agreed():
+                members.agree()
+            case Refuse():
+                members.refuse(order.options)
+            case Welcome():
+                self.welcome(order)
+            case Told() | Answer():
+                self._asking.answer(order)
+            case Alone():
+                if not self.over.is_set() and (self.control.continues or not self._lost):
+                    log(order.why)
+                    end()
+            case Make() | Write() | Join() | Push() | Finish() | Drop() | Used() | Part() | Free():
+                self._creations.obey(order)
             case Peers():
+                self.is_entering = (
+                    False  # all hosts begin: what was lost of this one had not come to the others
+                )
                 for peer, address in enumerate(order.addresses[: self.roster.host]):
                     if address is not None:  # it was lost before it came
                         self._connect(peer, address)
@@ -183,7 +302,6 @@ class OtherHosts:
                 self.over.set()
             case _:
                 assert_never(order)
-        return []
 
     def _lose(self, host: int, why: str) -> None:
         self._lost.add(host)
@@ -202,7 +320,9 @@ class OtherHosts:
             self._connect(host, address)
 
     def welcome(self, order: Welcome) -> None:
-        """This host takes a lost one's place: who is there, where, and what they have done together so far."""
+        """This host takes a lost one's place: it gets everything as it is, and then lets its workers come."""
+        self.control.continue_without_lost(True)
+        self.times_replaced = self.roster.times_replaced
         self.tables.exchange = ExchangeOptions.from_message(order.options["exchange"])
         self._lost = set(order.lost)
         self._fabric.begin_anew(order.survivors, self._lost, order.epoch)
@@ -213,11 +333,20 @@ class OtherHosts:
             if address is not None and peer not in self._lost:
                 self._connect(peer, address)
 
+        def enter() -> None:
+            self.tables.show_progress(order.progress)
+            self.tables.show_progress(order.clocks)
+            self.is_entering = False
+
+        self._creations.take_over(order, enter)
+
     def _connect(self, peer: int, address: Address) -> None:
         """Of two hosts the higher one connects."""
         self._mover.put(functools.partial(self._fabric.connect, peer, address))
 
-    # -- what is known of the other hosts --------------------------------------------------------------------
+    def remote_statistics(self) -> dict[int, dict[int, dict[str, float]]]:
+        """See `Hosts.remote_statistics`."""
+        return dict(self.tables.remote_statistics)
 
     def links(self) -> list[dict[str, Any]]:
         """Returns what went to and came from each other host with the tables' values, for `multiverso top`."""
@@ -233,7 +362,26 @@ class OtherHosts:
             for peer, link in sorted(counted.items())
         ]
 
-    @property
-    def lost_hosts(self) -> list[str]:
-        """The names of the hosts that are lost."""
-        return [self.roster.names[host] for host in sorted(self._lost)]
+
+def other_hosts_of(roster: Roster, descriptor: int | None) -> OtherHosts:
+    """Returns what a node of a job on several hosts is made with.
+
+    Args:
+        roster: the job's hosts.
+        descriptor: a listening socket of the coordinator's, where one was opened before this process began.
+    """
+    listener: ListeningSocket | None = None
+    if descriptor is not None:
+        listener = _Inherited(descriptor)
+    elif roster.leads:
+        listener = ListeningSocket((roster.bind, roster.coordinator[1]))
+    fabric = Fabric(roster.host, roster.hosts, credentials_of(roster), bind=(roster.bind, 0))
+    return OtherHosts(roster, fabric, listener)
+
+
+class _Inherited(ListeningSocket):
+    """A listening socket that the launcher has opened, so that its port was known before this process began."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        self._socket.set_inheritable(False)

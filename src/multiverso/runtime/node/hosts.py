@@ -1,0 +1,115 @@
+"""What a node asks of its job's hosts, as a job on one answers it; on several, `several_hosts.other_hosts` does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from multiverso.runtime.job.control import Control
+from multiverso.runtime.node.catalogue import Catalogue
+from multiverso.runtime.node.connection import Connection
+from multiverso.runtime.node.creation import Creations
+from multiverso.wire.messages import Message
+
+
+class Hosts:
+    """The hosts of a job: this one. Owner: the node; the methods are for its thread, but `meet`, `stay` and `close`.
+
+    Attributes:
+        several: whether there are others.
+        is_entering: whether this host takes a lost one's place, and has not got what there is yet.
+        times_replaced: how often this host was lost after it had begun.
+    """
+
+    several = False
+    is_entering = False
+    times_replaced = 0
+
+    def meet(self, post: Callable[[Any], None]) -> None:
+        """Begins to talk with the other hosts.
+
+        Args:
+            post: hands an order (see `obey`), or something to call, to the node's thread; from any thread.
+
+        Raises:
+            StartupError: one cannot be reached.
+        """
+
+    def close(self) -> None:
+        """Ends that. The other hosts take it for a loss unless the job is over."""
+
+    def places(self) -> tuple[tuple[str, ...], str]:
+        """Returns the host of each worker and this one's name; nothing where there is one."""
+        return (), ""
+
+    def local(self, capacity: int) -> Sequence[int]:
+        """Returns the workers of this host, of so many."""
+        return range(capacity)
+
+    def begin(
+        self, control: Control, catalogue: Catalogue, fixed: bool, comes_again: Callable[[int], bool]
+    ) -> Creations:
+        """The memory of a run is there; returns what makes tables in it.
+
+        Args:
+            control: the control segment.
+            catalogue: the tables.
+            fixed: whether the number of workers is fixed.
+            comes_again: whether another process may come for a worker of this host that died.
+        """
+        return Creations(catalogue, control, fixed)
+
+    def requests(self) -> dict[str, Callable[[Connection, Message], None]]:
+        """Returns what answers the requests that only workers of several hosts have."""
+        return {}
+
+    def stay(self, closing: threading.Event, stopped: Callable[[], bool] | None) -> bool:
+        """Waits until no other host needs this one's copies; see `Node.stay`."""
+        return True
+
+    # -- what happens on this host ---------------------------------------------------------------------------
+
+    def options_of(self, request: Message) -> Message:
+        """Returns the options for several hosts with which a worker has called ``init``.
+
+        Raises:
+            StartupError: they do not go with its others.
+        """
+        return {}
+
+    def agree_on(self, options: Message) -> bool:
+        """This host's first worker has come; returns whether its options are known to be everybody's."""
+        return True
+
+    def facts_for_worker(self) -> Message:
+        """Returns what a worker is told about the hosts."""
+        return {}
+
+    def replaced(self, worker_id: int) -> None:
+        """A new process has taken the place of a worker of this host."""
+
+    def look(self) -> None:
+        """A worker of this host has come, left or died."""
+
+    def forget(self, connection: Connection) -> None:
+        """A process no longer waits for an answer."""
+
+    # -- what happens on others ------------------------------------------------------------------------------
+
+    def obey(self, order: Any, members: Any, end: Callable[[], None]) -> None:
+        """Does what the coordinator says.
+
+        Args:
+            order: as ``docs/protocol.md`` lists them; `Alone` says that this host cannot continue.
+            members: who is in the job, see `Membership`.
+            end: ends the node.
+        """
+
+    def remote_statistics(self) -> dict[int, dict[int, dict[str, float]]]:
+        """Returns what workers of other hosts have done with each table, by its number and theirs."""
+        return {}
+
+    def links(self) -> list[dict[str, Any]]:
+        """Returns what went to and came from each other host with the tables' values, for `multiverso top`."""
+        return []
