@@ -50,7 +50,7 @@ if me == 0 and how in ("worker", "code"):
 mv.barrier()
 if me == 1 and how == "worker":
     os.kill(os.getpid(), signal.SIGKILL)
-if me == 1 and how == "code":
+if how == ("leader", "code")[me]:
     sys.exit(7)
 if me == 1 and how == "node":
     os.kill(os.getppid(), signal.SIGKILL)
@@ -103,6 +103,7 @@ def test_a_rehearsal_adds_up_exactly(tmp_path: Path, hosts: int, workers: int) -
     [
         ("worker", 137, "worker 1 (pid {} on host-1) was killed by SIGKILL"),
         ("code", 7, "worker 1 (pid {} on host-1) failed with exit code 7"),
+        ("leader", 7, "worker 0 (pid {} on host-0) failed with exit code 7"),
         ("node", 137, "host-1 (pid {}) was killed by SIGKILL"),
         ("coordinator", 137, "host-0 (pid {}) was killed by SIGKILL"),
     ],
@@ -114,6 +115,8 @@ def test_whoever_is_killed_ends_the_job_with_its_name(tmp_path: Path, how: str, 
     assert any(
         line.startswith(f"multiverso: {before}") and after in line for line in done.stderr.splitlines()
     )
+    if how == "leader":
+        assert "leads the job" not in done.stderr  # all know already who died
     if how in ("worker", "code"):
         assert "[0] lost (1,) worker 1 (pid " in done.stdout
         assert "on host-1) died" in done.stdout

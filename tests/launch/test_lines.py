@@ -2,7 +2,7 @@
 
 import pytest
 
-from multiverso.launch.lines import Tracebacks, folded, kept, last_state, seen_now
+from multiverso.launch.lines import Seen, Tracebacks, folded, kept, last_state, seen_now
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_tracebacks_of_an_interruption_are_left_out_and_others_are_not() -> None
 
 
 def test_the_same_traceback_is_shown_once() -> None:
-    seen: dict[bytes, list[int]] = {}
+    seen: Seen = {}
     machines = [Tracebacks(worker, seen) for worker in range(4)]
     errors = [
         b"RuntimeError: worker %d (pid 12%d) has 0x7f%d" % (worker, worker, worker) for worker in range(4)
@@ -77,12 +77,12 @@ def test_the_same_traceback_is_shown_once() -> None:
     other = [*TRACEBACK, b"ValueError: another one"]
     assert machines[1].take(other) == other
     assert folded(seen) == [
-        (0, b"the same from 3 others (workers 1, 2, 3): RuntimeError: worker  (pid ) has ")
+        (0, b"the same from 3 others (workers 1, 2, 3): RuntimeError: worker 0 (pid 120) has 0x7f0")
     ]
 
 
 def test_of_a_chain_of_errors_only_what_is_new_is_shown() -> None:
-    seen: dict[bytes, list[int]] = {}
+    seen: Seen = {}
     one, other = Tracebacks(0, seen), Tracebacks(1, seen)
     between = [b"", b"During handling of the above exception, another exception occurred:", b""]
     chain = [*TRACEBACK, b"KeyError: 1", *between, *TRACEBACK, b"ValueError: 2"]

@@ -7,10 +7,10 @@ _BEGINS_TRACEBACK = re.compile(
 )
 
 _LEADING_ON = (b"During handling of the above", b"The above exception was")
-_OWN = re.compile(
-    rb"0x[0-9a-f]+|(?<=pid )\d+|(?<=worker )\d+"
-)  # what differs in the same error of another worker
+# What differs in the same error of another worker.
+_OWN = re.compile(rb"0x[0-9a-f]+|(?<=pid )\d+|(?<=worker )\d+")
 _LONGEST_TRACEBACK = 2000
+Seen = dict[bytes, tuple[bytes, list[int]]]
 _WIDEST = 4096
 
 
@@ -45,14 +45,15 @@ class Tracebacks:
 
     Args:
         worker_id: whose they are.
-        seen: for all workers of a job: who has written each traceback, the first one first; None: nothing is left out.
+        seen: for all workers of a job: each traceback's last line, and who has written it, the first one first; None:
+            nothing is left out.
 
     Attributes:
         interrupted: whether those of KeyboardInterrupt are left out, too: nobody asked where a worker was.
         holds: whether the beginning of a traceback waits for its end.
     """
 
-    def __init__(self, worker_id: int, seen: dict[bytes, list[int]] | None = None) -> None:
+    def __init__(self, worker_id: int, seen: Seen | None = None) -> None:
         self.interrupted = False
         self._worker_id, self._seen = worker_id, seen
         self._held: list[bytes] = []
@@ -104,7 +105,7 @@ class Tracebacks:
         if self.interrupted and last.startswith(b"KeyboardInterrupt"):
             return between
         if self._seen is not None:
-            workers = self._seen.setdefault(_OWN.sub(b"", b"\n".join(block)), [])
+            _, workers = self._seen.setdefault(_OWN.sub(b"", b"\n".join(block)), (last, []))
             if workers and self._worker_id not in workers:
                 workers.append(self._worker_id)
                 self._between = []
@@ -114,12 +115,12 @@ class Tracebacks:
         return between + block
 
 
-def folded(seen: dict[bytes, list[int]]) -> list[tuple[int, bytes]]:
+def folded(seen: Seen) -> list[tuple[int, bytes]]:
     """Returns what to say of the tracebacks that were left out: who wrote the first one, and a line."""
     said = []
-    for block, (first, *others) in seen.items():
+    for last, (first, *others) in seen.values():
         if others:
             names = ", ".join(map(str, sorted(others)))
             who = f"worker {names}" if len(others) == 1 else f"{len(others)} others (workers {names})"
-            said.append((first, f"the same from {who}: ".encode() + block.rpartition(b"\n")[2]))
+            said.append((first, f"the same from {who}: ".encode() + last))
     return said

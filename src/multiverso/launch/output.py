@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from multiverso.launch.lines import Tracebacks, folded, kept, last_state, seen_now
+from multiverso.launch.lines import Seen, Tracebacks, folded, kept, last_state, seen_now
 from multiverso.launch.sinks import Sink, Stream, unbuffered, write_all
 
 _LONGEST_PARTIAL_LINE = 1 << 20
@@ -59,7 +59,7 @@ class Output:
         self._begun: dict[tuple[int, Stream], bytes] = {}
         self._show_at: dict[tuple[int, Stream], float] = {}
         self._tracebacks: dict[int, Tracebacks] = {}
-        self._seen: dict[bytes, list[int]] | None = {} if folds else None
+        self._seen: Seen | None = {} if folds else None
         self._interrupted = False
         self._held_since: dict[int, float] = {}
         self._notices: deque[Callable[[], None]] = deque()

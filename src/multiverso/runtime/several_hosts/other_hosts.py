@@ -55,6 +55,7 @@ from multiverso.hosts.peer.messages import Messages
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.listener import ListeningSocket
 from multiverso.hosts.values.options import ExchangeOptions
+from multiverso.layout import words as at
 from multiverso.node_log import log
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.options import check_exchange
@@ -243,6 +244,9 @@ class OtherHosts(Hosts):
         if lost and not self.control.continues:
             self._asking.refuse(lost_error(lost, "before it had told what others wait for"))
 
+    def _anybody_lost(self) -> bool:
+        return any(worker.liveness == at.LOST for worker in self.control.workers())
+
     def forget(self, connection: Connection) -> None:
         """A process no longer waits for an answer."""
         self._asking.forget(connection)
@@ -271,7 +275,8 @@ class OtherHosts(Hosts):
                 self._asking.answer(order)
             case Alone():
                 if not self.over.is_set() and (self.control.continues or not self._lost):
-                    log(order.why)
+                    if self.control.continues or not self._anybody_lost():  # or all know why it ends
+                        log(order.why)
                     end()
             case Make() | Write() | Join() | Push() | Finish() | Drop() | Used() | Part() | Free():
                 self._creations.obey(order)
