@@ -25,20 +25,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _ROOT = Path(__file__).resolve().parent
 _GLIBC = "2_17"  # as old as Python's own wheels go: nothing newer is called
-_LINK = (
-    "ld",
-    "-shared",
-    "-s",
-    "-z",
-    "text",
-    "-z",
-    "noexecstack",
-    "-z",
-    "relro",
-    "-z",
-    "now",
-    "--build-id=none",
-)
+_LINK = ("ld", "-shared", "-s", "-z", "text", "-z", "noexecstack", "-z", "relro", "-z", "now", "--build-id=none")
 
 Group = tuple[str, str, str | None]
 """What holds it ("module" or "loops"), the module's name, and the dtype of its tables, if any."""
@@ -56,9 +43,7 @@ class KernelsHook(BuildHookInterface[Any]):
         if version == "editable" or not os.environ.get("MULTIVERSO_BUILD_KERNELS"):
             build_data["dependencies"] += self.metadata.core.optional_dependencies["compile"]
             return
-        kept = {
-            name: value for name, value in os.environ.items() if not name.startswith(("NUMBA_", "PYTHON"))
-        }
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("NUMBA_", "PYTHON"))}
         subprocess.run([sys.executable, __file__, self._folder.name], env=kept, check=True)
         build_data["force_include"][self._folder.name] = "multiverso/compiling/libraries"
         build_data["pure_python"] = False
@@ -94,10 +79,7 @@ def build(folder: Path, groups: Sequence[Group], levels: Sequence[str]) -> None:
         with ProcessPoolExecutor(min(cores, len(shares)), mp_context=get_context("spawn")) as pool:
             parts = list(pool.map(_compile, shares, [levels] * len(shares), [objects] * len(shares)))
         described = dict(sorted((group, facts) for part in parts for group, facts in part.items()))
-        symbols = [
-            PYTHON_FACTS,
-            *(f"{group}.{name}" for group in described for name in described[group]["names"]),
-        ]
+        symbols = [PYTHON_FACTS, *(f"{group}.{name}" for group in described for name in described[group]["names"])]
         exported = Path(objects, "exported")
         exported.write_text("{ global: " + " ".join(f'"{symbol}";' for symbol in symbols) + " local: *; };\n")
         for level in levels:
@@ -121,9 +103,7 @@ def _compile(share: Sequence[Group], levels: Sequence[str], objects: str) -> dic
         translated = compiler.translate(kind, name, dtype)
         group = group_of(name, dtype)
         for level in levels:
-            Path(objects, f"{level}.{group}.o").write_bytes(
-                compiler.emit(translated, _machine(level)).content
-            )
+            Path(objects, f"{level}.{group}.o").write_bytes(compiler.emit(translated, _machine(level)).content)
         names = [symbol.removeprefix(f"{group}.") for symbol in translated.symbols]
         digest = sources.exact_digest(on_demand.sources_behind(name))
         described[group] = {"digest": digest, "names": names}

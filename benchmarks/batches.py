@@ -53,9 +53,7 @@ def epochs(seconds: float, slowed: float, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=0.01, help="of a batch in a quick worker")
     parser.add_argument("--slowed", type=float, default=4.0, help="how many times as long in the slow one")

@@ -220,9 +220,7 @@ def work(shared: Shared, address: str, me: int, mode: str, seed: int) -> None:
             s.barrier()
             if me == min(s.live_workers()):
                 count(shared, table.snapshot(), BEGUN, RETURNED, SEEN, mode, s.live_workers(), me)
-                count(
-                    shared, matrix.snapshot(), ROW_BEGUN, ROW_RETURNED, ROW_SEEN, mode, s.live_workers(), me
-                )
+                count(shared, matrix.snapshot(), ROW_BEGUN, ROW_RETURNED, ROW_SEEN, mode, s.live_workers(), me)
             s.barrier()
             words[STATE] = DONE
         except (WorkerLostError, NodeLostError):
@@ -479,9 +477,7 @@ def percentiles(seconds: list[float]) -> dict[str, float]:
 
 
 def main() -> NoReturn:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", type=int, default=2000)
     parser.add_argument("--only", help="one kind of episodes: continue, stop, node, elastic")
@@ -528,10 +524,7 @@ def main() -> NoReturn:
         "kills": kills,
         "interruptions": interruptions,
         "seconds": time.monotonic() - began,
-        "waits": {
-            **{kind: percentiles(some) for kind, some in waits.items()},
-            "all": percentiles(everything),
-        },
+        "waits": {**{kind: percentiles(some) for kind, some in waits.items()}, "all": percentiles(everything)},
         "control": percentiles(control),
         "waits_over_a_second": sum(wait > 1 for wait in everything),
         "adds_lost": wrong,

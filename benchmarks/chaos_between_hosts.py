@@ -79,9 +79,7 @@ DEADLINE = 50.0  # of any one wait; less than what an episode may take, so that 
 END_SECONDS = 15.0
 
 # what each worker tells, in memory that it shares with this process (int64 words)
-PHASE, STATE, BEGUN, RETURNED, SEEN, ROW_BEGUN, ROW_RETURNED, ROW_SEEN, LAPS, LONGEST, SINCE, SUM, LIFE = (
-    range(13)
-)
+PHASE, STATE, BEGUN, RETURNED, SEEN, ROW_BEGUN, ROW_RETURNED, ROW_SEEN, LAPS, LONGEST, SINCE, SUM, LIFE = range(13)
 WORDS = 16
 # words of the job
 STOP, STOP_AT, MISSING, TWICE = range(4)
@@ -101,13 +99,7 @@ class Shared:
 
 
 def serve(
-    roster: Roster,
-    listener: socket.socket | None,
-    on_lost: str,
-    replaces: bool,
-    most: int,
-    say: int,
-    orders: int,
+    roster: Roster, listener: socket.socket | None, on_lost: str, replaces: bool, most: int, say: int, orders: int
 ) -> None:
     """A host's node. It reads one byte for each order: a worker's number whose process is dead, or 255 for the end.
 
@@ -125,17 +117,11 @@ def serve(
             node.absent(order[0])
 
 
-def work(
-    shared: Shared, address: str, me: int, mode: str, on_lost: str, ballast: int, seed: int, notes: str
-) -> None:
+def work(shared: Shared, address: str, me: int, mode: str, on_lost: str, ballast: int, seed: int, notes: str) -> None:
     """A worker's life: laps of the same operations in all workers, with a barrier at the end of each."""
     words = shared.worker[me]
     try:
-        options: dict[str, Any] = {
-            "timeout_seconds": DEADLINE,
-            "start_timeout_seconds": DEADLINE,
-            "on_lost": on_lost,
-        }
+        options: dict[str, Any] = {"timeout_seconds": DEADLINE, "start_timeout_seconds": DEADLINE, "on_lost": on_lost}
         with Session(address, me, **options, **MODES[mode]) as session:
             words[PHASE] = MAKING
             words[LIFE] = session.incarnation
@@ -231,9 +217,7 @@ def go_through_rounds(shared: Shared, session: Session) -> None:
     me = session.worker_id
     words = shared.worker[me]
     table = mv.ArrayTableHandler(SIZE, dtype="int64", session=session)
-    ends = mv.ArrayTableHandler(
-        1, updater="momentum", session=session
-    )  # state, which comes from another host
+    ends = mv.ArrayTableHandler(1, updater="momentum", session=session)  # state, which comes from another host
     unit = np.full(SIZE, 1 << (BITS * me), np.int64)
     out = np.zeros(SIZE, np.int64)
     words[RETURNED] = words[SEEN]  # what one that died had added and not read is in no round
@@ -392,9 +376,7 @@ class Episode:
         if self.goes_on:
             laps = self.shared.worker[:, LAPS].copy()
             until(
-                lambda: all(
-                    self.shared.worker[i][LAPS] >= laps[i] + 2 or self.state(i) for i in self.survivors
-                ),
+                lambda: all(self.shared.worker[i][LAPS] >= laps[i] + 2 or self.state(i) for i in self.survivors),
                 "the survivors go on",
             )
             if self.again and self.phase < LEAVING:
@@ -504,9 +486,7 @@ class Episode:
         if self.goes_on and len(sums) > 1 and not adds_late:
             raise Trouble("not all read the same in the end")
         if self.kind == "worker" and (self.shared.job[MISSING] or self.shared.job[TWICE]):
-            raise Trouble(
-                f"{self.shared.job[MISSING]} adds are missing, {self.shared.job[TWICE]} are there twice"
-            )
+            raise Trouble(f"{self.shared.job[MISSING]} adds are missing, {self.shared.job[TWICE]} are there twice")
 
     def who_waits(self) -> str:
         """In words, how far each worker is."""
@@ -569,9 +549,7 @@ def compile_kernels() -> None:
 
 
 def main() -> NoReturn:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1, help="of the first episode; the next one has the next")
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--only", choices=KINDS)

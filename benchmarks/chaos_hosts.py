@@ -113,19 +113,7 @@ def episode(seed: int, kind: str | None = None, workers: int = 4, steps: int = 6
         program, place = Path(folder, "victim.py"), Path(folder, "run")
         program.write_text(VICTIM)
         options = ["--hosts", 2, "-n", workers, "--max-restarts", 1, "--host-grace", 10]
-        command = [
-            sys.executable,
-            "-m",
-            "multiverso",
-            "run",
-            *options,
-            program,
-            place,
-            steps,
-            kind,
-            killer,
-            at,
-        ]
+        command = [sys.executable, "-m", "multiverso", "run", *options, program, place, steps, kind, killer, at]
         environ = {**os.environ, "CHAOS_EPISODE": folder}
         began = time.monotonic()
         with subprocess.Popen(
@@ -160,8 +148,7 @@ def episode(seed: int, kind: str | None = None, workers: int = 4, steps: int = 6
             "resumed_at": min(int(what.split()[3]) for what, _ in again),
             "on_seconds": round(max(moment for _, moment in again) - killed, 2),
             "parts": {
-                part: round(then - before, 2)
-                for part, before, then in zip(PARTS, reached, reached[1:], strict=False)
+                part: round(then - before, 2) for part, before, then in zip(PARTS, reached, reached[1:], strict=False)
             },
             "seconds": round(seconds, 2),
             "adds_lost": workers * steps - lines[0]["min"],
@@ -177,18 +164,7 @@ def trained(hosts: int, *, killed: bool) -> dict[str, Any]:
         AssertionError: it did not end, or not where it was to.
     """
     with tempfile.TemporaryDirectory(prefix="multiverso-chaos-") as folder:
-        command = [
-            sys.executable,
-            "-m",
-            "multiverso",
-            "run",
-            "--hosts",
-            hosts,
-            "-n",
-            2 * hosts,
-            "--max-restarts",
-            1,
-        ]
+        command = [sys.executable, "-m", "multiverso", "run", "--hosts", hosts, "-n", 2 * hosts, "--max-restarts", 1]
         command += ["--timeout", 2 * DEADLINE, TRAINING, "--directory", Path(folder, "saved")]
         workers: dict[str, int] = {}
         accuracy, went_on = None, 0
@@ -198,9 +174,7 @@ def trained(hosts: int, *, killed: bool) -> dict[str, Any]:
                 if found := re.search(r"worker (\d+) is process (\d+)", line):
                     workers.setdefault(found[1], int(found[2]))
                 went_on += "goes on after epoch" in line
-                if (
-                    killed and "epoch 2 begins" in line
-                ):  # the last host's workers, and its launcher with the node
+                if killed and "epoch 2 begins" in line:  # the last host's workers, and its launcher with the node
                     last = [workers[str(number)] for number in (2 * hosts - 2, 2 * hosts - 1)]
                     for pid in (parent_of(last[0]), *last):
                         os.kill(pid, signal.SIGKILL)

@@ -244,11 +244,7 @@ def moments(table: Any, worker_id: int) -> list[Callable[[], bool]]:
         word = load64(hand + at.HAND_WORD) - 1
         return load64(hand + at.HAND_ROW) > 0 <= word and load64(rows + 8 * word) & 4095 == worker_id + 1
 
-    return [
-        changes_a_row,
-        holds_a_segment,
-        lambda: load64(hand + at.CLAIM) & 3 in (layout.CLAIMING, layout.CLAIMED),
-    ]
+    return [changes_a_row, holds_a_segment, lambda: load64(hand + at.CLAIM) & 3 in (layout.CLAIMING, layout.CLAIMED)]
 
 
 def run(
@@ -276,9 +272,7 @@ def run(
                 if chance.random() < stepped:
                     reached = chance.choice(moments(table, victim.worker_id))
                     further = chance.choice((0, 5, 50, 500, 5000))
-                    result["stepped"] += kill_at(
-                        victim.process.pid or 0, reached, chance.randrange(further + 1)
-                    )
+                    result["stepped"] += kill_at(victim.process.pid or 0, reached, chance.randrange(further + 1))
                 elif chance.random() < 0.3:
                     with contextlib.suppress(ProcessLookupError):  # who breaks a law may have killed itself
                         os.kill(victim.process.pid or 0, signal.SIGSTOP)
@@ -315,10 +309,7 @@ def main() -> int:
     context.set_forkserver_preload(["multiverso", "chaos_keyed"])
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     broken = options.broken is not None
-    result = {
-        "seed": options.seed,
-        **run(options.kills, options.workers, options.seed, options.stepped, broken),
-    }
+    result = {"seed": options.seed, **run(options.kills, options.workers, options.seed, options.stepped, broken)}
     text = json.dumps(result)
     print(text)
     if options.json:

@@ -142,9 +142,7 @@ def _accept(shared: Shared, listener: socket.socket, number: int, seed: int) -> 
             thread.start()
 
 
-def _carry(
-    shared: Shared, one: socket.socket, other: socket.socket, budget: list[float], seed: float
-) -> None:
+def _carry(shared: Shared, one: socket.socket, other: socket.socket, budget: list[float], seed: float) -> None:
     source = random.Random(seed)
     with contextlib.suppress(OSError):
         while data := one.recv(source.choice((100, 4096, 65536, 1 << 20))):
@@ -208,10 +206,7 @@ def work(plan: Plan, shared: Shared, address: str, me: int, notes: str) -> None:
     """A worker's life: steps, and looks at what all have made together."""
     words = shared.worker[me]
     try:
-        options: dict[str, Any] = {
-            "timeout_seconds": DEADLINE + plan.silence,
-            "start_timeout_seconds": DEADLINE,
-        }
+        options: dict[str, Any] = {"timeout_seconds": DEADLINE + plan.silence, "start_timeout_seconds": DEADLINE}
         with Session(address, me, **options, **MODES[plan.mode]) as session:
             (rounds if plan.mode == "sync" else sums)(plan, shared, session)
         words[STATE] = DONE
@@ -283,9 +278,7 @@ class Episode:
         cables: the bridge's ends of what these are joined by.
     """
 
-    def __init__(
-        self, plan: Plan, notes: str, names: list[str] | None = None, cables: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, plan: Plan, notes: str, names: list[str] | None = None, cables: tuple[str, ...] = ()) -> None:
         self.plan, self._notes, self._names, self._cables = plan, notes, names, cables
         self._shared = Shared()
         self._nodes: list[tuple[int, int]] = []  # processes, and what ends them
@@ -310,9 +303,7 @@ class Episode:
         silent_at = plan.looks // 2 if plan.silence else plan.looks + 1
         while not (words[:, STATE] != NOTHING).all():
             if (words[:, STATE] == FAILED).any() or time.monotonic() > until:
-                raise Trouble(
-                    f"{words[:, STATE].tolist()} at {words[:, LOOKS].tolist()} of {plan.looks} looks"
-                )
+                raise Trouble(f"{words[:, STATE].tolist()} at {words[:, LOOKS].tolist()} of {plan.looks} looks")
             if plan.cuts and time.monotonic() > stop:
                 self._stand_still(chance.randrange(len(self._nodes)), chance.random() * 0.6)
                 stop = time.monotonic() + 0.3 + 3 * chance.random()
@@ -342,9 +333,7 @@ class Episode:
         with contextlib.ExitStack() as stack:
             ports = [0] * (hosts + 1)
             if self._names is None:
-                listeners = [
-                    socket.create_server(("127.0.0.1", 0)) for _ in ports
-                ]  # the last is the coordinator's
+                listeners = [socket.create_server(("127.0.0.1", 0)) for _ in ports]  # the last is the coordinator's
                 for listener in listeners:
                     stack.enter_context(listener)
                 ports = [listener.getsockname()[1] for listener in listeners]
@@ -474,9 +463,7 @@ def plan_of(seed: int, looks: int) -> Plan:
 
 
 def main() -> NoReturn:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1, help="of the first episode; the next one has the next")
     parser.add_argument("--cuts", type=int, default=3000, help="go on until so many connections were cut")
     parser.add_argument("--looks", type=int, default=15, help="how often the workers of an episode compare")
@@ -516,9 +503,7 @@ def main() -> NoReturn:
         "silences": [each for each in runs.found if each["silence"]],
         "by_mode": {
             mode: {
-                hosts: sum(
-                    each["cuts"] for each in runs.found if (each["mode"], each["hosts"]) == (mode, hosts)
-                )
+                hosts: sum(each["cuts"] for each in runs.found if (each["mode"], each["hosts"]) == (mode, hosts))
                 for hosts in (2, 3)
             }
             for mode in MODES

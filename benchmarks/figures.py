@@ -25,15 +25,9 @@ PICTURES = HERE.parent / "docs" / "results"
 PROGRAMS: dict[str, tuple[list[str], list[str]]] = {  # name: arguments, arguments for a quick look
     "rows": (["rows.py"], ["rows.py", "--quick"]),
     "huge_pages": (["huge_pages.py"], ["huge_pages.py", "--mebibytes", "128", "--seconds", "0.2"]),
-    "keyed": (
-        ["keyed.py", "--only", "sizes", "--keys", "1e6", "1e7"],
-        ["keyed.py", "--only", "sizes", "--quick"],
-    ),
+    "keyed": (["keyed.py", "--only", "sizes", "--keys", "1e6", "1e7"], ["keyed.py", "--only", "sizes", "--quick"]),
     "keyed_growth": (["keyed.py", "--only", "growth"], ["keyed.py", "--only", "growth", "--quick"]),
-    "keyed_increments": (
-        ["keyed.py", "--only", "increments"],
-        ["keyed.py", "--only", "increments", "--quick"],
-    ),
+    "keyed_increments": (["keyed.py", "--only", "increments"], ["keyed.py", "--only", "increments", "--quick"]),
     "word2vec": (["word2vec.py", "--rounds", "2"], ["word2vec.py", "--sentences", "2000", "--rounds", "1"]),
     "recommender": (
         ["recommender.py", "--steps", "10000", "--rounds", "1"],
@@ -44,9 +38,7 @@ PROGRAMS: dict[str, tuple[list[str], list[str]]] = {  # name: arguments, argumen
 
 def busy_seconds() -> float:
     """Processor seconds that anybody has used since the machine started."""
-    user, nice, system, _, _, irq, softirq, *_ = map(
-        int, Path("/proc/stat").read_text().split("\n")[0].split()[1:]
-    )
+    user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:])
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 

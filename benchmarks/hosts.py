@@ -83,9 +83,7 @@ class Host:
 
     def __init__(self, number: int, pipe: Connection, address: str) -> None:
         self.number, self.pipe, self.address = number, pipe, address
-        self.taken: float | None = (
-            None  # seconds of the processor, where a phase does not count all of its own
-        )
+        self.taken: float | None = None  # seconds of the processor, where a phase does not count all of its own
 
     def swap(self, mine: Any) -> Any:
         """Gives the other host something and returns what that gives: both wait for each other."""
@@ -277,9 +275,7 @@ class Host:
             self.swap(None)
         return moments
 
-    def exchange(
-        self, job: Credentials | None, elements: int, share: float, seconds: float
-    ) -> dict[str, float]:
+    def exchange(self, job: Credentials | None, elements: int, share: float, seconds: float) -> dict[str, float]:
         """Seconds of a worker's exchange, the median, while this host's frames go on; without a job, without any."""
         shard = table(elements)
         local, last = np.zeros(elements, np.float32), np.zeros(elements, np.float32)
@@ -372,11 +368,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.control:
         own_loopback(options.control)
-    with (
-        two_hosts(options.link, options.control)
-        if options.link
-        else contextlib.nullcontext(["", ""]) as namespaces
-    ):
+    with two_hosts(options.link, options.control) if options.link else contextlib.nullcontext(["", ""]) as namespaces:
         result = measure(Both(namespaces), options.quick)
     text = json.dumps(
         {"link": options.link or "loopback", "congestion_control": congestion_control(), **result}, indent=1
@@ -388,25 +380,17 @@ def main() -> None:
 
 def own_rates(runs: dict[str, list[Any]], seconds: float) -> dict[str, Any]:
     """What goes one way between hosts that have a core each, and what each core takes for it."""
-    rates = {
-        name: statistics.median(sum(rate for rate, _ in pair) for pair in kept) for name, kept in runs.items()
-    }
+    rates = {name: statistics.median(sum(rate for rate, _ in pair) for pair in kept) for name, kept in runs.items()}
 
     def taken(name: str, host: int) -> float:
-        kept: list[float] = [
-            pair[host][1] / (sum(rate for rate, _ in pair) * seconds / 1e9) for pair in runs[name]
-        ]
+        kept: list[float] = [pair[host][1] / (sum(rate for rate, _ in pair) * seconds / 1e9) for pair in runs[name]]
         return statistics.median(kept)
 
     return {
         "megabytes_a_second": {name: rate / 1e6 for name, rate in rates.items()},
-        "processor_seconds_a_gigabyte": {
-            name: {"sends": taken(name, 1), "receives": taken(name, 0)} for name in runs
-        },
+        "processor_seconds_a_gigabyte": {name: {"sends": taken(name, 1), "receives": taken(name, 0)} for name in runs},
         # what the busier of the two cores allows, whatever else the machine does
-        "allowed_megabytes_a_second": {
-            name: 1e3 / max(taken(name, host) for host in range(2)) for name in runs
-        },
+        "allowed_megabytes_a_second": {name: 1e3 / max(taken(name, host) for host in range(2)) for name in runs},
         "frames_of_stream": rates["frames"] / rates["stream"],
         "tls_of_plain": rates["frames_tls"] / rates["frames"],
     }
@@ -432,19 +416,14 @@ def measure(both: Both, quick: bool) -> dict[str, Any]:
         "frames": ("frames", plain, 2 * elements, seconds, True),
         "frames_tls": ("frames", tls, 2 * elements, seconds, True),
     }
-    phases: dict[str, Callable[[], Any]] = {
-        name: partial(both.do, "timed", *what) for name, what in floors.items()
-    }
+    phases: dict[str, Callable[[], Any]] = {name: partial(both.do, "timed", *what) for name, what in floors.items()}
     phases |= {f"own {name}": partial(both.do, "timed", "on_own_core", *what) for name, what in own.items()}
     runs = medians(2 * rounds, phases)
     own_cores = own_rates({name: runs.pop(f"own {name}") for name in own}, seconds)
-    rates = {
-        name: statistics.median(sum(rate for rate, _ in pair) for pair in kept) for name, kept in runs.items()
-    }
+    rates = {name: statistics.median(sum(rate for rate, _ in pair) for pair in kept) for name, kept in runs.items()}
     processor = {
         name: statistics.median(
-            sum(cpu for _, cpu in pair) / (sum(rate for rate, _ in pair) * floors[name][-1] / 1e9)
-            for pair in kept
+            sum(cpu for _, cpu in pair) / (sum(rate for rate, _ in pair) * floors[name][-1] / 1e9) for pair in kept
         )
         for name, kept in runs.items()
     }
@@ -473,8 +452,7 @@ def measure(both: Both, quick: bool) -> dict[str, Any]:
             },
         )
         times = {
-            name: statistics.median(one["seconds"] for pair in kept for one in pair)
-            for name, kept in runs.items()
+            name: statistics.median(one["seconds"] for pair in kept for one in pair) for name, kept in runs.items()
         }
         sent = {
             name: statistics.median(sum(one["bytes_a_second"] for one in pair) for pair in kept)
@@ -497,9 +475,7 @@ def measure(both: Both, quick: bool) -> dict[str, Any]:
     return {
         "machine": {"cores": cores, "load": os.getloadavg()[0]},
         "megabytes_a_second": {name: rate / 1e6 for name, rate in rates.items()},
-        "megabytes_a_second_each_way": {
-            name: rates[name] / 2e6 for name in ("adding", "frames", "frames_tls")
-        },
+        "megabytes_a_second_each_way": {name: rates[name] / 2e6 for name in ("adding", "frames", "frames_tls")},
         "processor_seconds_a_gigabyte": processor,
         "frames_of_stream": rates["frames"] / rates["stream"],
         "frames_each_way_of_stream": rates["frames"] / 2 / rates["stream"],

@@ -79,9 +79,7 @@ mv.shutdown()
 """
 
 
-def train(
-    names: list[str], folder: Path, variant: str, seconds: float, width: int, seed: int
-) -> dict[str, Any]:
+def train(names: list[str], folder: Path, variant: str, seconds: float, width: int, seed: int) -> dict[str, Any]:
     """Trains once, and says how that went."""
     enter = folder / "enter"
     enter.write_text(
@@ -92,17 +90,7 @@ def train(
     (folder / "worker.py").write_text(WORKER)
     hosts = ",".join(ADDRESSES[: 1 if variant == "one host" else 2])
     command = [
-        *(
-            "ip",
-            "netns",
-            "exec",
-            names[0],
-            BIN / "mpiexec.hydra",
-            "-launcher",
-            "ssh",
-            "-launcher-exec",
-            enter,
-        ),
+        *("ip", "netns", "exec", names[0], BIN / "mpiexec.hydra", "-launcher", "ssh", "-launcher-exec", enter),
         *("-hosts", hosts, "-n", 2, sys.executable, folder / "worker.py", seconds, width, seed),
     ]
     before = sent(names)
@@ -136,20 +124,14 @@ def train(
 
 def mean(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns the means of what several runs of a variant gave, and the accuracy of each."""
-    means = {
-        name: statistics.mean(run[name] for run in runs) for name in runs[0] if runs[0][name] is not None
-    }
+    means = {name: statistics.mean(run[name] for run in runs) for name in runs[0] if runs[0][name] is not None}
     return {**means, "accuracies": [round(run["accuracy"], 4) for run in runs]}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=20.0, help="of training, each variant")
-    parser.add_argument(
-        "--repeats", type=int, default=3, help="of each variant, with other seeds and other halves"
-    )
+    parser.add_argument("--repeats", type=int, default=3, help="of each variant, with other seeds and other halves")
     parser.add_argument("--rate", default="10mbit", help="of the link, as tc names it")
     parser.add_argument("--width", type=int, default=1024, help="of the model's hidden layer")
     parser.add_argument("--only", nargs="*", choices=VARIANTS, default=list(VARIANTS))

@@ -116,12 +116,7 @@ def _rpc() -> Iterator[Way]:
         here = str(Path(__file__).parent)
         code = f"import sys; sys.path.insert(0, {here!r}); import peers; peers.serve({place!r}, {world})"
         server = subprocess.Popen([sys.executable, "-c", code])
-    rpc.init_rpc(
-        f"worker-{mv.worker_id()}",
-        rank=mv.worker_id(),
-        world_size=world,
-        rpc_backend_options=_options(place),
-    )
+    rpc.init_rpc(f"worker-{mv.worker_id()}", rank=mv.worker_id(), world_size=world, rpc_backend_options=_options(place))
 
     def way(elements: int, delta: np.ndarray, out: np.ndarray) -> Call:
         mine, into = torch.from_numpy(delta), torch.from_numpy(out)

@@ -90,9 +90,7 @@ def control() -> None:
     """
     result = launch(1, paced, CONTROLLER)[0]
     tell(
-        "control, 50 requests a second",
-        core_share_percent=100 * result["core_share"],
-        per_second=result["per_second"],
+        "control, 50 requests a second", core_share_percent=100 * result["core_share"], per_second=result["per_second"]
     )
     busy = """
         import numpy as np, os
@@ -238,11 +236,7 @@ def meet() -> None:
     """
     for workers in (1, 2, 4):
         for elements in (1000, 1_000_000):
-            tell(
-                "sync_params, milliseconds",
-                workers=workers,
-                **launch(workers, script, None, f"-w={elements}")[0],
-            )
+            tell("sync_params, milliseconds", workers=workers, **launch(workers, script, None, f"-w={elements}")[0])
 
 
 def steps() -> None:
@@ -275,12 +269,7 @@ def steps() -> None:
     alone = launch(1, script, None, "-w=alone")[0]["per_second"]
     for workers in (1, 2, 4):
         together = sum(result["per_second"] for result in launch(workers, script, None, "-w=platoon"))
-        tell(
-            "steps of 50 ms, EASGD every 10",
-            workers=workers,
-            times_alone=together / alone,
-            per_second=together,
-        )
+        tell("steps of 50 ms, EASGD every 10", workers=workers, times_alone=together / alone, per_second=together)
 
 
 def alpha() -> None:
@@ -290,9 +279,7 @@ def alpha() -> None:
             errors = []
             for seed in range(SEEDS):
                 with tempfile.TemporaryDirectory() as folder:
-                    shutil.copytree(
-                        EXAMPLES, f"{folder}/platoon", ignore=shutil.ignore_patterns("PLATOON_LOGS")
-                    )
+                    shutil.copytree(EXAMPLES, f"{folder}/platoon", ignore=shutil.ignore_patterns("PLATOON_LOGS"))
                     command = [sys.executable, "-m", "platoon.launcher", "lstm", "-D", *["cpu"] * workers]
                     command += ["-c=--max-mb 1200 --valid-freq 200 --patience 99"]
                     command += [f"-w=--alpha {value} --seed {seed} --most 3000"]
@@ -300,9 +287,7 @@ def alpha() -> None:
                     subprocess.run(command, cwd=where, check=True, timeout=900, capture_output=True)
                     text = next(Path(where).glob("PLATOON_LOGS/*/*/controller.out")).read_text()
                     last = dict(part.split("=") for part in text.splitlines()[-1].split())
-                    errors.append(
-                        (float(last["best_valid_error"]), float(last["test_error"]), float(last["seconds"]))
-                    )
+                    errors.append((float(last["best_valid_error"]), float(last["test_error"]), float(last["seconds"])))
             tell(
                 "alpha of EASGD, LSTM on docstrings, 1200 minibatches",
                 workers=workers,

@@ -28,16 +28,7 @@ def run(way: str, steps: int, folder: Path) -> dict[str, Any]:
     workers = 2 if way == "2 workers" else 1
     launcher = ["-m", "multiverso", "run", "-n", str(workers)] if workers > 1 else []
     file = folder / "result.json"
-    command = [
-        sys.executable,
-        *launcher,
-        str(PROGRAM),
-        "--steps",
-        str(steps),
-        "--json",
-        str(file),
-        *WAYS[way],
-    ]
+    command = [sys.executable, *launcher, str(PROGRAM), "--steps", str(steps), "--json", str(file), *WAYS[way]]
     subprocess.run(command, check=True, capture_output=True)
     result: dict[str, Any] = json.loads(file.read_text())
     return result
@@ -58,9 +49,7 @@ def draw(path: Path, losses: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--picture", type=Path)

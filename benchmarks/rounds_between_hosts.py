@@ -93,9 +93,7 @@ class Floor:
             self.other.close()
 
 
-def measure(
-    reducer: Any, floor: Floor, floats: int, times: int
-) -> tuple[dict[str, list[float]], dict[str, float]]:
+def measure(reducer: Any, floor: Floor, floats: int, times: int) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Returns the seconds of each exchange, each add with its get, and each all_reduce of this worker.
 
     And the processor's seconds of one of each, of all processes together.
@@ -137,9 +135,7 @@ def measure(
         "all_reduce": all_reduce,
         "gloo all_reduce": gloo,
     }
-    look_at_sums(
-        phases, {"exchange": local, "add and get": out, "all_reduce": out, "gloo all_reduce": tensor.numpy()}
-    )
+    look_at_sums(phases, {"exchange": local, "add and get": out, "all_reduce": out, "gloo all_reduce": tensor.numpy()})
     phases |= {"passes": passes, "stream": stream}
     found: dict[str, list[float]] = {name: [] for name in phases}
     for turn in range(times + 1):
@@ -245,9 +241,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=10)
     parser.add_argument("--workers", type=int, default=1, help="of each host")
     parser.add_argument("--link", help="limit of each direction of the link between the hosts; needs root")
-    parser.add_argument(
-        "--control", default=congestion_control(), help="TCP's congestion control on that link"
-    )
+    parser.add_argument("--control", default=congestion_control(), help="TCP's congestion control on that link")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     if _MEETING in os.environ:

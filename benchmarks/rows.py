@@ -101,14 +101,10 @@ def turns(
             began = time.perf_counter_ns()
             call(lot)
             samples[name].append((time.perf_counter_ns() - began) / lot.size)
-    return {
-        name: [round(float(np.percentile(times, q)), 2) for q in (10, 50)] for name, times in samples.items()
-    }
+    return {name: [round(float(np.percentile(times, q)), 2) for q in (10, 50)] for name, times in samples.items()}
 
 
-def one_worker(
-    batch: int, kind: str, seconds: float, private: bool = True, realtime: bool = False
-) -> dict[str, Any]:
+def one_worker(batch: int, kind: str, seconds: float, private: bool = True, realtime: bool = False) -> dict[str, Any]:
     """A table beside private memory; without ``private``, the table and NumPy alone (any version)."""
     mv.init()
     table = mv.MatrixTableHandler(ROWS, COLUMNS)

@@ -18,9 +18,7 @@ import multiverso as mv
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=1_000_000, help="numbers, float32")
     parser.add_argument("--repeat", type=int, default=300, help="rounds over all of them, interleaved")
     options = parser.parse_args()
@@ -52,11 +50,7 @@ def main() -> None:
         for name, seconds in times.items()
     }
     machine = {"processor": platform.machine(), "python": platform.python_version()}
-    print(
-        json.dumps(
-            {"size": options.size, "dtype": "float32", "machine": machine, "results": results}, indent=1
-        )
-    )
+    print(json.dumps({"size": options.size, "dtype": "float32", "machine": machine, "results": results}, indent=1))
 
 
 if __name__ == "__main__":

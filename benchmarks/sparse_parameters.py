@@ -40,9 +40,7 @@ class Model(torch.nn.Module):  # type: ignore[misc]
 
 def prepared(how: str, rows: int) -> tuple[Any, Any]:
     if how == "over a table":
-        bags: Any = mvt.EmbeddingBag(
-            mv.KeyedTable(DIM, initial="normal", updater="sgd"), mode="sum", learning_rate=0.1
-        )
+        bags: Any = mvt.EmbeddingBag(mv.KeyedTable(DIM, initial="normal", updater="sgd"), mode="sum", learning_rate=0.1)
     else:
         bags = torch.nn.EmbeddingBag(rows, DIM, mode="sum", sparse=True)
     model = Model(bags)
@@ -55,9 +53,7 @@ def prepared(how: str, rows: int) -> tuple[Any, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--steps", type=int, default=100, help="of each model in each round")
     parser.add_argument("--rounds", type=int, default=3)

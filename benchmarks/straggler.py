@@ -117,13 +117,9 @@ def medians(runs: list[dict[tuple[str, float], list[tuple[float, int]]]], slowed
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=float, default=0.94, help="validation accuracy to reach")
-    parser.add_argument(
-        "--slowed", type=float, default=4, help="how many times as long the slowed worker takes"
-    )
+    parser.add_argument("--slowed", type=float, default=4, help="how many times as long the slowed worker takes")
     parser.add_argument("--seconds", type=float, default=0.01, help="of a minibatch")
     parser.add_argument("--rate", type=float, default=0.05, help="learning rate")
     parser.add_argument("--repeat", type=int, default=5, help="runs of each, whose median counts")
@@ -146,8 +142,7 @@ def main() -> None:
             for mode, result in with_straggler.items()
         },
         "slowdown_by_the_straggler": {
-            mode: round(result["seconds"] / alike[mode]["seconds"], 2)
-            for mode, result in with_straggler.items()
+            mode: round(result["seconds"] / alike[mode]["seconds"], 2) for mode, result in with_straggler.items()
         },
     }
     text = json.dumps(report, indent=1)

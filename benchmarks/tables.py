@@ -43,9 +43,7 @@ def gloo(sizes: list[int], elements_a_size: int, rank_file: str) -> list[dict[st
     return rows
 
 
-def against_gloo(
-    sizes: list[int], numbers: list[int], repeats: int, elements_a_size: int
-) -> list[dict[str, Any]]:
+def against_gloo(sizes: list[int], numbers: list[int], repeats: int, elements_a_size: int) -> list[dict[str, Any]]:
     """Rounds and all_reduce in turn, so that a disturbance hits both; medians over the repeats."""
     from multiverso.bench import workers
 
@@ -77,9 +75,7 @@ def against_gloo(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small sizes, few repeats")
     parser.add_argument("--output", type=Path, help="write the JSON there, too")
     options = parser.parse_args()

@@ -36,9 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument(
-        "--exchanges", type=int, default=20, help="exchanges and copies measured after each step"
-    )
+    parser.add_argument("--exchanges", type=int, default=20, help="exchanges and copies measured after each step")
     options = parser.parse_args()
 
     mv.init()
@@ -66,12 +64,7 @@ def main() -> None:
     mv.shutdown()
 
     median = statistics.median
-    after_step, exchange, copy, whole = (
-        median(first[1:]),
-        median(exchanges),
-        median(copies),
-        median(steps[1:]),
-    )
+    after_step, exchange, copy, whole = (median(first[1:]), median(exchanges), median(copies), median(steps[1:]))
     report = {
         "benchmark": "torch_resnet32",
         "parameters": sum(p.numel() for p in model.parameters()),

@@ -122,9 +122,7 @@ def side_by_side(folder: Path, source: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gensim", help="a Python that has gensim")
     parser.add_argument("--theirs", help=argparse.SUPPRESS)
     parser.add_argument("--alone", nargs=2, help=argparse.SUPPRESS)
@@ -162,10 +160,7 @@ def main() -> None:
             run("1 worker", 1)
             if options.gensim:
                 output = subprocess.run(
-                    [options.gensim, __file__, "--theirs", str(text)],
-                    check=True,
-                    capture_output=True,
-                    text=True,
+                    [options.gensim, __file__, "--theirs", str(text)], check=True, capture_output=True, text=True
                 ).stdout
                 found.setdefault("gensim, 1 worker", []).append(json.loads(output.splitlines()[-1]))
             run("2 workers", 2)
@@ -178,12 +173,9 @@ def main() -> None:
     result = {
         "words_a_second": {name: round(rate) for name, rate in rates.items()},
         "words_a_cpu_second": {
-            name: round(statistics.median(r["words"] / r["cpu_seconds"] for r in rows))
-            for name, rows in found.items()
+            name: round(statistics.median(r["words"] / r["cpu_seconds"] for r in rows)) for name, rows in found.items()
         },
-        "right": {
-            name: round(statistics.median(r["right"] for r in rows), 4) for name, rows in found.items()
-        },
+        "right": {name: round(statistics.median(r["right"] for r in rows), 4) for name, rows in found.items()},
         "words": words,
         "epochs": EPOCHS,
         "settings": {"dim": DIM, "window": WINDOW, "negative": NEGATIVE, "sample": SAMPLE, "alpha": ALPHA},

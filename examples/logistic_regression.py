@@ -21,21 +21,14 @@ import numpy as np
 import multiverso as mv
 
 CLASSES = 10
-MNIST_FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
+MNIST_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 
 def read_idx(folder: Path, name: str) -> np.ndarray:
     """One IDX file of bytes, plain or gzipped, as an array of the shape that its header gives."""
     path = next((p for p in (folder / name, folder / f"{name}.gz") if p.exists()), None)
     if path is None:
-        raise SystemExit(
-            f"{folder} has neither {name} nor {name}.gz: --data needs MNIST's {', '.join(MNIST_FILES)}"
-        )
+        raise SystemExit(f"{folder} has neither {name} nor {name}.gz: --data needs MNIST's {', '.join(MNIST_FILES)}")
     content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     dimensions = content[3] if content[:3] == b"\0\0\x08" else 0
     shape = np.frombuffer(content, ">u4", count=dimensions, offset=4) if dimensions else ()
@@ -76,42 +69,30 @@ def accuracy(weights: np.ndarray, images: np.ndarray, labels: np.ndarray) -> flo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with MNIST's four IDX files (.gz or not)")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--batch", type=int, default=16, help="images in a minibatch of one worker")
     parser.add_argument("--rate", type=float, default=0.2, help="learning rate")
     parser.add_argument("--sync", action="store_true", help="synchronous rounds: reproducible bit for bit")
-    parser.add_argument(
-        "--staleness", type=int, help="no worker more than this many exchanges ahead of the slowest"
-    )
+    parser.add_argument("--staleness", type=int, help="no worker more than this many exchanges ahead of the slowest")
     options = parser.parse_args()
 
     images, labels, test_images, test_labels = load_data(options.data)
     weights = np.random.default_rng(1).normal(0, 0.01, (images.shape[1], CLASSES)).astype(np.float32)
     rate = np.float32(options.rate)
 
-    mv.init(
-        sync=options.sync, staleness=options.staleness
-    )  # multiverso: join the job, or be one of a single worker
-    table = mv.ArrayTableHandler(
-        weights.size, init_value=weights
-    )  # multiverso: the master's initial value counts
+    mv.init(sync=options.sync, staleness=options.staleness)  # multiverso: join the job, or be one of a single worker
+    table = mv.ArrayTableHandler(weights.size, init_value=weights)  # multiverso: the master's initial value counts
     mv.barrier()  # multiverso: all start together
     table.get(out=weights)  # multiverso: and from the same value
     started = time.perf_counter()
     exchanges = 0
 
     for epoch in range(1, options.epochs + 1):
-        rows = mv.shard(
-            len(images), epoch=epoch
-        )  # multiverso: this worker's part of the images, equally long in all
+        rows = mv.shard(len(images), epoch=epoch)  # multiverso: this worker's part of the images, equally long in all
         for batch in np.array_split(rows, max(1, len(rows) // options.batch)):
-            table.add(
-                -rate * gradient(weights, images[batch], labels[batch])
-            )  # multiverso: push what was learned
+            table.add(-rate * gradient(weights, images[batch], labels[batch]))  # multiverso: push what was learned
             table.get(out=weights)  # multiverso: pull what all have learned
             exchanges += 1
         if mv.is_master_worker():  # multiverso: one of them speaks for all

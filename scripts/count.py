@@ -35,9 +35,7 @@ def lines_of(text: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parents[1] / "src")
     parser.add_argument("--files", action="store_true", help="each file, not each room")
     given = parser.parse_args()

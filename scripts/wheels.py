@@ -37,16 +37,9 @@ NOT_OURS = ("pip", "setuptools", "_distutils_hack", "pkg_resources", "distutils-
 
 def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
     """Runs a program without what this process's own environment sets for Python; returns what it prints."""
-    kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
-    }
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     done = subprocess.run(
-        list(map(str, command)),
-        cwd=cwd,
-        env={**kept, **variables},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
+        list(map(str, command)), cwd=cwd, env={**kept, **variables}, stdout=subprocess.PIPE, text=True, check=False
     )
     if done.returncode:
         sys.exit(f"{done.stdout}\n{' '.join(map(str, command))} has failed with {done.returncode}")
@@ -64,16 +57,12 @@ def build(folder: Path, target: str) -> Path:
     """Builds a wheel with kernels, or the source archive."""
     command = (sys.executable, "-m", "hatchling", "build", "-t", target, "-d", folder)
     run(*command, MULTIVERSO_BUILD_KERNELS="1")
-    return max(
-        folder.glob("*.whl" if target == "wheel" else "*.tar.gz"), key=lambda path: path.stat().st_mtime
-    )
+    return max(folder.glob("*.whl" if target == "wheel" else "*.tar.gz"), key=lambda path: path.stat().st_mtime)
 
 
 def megabytes(paths: Sequence[Path]) -> float:
     """Returns what files and folders take, altogether."""
-    files = [
-        file for path in paths for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()
-    ]
+    files = [file for path in paths for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()]
     return round(sum(file.stat().st_size for file in files) / 1e6, 1)
 
 
@@ -83,22 +72,13 @@ def tried(wheel: Path, python: str, tests: bool) -> dict[str, Any]:
         folder = Path(place)
         run(python, "-m", "venv", folder / "venv")
         inside = folder / "venv" / "bin" / "python"
-        install: tuple[str | Path, ...] = (
-            inside,
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            "--disable-pip-version-check",
-        )
+        install: tuple[str | Path, ...] = (inside, "-m", "pip", "install", "-q", "--disable-pip-version-check")
         facts: dict[str, Any] = {
             "python": run(inside, "-c", "import platform; print(platform.python_version())").strip()
         }
         facts["install_seconds"] = seconds_of(*install, wheel)
         packages = next((folder / "venv" / "lib").glob("python*/site-packages"))
-        facts["megabytes_beyond_numpy"] = megabytes(
-            [p for p in packages.iterdir() if not p.name.startswith(NOT_OURS)]
-        )
+        facts["megabytes_beyond_numpy"] = megabytes([p for p in packages.iterdir() if not p.name.startswith(NOT_OURS)])
         run(inside, "-m", "pip", "check")
         absent = "import importlib.util as u; assert not u.find_spec('numba') and not u.find_spec('llvmlite')"
         run(inside, "-c", absent)
@@ -106,9 +86,7 @@ def tried(wheel: Path, python: str, tests: bool) -> dict[str, Any]:
         (folder / "train.py").write_text(block)
         job = (folder / "venv" / "bin" / "multiverso", "run", "-n", "4", folder / "train.py")
         nowhere = {"cwd": folder, "HOME": "/proc", "XDG_CACHE_HOME": "/proc", "MULTIVERSO_CACHE_DIR": "/proc"}
-        facts["first_run_seconds"], facts["second_run_seconds"] = (
-            seconds_of(*job, **nowhere) for _ in range(2)
-        )
+        facts["first_run_seconds"], facts["second_run_seconds"] = (seconds_of(*job, **nowhere) for _ in range(2))
         if tests:
             run(*install, "pytest>=8", "pytest-timeout", "hypothesis", "greenlet")
             files = [ROOT / "tests" / "core" / name for name in TESTS]
@@ -118,15 +96,11 @@ def tried(wheel: Path, python: str, tests: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "dist")
     parser.add_argument("--once", action="store_true", help="build it once, and do not compare")
     parser.add_argument("--tests", action="store_true", help="run tests of the core there, too")
-    parser.add_argument(
-        "--python", action="append", help="which Pythons (may be given again); this one by default"
-    )
+    parser.add_argument("--python", action="append", help="which Pythons (may be given again); this one by default")
     given = parser.parse_args()
     began = time.perf_counter()
     wheel = build(given.folder, "wheel")
@@ -141,9 +115,7 @@ def main() -> None:
         }
     if not given.once:
         with tempfile.TemporaryDirectory() as again:
-            digests = [
-                hashlib.sha256(path.read_bytes()).hexdigest() for path in (wheel, build(Path(again), "wheel"))
-            ]
+            digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (wheel, build(Path(again), "wheel"))]
         facts["same_bytes_again"] = digests[0] == digests[1]
     facts["tried"] = [tried(wheel, python, given.tests) for python in given.python or [sys.executable]]
     print(json.dumps(facts, indent=1))

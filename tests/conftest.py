@@ -36,17 +36,7 @@ import pytest
 
 MARK = "MULTIVERSO_TEST_RUN"
 SETTLE_SECONDS = 30.0
-FRAMEWORKS = (
-    "torch",
-    "keras",
-    "jax",
-    "pytensor",
-    "theano",
-    "lasagne",
-    "mpi4py",
-    "matplotlib",
-    "sklearn",
-)
+FRAMEWORKS = ("torch", "keras", "jax", "pytensor", "theano", "lasagne", "mpi4py", "matplotlib", "sklearn")
 LIVES_ON = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
 # What those who call us may have set, and what our programs must not inherit: a job; output in small pieces, so
 # that the lines of two workers mix; modules compiled anew by each process; what pytest is to add to its output.
@@ -94,11 +84,7 @@ LONGEST_FIRST = (
 )
 # Folders, and files, whose tests share what has imported a framework.
 IN_ONE_PROCESS = ("tests/torch", "tests/keras", "tests/jax")
-PROGRAMS_WITH_PYTORCH = (
-    "tests/test_docs.py",
-    "tests/test_resuming_examples.py",
-    "tests/platoon/test_examples.py",
-)
+PROGRAMS_WITH_PYTORCH = ("tests/test_docs.py", "tests/test_resuming_examples.py", "tests/platoon/test_examples.py")
 sys.path.insert(
     0, str(Path(__file__).parent / "support")
 )  # what several folders import; beside them it would find our folder theano
@@ -404,9 +390,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     root = Path(__file__).parent
     order = {root / name: place for place, name in enumerate(LONGEST_FIRST)}
-    items.sort(
-        key=lambda item: (not item.path.is_relative_to(root / "core"), order.get(item.path, len(order)))
-    )
+    items.sort(key=lambda item: (not item.path.is_relative_to(root / "core"), order.get(item.path, len(order))))
 
 
 @pytest.hookimpl(optionalhook=True)

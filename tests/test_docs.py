@@ -71,9 +71,7 @@ def run(command: str, folder: Path, *programs: Path) -> str:
 
 
 def output(result: subprocess.CompletedProcess[str]) -> str:
-    assert result.returncode == 0, (
-        f"{result.args} ended with {result.returncode}\n{result.stdout}\n{result.stderr}"
-    )
+    assert result.returncode == 0, f"{result.args} ended with {result.returncode}\n{result.stdout}\n{result.stderr}"
     return result.stdout
 
 
@@ -93,9 +91,7 @@ def test_what_the_page_shows_happens(
     warm = warm_torch if framework else warm
     programs = tmp_path_factory.mktemp("programs")
     warm.write_commands(programs)
-    script: list[
-        str
-    ] = []  # each line where it stands on the page, so that a traceback names the page's lines
+    script: list[str] = []  # each line where it stands on the page, so that a traceback names the page's lines
     for block in blocks(page.read_text()):
         if block.language == "python" and block.title:
             (tmp_path / block.title).write_text(block.body)
@@ -121,16 +117,7 @@ def test_nothing_on_the_page_is_left_unrun(page: Path) -> None:
         return
     found = blocks(text)
     assert text.count("```") == 2 * len(found), "a fence that is not closed, or not seen by this test"
-    assert {b.language for b in found} <= {
-        "python",
-        "console",
-        "sh",
-        "text",
-        "json",
-        "toml",
-        "ini",
-        "mermaid",
-    }
+    assert {b.language for b in found} <= {"python", "console", "sh", "text", "json", "toml", "ini", "mermaid"}
     commands = " ".join(b.body for b in found if b.language == "console")
     for block in found:
         if block.language == "python" and block.title:
@@ -206,7 +193,5 @@ def test_the_protocol_page_has_every_message_between_a_worker_and_its_node() -> 
     source = "\n".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
     sent = set(re.findall(r'"do": "(\w+)"', source))
     page = (ROOT / "docs/protocol.md").read_text()
-    rows = {
-        name for row in re.findall(r"^\| ((?:`[a-z]+`(?:, )?)+) \|", page, re.M) for name in row.split(", ")
-    }
+    rows = {name for row in re.findall(r"^\| ((?:`[a-z]+`(?:, )?)+) \|", page, re.M) for name in row.split(", ")}
     assert {f"`{name}`" for name in sent} == rows - {"`do`"}

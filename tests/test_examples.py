@@ -43,9 +43,7 @@ def train(warm: Warm, workers: int, *options: str, hosts: int = 1) -> list[str]:
 @pytest.mark.parametrize(("hosts", "options"), [(1, ["--staleness", "3"]), (2, [])])
 def test_it_learns_the_digits_without_rounds(warm: Warm, hosts: int, options: list[str]) -> None:
     lines = train(warm, 2, "--epochs", "12", *options, hosts=hosts)
-    assert [re.match(r"epoch=(\d+) accuracy=", line)[1] for line in lines[:-1]] == [
-        str(n) for n in range(1, 13)
-    ]  # type: ignore[index]
+    assert [re.match(r"epoch=(\d+) accuracy=", line)[1] for line in lines[:-1]] == [str(n) for n in range(1, 13)]  # type: ignore[index]
     assert re.fullmatch(LAST_LINE.format(2), lines[-1])
 
 
@@ -56,9 +54,7 @@ def test_synchronous_runs_are_the_same_on_one_host_and_on_two(warm: Warm) -> Non
 
 
 def write_idx(path: Path, values: np.ndarray) -> None:
-    content = (
-        bytes([0, 0, 8, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape) + values.tobytes()
-    )
+    content = bytes([0, 0, 8, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape) + values.tobytes()
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
 
 

@@ -24,11 +24,7 @@ FRAMEWORKS = ("torch", "keras", "jax")
 # with Keras 0.69 after 2.
 SCRIPTS = {"logistic_regression.py": (4, 0.8), "cnn.py": (7, 0.7), "resnet.py": (3, 0.5)}
 # What of each is saved and resumed, beside with_torch.py (test_resuming_examples.py).
-RESUMING = {
-    "torch": ("with_lightning.py", "with_huggingface.py"),
-    "keras": ("with_keras.py",),
-    "jax": ("with_jax.py",),
-}
+RESUMING = {"torch": ("with_lightning.py", "with_huggingface.py"), "keras": ("with_keras.py",), "jax": ("with_jax.py",)}
 # What has imported it.
 INTERPRETERS = {"torch": "trainers", "keras": "keras on torch", "jax": "jax"}
 
@@ -122,9 +118,7 @@ def test_two_workers_learn_the_digits(said: Said) -> None:
     """One job after another in the same two processes."""
     reached = [float(found) for found in re.findall(r"workers=2 accuracy=([\d.]+)", said.shared)]
     assert len(reached) == len(SCRIPTS), said.shared
-    assert all(accuracy > least for accuracy, (_, least) in zip(reached, SCRIPTS.values(), strict=True)), (
-        reached
-    )
+    assert all(accuracy > least for accuracy, (_, least) in zip(reached, SCRIPTS.values(), strict=True)), reached
 
 
 def test_without_their_marked_lines_they_are_programs_for_one_process(said: Said) -> None:

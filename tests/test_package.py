@@ -22,13 +22,7 @@ SUBPACKAGES = {"torch", "keras", "jax", "theano", "theano_ext", "testing"}
 
 def start(*command: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command,
-        cwd=cwd,
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
+        command, cwd=cwd, env={**os.environ, **variables}, capture_output=True, text=True, timeout=100, check=False
     )
 
 
@@ -45,29 +39,16 @@ def test_the_source_archive_has_what_its_makefile_and_readme_use(tmp_path: Path)
     with tarfile.open(archive) as opened:
         names = {name.partition("/")[2] for name in opened.getnames()}
     texts = [(ROOT / name).read_text() for name in ("Makefile", "README.md", "CONTRIBUTING.md", ".ci/run")]
-    used = {
-        path
-        for text in texts
-        for path in re.findall(r"\b(?:scripts|tests|benchmarks|examples)/[\w./-]+\w", text)
-    }
+    used = {path for text in texts for path in re.findall(r"\b(?:scripts|tests|benchmarks|examples)/[\w./-]+\w", text)}
     assert len(used) > 15
     tracked = {path for path in used if (ROOT / path).is_file()}
     assert len(tracked) > 10
     assert tracked <= names, tracked - names
-    assert {
-        "Makefile",
-        "README.md",
-        ".ci/run",
-        "LICENSE",
-        "mkdocs.yml",
-        "tests/legacy/requirements.txt",
-    } <= names
+    assert {"Makefile", "README.md", ".ci/run", "LICENSE", "mkdocs.yml", "tests/legacy/requirements.txt"} <= names
 
 
 def test_completion_shows_the_public_names() -> None:
-    code = (
-        "import multiverso as mv; mv.init; print([n for n in dir(mv) if n[:2] != '__'] == sorted(mv.__all__))"
-    )
+    code = "import multiverso as mv; mv.init; print([n for n in dir(mv) if n[:2] != '__'] == sorted(mv.__all__))"
     assert start(sys.executable, "-c", code).stdout.strip() == "True"
 
 
@@ -76,16 +57,13 @@ def test_the_wheel_has_both_packages_their_types_and_the_licence(tmp_path: Path)
     assert built.returncode == 0, built.stderr
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"multiverso/__init__.py", "multiverso/py.typed", "platoon/__init__.py", "platoon/py.typed"} <= {
-        *names
-    }
+    assert {"multiverso/__init__.py", "multiverso/py.typed", "platoon/__init__.py", "platoon/py.typed"} <= {*names}
     assert "multiverso_program.py" in names, "both programs begin there"
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [
         name
         for name in names
-        if name.split("/")[0] not in ("multiverso", "platoon", "multiverso_program.py")
-        and ".dist-info/" not in name
+        if name.split("/")[0] not in ("multiverso", "platoon", "multiverso_program.py") and ".dist-info/" not in name
     ]
 
 
@@ -141,9 +119,7 @@ except multiverso.errors.StartupError as error:
 
 def test_the_door_defines_nothing_and_exports_what_it_says() -> None:
     door = ast.parse((ROOT / "src/multiverso/__init__.py").read_text())
-    defined = [
-        node for node in door.body if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)
-    ]
+    defined = [node for node in door.body if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)]
     assert [node.name for node in defined if not node.name.startswith("__")] == []
     assert len(set(multiverso.__all__)) == len(multiverso.__all__)
     assert [name for name in multiverso.__all__ if not hasattr(multiverso, name)] == []
@@ -157,12 +133,7 @@ def test_every_exported_name_has_a_docstring_and_stands_in_the_documentation() -
 
 
 def test_no_outer_environment_reaches_the_makefile() -> None:
-    outer = {
-        "PYTHONPATH": "/outer",
-        "THEANO_FLAGS": "outer",
-        "VIRTUAL_ENV": "/outer",
-        "MULTIVERSO_NODE": "outer",
-    }
+    outer = {"PYTHONPATH": "/outer", "THEANO_FLAGS": "outer", "VIRTUAL_ENV": "/outer", "MULTIVERSO_NODE": "outer"}
     result = start("make", "--no-print-directory", "--eval", "show: ; @env", "show", **outer)
     assert result.returncode == 0, result.stderr
     assert [name for name in outer if f"{name}=" in result.stdout] == []
@@ -170,9 +141,7 @@ def test_no_outer_environment_reaches_the_makefile() -> None:
 
 def test_a_first_file_on_a_new_machine_needs_no_more_than_make_says() -> None:
     listed = start("make", "help").stdout
-    assert [
-        name for name in ("demo", "test", "check", "bench", "chaos", "docs") if f"make {name}" not in listed
-    ] == []
+    assert [name for name in ("demo", "test", "check", "bench", "chaos", "docs") if f"make {name}" not in listed] == []
 
 
 LEAKS = """
@@ -242,9 +211,7 @@ def test_what_the_caller_ignores_or_blocks_the_programs_of_a_test_do_not(tmp_pat
     ignoring = ["sh", "-c", "trap '' HUP INT QUIT TERM USR1 USR2 CHLD; exec \"$@\"", "sh"]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2, signal.SIGALRM})
     try:
-        result = start(
-            *ignoring, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".", cwd=tmp_path
-        )
+        result = start(*ignoring, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".", cwd=tmp_path)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert result.returncode == 0, result.stdout

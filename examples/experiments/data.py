@@ -37,9 +37,7 @@ def digits() -> Images:
     order = np.random.default_rng(0).permutation(len(labels))
     train, validation = order[:1437], order[1437:]
     images = images - images[train].mean(axis=0)
-    return Images(
-        images[train], labels[train], images[validation], labels[validation], 10, padding=1, flip=False
-    )
+    return Images(images[train], labels[train], images[validation], labels[validation], 10, padding=1, flip=False)
 
 
 def cifar10(folder: Path) -> Images:
@@ -50,9 +48,7 @@ def cifar10(folder: Path) -> Images:
     if images.shape != (60_000, 3, 32, 32) or labels.shape != (60_000,):
         raise SystemExit(f"{folder} holds {len(images)} images and {len(labels)} labels; CIFAR-10 has 60,000")
     images -= images[:50_000].mean(axis=0)
-    return Images(
-        images[:50_000], labels[:50_000], images[50_000:], labels[50_000:], 10, padding=4, flip=True
-    )
+    return Images(images[:50_000], labels[:50_000], images[50_000:], labels[50_000:], 10, padding=4, flip=True)
 
 
 def load(name: str, folder: Path | None) -> Images:
@@ -60,9 +56,7 @@ def load(name: str, folder: Path | None) -> Images:
     if name == "digits":
         return digits()
     if folder is None:
-        raise SystemExit(
-            "CIFAR-10 is not part of this package: give --folder with its python version's files"
-        )
+        raise SystemExit("CIFAR-10 is not part of this package: give --folder with its python version's files")
     return cifar10(folder)
 
 

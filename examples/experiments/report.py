@@ -41,18 +41,11 @@ def write(folder: Path, settings: Settings, numbers: int, runs: Runs) -> str:
     (folder / "tables.md").write_text(text)
     with (folder / "epochs.csv").open("w", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(
-            ["configuration", "workers", "every", "rule", "mode", "epoch", "seconds", "loss", "accuracy"]
-        )
+        rows.writerow(["configuration", "workers", "every", "rule", "mode", "epoch", "seconds", "loss", "accuracy"])
         for code, (configuration, epochs) in runs.items():
             for epoch in epochs:
                 how = [configuration.workers, configuration.every, configuration.rule, configuration.mode]
-                what = [
-                    epoch.number + 1,
-                    f"{epoch.seconds:.4f}",
-                    f"{epoch.loss:.5f}",
-                    f"{epoch.accuracy:.5f}",
-                ]
+                what = [epoch.number + 1, f"{epoch.seconds:.4f}", f"{epoch.loss:.5f}", f"{epoch.accuracy:.5f}"]
                 rows.writerow([code, *how, *what])
     pictures(folder, runs)
     return text

@@ -24,9 +24,7 @@ import multiverso as mv
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("configurations", nargs="*", default=list(ORIGINAL), metavar="CONFIGURATION")
     parser.add_argument("--dataset", choices=("digits", "cifar10"), default="digits")
     parser.add_argument("--folder", type=Path, help="where CIFAR-10's files are")
@@ -59,9 +57,7 @@ def main() -> None:
     import report
     from training import train
 
-    numbers = models.parameters(
-        models.resnet(images.train.shape[1], images.classes, settings.depth, settings.width)
-    )
+    numbers = models.parameters(models.resnet(images.train.shape[1], images.classes, settings.depth, settings.width))
     runs: report.Runs = {}
     for number, configuration in enumerate(configurations, 1):
         print(f"[{number} of {len(configurations)}] {configuration.code}", flush=True)

@@ -207,13 +207,9 @@ def interval(values: np.ndarray) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("sharing_loss"), help="folder for what comes out")
-    parser.add_argument(
-        "--seeds", type=int, nargs="+", default=list(range(10)), help="2 or more; default: 0 to 9"
-    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(10)), help="2 or more; default: 0 to 9")
     parser.add_argument("--epochs", type=int, default=Settings.epochs)
     parser.add_argument(
         "--ways", type=int, nargs="+", default=list(range(len(WAYS))), help="numbers of rules to run, from 0"
@@ -231,9 +227,7 @@ def main() -> None:
     print(f"one worker: {np.mean(list(one.values())):.2%} in the mean of {len(pairs)} runs", flush=True)
     four: dict[Run, tuple[float, float]] = {}
     for mode in MODES:
-        runs = [
-            Run(way, every, *pair) for way in ways if way.mode == mode for every in EVERY for pair in pairs
-        ]
+        runs = [Run(way, every, *pair) for way in ways if way.mode == mode for every in EVERY for pair in pairs]
         if runs:
             ended = mv.run(together, WORKERS, (settings, source, mode, runs))[0]
             four |= dict(zip(runs, ended, strict=True))
@@ -250,18 +244,9 @@ def main() -> None:
             mean, low, high = interval(points)
             stale = float(np.mean([four[Run(way, every, *pair)][1] for pair in pairs]))
             results.append(
-                {
-                    "rule": way.name,
-                    "every": every,
-                    "points": mean,
-                    "low": low,
-                    "high": high,
-                    "staleness_max": stale,
-                }
+                {"rule": way.name, "every": every, "points": mean, "low": low, "high": high, "staleness_max": stale}
             )
-            print(
-                f"{way.name:34} every {every:2}: {mean:+.2f} points, 95 % interval {low:+.2f} .. {high:+.2f}"
-            )
+            print(f"{way.name:34} every {every:2}: {mean:+.2f} points, 95 % interval {low:+.2f} .. {high:+.2f}")
     options.out.mkdir(parents=True, exist_ok=True)
     report = {
         "what": "final accuracy of 4 workers minus that of 1, in points; mean and 95 % interval over seeds",

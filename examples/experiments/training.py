@@ -113,11 +113,6 @@ def _accuracy(model: torch.nn.Module, images: data.Images, device: torch.device 
     model.eval()
     right = 0
     for start in range(0, len(images.validation_labels), 1000):
-        guess = (
-            model(torch.from_numpy(images.validation[start : start + 1000]).to(device))
-            .argmax(1)
-            .cpu()
-            .numpy()
-        )
+        guess = model(torch.from_numpy(images.validation[start : start + 1000]).to(device)).argmax(1).cpu().numpy()
         right += int((guess == images.validation_labels[start : start + 1000]).sum())
     return right / len(images.validation_labels)

@@ -25,19 +25,14 @@ def network(shape):
     sizes = [(3, 3, channels, 16), (3, 3, 16, 32), (32 * side * side, 64), (64, 10)]
     random = np.random.default_rng(0)
     return [
-        {
-            "w": jnp.array(random.normal(0, np.sqrt(2 / np.prod(size[:-1])), size), jnp.float32),
-            "b": jnp.zeros(size[-1]),
-        }
+        {"w": jnp.array(random.normal(0, np.sqrt(2 / np.prod(size[:-1])), size), jnp.float32), "b": jnp.zeros(size[-1])}
         for size in sizes
     ]
 
 
 def apply(params, x):
     for layer in params[:2]:
-        x = jax.lax.conv_general_dilated(
-            x, layer["w"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
+        x = jax.lax.conv_general_dilated(x, layer["w"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
         x = jax.nn.relu(x + layer["b"])
         x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
     x = jax.nn.relu(x.reshape(len(x), -1) @ params[2]["w"] + params[2]["b"])

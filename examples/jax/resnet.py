@@ -26,11 +26,7 @@ def network(shape, blocks, width):
     def convolution(before, after):
         filters = random.normal(0, np.sqrt(2 / (9 * before)), (3, 3, before, after))
         normal = {"mean": jnp.zeros(after), "variance": jnp.ones(after)}
-        return {
-            "w": jnp.array(filters, jnp.float32),
-            "scale": jnp.ones(after),
-            "shift": jnp.zeros(after),
-        }, normal
+        return {"w": jnp.array(filters, jnp.float32), "scale": jnp.ones(after), "shift": jnp.zeros(after)}, normal
 
     layers = [convolution(shape[2], width)]
     before = width
@@ -38,10 +34,7 @@ def network(shape, blocks, width):
         for _ in range(blocks):
             layers += [convolution(before, after), convolution(after, after)]
             before = after
-    last = {
-        "w": jnp.array(random.normal(0, np.sqrt(1 / before), (before, 10)), jnp.float32),
-        "b": jnp.zeros(10),
-    }
+    last = {"w": jnp.array(random.normal(0, np.sqrt(1 / before), (before, 10)), jnp.float32), "b": jnp.zeros(10)}
     return {"layers": [params for params, _ in layers], "last": last}, [normal for _, normal in layers]
 
 
@@ -57,9 +50,7 @@ def apply(params, statistics, x, training):
         mean, variance = normal["mean"], normal["variance"]
         if training:
             mean, variance = x.mean((0, 1, 2)), x.var((0, 1, 2))
-            after.append(
-                {key: 0.9 * normal[key] + 0.1 * new for key, new in (("mean", mean), ("variance", variance))}
-            )
+            after.append({key: 0.9 * normal[key] + 0.1 * new for key, new in (("mean", mean), ("variance", variance))})
         else:
             after.append(normal)
         return (x - mean) * jax.lax.rsqrt(variance + 1e-5) * own["scale"] + own["shift"]
@@ -113,9 +104,7 @@ def main():
         params, statistics = manager.sync_all_param(params, statistics)  # multiverso
         # multiverso, was: if True:
         if mv.is_master_worker():
-            accuracy = float(
-                (jnp.argmax(apply(params, statistics, x_test, False)[0], axis=1) == y_test).mean()
-            )
+            accuracy = float((jnp.argmax(apply(params, statistics, x_test, False)[0], axis=1) == y_test).mean())
             print(f"epoch {epoch + 1}: validation accuracy {accuracy:.4f}", flush=True)
     # multiverso, was: if True:
     if mv.is_master_worker():

@@ -61,10 +61,7 @@ def load(imdb: str | None = None, words: int = 5000, longest: int = 60, most: in
     counts = Counter(word for text, _ in pairs["train"] for word in text)
     number = {word: i for i, (word, _) in enumerate(counts.most_common(words - 2), start=2)}
     sets = {
-        part: (
-            [[number.get(word, UNKNOWN) for word in text] for text, _ in items],
-            [label for _, label in items],
-        )
+        part: ([[number.get(word, UNKNOWN) for word in text] for text, _ in items], [label for _, label in items])
         for part, items in pairs.items()
     }
     return Data(**sets, words=words, name="docstrings of NumPy and of the standard library")
@@ -132,9 +129,7 @@ def _imdb(path: Path, words: int, longest: int) -> Data:
         texts = [[w if w < words else UNKNOWN for w in pair[0][i][:longest]] for i in chosen]
         return texts, [int(pair[1][i]) for i in chosen]
 
-    return Data(
-        pick(train, order[held:]), pick(train, order[:held]), pick(test, range(len(test[0]))), words, "IMDB"
-    )
+    return Data(pick(train, order[held:]), pick(train, order[:held]), pick(test, range(len(test[0]))), words, "IMDB")
 
 
 def batch(pairs: Pairs, chosen: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

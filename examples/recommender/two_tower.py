@@ -115,9 +115,7 @@ def main():
         own["losses"].append(loss.item())
         own["step"], done = step + mv.num_workers(), done + 1
         if options.directory and not options.alone and done % options.save_every == 0:
-            optimizer.manager.save(
-                options.directory, own | {"optimizer": optimizer.state_dict()}, files=write
-            )
+            optimizer.manager.save(options.directory, own | {"optimizer": optimizer.state_dict()}, files=write)
     mv.barrier()
     seconds = time.perf_counter() - began
     if mv.is_master_worker():

@@ -32,10 +32,7 @@ def main():
     digits = load_digits()
     x, y = jnp.asarray(digits.data / 16), jnp.asarray(digits.target)
     draw = np.random.default_rng(0)
-    begun = {
-        "in": jnp.asarray(draw.normal(size=(64, 32)) / 8),
-        "out": jnp.asarray(draw.normal(size=(32, 10)) / 6),
-    }
+    begun = {"in": jnp.asarray(draw.normal(size=(64, 32)) / 8), "out": jnp.asarray(draw.normal(size=(32, 10)) / 6)}
     manager = ParamManager(begun, every=5, rule=mv.rules.easgd(0.3))
     optimizer = optax.adam(0.005)
 

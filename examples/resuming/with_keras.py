@@ -25,12 +25,7 @@ def main():
     x, y = (digits.data / 16).astype("float32"), digits.target
     keras.utils.set_random_seed(mv.worker_id())
     model = keras.Sequential(
-        [
-            keras.Input((64,)),
-            keras.layers.Dense(32, "relu"),
-            keras.layers.Dropout(0.1),
-            keras.layers.Dense(10),
-        ]
+        [keras.Input((64,)), keras.layers.Dense(32, "relu"), keras.layers.Dropout(0.1), keras.layers.Dense(10)]
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.005), loss, metrics=["accuracy"])

@@ -68,15 +68,11 @@ def main():
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--learning-rate", type=float, default=0.01)
     parser.add_argument("--width", type=int, default=16, help="channels of the first convolution")
-    parser.add_argument(
-        "--images", type=int, help="use only the first so many images, and as many to validate"
-    )
+    parser.add_argument("--images", type=int, help="use only the first so many images, and as many to validate")
     options = parser.parse_args()
 
     mv.init()  # multiverso
-    x_train, y_train, x_test, y_test = (
-        load_data.load_cifar10(options.data) if options.data else load_data.load_digits()
-    )
+    x_train, y_train, x_test, y_test = load_data.load_cifar10(options.data) if options.data else load_data.load_digits()
     x_train, y_train, x_test, y_test = (a[: options.images] for a in (x_train, y_train, x_test, y_test))
     channels, side = x_train.shape[1], x_train.shape[2]
 

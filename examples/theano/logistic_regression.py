@@ -60,9 +60,7 @@ def main():
     options = parser.parse_args()
 
     mv.init()  # multiverso
-    x_train, y_train, x_test, y_test = (
-        load_data.load_mnist(options.data) if options.data else load_data.load_digits()
-    )
+    x_train, y_train, x_test, y_test = load_data.load_mnist(options.data) if options.data else load_data.load_digits()
     x_train = x_train.reshape(len(x_train), -1).astype(theano.config.floatX)
     x_test = x_test.reshape(len(x_test), -1).astype(theano.config.floatX)
 

@@ -62,9 +62,7 @@ class ResNet(nn.Module):
 def accuracy(model, x, y):
     model.eval()
     with torch.no_grad():
-        right = sum(
-            (model(a).argmax(1) == b).sum().item() for a, b in zip(x.split(500), y.split(500), strict=True)
-        )
+        right = sum((model(a).argmax(1) == b).sum().item() for a, b in zip(x.split(500), y.split(500), strict=True))
     model.train()
     return right / len(y)
 
@@ -109,10 +107,7 @@ def main():
         # multiverso, was: workers = 1
         workers = mv.workers_num()
         seconds = time.perf_counter() - started
-        print(
-            f"workers={workers} accuracy={accuracy(model, x_test, y_test):.4f} seconds={seconds:.1f}",
-            flush=True,
-        )
+        print(f"workers={workers} accuracy={accuracy(model, x_test, y_test):.4f} seconds={seconds:.1f}", flush=True)
     mv.shutdown()  # multiverso
 
 

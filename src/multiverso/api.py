@@ -251,12 +251,7 @@ def shard(n: int, epoch: int = 0, seed: int = 0, equal: bool = True) -> npt.NDAr
 
 
 def batches(
-    n: int,
-    size: int,
-    *,
-    seed: int = 0,
-    epoch: int | None = None,
-    timeout_seconds: float | None = None,
+    n: int, size: int, *, seed: int = 0, epoch: int | None = None, timeout_seconds: float | None = None
 ) -> Iterator[npt.NDArray[np.int64]]:
     """Deals one shuffled epoch of ``n`` samples to the workers as they ask: a slow one gets fewer batches.
 

@@ -13,11 +13,7 @@ from typing import Any
 
 
 def lazy_names(
-    package: str,
-    modules: Mapping[str, str],
-    *,
-    parts: Sequence[str] = (),
-    first: Sequence[str] = (),
+    package: str, modules: Mapping[str, str], *, parts: Sequence[str] = (), first: Sequence[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Returns the ``__getattr__`` and the ``__dir__`` of a package.
 

@@ -90,7 +90,4 @@ def _variables() -> Mapping[str, str]:
     # What a value may refer to as %(USER)s. A per cent sign in the environment must not be expanded in turn.
     user = os.environ.get("USER") or Path("~").expanduser().name
     names = {name: os.environ.get(name, "") for name in ("LSCRATCH", "TMPDIR", "TEMP", "TMP")}
-    return {
-        key: value.replace("%", "%%")
-        for key, value in {"USER": user, "PID": str(os.getpid()), **names}.items()
-    }
+    return {key: value.replace("%", "%%") for key, value in {"USER": user, "PID": str(os.getpid()), **names}.items()}

@@ -22,9 +22,7 @@ def check_devices(names: list[str]) -> list[str]:
     """
     for name in names:
         if not _DEVICE.match(name):
-            raise PlatoonError(
-                f"{name!r} is not a device; expected cpu, cuda0, cuda1, ... (or gpu0, gpu1, ...)"
-            )
+            raise PlatoonError(f"{name!r} is not a device; expected cpu, cuda0, cuda1, ... (or gpu0, gpu1, ...)")
     return names
 
 

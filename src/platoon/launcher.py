@@ -74,24 +74,15 @@ def _parser() -> argparse.ArgumentParser:
         "-D", "--devices", nargs="+", metavar="DEVICE", help="cpu, cuda0, gpu1, ...: one worker for each"
     )
     parser.add_argument(
-        "-H",
-        "--hosts",
-        nargs="+",
-        metavar="HOST",
-        help="a controller on each, reached by ssh; 2: a rehearsal here",
+        "-H", "--hosts", nargs="+", metavar="HOST", help="a controller on each, reached by ssh; 2: a rehearsal here"
     )
     parser.add_argument("--ssh", default=DEFAULT_SSH, metavar="COMMAND", help='as in --ssh "ssh -p 2222"')
     parser.add_argument(
-        "--port",
-        type=int,
-        default=DEFAULT_HOSTS_PORT,
-        help="where the first host listens for the others (%(default)s)",
+        "--port", type=int, default=DEFAULT_HOSTS_PORT, help="where the first host listens for the others (%(default)s)"
     )
     parser.add_argument("--insecure-fabric", action="store_true", help="encrypt nothing between the hosts")
     parser.add_argument("-c", "--controller-args", default="", metavar="ARGS", help='as in -c="--patience 5"')
-    parser.add_argument(
-        "-w", "--worker-args", "--workers-args", default="", metavar="ARGS", help="for each worker"
-    )
+    parser.add_argument("-w", "--worker-args", "--workers-args", default="", metavar="ARGS", help="for each worker")
     parser.add_argument("--json", action="store_true", help="print events as JSON lines")
     return parser
 
@@ -112,9 +103,7 @@ def _launch(args: argparse.Namespace) -> int:
 
     report = ControllerReport(args.json)
     report.say(
-        f"{name}: {counted(len(devices), 'worker')} on {' '.join(devices)}; logs in {logs}",
-        "launched",
-        logs=str(logs),
+        f"{name}: {counted(len(devices), 'worker')} on {' '.join(devices)}; logs in {logs}", "launched", logs=str(logs)
     )
     readable, writable = os.pipe()
     os.set_blocking(readable, False)
@@ -126,9 +115,7 @@ def _launch(args: argparse.Namespace) -> int:
     if set(devices) != {"cpu"}:
         variables["PLATOON_GPUS"] = ",".join(visible_gpus(os.environ))
     try:
-        controller = program(
-            "controller", start.arguments(devices), "cpu", logs, variables, descriptors=(writable,)
-        )
+        controller = program("controller", start.arguments(devices), "cpu", logs, variables, descriptors=(writable,))
         job = Job(
             [controller.command],
             marker=marker,
@@ -261,9 +248,7 @@ class ControllerReport:
         rank = event.get("rank")
         if kind == "started":
             self.left.add(event["rank"])
-            self.say(
-                f"  worker {rank} on {event['device']}: process {event['pid']}, {event['log']}", kind, **event
-            )
+            self.say(f"  worker {rank} on {event['device']}: process {event['pid']}, {event['log']}", kind, **event)
         elif kind == "ended":
             self.left.discard(event["rank"])
             self.say(f"  worker {rank} ended: {event['how']}", kind, **event)

@@ -96,9 +96,7 @@ def shared_dtype(dtype: Any) -> np.dtype[Any]:
     if name in ("float16", "bfloat16"):
         return np.dtype(np.float32)
     if name not in SHARED_DTYPES:
-        raise PlatoonError(
-            f"a parameter of dtype {name} cannot be shared; expected {', '.join(SHARED_DTYPES)}"
-        )
+        raise PlatoonError(f"a parameter of dtype {name} cannot be shared; expected {', '.join(SHARED_DTYPES)}")
     return np.dtype(name)
 
 

@@ -31,9 +31,7 @@ class Program:
         """Returns what a person wants to know about its failure."""
         lines = last_lines(self.err) or last_lines(self.out)
         shown = "\n".join(f"    {line}" for line in lines) or "    (nothing)"
-        return (
-            f"{who} on {self.device} ended with {exit_text(end)}\n  log: {self.err}\n  last lines:\n{shown}"
-        )
+        return f"{who} on {self.device} ended with {exit_text(end)}\n  log: {self.err}\n  last lines:\n{shown}"
 
 
 def program(
@@ -63,15 +61,11 @@ def program(
     """
     directory = Path(log_directory)
     directory.mkdir(parents=True, exist_ok=True)
-    inherited = {
-        key: value for key, value in os.environ.items() if not without or not key.startswith(without)
-    }
+    inherited = {key: value for key, value in os.environ.items() if not without or not key.startswith(without)}
     environment = {**inherited, "PYTHONUNBUFFERED": "1", **variables}
     environment.update(device_environment(device, environment))
     out, err = directory / f"{name}.out", directory / f"{name}.err"
-    command = WorkerCommand(
-        (sys.executable, "-u", *arguments), environment, descriptors=descriptors, files=(out, err)
-    )
+    command = WorkerCommand((sys.executable, "-u", *arguments), environment, descriptors=descriptors, files=(out, err))
     return Program(device, command, out, err)
 
 

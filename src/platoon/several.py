@@ -24,13 +24,7 @@ from platoon.processes import Program, program
 from platoon.util import PlatoonError
 
 DEFAULT_HOSTS_PORT = 29600
-_PASSED_ON = (
-    "PYTHONPATH",
-    "OMP_NUM_THREADS",
-    "MULTIVERSO_TIMEOUT_SECONDS",
-    "MULTIVERSO_CACHE_DIR",
-    "THEANO_FLAGS",
-)
+_PASSED_ON = ("PYTHONPATH", "OMP_NUM_THREADS", "MULTIVERSO_TIMEOUT_SECONDS", "MULTIVERSO_CACHE_DIR", "THEANO_FLAGS")
 
 
 @dataclass(frozen=True)
@@ -56,15 +50,7 @@ class Start:
         own = Path(f"{self.experiment}_controller.py")
         script = [str(own)] if own.is_file() else ["-m", "platoon.channel.controller"]
         how = "--multi" if self.multi else "--single"
-        arguments = [
-            *script,
-            self.experiment,
-            self.logs,
-            how,
-            "-D",
-            *devices,
-            *shlex.split(self.controller_args),
-        ]
+        arguments = [*script, self.experiment, self.logs, how, "-D", *devices, *shlex.split(self.controller_args)]
         return [*arguments, f"--worker-args={self.worker_args}"] if self.worker_args else arguments
 
     def told(self, devices: Sequence[str]) -> str:
@@ -94,9 +80,7 @@ class Plan:
     _listening: socket.socket | None = field(default=None, repr=False)
 
     @classmethod
-    def of(
-        cls, hosts: Sequence[str], devices: Sequence[str] | None, *, ssh: str, port: int, encrypted: bool
-    ) -> Plan:
+    def of(cls, hosts: Sequence[str], devices: Sequence[str] | None, *, ssh: str, port: int, encrypted: bool) -> Plan:
         """Returns the plan for hosts by name, or for a number of them on this machine.
 
         Raises:
@@ -123,9 +107,7 @@ class Plan:
         roster = Roster(0, names, workers, first, credentials, bind=ANY, addresses=addresses)
         return cls(roster, each, command)
 
-    def controllers(
-        self, start: Start, logs: Path, variables: Mapping[str, str], status: int
-    ) -> list[Program]:
+    def controllers(self, start: Start, logs: Path, variables: Mapping[str, str], status: int) -> list[Program]:
         """Returns the hosts' controllers, to be started.
 
         Args:
@@ -145,18 +127,14 @@ class Plan:
                     told[LISTENER_VARIABLE] = str(self._listening.fileno())
                     descriptors += (self._listening.fileno(),)
                 arguments = start.arguments(devices)
-                made.append(
-                    program(f"controller_{name}", arguments, "cpu", logs, told, descriptors=descriptors)
-                )
+                made.append(program(f"controller_{name}", arguments, "cpu", logs, told, descriptors=descriptors))
                 continue
             there = [f"{ROSTER_VARIABLE}={FROM_INPUT}", f"PLATOON_LAUNCHED={start.told(devices)}"]
             there += [f"{each}={os.environ[each]}" for each in _PASSED_ON if each in os.environ]
             python = [sys.executable, "-u", *start.arguments(devices)]
             out, err = logs / f"controller_{name}.out", logs / f"controller_{name}.err"
             command = WorkerCommand(
-                over_ssh(self.ssh, name, python, there, self.roster.grace),
-                {**os.environ, **roster},
-                files=(out, err),
+                over_ssh(self.ssh, name, python, there, self.roster.grace), {**os.environ, **roster}, files=(out, err)
             )
             made.append(Program(name, command, out, err))
         return made

@@ -85,9 +85,7 @@ def train_and_die(given: word2vec.Settings, victim: int, call: int) -> Any:
     from multiverso.apps import pieces, skipgram
 
     word2vec._PIECE, pieces._BYTES = 5_000, 1 << 14
-    killed_in(
-        victim, call, word2vec if given.hashed else skipgram, "_train_block" if given.hashed else "train"
-    )
+    killed_in(victim, call, word2vec if given.hashed else skipgram, "_train_block" if given.hashed else "train")
     mv.init()
     return word2vec.train(given)
 
@@ -98,9 +96,7 @@ def test_without_a_killed_worker_the_others_do_all(hashed: bool, corpus: Path, t
     results = mv.run(train_and_die, 2, args=(given, 1, 2), on_failure="continue", timeout_seconds=200)
     names, vectors, words = results[0]
     is_learnt(names, vectors)
-    assert (
-        words >= 4 * 6000 * 8 - 3 * 5_000
-    )  # what it had read and not counted is read again, and counted once
+    assert words >= 4 * 6000 * 8 - 3 * 5_000  # what it had read and not counted is read again, and counted once
     assert len(list((tmp_path / "run").glob("saved-*"))) == 1
 
 

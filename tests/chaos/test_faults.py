@@ -158,10 +158,7 @@ def test_killed_with_a_lock_when_the_node_is_gone_too() -> None:
     """The node would say whose words may be taken over; who meets one finds it out alone."""
     with victim(victims.node, 2) as node:
         address = node.hear()
-        with (
-            victim(victims.run, address, 1, "stopped_with_a_lock") as stopped,
-            Session(address, 0) as session,
-        ):
+        with victim(victims.run, address, 1, "stopped_with_a_lock") as stopped, Session(address, 0) as session:
             table = mv.ArrayTableHandler(victims.SIZE, 1.0, session=session)
             assert stopped.hear() == "there"
             stopped.go()
@@ -389,10 +386,7 @@ def test_eight_workers_and_seven_killed_at_once() -> None:
 @pytest.mark.parametrize("end", ["before_folding", "while_folding"])
 def test_who_joins_while_all_others_die_in_a_round_finds_whole_values(end: str) -> None:
     """The round in flight is finished by nobody: it is as if it had not been."""
-    with (
-        Node(None, on_lost="continue") as node,
-        victim(victims.alone_in_a_round, node.address, end) as doomed,
-    ):
+    with Node(None, on_lost="continue") as node, victim(victims.alone_in_a_round, node.address, end) as doomed:
         assert doomed.hear() == "decided"
         with Session(node.address, sync=True, timeout_seconds=60) as session:
             table = mv.ArrayTableHandler(victims.SIZE, 5.0, name="t", session=session)

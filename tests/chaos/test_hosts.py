@@ -26,16 +26,7 @@ def compiled() -> None:
 def test_who_is_left_of_a_worker_a_node_a_host_or_the_coordinator_goes_on_or_is_told(tmp_path: Path) -> None:
     """In each phase, and with others in the places of some: the third is a host in rounds, which is lost twice."""
     path = tmp_path / "result.json"
-    command = [
-        sys.executable,
-        chaos_between_hosts.__file__,
-        "--seed",
-        "2",
-        "--kills",
-        "8",
-        "--json",
-        path,
-    ]
+    command = [sys.executable, chaos_between_hosts.__file__, "--seed", "2", "--kills", "8", "--json", path]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(path.read_text())

@@ -12,9 +12,7 @@ CHAOS = Path(__file__).parents[2] / "benchmarks" / "chaos_keyed.py"
 
 
 def chaos(*arguments: str) -> tuple[int, dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, CHAOS, *arguments], capture_output=True, text=True, timeout=250, check=False
-    )
+    done = subprocess.run([sys.executable, CHAOS, *arguments], capture_output=True, text=True, timeout=250, check=False)
     assert done.stdout, done.stderr
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return done.returncode, result

@@ -180,11 +180,7 @@ class Bench:
 
     def keys(self) -> dict[int, int]:
         """The row of each key that has one. Fails if one is there twice."""
-        live = [
-            (k, v & keyed.NO_ROW)
-            for k, v, tag in self.entries()
-            if tag != keyed.DEAD and not v & keyed.CANDIDATE
-        ]
+        live = [(k, v & keyed.NO_ROW) for k, v, tag in self.entries() if tag != keyed.DEAD and not v & keyed.CANDIDATE]
         assert len(dict(live)) == len(live), "a key is there twice"
         return dict(live)
 
@@ -220,9 +216,7 @@ class Bench:
 
     def held(self) -> int:
         """Words that have an owner."""
-        rows = self.memory[self.places["ROW_WORDS"] :][
-            : 8 * (self.places["CAPACITY"] >> self.places["SHIFT"]) + 8
-        ]
+        rows = self.memory[self.places["ROW_WORDS"] :][: 8 * (self.places["CAPACITY"] >> self.places["SHIFT"]) + 8]
         segments = self.memory[self.places["SEGMENT_WORDS"] :][: 8 << self.places["MOST_DEPTH"]]
         return sum(int(np.count_nonzero(w.view(np.int64) & keyed.OWNER)) for w in (rows, segments))
 
@@ -237,9 +231,7 @@ def _uncompiled(bench: Bench) -> dict[str, Any]:
 
         return write
 
-    def update(
-        function: int, values: int, delta: int, state: int, stride: int, hyper: int, count: int
-    ) -> None:
+    def update(function: int, values: int, delta: int, state: int, stride: int, hyper: int, count: int) -> None:
         # number by number, so that a worker can die in the middle of a row
         dtype, size = bench.dtype, 8 * count
 

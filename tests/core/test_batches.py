@@ -315,9 +315,7 @@ def test_everybody_in_a_deadlock_with_an_epochs_end_is_told(monkeypatch: pytest.
         return str(error)
 
     # the second to be told may find that the first no longer waits
-    assert any(
-        "the end of an epoch's last batches, which needs worker 0" in text for text in together(work, 2)
-    )
+    assert any("the end of an epoch's last batches, which needs worker 0" in text for text in together(work, 2))
 
 
 def test_one_that_joins_late_finds_the_epochs_before_over() -> None:

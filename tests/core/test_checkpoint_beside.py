@@ -28,9 +28,7 @@ class Killed(Exception):
     """Ends a worker in the middle."""
 
 
-def train(
-    session: Session, place: Any, steps: int, dies_at: int = -1, own: Any = None, **options: Any
-) -> Any:
+def train(session: Session, place: Any, steps: int, dies_at: int = -1, own: Any = None, **options: Any) -> Any:
     """Trains for so many steps in all; returns what it went on from, and what it ended with."""
     table = mv.ArrayTableHandler(50, updater="momentum", session=session)
     shared = SharedParams([np.zeros(7)], rule=mv.rules.easgd(0.25), session=session)
@@ -189,9 +187,7 @@ def damage(place: Path, number: int) -> None:
 def test_what_is_damaged_is_not_taken(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     together(lambda s: train(s, tmp_path, 20), 2, sync=True)
     damage(tmp_path, 2)
-    assert [
-        found["step"] for found in together(lambda s: train(s, tmp_path, 20, dies_at=15), 2, sync=True)
-    ] == [10] * 2
+    assert [found["step"] for found in together(lambda s: train(s, tmp_path, 20, dies_at=15), 2, sync=True)] == [10] * 2
     said = capfd.readouterr().err
     assert f"{tmp_path}: generation-2/order-1.safetensors is damaged, or another file" in said
     assert "going back to generation-1, which is whole" in said
@@ -257,9 +253,7 @@ def test_a_resumed_run_with_nothing_saved_says_so(
     assert "resume" not in capfd.readouterr().err
 
 
-def test_what_makes_no_sense_is_refused(
-    alone: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_makes_no_sense_is_refused(alone: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beginning, "_LOCK_SECONDS", 0.05)
     with pytest.raises(TypeError, match=r"number of steps \(int\) or a datetime.timedelta"):
         mv.checkpoint(tmp_path, every=60.0, session=alone)  # type: ignore[arg-type]
@@ -268,9 +262,7 @@ def test_what_makes_no_sense_is_refused(
     with pytest.raises(TypeError, match="list is not a manager"):
         mv.checkpoint(tmp_path, [], session=alone)  # type: ignore[arg-type]
     (error,) = together(
-        lambda s: outcome(lambda: mv.checkpoint(tmp_path, every=timedelta(seconds=1), session=s)),
-        1,
-        sync=True,
+        lambda s: outcome(lambda: mv.checkpoint(tmp_path, every=timedelta(seconds=1), session=s)), 1, sync=True
     )
     assert "saved after a round: give a number of steps" in str(error)
     shared = SharedParams([np.zeros(3)], session=alone)
@@ -279,11 +271,7 @@ def test_what_makes_no_sense_is_refused(
             mv.checkpoint(tmp_path / "other", session=alone)
         with pytest.raises(SnapshotError, match=r"give its manager to multiverso\.checkpoint"):
             checkpoint.save()
-        with (
-            Node(1) as node,
-            Session(node.address) as other,
-            pytest.raises(SnapshotError, match="another job is"),
-        ):
+        with Node(1) as node, Session(node.address) as other, pytest.raises(SnapshotError, match="another job is"):
             mv.checkpoint(tmp_path, session=other)
     with mv.checkpoint(tmp_path, shared, session=alone) as checkpoint:
         with pytest.raises(TypeError, match=r"own\['f'\] is <built-in function len>"):
@@ -341,9 +329,7 @@ def test_what_is_being_written_is_waited_for(tmp_path: Path, monkeypatch: pytest
         checkpoint = mv.checkpoint(tmp_path, session=session)
         wait_for(lambda: checkpoint.save({"me": session.worker_id}))
         if session.worker_id == 0:
-            told = threading.Thread(
-                target=lambda: gave_up.set() if checkpoint._writer.giving_up.wait(20) else None
-            )
+            told = threading.Thread(target=lambda: gave_up.set() if checkpoint._writer.giving_up.wait(20) else None)
             told.start()
             checkpoint.close()
             told.join()

@@ -23,13 +23,7 @@ from multiverso.runtime import Node, Session
 from multiverso.tables.collection import load_all, save_all
 
 TREES: dict[str, Any] = {
-    "plain": {
-        "a": [1, 2.5, None, True, "x"],
-        3: (1, ("b", [])),
-        "empty": {},
-        "bytes": b"\0\xff",
-        "long": 2**200,
-    },
+    "plain": {"a": [1, 2.5, None, True, "x"], 3: (1, ("b", [])), "empty": {}, "bytes": b"\0\xff", "long": 2**200},
     "odd numbers": [float("inf"), -0.0, 1e-300, 0.1],
     "random state": np.random.default_rng(3).bit_generator.state,
     "python's random state": __import__("random").Random(1).getstate(),
@@ -244,10 +238,7 @@ def test_more_or_fewer_workers_go_on(
             f"{by}so worker {me} has nothing of its own there: {begins.format(me - 3)}" for me in (3, 4)
         ]
     else:
-        left = {
-            1: "1 worker (0) went on: what was worker 1, 2's",
-            2: "2 workers (0, 1) went on: what was worker 2's",
-        }
+        left = {1: "1 worker (0) went on: what was worker 1, 2's", 2: "2 workers (0, 1) went on: what was worker 2's"}
         assert said == [f"{by}and {left[workers]} own is left out"]
 
 
@@ -309,9 +300,7 @@ def test_what_one_worker_cannot_save_is_saved_by_none(tmp_path: Path, bad: int) 
         shared = _make(session)
         shared.save(tmp_path, {"good": 1})
         me = session.worker_id
-        return outcome(lambda: shared.save(tmp_path, {"bad": len} if me == bad else {})), shared.load(
-            tmp_path
-        )
+        return outcome(lambda: shared.save(tmp_path, {"bad": len} if me == bad else {})), shared.load(tmp_path)
 
     results = together(save, 2)
     assert isinstance(results[bad][0], TypeError)
@@ -357,9 +346,7 @@ def test_what_is_damaged_is_refused_by_all(tmp_path: Path, damage: str) -> None:
             name = {"part": "worker-1.safetensors", "table": "table-0-parameters.safetensors"}.get(damage)
             manifest = tmp_path / "manifest.json"
             if damage == "format":
-                manifest.write_text(
-                    json.dumps({**json.loads(manifest.read_text()), "format": "multiverso tables 1"})
-                )
+                manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": "multiverso tables 1"}))
             else:
                 path = tmp_path / "generation-1" / name if name else manifest
                 path.write_bytes(path.read_bytes()[:-9])
@@ -395,9 +382,7 @@ def test_what_is_common_is_written_once_and_kept(tmp_path: Path) -> None:
         shared = _make(session)
         frozen = {"w": np.full(1000, session.worker_id // 2)}  # workers 0 and 1 alike, 2 not
         loaded: list[Any] = []
-        model = Model(
-            read=lambda: Parts(None, frozen), write=lambda _, parts: loaded.append(parts.common["w"][0])
-        )
+        model = Model(read=lambda: Parts(None, frozen), write=lambda _, parts: loaded.append(parts.common["w"][0]))
         inodes = []
         for _ in range(2):
             shared.save(tmp_path, model=model)
@@ -447,12 +432,8 @@ with Session(node, worker_id) as s:
         ("saving, 'remove_others', 2", 0, 2),  # the manifest is, and so is the old generation
     ],
 )
-def test_a_kill_in_the_middle_leaves_one_whole_save(
-    tmp_path: Path, where: str, victim: int, found: int
-) -> None:
-    text = (
-        KILLED.replace("FOLDER", repr(str(tmp_path))).replace("WHERE", where).replace("VICTIM", str(victim))
-    )
+def test_a_kill_in_the_middle_leaves_one_whole_save(tmp_path: Path, where: str, victim: int, found: int) -> None:
+    text = KILLED.replace("FOLDER", repr(str(tmp_path))).replace("WHERE", where).replace("VICTIM", str(victim))
     with Node(2) as node, Worker(node, 0, text) as first, Worker(node, 1, text) as second:
         workers = [first, second]
         assert workers[victim].end() == -signal.SIGKILL
@@ -470,18 +451,11 @@ def test_a_kill_in_the_middle_leaves_one_whole_save(
         assert own == {"save": found}
         assert value == [float(found)] * 4
         assert again == {"save": 3}
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        f"generation-{found + 1}",
-        "manifest.json",
-    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"generation-{found + 1}", "manifest.json"]
 
 
 def test_a_lost_worker_ends_a_save_also_where_the_job_goes_on(tmp_path: Path) -> None:
-    text = (
-        KILLED.replace("FOLDER", repr(str(tmp_path)))
-        .replace("WHERE", "os, 'fsync', 1")
-        .replace("VICTIM", "1")
-    )
+    text = KILLED.replace("FOLDER", repr(str(tmp_path))).replace("WHERE", "os, 'fsync', 1").replace("VICTIM", "1")
     text = text.replace("WorkerLostError", "SnapshotError")
     with Node(2, on_lost="continue") as node, Worker(node, 0, text) as first, Worker(node, 1, text) as second:
         assert second.end() == -signal.SIGKILL

@@ -160,9 +160,7 @@ def test_the_others_rounds_and_clocks_go_on_without_who_has_closed() -> None:
             table = ArrayTableHandler(3, session=session)
             table.add([1, 1, 1])
             if session.worker_id == 0 and session.consistency.in_rounds:
-                with pytest.raises(
-                    InterruptedRoundError, match=r"has added .* no round has taken up; get\(\)"
-                ):
+                with pytest.raises(InterruptedRoundError, match=r"has added .* no round has taken up; get\(\)"):
                     table.close()
             table.get()
             if session.worker_id == 0:
@@ -201,9 +199,7 @@ def test_a_table_by_order_that_all_have_closed_is_not_made_anew_for_a_latecomer(
 
 
 @pytest.mark.parametrize("heard", [False, True])
-def test_an_interrupted_close_is_finished_by_the_next_call(
-    alone: Session, monkeypatch: Any, heard: bool
-) -> None:
+def test_an_interrupted_close_is_finished_by_the_next_call(alone: Session, monkeypatch: Any, heard: bool) -> None:
     table = ArrayTableHandler(2, session=alone)
     ask, calls = alone._link.ask, []
 

@@ -71,10 +71,7 @@ def test_a_compiled_kernel_does_what_its_python_does() -> None:
     "wrong, why",
     [
         ((1, 2), "takes 4 arguments"),
-        (
-            ([1.0], np.arange(1), 1, 0),
-            "data has to be a flat or two-dimensional, contiguous, aligned float32 array",
-        ),
+        (([1.0], np.arange(1), 1, 0), "data has to be a flat or two-dimensional, contiguous, aligned float32 array"),
         ((np.ones(2), np.arange(1), 1, 0), "float32"),
         ((np.ones((2, 1, 2), "f4"), np.arange(1), 1, 0), "flat or two-dimensional"),
         ((np.array(1, "f4"), np.arange(1), 1, 0), "flat or two-dimensional"),
@@ -83,10 +80,7 @@ def test_a_compiled_kernel_does_what_its_python_does() -> None:
         ((np.ones(4, "f4")[::2], np.arange(1), 1, 0), "contiguous"),
         ((np.ones(2, ">f4"), np.arange(1), 1, 0), "float32"),
         ((np.frombuffer(bytes(9), "f4", 2, 1), np.arange(1), 1, 0), "aligned"),
-        (
-            (np.ones(2, "f4"), np.arange(1, dtype="i4"), 1, 0),
-            "ids has to be a flat, contiguous, aligned int64",
-        ),
+        ((np.ones(2, "f4"), np.arange(1, dtype="i4"), 1, 0), "ids has to be a flat, contiguous, aligned int64"),
         ((np.ones(2, "f4"), np.arange(1), "1", 0), "integer"),
         ((np.ones(2, "f4"), np.arange(1), 1.5, 0), "integer"),
     ],
@@ -132,9 +126,7 @@ def test_a_damaged_file_is_noticed(code: Code) -> None:
             Code.from_bytes(damaged)
 
 
-def test_code_that_cannot_be_linked_is_compiled_again(
-    cache: Path, code: Code, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_that_cannot_be_linked_is_compiled_again(cache: Path, code: Code, monkeypatch: pytest.MonkeyPatch) -> None:
     file = on_demand._file_name(NAME, "float32")
     object_cache.write(file, Code(("other",), code.needed, code.content))
     monkeypatch.setattr(on_demand, "_built_by_a_child", lambda *_: code)
@@ -245,9 +237,7 @@ def test_without_any_cache_kernels_are_compiled_all_the_same(
         assert set(on_demand._load("module", NAME, "float32")) == {"scale", "clear"}
 
 
-def test_a_full_disk_keeps_nobody_from_working(
-    cache: Path, code: Code, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_keeps_nobody_from_working(cache: Path, code: Code, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_cache.files, "write_whole", nowhere)
     monkeypatch.setattr(on_demand, "_built_by_a_child", lambda *_: code)
     assert set(on_demand._load("module", NAME, "float32")) == {"scale", "clear"}
@@ -371,9 +361,7 @@ def test_built_in_updaters_and_rules_need_no_numba_and_users_settings_for_it_bre
 
 def test_warming_up_compiles_every_module_of_kernels() -> None:
     folder = Path(kernels.__file__).parent
-    modules_of = {
-        ".".join(path.relative_to(folder).with_suffix("").parts): path for path in folder.rglob("*.py")
-    }
+    modules_of = {".".join(path.relative_to(folder).with_suffix("").parts): path for path in folder.rglob("*.py")}
     declaring = {name for name, path in modules_of.items() if "\n@kernel\n" in path.read_text()}
     assert {*warmup.OF_A_DTYPE, *warmup.OF_A_FLOAT, *warmup.OF_NONE} == declaring
     of_floats = {*warmup.OF_A_DTYPE, *warmup.OF_A_FLOAT}

@@ -89,9 +89,7 @@ def test_same_kinds_round_to_the_dtype_of_the_table(alone: Session, dtype: str) 
     assert table.get().dtype == table.dtype == np.dtype(dtype)
 
 
-@pytest.mark.parametrize(
-    "row_ids", [[2, 0, 2], (2, 0, 2), np.array([2, 0, 2], "u1"), array.array("i", [2, 0, 2])]
-)
+@pytest.mark.parametrize("row_ids", [[2, 0, 2], (2, 0, 2), np.array([2, 0, 2], "u1"), array.array("i", [2, 0, 2])])
 def test_row_ids_in_any_order_and_repeated(alone: Session, row_ids: Any) -> None:
     table = mv.MatrixTableHandler(3, 2, session=alone)
     table.add([[1, 1], [10, 10], [100, 100]], row_ids=row_ids)

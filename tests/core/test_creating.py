@@ -11,25 +11,15 @@ import pytest
 from core_support import MODES, Worker, in_threads, outcome, together, wait_for
 
 import multiverso as mv
-from multiverso.errors import (
-    NodeLostError,
-    OutOfMemoryError,
-    StartupError,
-    TableMismatchError,
-    WaitTimeoutError,
-)
+from multiverso.errors import NodeLostError, OutOfMemoryError, StartupError, TableMismatchError, WaitTimeoutError
 from multiverso.runtime import Node, Session
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    ("initial", "expected"), [("master", [0.0, 1.0]), ("sum", [6.0, 10.0]), ("mean", [1.5, 2.5])]
-)
+@pytest.mark.parametrize(("initial", "expected"), [("master", [0.0, 1.0]), ("sum", [6.0, 10.0]), ("mean", [1.5, 2.5])])
 def test_whose_initial_value_counts(mode: str, initial: str, expected: list[float]) -> None:
     def work(session: Session) -> Any:
-        table = mv.ArrayTableHandler(
-            2, [session.worker_id, session.worker_id + 1], session=session, initial=initial
-        )
+        table = mv.ArrayTableHandler(2, [session.worker_id, session.worker_id + 1], session=session, initial=initial)
         return table.snapshot().tolist()  # visible when the constructor returns, to everybody
 
     assert together(work, 4, **MODES[mode]) == [expected] * 4
@@ -50,9 +40,7 @@ def test_a_mean_of_integers_whose_sum_does_not_fit_is_refused() -> None:
     """It wrapped, and the mean with it."""
 
     def work(session: Session) -> Any:
-        return outcome(
-            lambda: mv.ArrayTableHandler(1, [2**31 - 1], session=session, initial="mean", dtype="int32")
-        )
+        return outcome(lambda: mv.ArrayTableHandler(1, [2**31 - 1], session=session, initial="mean", dtype="int32"))
 
     _, error = together(work, 2)
     assert isinstance(error, OverflowError)
@@ -154,9 +142,7 @@ def test_tables_by_name_and_by_order_do_not_disturb_each_other() -> None:
 
 MISMATCHES: dict[str, Any] = {
     "size": lambda s: mv.ArrayTableHandler(3 + s.worker_id, session=s),
-    "kind": lambda s: (
-        mv.MatrixTableHandler(1, 3, session=s) if s.worker_id else mv.ArrayTableHandler(3, session=s)
-    ),
+    "kind": lambda s: mv.MatrixTableHandler(1, 3, session=s) if s.worker_id else mv.ArrayTableHandler(3, session=s),
     "dtype": lambda s: mv.ArrayTableHandler(3, session=s, dtype=("float32", "int64")[s.worker_id]),
     "updater": lambda s: mv.ArrayTableHandler(3, session=s, updater=("add", "sgd")[s.worker_id]),
     "initial": lambda s: mv.ArrayTableHandler(3, session=s, initial=("sum", "mean")[s.worker_id]),
@@ -226,9 +212,7 @@ def test_a_table_that_does_not_fit_is_refused_with_the_figures() -> None:
     for error, number in together(work, 2):
         assert isinstance(error, OutOfMemoryError)
         assert isinstance(error, MemoryError)
-        assert re.search(
-            r"a table of 40,0\d\d,\d\d\d MB does not fit: [\d,]+ MB of memory are available", str(error)
-        )
+        assert re.search(r"a table of 40,0\d\d,\d\d\d MB does not fit: [\d,]+ MB of memory are available", str(error))
         assert number == 1
 
 

@@ -107,9 +107,7 @@ def test_a_barrier_and_all_its_flushes_have_one_deadline(monkeypatch: pytest.Mon
         moments[noted[id(queue)]].append(deadline.at)
         flush(queue, deadline)
 
-    def begin_noted(
-        patience: Patience, session: Session, deadline: Deadline, what: str, link: Any = None
-    ) -> None:
+    def begin_noted(patience: Patience, session: Session, deadline: Deadline, what: str, link: Any = None) -> None:
         if what.startswith("barrier"):
             moments[session.worker_id].append(deadline.at)
         begin(patience, session, deadline, what, link)

@@ -49,9 +49,7 @@ def test_a_notebooks_cell_can_run_again(ended: None) -> None:
     with pytest.raises(StartupError, match=r"shutdown\(\) first, or init\(exist_ok=True\)"):
         mv.init(staleness=2)
     assert mv.init(staleness=2, exist_ok=True) is session
-    with pytest.raises(
-        StartupError, match=r"other options: sync, staleness \(sync=False, staleness=2 then\)"
-    ):
+    with pytest.raises(StartupError, match=r"other options: sync, staleness \(sync=False, staleness=2 then\)"):
         mv.init(sync=True, exist_ok=True)
 
 
@@ -192,9 +190,5 @@ def test_all_reduce_in_a_handler_that_interrupts_it_is_refused() -> None:
 
 
 def test_all_reduce_needs_a_number_of_workers() -> None:
-    with (
-        Node(None) as node,
-        Session(node.address) as session,
-        pytest.raises(NotInThisJobError, match="come and go"),
-    ):
+    with Node(None) as node, Session(node.address) as session, pytest.raises(NotInThisJobError, match="come and go"):
         all_reduce(session, np.ones(1))

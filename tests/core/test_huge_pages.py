@@ -87,9 +87,7 @@ def test_sparse_memory_follows_where_it_is_wholly_there_and_rests(heap: Heap) ->
     assert collapser.tried == 2
     assert collapser.made <= 2
     assert np.array_equal(numbers[: 6 * half], [*range(5 * half), *[0] * half])
-    assert (
-        os.fstat(heap.descriptor).st_blocks <= used + HUGE_PAGE // 512
-    )  # what is read is there, not what is not
+    assert os.fstat(heap.descriptor).st_blocks <= used + HUGE_PAGE // 512  # what is read is there, not what is not
     collapser.close()
 
 
@@ -102,9 +100,7 @@ def test_small_memory_and_memory_of_who_does_not_want_it_is_left_alone(
     assert heap._collapser is None
 
 
-def test_a_part_that_is_given_back_takes_no_neighbour_with_it(
-    heap: Heap, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_that_is_given_back_takes_no_neighbour_with_it(heap: Heap, monkeypatch: pytest.MonkeyPatch) -> None:
     offset = heap.reserve(4 * HUGE_PAGE)
     collapser = Collapser(heap.descriptor, rest=lambda seconds: False)
     with monkeypatch.context() as patch:

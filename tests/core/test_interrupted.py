@@ -28,9 +28,7 @@ from multiverso.runtime import Node, Session
 from multiverso.tables.open_tables import handlers
 
 # what was just made is let go by Python itself when the exception comes before it has a name
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
-)
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 PACKAGE = str(Path(mv.__file__).parent)
 POINTS = int(os.environ.get("MULTIVERSO_TEST_INTERRUPTIONS", "40"))
 

@@ -163,9 +163,7 @@ def test_an_updater_with_state_in_every_operation(size: int) -> None:
 def test_sgd_subtracts_rows_too() -> None:
     shard = table(TableSpec("matrix", 4, 3, updater="sgd"))
     update = compile_update(updaters.sgd().apply, "float32")
-    compiled("rows", "float32").add_rows(
-        CONTROL, shard.base, update, 0, np.array([3, 1, 3]), np.ones(9, "f4"), new()
-    )
+    compiled("rows", "float32").add_rows(CONTROL, shard.base, update, 0, np.array([3, 1, 3]), np.ones(9, "f4"), new())
     np.testing.assert_array_equal(shard.values().reshape(4, 3)[:, 0], [0, -1, 0, -2])
 
 

@@ -66,9 +66,7 @@ def test_keys_of_every_kind_find_their_own_rows(alone: Session) -> None:
 
 @given(
     st.lists(
-        st.tuples(
-            st.sampled_from(["add", "get"]), st.lists(st.integers(-6, 6) | st.sampled_from(ENDS), max_size=8)
-        ),
+        st.tuples(st.sampled_from(["add", "get"]), st.lists(st.integers(-6, 6) | st.sampled_from(ENDS), max_size=8)),
         max_size=20,
     )
 )
@@ -249,11 +247,7 @@ def test_all_tables_of_a_session_are_saved_and_loaded_together(tmp_path: Path) -
 )
 def test_keys_that_are_none_are_refused(alone: Session, keys: Any, error: str) -> None:
     table = mv.KeyedTable(2, session=alone)
-    for call in (
-        lambda: table.get(keys),
-        lambda: table.add(np.zeros((1, 2)), keys),
-        lambda: table.contains(keys),
-    ):
+    for call in (lambda: table.get(keys), lambda: table.add(np.zeros((1, 2)), keys), lambda: table.contains(keys)):
         with pytest.raises(RowIdError, match=error):
             call()
     assert len(table) == 0
@@ -301,12 +295,7 @@ def test_it_ends_with_its_session() -> None:
         with Session(node.address) as session:
             table = mv.KeyedTable(2, session=session)
             table.add(np.ones((1, 2)), [1])
-        for call in (
-            lambda: table.get([1]),
-            lambda: table.add(np.ones((1, 2)), [1]),
-            lambda: len(table),
-            table.stats,
-        ):
+        for call in (lambda: table.get([1]), lambda: table.add(np.ones((1, 2)), [1]), lambda: len(table), table.stats):
             with pytest.raises(ClosedError):
                 call()
 

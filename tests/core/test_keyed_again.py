@@ -100,9 +100,7 @@ def test_what_was_not_begun_does_not_stick_to_the_rows_that_it_had_found() -> No
         assert table.get(keys)[:, 0].tolist() == [1.0] * 8
 
 
-def test_an_add_that_raised_once_it_was_done_is_not_taken_for_the_next_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_add_that_raised_once_it_was_done_is_not_taken_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 

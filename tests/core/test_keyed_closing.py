@@ -167,9 +167,7 @@ def test_an_add_after_which_another_thread_closes_the_table_returns(
         table.get([1])
 
 
-def test_a_handler_may_close_the_table_that_is_being_closed(
-    alone: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_handler_may_close_the_table_that_is_being_closed(alone: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     tell = Holdings._tell_closed
     tables = mv.KeyedTable(2, session=alone), mv.ArrayTableHandler(3, session=alone)
     told = []

@@ -26,9 +26,7 @@ def _check(bench: Bench, before: set[int], mine: list[int]) -> None:
     bench.begin(0)
     rows = bench.keys()
     assert set(rows) <= set(everything)
-    assert rows == {
-        k: r for k, r in zip(everything, bench.find(0, everything).tolist(), strict=True) if r >= 0
-    }
+    assert rows == {k: r for k, r in zip(everything, bench.find(0, everything).tolist(), strict=True) if r >= 0}
     bench.check_rows()
     bench.check_counts()
     assert bench.held() == 0

@@ -28,9 +28,7 @@ def _grown(session: Session, name: str) -> mv.KeyedTable:
     return table
 
 
-def test_rows_and_segments_get_huge_pages_before_they_are_used(
-    alone: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_and_segments_get_huge_pages_before_they_are_used(alone: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     real, seen = huge_pages.make_huge, []
 
     def make_huge(address: int) -> bool:
@@ -71,9 +69,7 @@ def test_of_a_large_add_little_is_got_ready_at_once(alone: Session, monkeypatch:
     assert max(ahead) < 2 * HUGE_PAGE, "the whole call's memory, while this worker's other threads wait"
 
 
-def test_who_gets_none_asks_less_and_less_often_or_not_at_all(
-    alone: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_gets_none_asks_less_and_less_often_or_not_at_all(alone: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(huge_pages, "make_huge", lambda address: bool(asked.append(address)))
     table = mv.KeyedTable(512, session=alone)

@@ -20,8 +20,7 @@ Step = tuple[str, list[int]]
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["add", "get", "remove"]), st.lists(st.integers(-6, 6), max_size=8)),
-        max_size=30,
+        st.tuples(st.sampled_from(["add", "get", "remove"]), st.lists(st.integers(-6, 6), max_size=8)), max_size=30
     )
 )
 @settings(max_examples=40, deadline=None)

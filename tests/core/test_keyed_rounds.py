@@ -15,13 +15,7 @@ from core_support import Worker, bits, in_threads, outcome, together
 from keyed_support import Bench
 
 import multiverso as mv
-from multiverso.errors import (
-    DeadlockError,
-    InterruptedRoundError,
-    NotInThisJobError,
-    WaitTimeoutError,
-    WorkerLostError,
-)
+from multiverso.errors import DeadlockError, InterruptedRoundError, NotInThisJobError, WaitTimeoutError, WorkerLostError
 from multiverso.kernels.keyed import rounds as kernels
 from multiverso.layout import words as at
 from multiverso.layout.keyed import at as keyed
@@ -254,9 +248,7 @@ class Folding:
                 self.bench.write()
                 values[i] += delta[i]
 
-        self.bench = bench = Bench(
-            dim=2, updater=updater, integer=updater is None, broken={"add_into": add_into}
-        )
+        self.bench = bench = Bench(dim=2, updater=updater, integer=updater is None, broken={"add_into": add_into})
         for worker in range(3):
             bench.begin(worker)
         bench.add(0, [3, 5], 1000)

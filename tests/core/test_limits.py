@@ -76,8 +76,7 @@ def test_address_space() -> None:
 def test_file_size() -> None:
     """`ulimit -f` counts for shared memory, too."""
     lines = said(
-        "limit('RLIMIT_FSIZE', 30_000_000)\n"
-        "refused(lambda: mv.ArrayTableHandler(10_000_000, session=session))\n"
+        "limit('RLIMIT_FSIZE', 30_000_000)\nrefused(lambda: mv.ArrayTableHandler(10_000_000, session=session))\n"
     )
     assert lines[0].startswith("OutOfMemoryError | the system refused 40.0 MB")
     assert "ulimit -f" in lines[0]
@@ -116,9 +115,7 @@ def test_nested_control_groups_count(tmp_path: Path) -> None:
     assert _left_in_groups(groups, root) == [400]
 
 
-def test_nobody_waits_for_a_worker_that_the_node_has_no_thread_to_watch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nobody_waits_for_a_worker_that_the_node_has_no_thread_to_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     start = threading.Thread.start
 
     def none_left(thread: threading.Thread) -> None:

@@ -116,10 +116,6 @@ def test_tensorboard_gets_each_value(tmp_path: Path) -> None:
         "print([(e.step, float(e.tensor_proto.float_val[0])) for e in events.Tensors('loss')])"
     )
     seen = subprocess.run(
-        [sys.executable, "-c", code, run / "worker-0"],
-        check=True,
-        timeout=120,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", code, run / "worker-0"], check=True, timeout=120, capture_output=True, text=True
     )
     assert seen.stdout == "[(3, 0.5), (4, 0.25)]\n"

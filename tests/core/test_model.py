@@ -87,11 +87,7 @@ class Tables(RuleBasedStateMachine):
         for table in self.tables:
             table.handlers.pop(worker, None)
 
-    @rule(
-        shape=st.sampled_from(SHAPES),
-        dtype=st.sampled_from(["float32", "int64"]),
-        sign=st.sampled_from([1, -1]),
-    )
+    @rule(shape=st.sampled_from(SHAPES), dtype=st.sampled_from(["float32", "int64"]), sign=st.sampled_from([1, -1]))
     @precondition(lambda self: len(self.tables) < 3)
     def create(self, shape: tuple[int, ...], dtype: str, sign: int) -> None:
         name = f"t{len(self.tables)}"
@@ -268,9 +264,7 @@ class BoundedTables(Tables):
     staleness = 2
 
 
-QUICK = settings(
-    max_examples=12, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
+QUICK = settings(max_examples=12, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 TestAsynchronous = Tables.TestCase
 TestAsynchronous.settings = QUICK
 TestSynchronous = SynchronousTables.TestCase

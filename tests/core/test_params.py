@@ -38,9 +38,7 @@ class Stop(Exception):
     pass
 
 
-def test_what_was_learned_between_two_interruptions_and_the_repetition_is_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_was_learned_between_two_interruptions_and_the_repetition_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The exchange is interrupted, and so is the copying of what it had taken."""
 
     def work(session: Session) -> Any:

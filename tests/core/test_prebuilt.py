@@ -61,9 +61,7 @@ def opened(libraries: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     prebuilt._opened.cache_clear()
 
 
-def taken_and_made(
-    kind: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> tuple[dict[str, int], dict[str, int]]:
+def taken_and_made(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, int], dict[str, int]]:
     """The addresses of a group's functions in the library, and as Numba makes them."""
     taken = prebuilt.addresses_of(name, "float32", on_demand.sources_behind(name))
     assert taken is not None
@@ -77,9 +75,7 @@ def taken_and_made(
     return taken, made
 
 
-def test_a_wheels_kernels_do_bit_for_bit_what_numbas_do(
-    opened: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wheels_kernels_do_bit_for_bit_what_numbas_do(opened: None, monkeypatch: pytest.MonkeyPatch) -> None:
     both = taken_and_made("module", "small_kernels", monkeypatch)
     taken, made = (callable_at("scale", addresses["scale"]) for addresses in both)
     random = np.random.default_rng(1)
@@ -123,9 +119,7 @@ def test_a_library_made_of_other_sources_is_not_used(opened: None, tmp_path: Pat
     changed = tmp_path / sources[0].name
     changed.write_bytes(sources[0].read_bytes() + b"\n")
     assert prebuilt.addresses_of("small_kernels", "float32", [changed, *sources[1:]]) is None
-    assert (
-        prebuilt.addresses_of("multiverso.kernels.dense", "float32", sources) is None
-    )  # which it does not have
+    assert prebuilt.addresses_of("multiverso.kernels.dense", "float32", sources) is None  # which it does not have
 
 
 @pytest.mark.parametrize("more", [1, 2, 3])
@@ -148,27 +142,18 @@ def test_the_best_library_is_taken_that_the_processor_can_run(
 def test_two_builds_give_the_same_bytes(libraries: Path, tmp_path: Path) -> None:
     build(tmp_path / "again")
     files = sorted(path.name for path in libraries.iterdir())
-    assert (
-        files
-        == sorted(path.name for path in (tmp_path / "again").iterdir())
-        == ["manifest.json", f"{LEVEL}.so"]
-    )
+    assert files == sorted(path.name for path in (tmp_path / "again").iterdir()) == ["manifest.json", f"{LEVEL}.so"]
     for name in files:
         assert (libraries / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
 
 
 def test_a_library_needs_no_other(libraries: Path) -> None:
     listed = subprocess.run(
-        ["readelf", "--dynamic", "--wide", str(libraries / f"{LEVEL}.so")],
-        capture_output=True,
-        text=True,
-        check=True,
+        ["readelf", "--dynamic", "--wide", str(libraries / f"{LEVEL}.so")], capture_output=True, text=True, check=True
     ).stdout
     assert "TEXTREL" not in listed
     assert "NEEDED" not in listed
-    assert set(
-        json.loads((libraries / prebuilt.MANIFEST).read_text())["groups"]["small_kernels-float32"]["names"]
-    ) == {
+    assert set(json.loads((libraries / prebuilt.MANIFEST).read_text())["groups"]["small_kernels-float32"]["names"]) == {
         "scale",
         "clear",
     }
@@ -186,9 +171,7 @@ def test_without_numba_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         lambda: on_demand.load_module.__wrapped__("small_kernels", "float32"),
         lambda: on_demand.ensure("module", dense.__name__, "float32"),
     ):
-        with pytest.raises(
-            ModuleNotFoundError, match=r'must be compiled.*: pip install "multiverso\[compile\]"$'
-        ):
+        with pytest.raises(ModuleNotFoundError, match=r'must be compiled.*: pip install "multiverso\[compile\]"$'):
             needs_it()
 
 

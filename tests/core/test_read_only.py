@@ -176,9 +176,7 @@ def test_one_job_that_does_not_answer_leaves_the_others_time(monkeypatch: pytest
     assert [round(share / 100) for share in shares] == [2, 3, 4, 8]
 
 
-def test_another_program_that_listens_under_such_a_name_hinders_nobody(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_another_program_that_listens_under_such_a_name_hinders_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"nonsense-{os.getpid()}"  # not such a name: tests beside this one look for nodes, too
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(f"\0{name}")

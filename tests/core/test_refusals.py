@@ -11,13 +11,7 @@ import pytest
 from core_support import MODES, bits
 
 import multiverso as mv
-from multiverso.errors import (
-    DtypeMismatchError,
-    MultiversoError,
-    RowIdError,
-    ShapeMismatchError,
-    StartupError,
-)
+from multiverso.errors import DtypeMismatchError, MultiversoError, RowIdError, ShapeMismatchError, StartupError
 from multiverso.runtime import Node, Session
 
 
@@ -62,10 +56,7 @@ SHAPES: dict[str, tuple[Call, str]] = {
         "local has 5 numbers; the table has 6",
     ),
     "last of another size": (lambda t: t.array.exchange(np.zeros(6, "f4"), np.zeros(5, "f4")), "last has 5"),
-    "local not contiguous": (
-        lambda t: t.array.exchange(np.zeros(12, "f4")[::2], np.zeros(6, "f4")),
-        "C-contiguous",
-    ),
+    "local not contiguous": (lambda t: t.array.exchange(np.zeros(12, "f4")[::2], np.zeros(6, "f4")), "C-contiguous"),
     "local is last": (lambda t: t.array.exchange(*[np.zeros(6, "f4")] * 2), "share memory"),
     "local overlaps last": (lambda t: t.array.exchange(*overlapping()), "share memory"),
 }
@@ -210,9 +201,7 @@ def test_a_table_that_cannot_be_is_refused_and_the_order_does_not_advance(
 
 def test_an_updater_whose_factors_an_integer_table_cannot_hold_is_refused(tables: Tables) -> None:
     """They would be zero, and every add would be lost."""
-    with pytest.raises(
-        DtypeMismatchError, match=r"nesterov computes with \(0.7, 0.9\), which int64 cannot hold"
-    ):
+    with pytest.raises(DtypeMismatchError, match=r"nesterov computes with \(0.7, 0.9\), which int64 cannot hold"):
         mv.ArrayTableHandler(4, dtype="int64", updater="nesterov", session=tables.array._session)
 
 
@@ -222,10 +211,7 @@ def test_an_updater_whose_factors_an_integer_table_cannot_hold_is_refused(tables
         (mv.updaters.adagrad(epsilon=1e-50), "1e-50, which is 0.0 in float32"),
         (mv.updaters.rmsprop(1e39), r"1e\+39, which is inf in float32"),
         (mv.updaters.adagrad(initial=1e300), r"1e\+300, which is inf in float32"),
-        (
-            mv.updaters.chain(mv.updaters.weight_decay(1e-60), mv.updaters.sgd()),
-            "1e-60, which is 0.0 in float32",
-        ),
+        (mv.updaters.chain(mv.updaters.weight_decay(1e-60), mv.updaters.sgd()), "1e-60, which is 0.0 in float32"),
     ],
 )
 def test_numbers_that_are_others_in_the_tables_dtype_are_refused(
@@ -233,17 +219,13 @@ def test_numbers_that_are_others_in_the_tables_dtype_are_refused(
 ) -> None:
     """An epsilon that is 0 in float32 gave NaN wherever a gradient was 0."""
     for make in (mv.ArrayTableHandler, mv.KeyedTable):
-        with pytest.raises(
-            DtypeMismatchError, match=f"computes with {told}: use a float64 table or another number"
-        ):
+        with pytest.raises(DtypeMismatchError, match=f"computes with {told}: use a float64 table or another number"):
             make(3, updater=updater, session=alone)
         make(3, updater=updater, dtype="float64", session=alone)
 
 
 def test_a_rules_numbers_are_refused_too(alone: Session) -> None:
-    with pytest.raises(
-        DtypeMismatchError, match=r"the rule dcasgd computes with 4e\+48, which is inf in float32"
-    ):
+    with pytest.raises(DtypeMismatchError, match=r"the rule dcasgd computes with 4e\+48, which is inf in float32"):
         mv.rules.share(np.zeros(3, np.float32), mv.rules.dcasgd(1e-50), session=alone)
     assert alone.control.worker(0).created == 0
 
@@ -251,25 +233,15 @@ def test_a_rules_numbers_are_refused_too(alone: Session) -> None:
 def test_keyed_tables_of_integers_refuse_fractions_as_others_do(alone: Session) -> None:
     """Their rates were 0, and every add was lost."""
     for dtype in ("int32", "int64"):
-        with pytest.raises(
-            DtypeMismatchError, match=rf"nesterov computes with \(0.7, 0.9\), which {dtype} cannot"
-        ):
+        with pytest.raises(DtypeMismatchError, match=rf"nesterov computes with \(0.7, 0.9\), which {dtype} cannot"):
             mv.KeyedTable(2, dtype=dtype, updater="nesterov", session=alone)
 
 
 @pytest.mark.parametrize(
     ("initial", "dtype"),
-    [
-        (1e10, "int32"),
-        (2**53 + 1, "int64"),
-        (2**63, "int64"),
-        (1e39, "float32"),
-        (("normal", 1e39), "float32"),
-    ],
+    [(1e10, "int32"), (2**53 + 1, "int64"), (2**63, "int64"), (1e39, "float32"), (("normal", 1e39), "float32")],
 )
-def test_an_initial_number_that_the_dtype_cannot_hold_is_refused(
-    alone: Session, initial: Any, dtype: str
-) -> None:
+def test_an_initial_number_that_the_dtype_cannot_hold_is_refused(alone: Session, initial: Any, dtype: str) -> None:
     """1e10 was -2147483648 in a table of int32."""
     with pytest.raises(ValueError, match=rf"the rows of a table of {dtype} begin with .* can hold; got"):
         mv.KeyedTable(2, dtype=dtype, initial=initial, session=alone)
@@ -313,9 +285,7 @@ def test_statistics_tell_an_unnamed_table_from_one_named_like_its_number(alone: 
 def test_a_table_that_is_too_large_or_named_too_long_is_refused_in_words(tables: Tables) -> None:
     """The node said that it could not read the request, and showed it."""
     session = tables.array._session
-    with pytest.raises(
-        ShapeMismatchError, match="at most 281,474,976,710,656 elements; got 1 x 4611686018427387904"
-    ):
+    with pytest.raises(ShapeMismatchError, match="at most 281,474,976,710,656 elements; got 1 x 4611686018427387904"):
         mv.ArrayTableHandler(2**62, session=session)
     for make in (mv.ArrayTableHandler, mv.KeyedTable):
         if make is mv.ArrayTableHandler or not session.consistency.in_rounds:

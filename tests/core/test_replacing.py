@@ -193,9 +193,7 @@ def test_it_has_its_second_table_within_a_deadline_that_is_shorter_than_the_wait
     """The others train for longer than that between two rounds."""
     with Node(2, on_lost="continue", replaces=True) as node:
         sessions = all_of(node, "sync", 2)
-        in_threads(
-            [lambda s=s: [mv.ArrayTableHandler(4, session=s, name=name) for name in "ab"] for s in sessions]
-        )
+        in_threads([lambda s=s: [mv.ArrayTableHandler(4, session=s, name=name) for name in "ab"] for s in sessions])
         dead(sessions[1])
         with Session(node.address, 1, **job("sync", timeout_seconds=1)) as again:
             for name in "ab":
@@ -277,9 +275,7 @@ def test_what_the_others_have_done_together_it_passes_or_is_told(
                 mine.load(tmp_path / "saved")
             found = mv.ArrayTableHandler(2, name="later", session=again)
             found.load(tmp_path / "table")
-            assert found.get().tolist() == [1.0, 1.0], (
-                "what it would load at its start the others have gone on from"
-            )
+            assert found.get().tolist() == [1.0, 1.0], "what it would load at its start the others have gone on from"
             while again.barriers < passed:
                 again.barrier()
             in_threads([session.barrier for session in (*sessions[:2], again)])
@@ -287,9 +283,7 @@ def test_what_the_others_have_done_together_it_passes_or_is_told(
             session.shutdown()
 
 
-def test_alone_in_the_job_it_numbers_its_checkpoints_on(
-    dead: Callable[[Session], None], tmp_path: Path
-) -> None:
+def test_alone_in_the_job_it_numbers_its_checkpoints_on(dead: Callable[[Session], None], tmp_path: Path) -> None:
     """No other worker says how far they are: it once began with 1 again, in the place of one that still counted."""
     sessions = []
     with Node(1, on_lost="continue", replaces=True) as node:
@@ -317,9 +311,7 @@ def waiting(session: Session, function: Callable[[], Any]) -> tuple[threading.Th
     return thread, results
 
 
-def test_who_leads_a_checkpoint_dies_while_others_wait_for_it(
-    dead: Callable[[Session], None], tmp_path: Path
-) -> None:
+def test_who_leads_a_checkpoint_dies_while_others_wait_for_it(dead: Callable[[Session], None], tmp_path: Path) -> None:
     """Another one leads then: neither its beginning nor what is saved is lost with the lowest worker."""
     with Node(1) as node, Session(node.address) as session:
         table = mv.ArrayTableHandler(2, session=session)
@@ -329,9 +321,7 @@ def test_who_leads_a_checkpoint_dies_while_others_wait_for_it(
     with Node(3, on_lost="continue", replaces=True) as node:
         sessions = all_of(node, "async")
         tables = in_threads([lambda s=s: mv.ArrayTableHandler(2, session=s) for s in sessions])
-        thread, begun = waiting(
-            sessions[1], lambda: mv.checkpoint(tmp_path, resume=True, session=sessions[1])
-        )
+        thread, begun = waiting(sessions[1], lambda: mv.checkpoint(tmp_path, resume=True, session=sessions[1]))
         dead(sessions[0])
         first, second = begun, [mv.checkpoint(tmp_path, resume=True, session=sessions[2])]
         thread.join(30)

@@ -94,9 +94,7 @@ def test_exchanges(workers: int, size: int) -> None:
     for number in range(rounds):
         pushed = [(values + delta(me, number, size)) - values for me in range(workers)]
         if number == 2:
-            pushed = [
-                delta(me, 100, size) + ((values + delta(me, number, size)) - values) for me in range(workers)
-            ]
+            pushed = [delta(me, 100, size) + ((values + delta(me, number, size)) - values) for me in range(workers)]
         for push in pushed:
             values = values + push
         expected.append(bits(values))

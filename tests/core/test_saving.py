@@ -168,9 +168,7 @@ def _with_a_name_that_is_none(path: Path) -> None:
         Path.unlink,
     ],
 )
-def test_what_cannot_be_read_is_refused_and_nothing_changes(
-    alone: Session, tmp_path: Path, damage: Any
-) -> None:
+def test_what_cannot_be_read_is_refused_and_nothing_changes(alone: Session, tmp_path: Path, damage: Any) -> None:
     table = mv.ArrayTableHandler(3, [1, 2, 3], session=alone)
     path = tmp_path / "a"
     table.save(path)

@@ -129,12 +129,7 @@ def test_a_crash_in_the_middle_leaves_the_save_before(tmp_path: Path, stage: str
 def test_a_save_that_cannot_be_names_the_path_that_was_given(alone: Session, tmp_path: Path) -> None:
     table = mv.ArrayTableHandler(3, session=alone)
     (tmp_path / "file").touch()
-    for path in (
-        tmp_path / "no such folder" / "table",
-        tmp_path / "file" / "table",
-        tmp_path,
-        tmp_path / ("x" * 250),
-    ):
+    for path in (tmp_path / "no such folder" / "table", tmp_path / "file" / "table", tmp_path, tmp_path / ("x" * 250)):
         with pytest.raises(OSError) as caught:
             table.save(path)
         assert caught.value.filename == str(path)
@@ -190,9 +185,7 @@ def _open_files(path: Path) -> int:
     return found
 
 
-def test_savers_that_came_while_another_saved_share_one_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_savers_that_came_while_another_saved_share_one_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replaced: list[str] = []
     replace = os.replace
     monkeypatch.setattr(os, "replace", lambda a, b: (replaced.append(Path(b).name), replace(a, b)))
@@ -231,10 +224,7 @@ def test_a_save_is_not_left_out_because_of_an_older_one(alone: Session, tmp_path
 def test_who_waits_for_another_saver_has_a_deadline(alone: Session, tmp_path: Path) -> None:
     mv.ArrayTableHandler(3, session=alone)
     patience = alone.timeout_seconds
-    with (
-        files.locked(tmp_path / ".lock", 1),
-        pytest.raises(WaitTimeoutError, match=f"saves to {tmp_path}"),
-    ):
+    with files.locked(tmp_path / ".lock", 1), pytest.raises(WaitTimeoutError, match=f"saves to {tmp_path}"):
         alone.timeout_seconds = 0.05
         save_all(alone, tmp_path)
     assert os.listdir(tmp_path) == []
@@ -350,14 +340,10 @@ def test_a_damaged_manifest_is_a_clear_error(alone: Session, tmp_path: Path, man
     np.testing.assert_array_equal(table.get(), [1, 2, 3])
 
 
-@pytest.mark.parametrize(
-    "by", [None, 3, {}, {"node": None}, {"node": "", "began_ns": "x"}, {"began_ns": 2**70}]
-)
+@pytest.mark.parametrize("by", [None, 3, {}, {"node": None}, {"node": "", "began_ns": "x"}, {"began_ns": 2**70}])
 def test_a_save_replaces_one_whose_writer_cannot_be_read(alone: Session, tmp_path: Path, by: Any) -> None:
     table = mv.ArrayTableHandler(3, session=alone)
-    (tmp_path / "manifest.json").write_text(
-        json.dumps({"format": "multiverso tables 1", "tables": {}, "by": by})
-    )
+    (tmp_path / "manifest.json").write_text(json.dumps({"format": "multiverso tables 1", "tables": {}, "by": by}))
     save_all(alone, tmp_path)
     load_all(alone, tmp_path)
     assert (table.get() == 0).all()

@@ -60,11 +60,7 @@ def test_a_wait_is_seen_and_named_and_says_whom_it_needs(case: str) -> None:
             # not the first barrier, in which the other one may still be asleep
             earlier = session.barriers if kind == at.FOR_BARRIER else -1
             wait_for(
-                lambda: (
-                    (wait := control.worker(0).wait) is not None
-                    and wait.kind == kind
-                    and wait.target != earlier
-                )
+                lambda: (wait := control.worker(0).wait) is not None and wait.kind == kind and wait.target != earlier
             )
             if kind == at.FOR_REDUCTION:
                 Reducer(session, 2)  # who has not mapped the memory cannot tell

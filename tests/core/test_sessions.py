@@ -59,9 +59,7 @@ def initialised() -> Any:
 
 
 def in_a_fresh_process(text: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, timeout=SECONDS, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -365,9 +363,7 @@ def test_a_forked_child_refuses_and_disturbs_nobody() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_child_that_is_forked_while_a_session_starts_lets_go_of_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_child_that_is_forked_while_a_session_starts_lets_go_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     def fork(session: Session, *_: Any) -> None:  # there is a connection, and no number yet
         child = os.fork()
         if child == 0:
@@ -480,9 +476,7 @@ def test_the_nodes_status_is_json() -> None:
         assert node.lost_workers() == []
 
 
-def test_who_was_lost_first_is_known_before_the_nodes_thread_hears_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_was_lost_first_is_known_before_the_nodes_thread_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """What worker 2's end brings about must not be taken for its cause, however busy the node is."""
     text = "session = Session(node, worker_id, start_timeout_seconds=60)\nsay('ready')\nsignal.pause()\n"
     with Node(3) as node, Worker(node, 0, text) as a, Worker(node, 1, text) as b, Worker(node, 2, text) as c:

@@ -164,9 +164,7 @@ def test_each_offset_of_a_shared_word_counts() -> None:
         assert sources.meaning_of(without.encode()) != whole, line
 
 
-def test_what_a_text_means_is_found_out_once_in_a_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_text_means_is_found_out_once_in_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "kernel.py"
     file.write_text(KERNEL)
     monkeypatch.setattr(sources, "cache_directory", lambda: tmp_path)

@@ -12,13 +12,7 @@ import pytest
 from core_support import MODES, together, wait_for
 
 import multiverso as mv
-from multiverso.errors import (
-    DtypeMismatchError,
-    MultiversoError,
-    RowIdError,
-    ShapeMismatchError,
-    WaitTimeoutError,
-)
+from multiverso.errors import DtypeMismatchError, MultiversoError, RowIdError, ShapeMismatchError, WaitTimeoutError
 from multiverso.layout import words as at
 from multiverso.memory.words import load32, store32
 from multiverso.runtime import Session
@@ -296,11 +290,7 @@ def test_what_changes_while_it_is_read_is_read_the_next_time() -> None:
         for turn in range(200):
             rows = random.integers(0, 3000, 5)
             (table.exchange if turn % 2 else table.add)(
-                *(
-                    (np.ones((5, 16), "f4"), np.zeros((5, 16), "f4"))
-                    if turn % 2
-                    else (np.ones((5, 16), "f4"),)
-                ),
+                *((np.ones((5, 16), "f4"), np.zeros((5, 16), "f4")) if turn % 2 else (np.ones((5, 16), "f4"),)),
                 row_ids=rows,
             )
         session.barrier()

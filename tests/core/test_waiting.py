@@ -21,13 +21,7 @@ from core_support import MODES, SECONDS, Worker, in_threads, outcome, together, 
 import multiverso as mv
 from multiverso.consistency import asynchronous
 from multiverso.deadline import Deadline
-from multiverso.errors import (
-    ClosedError,
-    DeadlockError,
-    InterruptedRoundError,
-    WaitTimeoutError,
-    WorkerLostError,
-)
+from multiverso.errors import ClosedError, DeadlockError, InterruptedRoundError, WaitTimeoutError, WorkerLostError
 from multiverso.layout import words as at
 from multiverso.runtime import Node, Session
 from multiverso.runtime.job.control import Control
@@ -173,9 +167,7 @@ def test_who_waits_longer_than_the_first_that_gave_up_is_told_what_all_waited_fo
         monkeypatch.setattr(Session, "wait_graph", lambda session: next(graphs))
         patience = Patience(session, Deadline.after(30), "barrier 1")
         patience.raise_if_over()
-        with pytest.raises(
-            DeadlockError, match="for the creation of table number 1, which needs worker 0"
-        ) as told:
+        with pytest.raises(DeadlockError, match="for the creation of table number 1, which needs worker 0") as told:
             patience.raise_if_over()
     assert "is not waiting" not in str(told.value)
 
@@ -217,11 +209,7 @@ WAITS: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"sync": True},
         "round 1 of",
     ),
-    "clock": (
-        lambda s, t: (t.get(), t.get(timeout_seconds=0.1)),
-        {"staleness": 0},
-        "tick 1 (bounded staleness) of",
-    ),
+    "clock": (lambda s, t: (t.get(), t.get(timeout_seconds=0.1)), {"staleness": 0}, "tick 1 (bounded staleness) of"),
 }
 
 
@@ -326,9 +314,7 @@ def test_after_10_seconds_one_warning_names_whom_we_wait_for(
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_everybody_in_a_deadlock_is_told_who_waits_for_what(
-    workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_everybody_in_a_deadlock_is_told_who_waits_for_what(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("multiverso.runtime.session.patience._STILL_SECONDS", 0.3)
     told = threading.Barrier(workers)
 
@@ -594,9 +580,7 @@ def test_no_read_is_ever_staler_than_its_bound(staleness: int) -> None:
         return seen
 
     for me, seen in enumerate(together(work, workers, staleness=staleness)):
-        for t, counts in enumerate(
-            seen
-        ):  # before this read everybody had done t - s ticks, an add before each
+        for t, counts in enumerate(seen):  # before this read everybody had done t - s ticks, an add before each
             assert counts[me] == t + 1
             assert min(counts) >= t - staleness
             assert max(counts) <= t + 1 + staleness + 1

@@ -26,7 +26,5 @@ def forbid(*calls: str, error: int = errno.ENOSYS) -> None:
     text = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *row) for row in rows))
     program = _Program(len(rows), ctypes.addressof(text))
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(
-        _SET_SECCOMP, _FILTER, ctypes.byref(program), 0, 0
-    ):
+    if libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(_SET_SECCOMP, _FILTER, ctypes.byref(program), 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_SECCOMP)")

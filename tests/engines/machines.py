@@ -75,14 +75,10 @@ class Machine:
         command = self.command(*words, folder=folder)
         return subprocess.Popen(command, text=True, start_new_session=True, env=self.environ, **options)
 
-    def run(
-        self, *words: object, folder: object = "/", seconds: float = 120.0
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: object, folder: object = "/", seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Runs a command there to its end."""
         command = self.command(*words, folder=folder)
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=seconds, check=False, env=self.environ
-        )
+        return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False, env=self.environ)
 
     def processes(self, of: str) -> list[str]:
         """Returns the command lines of what runs there that have this in them."""
@@ -118,9 +114,7 @@ def machines(folder: Path, etc: Mapping[str, str], number: int = 2) -> Iterator[
         own.write_text(text)
         mounts.append(f"mount --bind {shlex.quote(str(own))} /etc/{name}")
     environ = {
-        name: text
-        for name, text in os.environ.items()
-        if not name.startswith(("MULTIVERSO_", "PLATOON", "SLURM_"))
+        name: text for name, text in os.environ.items() if not name.startswith(("MULTIVERSO_", "PLATOON", "SLURM_"))
     }
     environ["HOME"] = str(folder / "home")
     environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
@@ -147,9 +141,7 @@ def machines(folder: Path, etc: Mapping[str, str], number: int = 2) -> Iterator[
 def _first_process(stack: ExitStack, name: str, mounts: str) -> int:
     script = _FIRST.format(mounts=mounts, name=name, python=shlex.quote(sys.executable))
     unshare = ("unshare", "-m", "-u", "-i", "-n", "-p", "--fork", "--kill-child", "--mount-proc")
-    outer = subprocess.Popen(
-        [*unshare, "sh", "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
+    outer = subprocess.Popen([*unshare, "sh", "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True)
 
     def end() -> None:
         outer.kill()

@@ -92,9 +92,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Machine]]:
         for machine in made:
             machine.environ["SLURM_CONF"] = str(folder / "slurm.conf")
             own = ("--log-file=/run/munge/log", "--seed-file=/run/munge/seed", "--pid-file=/run/munge/pid")
-            machine.run(
-                "mkdir", "-p", "/run/slurm/state", "/run/slurm/spool", "/run/munge"
-            ).check_returncode()
+            machine.run("mkdir", "-p", "/run/slurm/state", "/run/slurm/spool", "/run/munge").check_returncode()
             machine.run("munged", "--force", f"--key-file={folder / 'munge.key'}", *own).check_returncode()
         made[0].run("slurmctld").check_returncode()
         for machine in made:
@@ -114,16 +112,12 @@ def test_srun_on_two_nodes(nodes: list[Machine], folder: Path) -> None:
     assert code == 0, err
     wanted = [f"worker {i} on node{1 + i // 2} reads 10" for i in range(4)]
     assert sorted(out.splitlines()) == wanted
-    code, out, err = srun(
-        nodes, folder, "-m", "cyclic", "--resv-ports=1", sys.executable, "program.py", "adds"
-    )
+    code, out, err = srun(nodes, folder, "-m", "cyclic", "--resv-ports=1", sys.executable, "program.py", "adds")
     assert code == 0, err
     assert sorted(out.splitlines()) == [f"worker {i} on node{1 + i % 2} reads 10" for i in range(4)]
 
 
-def test_a_task_that_dies_is_named_in_the_others_waits_and_ends_the_step(
-    nodes: list[Machine], folder: Path
-) -> None:
+def test_a_task_that_dies_is_named_in_the_others_waits_and_ends_the_step(nodes: list[Machine], folder: Path) -> None:
     code, _, err = srun(nodes, folder, sys.executable, "program.py", "dies")
     assert code != 0
     assert re.search(r"WorkerLostError: worker 3 \(pid \d+ on node2\) died", err), err

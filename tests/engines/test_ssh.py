@@ -84,9 +84,7 @@ def nodes(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[li
     keys = tmp_path_factory.mktemp("keys")
     for name in ("own", "host-node1", "host-node2"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", keys / name], check=True)
-    with machines(
-        tmp_path_factory.mktemp("machines") / "all", {"ssh/ssh_config": SSH.format(folder=keys)}
-    ) as made:
+    with machines(tmp_path_factory.mktemp("machines") / "all", {"ssh/ssh_config": SSH.format(folder=keys)}) as made:
         known = ""
         for machine in made:
             (keys / f"sshd-{machine.name}").write_text(SSHD.format(folder=keys, name=machine.name))
@@ -105,12 +103,8 @@ def begin(nodes: list[Machine], folder: Path, *arguments: object) -> subprocess.
     """Starts a job on node1, and waits until its workers train."""
     log = folder / "said"
     with log.open("w") as said:
-        job = nodes[0].start(
-            *run(*arguments), folder=folder, stdout=said, stderr=said, stdin=subprocess.DEVNULL
-        )
-    wait_until(
-        lambda: log.read_text().count("begun") == 4 or job.poll() is not None, "the workers begin", 120
-    )
+        job = nodes[0].start(*run(*arguments), folder=folder, stdout=said, stderr=said, stdin=subprocess.DEVNULL)
+    wait_until(lambda: log.read_text().count("begun") == 4 or job.poll() is not None, "the workers begin", 120)
     assert job.poll() is None, log.read_text()
     return job
 
@@ -131,9 +125,7 @@ def test_the_page_from_the_doctor_to_a_job(nodes: list[Machine], folder: Path) -
     done = nodes[0].run(*run(*program), folder=folder)
     words = f"reads 10 in {folder}, {list(program[2:])}, ''"
     assert sorted(done.stdout.splitlines()) == [f"[{i}] worker {i} {words}" for i in range(4)], done
-    done = nodes[0].run(
-        *(word if word != "node1,node2" else "gpu1,node2" for word in run(*program)), folder=folder
-    )
+    done = nodes[0].run(*(word if word != "node1,node2" else "gpu1,node2" for word in run(*program)), folder=folder)
     assert done.returncode == 0, done.stderr
 
 
@@ -143,23 +135,16 @@ def test_hosts_that_cannot_be_reached_are_named_with_what_to_do(nodes: list[Mach
     assert done.returncode == 1
     assert f"`ssh {nodes[1].address}` from here, and answer yes" in done.stdout
     assert "Is that its name?" in done.stdout
-    done = nodes[0].run(
-        *(word if word != "node1,node2" else "node1,nobody" for word in run("x.py")), folder=folder
-    )
+    done = nodes[0].run(*(word if word != "node1,node2" else "node1,nobody" for word in run("x.py")), folder=folder)
     assert done.returncode == 255
     assert "multiverso: nobody could not be reached by `ssh" in done.stderr
 
 
 def test_who_has_failed_is_named_with_its_host(nodes: list[Machine], folder: Path) -> None:
-    for how, code, words in (
-        ("code", 7, "failed with exit code 7"),
-        ("killed", 137, "was killed by SIGKILL"),
-    ):
+    for how, code, words in (("code", 7, "failed with exit code 7"), ("killed", 137, "was killed by SIGKILL")):
         done = nodes[0].run(*run("the program.py", how), folder=folder)
         assert done.returncode == code, done.stderr
-        assert re.search(
-            rf"^multiverso: worker 3 \(pid \d+ on node2\) {words}; the others", done.stderr, re.M
-        ), done
+        assert re.search(rf"^multiverso: worker 3 \(pid \d+ on node2\) {words}; the others", done.stderr, re.M), done
 
 
 def test_nothing_is_left_on_any_host_however_the_job_ends(nodes: list[Machine], folder: Path) -> None:

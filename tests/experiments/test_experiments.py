@@ -106,10 +106,7 @@ def test_the_rate_drops_as_in_the_originals(plan: ModuleType) -> None:
     [
         (["1M-4G-1S,rule=magic"], "no rule 'magic'"),
         (["1M-4G-1S", "--batch", "1000"], "a worker has 359 images only"),
-        (
-            ["--dataset", "cifar10", "--folder", "/nowhere"],
-            "has neither data_batch_1 nor cifar-10-python.tar.gz",
-        ),
+        (["--dataset", "cifar10", "--folder", "/nowhere"], "has neither data_batch_1 nor cifar-10-python.tar.gz"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_started(

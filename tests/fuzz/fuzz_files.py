@@ -28,16 +28,7 @@ _VALUES: tuple[Any, ...] = (
     None, True, -1, 0, 1, 2**63, 2**70, 1e308, "", "x", "\0", "float32", "f8", "matrix", "nesterov", [], [[]], [1], {},
     {"": {}}, [2**63, 2**63], [0, 2**64 - 1], "values", "../manifest.json", "a" * 5000,
 )  # fmt: skip
-_RAW = (
-    b"",
-    b"[" * 50_000,
-    b"{" * 50_000,
-    b'"' + b"\\u0000" * 1000,
-    b"NaN",
-    b"-Infinity",
-    b"1" * 5000,
-    b"\xff" * 9,
-)
+_RAW = (b"", b"[" * 50_000, b"{" * 50_000, b'"' + b"\\u0000" * 1000, b"NaN", b"-Infinity", b"1" * 5000, b"\xff" * 9)
 
 
 def fuzz(seconds: float, seed: int) -> int:
@@ -137,6 +128,4 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    print(
-        f"saved files: {fuzz(given.seconds, given.seed)} tries, none of which broke anything (seed {given.seed})"
-    )
+    print(f"saved files: {fuzz(given.seconds, given.seed)} tries, none of which broke anything (seed {given.seed})")

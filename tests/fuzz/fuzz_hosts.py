@@ -134,9 +134,7 @@ def _until_refused(source: random.Random, most: int) -> int:
     around.connect(1)
     carried = Several(link, around)
     reader = Reader(carried.accept)
-    opened = Opened(
-        copy.elements, ("float32", "float64", "int32", "int64").index(spec.dtype), copy.chunks[0].size, 0
-    )
+    opened = Opened(copy.elements, ("float32", "float64", "int32", "int64").index(spec.dtype), copy.chunks[0].size, 0)
     _feed(reader, carried, Header(frames.OPEN, table=1, length=24).pack() + opened.pack())
     done = 0
     try:
@@ -194,9 +192,7 @@ def _feed(reader: Reader, carried: Carried, data: bytes) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument(
-        "--frames", type=int, default=100_000, help="and at least so many, however long they take"
-    )
+    parser.add_argument("--frames", type=int, default=100_000, help="and at least so many, however long they take")
     parser.add_argument("--seed", type=int)
     options = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed

@@ -81,18 +81,7 @@ VALUES: list[Any] = [
     "O",
     "float32",
 ]
-BODIES = [
-    b"",
-    b"{",
-    b"[]",
-    b"null",
-    b"[" * 50_000,
-    b"{}" * 9,
-    b"\xff\xfe",
-    b'{"long": 5}',
-    b'{"do": "status"',
-    b"7",
-]
+BODIES = [b"", b"{", b"[]", b"null", b"[" * 50_000, b"{}" * 9, b"\xff\xfe", b'{"long": 5}', b'{"do": "status"', b"7"]
 
 
 def mutated(random_: random.Random) -> dict[str, Any]:

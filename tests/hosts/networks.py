@@ -51,19 +51,7 @@ def namespaces() -> Iterator[Network]:
     try:
         for name in names:
             _ip("netns", "add", name)
-        _ip(
-            "link",
-            "add",
-            devices[0],
-            "netns",
-            names[0],
-            "type",
-            "veth",
-            "peer",
-            devices[1],
-            "netns",
-            names[1],
-        )
+        _ip("link", "add", devices[0], "netns", names[0], "type", "veth", "peer", devices[1], "netns", names[1])
         for name, device, address in zip(names, devices, addresses, strict=True):
             _ip("-n", name, "addr", "add", f"{address}/24", "dev", device)
             _ip("-n", name, "link", "set", device, "up")

@@ -14,21 +14,8 @@ import pytest
 from core_support import bits, outcome
 from rehearsing import Rehearsal, rehearsal
 
-from multiverso.errors import (
-    InterruptedRoundError,
-    ShapeMismatchError,
-    WaitTimeoutError,
-    WorkerLostError,
-)
-from multiverso.hosts.combining import (
-    CHUNK_BYTES,
-    COMBINE,
-    PIECE_BYTES,
-    PIECES,
-    SMALL_BYTES,
-    Combining,
-    Piece,
-)
+from multiverso.errors import InterruptedRoundError, ShapeMismatchError, WaitTimeoutError, WorkerLostError
+from multiverso.hosts.combining import CHUNK_BYTES, COMBINE, PIECE_BYTES, PIECES, SMALL_BYTES, Combining, Piece
 from multiverso.hosts.peer import peer as peer_module
 from multiverso.hosts.peer.frames import Header, ProtocolError
 from multiverso.hosts.peer.messages import LONGEST_MESSAGE, MESSAGE, Messages, Stream
@@ -175,9 +162,7 @@ def test_pieces_are_combined_in_host_order_whatever_comes_when(seed: int) -> Non
             number = begun[host]
             begun[host] += 1
             piece, value = pieces[number][0], own[number][hosts.index(host)]
-            mine, result = (
-                slots[host, 2 * (number % PIECES) + i][: piece.nbytes].view(piece.dtype) for i in (0, 1)
-            )
+            mine, result = (slots[host, 2 * (number % PIECES) + i][: piece.nbytes].view(piece.dtype) for i in (0, 1))
             mine[...] = value
             ended = ends[host].begin(piece, mine, result)
         else:
@@ -207,21 +192,13 @@ def test_what_other_nodes_send_is_checked_before_it_is_used() -> None:
     piece = Piece(1, 7, "sum", np.dtype("float32"), 40)
     other.begin(piece, np.ones(10, np.float32), np.empty(10, np.float32))
     (message,) = said
-    for bad in (
-        message[:-1],
-        message + b"x",
-        b"\7" + message[1:],
-        message[:9],
-        message[:8] + bytes(8) + message[16:],
-    ):
+    for bad in (message[:-1], message + b"x", b"\7" + message[1:], message[:9], message[:8] + bytes(8) + message[16:]):
         with pytest.raises(ProtocolError):
             end.arrived(1, bad)
     assert end.missing(1) == [1]
     assert end.arrived(1, message) == []
     with pytest.raises(ShapeMismatchError, match="another host"):
-        end.begin(
-            Piece(1, 8, "sum", np.dtype("float32"), 40), np.ones(10, np.float32), np.empty(10, np.float32)
-        )
+        end.begin(Piece(1, 8, "sum", np.dtype("float32"), 40), np.ones(10, np.float32), np.empty(10, np.float32))
 
 
 def test_what_there_is_no_memory_for_is_said_to_whoever_waits_for_it() -> None:
@@ -285,11 +262,7 @@ def test_every_worker_has_the_same_bits_through_cut_connections(workers: tuple[i
                 if session.worker_id == 0 and number % 7 == 3:
                     job.nodes[0]._hosts._messages.interrupt(1)  # type: ignore[attr-defined]
                 got = reducer.all_reduce(arrays[session.worker_id], operation)
-                assert bits(got) == bits(expected(workers, operation, arrays, dtype)), (
-                    size,
-                    dtype,
-                    operation,
-                )
+                assert bits(got) == bits(expected(workers, operation, arrays, dtype)), (size, dtype, operation)
                 mine = arrays[session.worker_id]
                 assert reducer.all_reduce(mine, operation, mine) is mine
                 assert bits(mine) == bits(got)

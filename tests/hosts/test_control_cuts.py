@@ -45,9 +45,7 @@ def test_cuts_lose_nothing_and_nobody(capfd: pytest.CaptureFixture[str]) -> None
         return True
 
     with rehearsal(1, 1, 1, relayed=True) as job:
-        counted = threading.Barrier(
-            3, lambda: enough.append(all(r.connections > 2 for r in job.relays.values()))
-        )
+        counted = threading.Barrier(3, lambda: enough.append(all(r.connections > 2 for r in job.relays.values())))
         over = threading.Event()
         randomness = random.Random(5)
 

@@ -36,9 +36,7 @@ class Coordinator(decided.Coordinator):
 def _plain(orders: list[Any]) -> list[tuple[int, Message]]:
     assert all(order_of(encoded(order)) == order for _, order in orders)
     found = [(host, msgspec.to_builtins(order)) for host, order in orders]
-    return [
-        (host, {**order, "key": list(order["key"])} if "key" in order else order) for host, order in found
-    ]
+    return [(host, {**order, "key": list(order["key"])} if "key" in order else order) for host, order in found]
 
 
 ROSTER = Roster(0, ("a", "b", "c"), (2, 1, 1), ("127.0.0.1", 1))
@@ -91,9 +89,7 @@ def test_workers_are_spread_in_host_order() -> None:
     assert Roster.from_text(ROSTER.on(2).as_text()) == ROSTER.on(2)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"host": 0}', ROSTER.as_text().replace("[2, 1, 1]", "[2, 1]")]
-)
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"host": 0}', ROSTER.as_text().replace("[2, 1, 1]", "[2, 1]")])
 def test_what_is_no_roster_is_refused(text: str) -> None:
     with pytest.raises(StartupError, match="roster"):
         Roster.from_text(text)
@@ -140,9 +136,7 @@ def test_whatever_is_a_report_is_understood_and_nonsense_is_refused() -> None:
                 coordinator.receive(chance.randrange(3), {**report, name: chance.choice(NONSENSE)})
 
 
-@pytest.mark.parametrize(
-    "body", [b"", b"[]", b"[" * 100_000, b"{}", b'{"do": "x"}', b'{"do": "over", "why": 1}']
-)
+@pytest.mark.parametrize("body", [b"", b"[]", b"[" * 100_000, b"{}", b'{"do": "x"}', b'{"do": "over", "why": 1}'])
 def test_a_message_that_nobody_knows_is_an_error(body: bytes) -> None:
     """A host ignored such an order without a word."""
     for read in (report_of, order_of):
@@ -304,9 +298,7 @@ def test_a_barrier_ends_when_all_hosts_have_settled() -> None:
     orders = coordinator.receive(1, {"do": "settled", "barrier": 1})
     assert orders == [(host, {"do": "take", "barrier": 1, "written": {}}) for host in ALL]
     for host in (2, 1, 0):  # of what was set on several hosts, the first one's counts; once
-        orders = coordinator.receive(
-            host, {"do": "settled", "barrier": 2, "written": [7][: host > 0], "turns": {7: 4}}
-        )
+        orders = coordinator.receive(host, {"do": "settled", "barrier": 2, "written": [7][: host > 0], "turns": {7: 4}})
     assert orders == [(host, {"do": "take", "barrier": 2, "written": {7: (1, 4, True)}}) for host in ALL]
     assert coordinator.receive(1, {"do": "settled", "barrier": 3}) == []
 
@@ -342,9 +334,7 @@ def test_a_host_that_was_lost_and_is_there_again_waits_for_those_that_have_never
     assert [port for _, port in orders[-1][1]["addresses"]] == [0, 11, 2]
 
 
-def test_who_comes_in_a_dead_ones_place_between_a_barrier_and_what_is_told_after_it_is_not_waited_for() -> (
-    None
-):
+def test_who_comes_in_a_dead_ones_place_between_a_barrier_and_what_is_told_after_it_is_not_waited_for() -> None:
     coordinator = begun()
     coordinator.receive(1, workers(1, liveness=at.LOST))
     settled = {"do": "settled", "barrier": 1}
@@ -367,9 +357,7 @@ def test_who_comes_in_a_dead_ones_place_between_a_barrier_and_what_is_told_after
     assert words(orders)[-3:] == told, "it counts as past what the others do together, and will not tell"
 
 
-def test_who_goes_on_to_the_next_barrier_without_a_word_is_not_waited_for_and_the_others_are_told_so() -> (
-    None
-):
+def test_who_goes_on_to_the_next_barrier_without_a_word_is_not_waited_for_and_the_others_are_told_so() -> None:
     """It was interrupted where it was to tell something, and never comes back there."""
     coordinator = begun()
     notes = [{"do": "tell", "number": 1, "worker": worker, "note": "+"} for worker in range(4)]
@@ -426,10 +414,7 @@ def test_any_order_of_arrival_gives_every_host_the_same_tables_and_barriers(seed
             seen[to].append((order["do"], str(order.get("key") or order.get("barrier")), order.get("number")))
             if order["do"] in ("make", "write", "join", "push"):
                 answers[to].append(done(order["do"], order["key"]))
-            elif blocked[to] in (order.get("key"), order.get("barrier")) and order["do"] in (
-                "finish",
-                "take",
-            ):
+            elif blocked[to] in (order.get("key"), order.get("barrier")) and order["do"] in ("finish", "take"):
                 blocked[to] = None
     assert seen[0] == seen[1] == seen[2]
     assert seen[0][-1][0] == "over"

@@ -13,13 +13,7 @@ from core_support import outcome, wait_for
 from rehearsing import rehearsal
 
 import multiverso as mv
-from multiverso.errors import (
-    ClosedError,
-    MultiversoError,
-    TableMismatchError,
-    WaitTimeoutError,
-    WorkerLostError,
-)
+from multiverso.errors import ClosedError, MultiversoError, TableMismatchError, WaitTimeoutError, WorkerLostError
 from multiverso.hosts.control.answers import MOST_AT_ONCE, Desk, Message
 from multiverso.layout import words as at
 from multiverso.runtime import Session
@@ -126,18 +120,10 @@ def test_questions_that_make_no_sense_change_nothing() -> None:
         {"about": "count", "name": "a" * 999, "amount": 1},
     ):
         assert "cannot be understood" in desk.ask(0, 1, bad)[0][2]["error"]
-    for name, value in (
-        ("what", [1, 0, 0, 0]),
-        ("what", [1]),
-        ("deal", -1),
-        ("finished", "x"),
-        ("turn", None),
-    ):
+    for name, value in (("what", [1, 0, 0, 0]), ("what", [1]), ("deal", -1), ("finished", "x"), ("turn", None)):
         assert "cannot be understood" in desk.ask(0, 1, {**Model(0).question(), name: value})[0][2]["error"]
     assert desk.ask(0, 1, {"about": "count", "name": "a", "amount": 2}) == [(0, 1, {"before": 0})]
-    assert desk.ask(0, 2, {"about": "count", "name": "a", "amount": (1 << 63) - 2}) == [
-        (0, 2, {"overflow": 2})
-    ]
+    assert desk.ask(0, 2, {"about": "count", "name": "a", "amount": (1 << 63) - 2}) == [(0, 2, {"overflow": 2})]
 
 
 # -- sessions ------------------------------------------------------------------------------------------------
@@ -176,9 +162,7 @@ def test_a_lost_workers_batch_is_dealt_again_on_another_host_or_is_an_error() ->
                 loops.append(deal(session, 30, 1))
                 got = [next(loops[0]), next(loops[0]), next(loops[0])]
                 node = job.nodes[1]
-                node._mailbox.post_end(
-                    "lost", 1, node._members.attached[1].connection.life
-                )  # in its third batch
+                node._mailbox.post_end("lost", 1, node._members.attached[1].connection.life)  # in its third batch
                 has_some.set()
             else:
                 assert has_some.wait(30)
@@ -245,9 +229,7 @@ def test_who_leaves_the_loop_gives_back_what_it_has_not_begun() -> None:
 
 def test_a_question_nobody_can_answer_is_the_workers_own_error() -> None:
     def work(session: Session) -> str:
-        error = outcome(
-            lambda: session.node.ask_hosts({"about": "weather"}, session.start_deadline(), "the weather")
-        )
+        error = outcome(lambda: session.node.ask_hosts({"about": "weather"}, session.start_deadline(), "the weather"))
         assert isinstance(error, MultiversoError)
         assert mv.Counter("c", session=session).fetch_add(np.int64(session.worker_id)) >= 0
         return str(error)

@@ -114,12 +114,7 @@ def test_mpirun_over_two_hosts(
     start = [*engine(remote, network), program(tmp_path, ADDING), *arguments]
     own = {"MPI4PY_LIBMPI": str(OPENMPI / "lib" / "libmpi.so.40")} if engine is openmpi else {}
     done = subprocess.run(
-        list(map(str, start)),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        env={**os.environ, **own},
-        check=False,
+        list(map(str, start)), capture_output=True, text=True, timeout=SECONDS, env={**os.environ, **own}, check=False
     )
     assert done.returncode == 0, done.stderr
     n = len(on)
@@ -152,11 +147,7 @@ def step(interpreter: Interpreter, *command: object, **changes: str) -> Iterator
         }
         tasks.append(
             interpreter.start(
-                *map(str, command),
-                env=environ,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
+                *map(str, command), env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )
         )
     try:
@@ -179,9 +170,7 @@ def test_srun_over_two_hosts(tmp_path: Path, interpreter: Interpreter) -> None:
     assert [out.splitlines() for out, _ in said] == [[f"sum {i} 3 65 65 on 010"] * 2 for i in range(3)]
 
 
-def test_hosts_of_srun_without_a_secret_in_common_say_so(
-    tmp_path: Path, port: int, interpreter: Interpreter
-) -> None:
+def test_hosts_of_srun_without_a_secret_in_common_say_so(tmp_path: Path, port: int, interpreter: Interpreter) -> None:
     another = str(tmp_path / "another")
     with step(
         interpreter, program(tmp_path, ADDING), MULTIVERSO_PORT=str(port), second_XDG_STATE_HOME=another
@@ -202,9 +191,7 @@ def test_who_dies_is_named_on_the_other_host(tmp_path: Path, port: int, interpre
     ) as tasks:
         said = [task.communicate(timeout=SECONDS) for task in tasks]
         assert [task.returncode for task in tasks] == [0, 7, 0], said
-    assert all(
-        "lost (1,) worker 1 (pid " in said[i][0] and "on 127.0.0.1) died" in said[i][0] for i in (0, 2)
-    )
+    assert all("lost (1,) worker 1 (pid " in said[i][0] and "on 127.0.0.1) died" in said[i][0] for i in (0, 2))
 
 
 def test_a_roster_keeps_the_order_in_which_workers_were_dealt_out() -> None:

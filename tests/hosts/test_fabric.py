@@ -68,9 +68,7 @@ def test_a_link_that_is_cut_again_and_again_and_carries_something_between_is_mad
         assert all(np.all(shard.values() == 30) for shard in shards)
 
 
-def test_an_encrypted_connection_is_made_anew_before_its_key_is_used_too_often(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_encrypted_connection_is_made_anew_before_its_key_is_used_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tls, "_MOST_RECORDS", 250)  # a pass over the table is about 200 each way
     with fabrics(2, new_credentials(encrypted=True), share=0) as made:
         shards = [new_shard(CHUNKS) for _ in made]
@@ -100,9 +98,7 @@ def test_every_dtype_and_any_numbers_are_the_same_on_all_hosts_after_a_barrier(d
                 if dtype.startswith("int"):
                     delta = random.integers(-(2**30), 2**30, spec.elements).astype(dtype)
                 else:
-                    delta = (random.standard_normal(spec.elements) * 10.0 ** random.integers(-9, 9)).astype(
-                        dtype
-                    )
+                    delta = (random.standard_normal(spec.elements) * 10.0 ** random.integers(-9, 9)).astype(dtype)
                 adder.add(delta)
                 total += delta
         barrier(made)
@@ -111,9 +107,7 @@ def test_every_dtype_and_any_numbers_are_the_same_on_all_hosts_after_a_barrier(d
         if dtype.startswith("int"):
             assert np.array_equal(shards[0].values(), total)
         else:
-            np.testing.assert_allclose(
-                shards[0].values(), total, rtol=1e-3, atol=1e-6 * float(np.abs(total).max())
-            )
+            np.testing.assert_allclose(shards[0].values(), total, rtol=1e-3, atol=1e-6 * float(np.abs(total).max()))
 
 
 @pytest.mark.parametrize("number", [1, 2], ids=["at_home", "elsewhere"])
@@ -161,11 +155,7 @@ def test_what_is_no_finite_number_travels_and_goes_again() -> None:
         shards = [new_shard(spec) for _ in made]
         for fabric, shard in zip(made, shards, strict=True):
             fabric.attach(1, shard)
-        for values in (
-            [np.nan, np.inf, -np.inf, 3e38, 1, 0],
-            [0, 1, np.nan, -3e38, np.inf, 0],
-            [1, 2, 3, 4, 5, 6],
-        ):
+        for values in ([np.nan, np.inf, -np.inf, 3e38, 1, 0], [0, 1, np.nan, -3e38, np.inf, 0], [1, 2, 3, 4, 5, 6]):
             for writer in shards:
                 with np.errstate(all="ignore"):
                     writer.values()[:] = values
@@ -290,9 +280,7 @@ def test_a_host_that_is_lost_while_it_is_dialled_holds_nobody_up(monkeypatch: py
             fabric.settle(Deadline.after(60))
 
 
-def test_a_host_that_is_dialled_does_not_keep_the_fabric_from_closing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_host_that_is_dialled_does_not_keep_the_fabric_from_closing(monkeypatch: pytest.MonkeyPatch) -> None:
     """It waited for the whole handshake's time."""
     monkeypatch.setattr(peer_module, "HANDSHAKE_SECONDS", 300.0)  # more than this test may take
     with socket.create_server(("127.0.0.1", 0)) as unplugged:

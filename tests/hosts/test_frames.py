@@ -41,6 +41,4 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(seed: int) -> None
 
 def test_a_header_that_is_refused_ends_it() -> None:
     with pytest.raises(ProtocolError, match="was announced; the longest has"):
-        bodies_of(
-            Header(NEWS).pack() + Header(NEWS, length=LONGEST_BODY + 1).pack(), random.Random(1), skip=9
-        )
+        bodies_of(Header(NEWS).pack() + Header(NEWS, length=LONGEST_BODY + 1).pack(), random.Random(1), skip=9)

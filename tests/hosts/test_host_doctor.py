@@ -30,21 +30,9 @@ def ssh(tmp_path: Path) -> str:
 
 
 def test_the_doctor_tries_what_a_job_on_these_hosts_needs(ssh: str, port: int) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "multiverso",
-        "doctor",
-        "--json",
-        "--hosts",
-        "127.0.0.1,127.0.0.9,localhost",
-    ]
+    command = [sys.executable, "-m", "multiverso", "doctor", "--json", "--hosts", "127.0.0.1,127.0.0.9,localhost"]
     done = subprocess.run(
-        [*command, "--ssh", ssh, "--port", str(port)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
+        [*command, "--ssh", ssh, "--port", str(port)], capture_output=True, text=True, timeout=100, check=False
     )
     found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
     assert done.returncode == 1, "one of them is not there"
@@ -52,20 +40,11 @@ def test_the_doctor_tries_what_a_job_on_these_hosts_needs(ssh: str, port: int) -
     assert states.pop("host 127.0.0.9") == "fail"
     assert "no route" in found["host 127.0.0.9"]["text"]
     assert set(states.values()) == {"ok"}, found
-    assert set(states) == {
-        "host 127.0.0.1",
-        "host localhost",
-        "versions",
-        "encryption",
-        "clocks",
-        "to 127.0.0.1",
-    }
+    assert set(states) == {"host 127.0.0.1", "host localhost", "versions", "encryption", "clocks", "to 127.0.0.1"}
     assert f"port {port} and others" in found["to 127.0.0.1"]["text"]
 
 
-def test_a_port_that_is_taken_and_one_that_is_not_reached_are_named(
-    ssh: str, port: int, monkeypatch: Any
-) -> None:
+def test_a_port_that_is_taken_and_one_that_is_not_reached_are_named(ssh: str, port: int, monkeypatch: Any) -> None:
     with socket.create_server(("", port)):
         found = {each.name: each for each in examine_hosts("127.0.0.1,localhost", ssh, port)}
     assert found["to 127.0.0.1"].state == "fail"

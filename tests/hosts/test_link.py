@@ -53,9 +53,7 @@ def test_a_push_whose_answer_crosses_new_homes_does_not_go_again() -> None:
     assert carry(home, pusher) == []
 
 
-def opened(
-    wire: str = "native", read: Callable[[], int] | None = None
-) -> tuple[list[Link], list[Copy], Changes]:
+def opened(wire: str = "native", read: Callable[[], int] | None = None) -> tuple[list[Link], list[Copy], Changes]:
     """Returns a host's link and its home's with a table of zeros, what each has of it, and the host's changes."""
     copies = [Copy(new_shard(TableSpec("array", 1, 4))) for _ in range(2)]
     changes = [Changes(read), Changes()]

@@ -94,9 +94,7 @@ def test_a_host_gets_in_beside_as_many_idle_strangers_as_may_be_and_the_log_tell
     assert f"from 127.0.0.1:{first_port}," in line
 
 
-def test_a_connection_that_gets_no_thread_is_closed_and_the_next_one_comes_in(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_connection_that_gets_no_thread_is_closed_and_the_next_one_comes_in(monkeypatch: pytest.MonkeyPatch) -> None:
     start, failed = threading.Thread.start, []
 
     def start_but_the_first_at_the_door(thread: threading.Thread) -> None:

@@ -31,9 +31,7 @@ def test_a_barrier_waits_for_other_hosts_and_names_who_is_missing() -> None:
                 session.barrier()
                 return
             wait_for(lambda: _wait_of(session, 0) is not None)
-            waits.update(
-                {0: _wait_of(session, 0), "lines": session.wait_graph().describe(time.monotonic_ns())}
-            )
+            waits.update({0: _wait_of(session, 0), "lines": session.wait_graph().describe(time.monotonic_ns())})
             session.barrier()
 
         job.run(wait)

@@ -93,9 +93,7 @@ def test_a_rehearsal_adds_up_exactly(tmp_path: Path, hosts: int, workers: int) -
     wanted = [f"[{i}] sum {i} {workers} {total} {total} {30.0 * workers} {live}" for i in live]
     assert sorted(done.stdout.splitlines()) == wanted
     assert sum(line.endswith("to stderr") for line in done.stderr.splitlines()) == workers
-    assert [f"sum {i} " in (tmp_path / "logs" / f"worker-{i}.log").read_text() for i in live] == [
-        True
-    ] * workers
+    assert [f"sum {i} " in (tmp_path / "logs" / f"worker-{i}.log").read_text() for i in live] == [True] * workers
 
 
 @pytest.mark.parametrize(
@@ -112,9 +110,7 @@ def test_whoever_is_killed_ends_the_job_with_its_name(tmp_path: Path, how: str, 
     done = run("--hosts", 2, "-n", 2, "--grace", 30, program(tmp_path, DYING), how)
     assert done.returncode == code, (done.stdout, done.stderr)
     before, after = said.split("{}")
-    assert any(
-        line.startswith(f"multiverso: {before}") and after in line for line in done.stderr.splitlines()
-    )
+    assert any(line.startswith(f"multiverso: {before}") and after in line for line in done.stderr.splitlines())
     if how == "leader":
         assert "leads the job" not in done.stderr  # all know already who died
     if how in ("worker", "code"):
@@ -150,8 +146,7 @@ def by_ssh(tmp_path: Path, port: int) -> list[object]:
 
 
 @pytest.mark.parametrize(
-    ("options", "values"),
-    [((), "35.0 35.0 60.0"), (("--wire", "int8", "--between", "mean"), "20.0 20.0 30.0")],
+    ("options", "values"), [((), "35.0 35.0 60.0"), (("--wire", "int8", "--between", "mean"), "20.0 20.0 30.0")]
 )
 def test_hosts_by_name_add_up_exactly(
     tmp_path: Path, by_ssh: list[object], options: tuple[str, ...], values: str
@@ -196,9 +191,7 @@ def test_ssh_is_told_for_how_long_a_host_may_be_silent(
     """A host whose power is pulled ended no connection: it was waited for when all others were done."""
     (tmp_path / "ssh").symlink_to("/bin/true")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    options = RunOptions(
-        "train.py", workers=2, hosts="node-a,node-b", ssh=ssh, encrypted=False, host_grace=60.0
-    )
+    options = RunOptions("train.py", workers=2, hosts="node-a,node-b", ssh=ssh, encrypted=False, host_grace=60.0)
     _, commands = launching._by_ssh(options, "job", os.environ)
     words = " ".join(commands[1].arguments)
     assert ("-o ServerAliveInterval=21 -o ServerAliveCountMax=3 node-b" in words) == told
@@ -211,9 +204,7 @@ def test_who_left_with_exit_code_0_while_others_needed_it_is_what_is_looked_for(
     ends = tuple(WorkerExit(host, 7, code, None, False, 1.0) for host, code in ((0, 143), (1, 0)))
     result = JobResult("failed", 143, ends[0], None, ends, 1.0)
     names = ("host-0", "host-1")
-    launching._tell(
-        RunOptions("train.py", workers=2, hosts="2"), launching._Ended(result, names, lambda _: "")
-    )
+    launching._tell(RunOptions("train.py", workers=2, hosts="2"), launching._Ended(result, names, lambda _: ""))
     assert "a worker ended with exit code 0 and without multiverso.shutdown()" in capfd.readouterr().err
 
 

@@ -21,18 +21,7 @@ import multiverso as mv
 from multiverso.errors import MultiversoError, NodeLostError, StartupError, WaitTimeoutError
 from multiverso.hosts.control.connections import credentials_of, say_absent
 from multiverso.hosts.control.coordinator import Coordinator
-from multiverso.hosts.control.messages import (
-    Create,
-    Done,
-    Gone,
-    Hello,
-    Joined,
-    Make,
-    Options,
-    Step,
-    Welcome,
-    Workers,
-)
+from multiverso.hosts.control.messages import Create, Done, Gone, Hello, Joined, Make, Options, Step, Welcome, Workers
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.credentials import new_credentials
@@ -107,16 +96,13 @@ def test_hosts_that_are_lost_one_after_another_come_again(mode: str) -> None:
                 stack.enter_context(anew(job, host))
                 sessions[host] = again = job.session(host, **JOB[mode])
                 assert again.incarnation == 1
-                with pytest.raises(
-                    MultiversoError, match=r"nothing more can be reduced: .* has taken its place"
-                ):
+                with pytest.raises(MultiversoError, match=r"nothing more can be reduced: .* has taken its place"):
                     Reducer(again, 3).all_reduce(np.ones(2))
                 open_table(again)
                 assert np.unique(tables[host].get()).tolist() == [expected], "as it was when it came"
                 if mode == "bounded":
                     assert (
-                        again.statistics()["tables"][1]["clock"]
-                        <= 1 + sessions[0].statistics()["tables"][1]["clock"]
+                        again.statistics()["tables"][1]["clock"] <= 1 + sessions[0].statistics()["tables"][1]["clock"]
                     )
                 while again.barriers < sessions[0].barriers:
                     again.barrier()  # what the others have passed returns at once
@@ -126,9 +112,7 @@ def test_hosts_that_are_lost_one_after_another_come_again(mode: str) -> None:
             late = all_do(sessions, lambda session: mv.ArrayTableHandler(3, session=session))
             in_threads([lambda t=t: t.add(np.ones(3)) for t in late])
             all_do(sessions, lambda session: session.barrier())
-            assert [table.get().tolist() for table in late] == [[3.0] * 3] * 3, (
-                "and tables are made with them"
-            )
+            assert [table.get().tolist() for table in late] == [[3.0] * 3] * 3, "and tables are made with them"
             all_do(sessions, lambda session: session.shutdown())
 
 
@@ -377,9 +361,7 @@ def test_a_host_that_was_lost_before_it_had_come_begins_with_the_others() -> Non
         for here in (roster, replace(roster.on(1), times_replaced=1)):
             fabric = Fabric(here.host, 2, credentials_of(roster))
             other_hosts = OtherHosts(here, fabric, listener if here.leads else None)
-            nodes.append(
-                stack.enter_context(Node(2, on_lost="continue", other_hosts=other_hosts, replaces=True))
-            )
+            nodes.append(stack.enter_context(Node(2, on_lost="continue", other_hosts=other_hosts, replaces=True)))
         job = Rehearsal(roster, nodes)
         assert job.run(lambda session: session.incarnation) == [0, 0]
 
@@ -497,9 +479,7 @@ def run_killed(folder: Path, workers: int, job: str) -> subprocess.CompletedProc
     return done
 
 
-def test_a_killed_host_of_a_synchronous_job_is_started_again_and_ends_with_everybodys_bits(
-    tmp_path: Path,
-) -> None:
+def test_a_killed_host_of_a_synchronous_job_is_started_again_and_ends_with_everybodys_bits(tmp_path: Path) -> None:
     done = run_killed(tmp_path, 3, KILLED_IN_ROUNDS)
     lines = [line.split(" ", 1)[1] for line in done.stdout.splitlines()]
     lives, ends = zip(*(line.split(": ") for line in lines), strict=True)

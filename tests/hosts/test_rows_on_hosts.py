@@ -29,9 +29,7 @@ def test_only_rows_that_somebody_has_changed_are_read_again_after_an_exchange() 
             session.barrier()
             ids, values = table.get(changed=True)
             changed = {int(i): float(v) for i, v in zip(ids, values[:, 0], strict=True)}
-            assert all(
-                changed[worker * 20_000 + 7 + turn] == turn + 1 for worker in range(session.workers_num)
-            )
+            assert all(changed[worker * 20_000 + 7 + turn] == turn + 1 for worker in range(session.workers_num))
             seen.append(ids.size)
             session.barrier()
         assert table.get(changed=True)[0].size == 0

@@ -53,15 +53,11 @@ def test_one_push_of_each_host_is_a_synchronous_outer_step(rule: str, wire: str)
             rounds.append(pushed)
             barrier(made)
             assert shards[0].values().tobytes() == shards[1].values().tobytes()
-            np.testing.assert_allclose(
-                shards[0].values(), _expected(rule, initial, rounds), rtol=1e-9, atol=1e-9
-            )
+            np.testing.assert_allclose(shards[0].values(), _expected(rule, initial, rounds), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("rule", ["mean", "diloco"])
-def test_a_push_for_which_memory_was_missing_moves_the_values_once(
-    rule: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_push_for_which_memory_was_missing_moves_the_values_once(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that is missing ends the connection; on the next one the push comes again."""
     missing, times = threading.local(), iter(range(2))
     step = SharedValues.step
@@ -136,9 +132,7 @@ def test_local_sgd_moves_other_hosts_only_every_so_many_changes() -> None:
             threading.Event().wait(0.005)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "sgd", "mean:1", "diloco:", "diloco:0,0.9", "diloco:0.7,1", "diloco:x,y"]
-)
+@pytest.mark.parametrize("text", ["", "sgd", "mean:1", "diloco:", "diloco:0,0.9", "diloco:0.7,1", "diloco:x,y"])
 def test_other_rules_are_refused(text: str) -> None:
     with pytest.raises(StartupError, match="rule between hosts"):
         RuleBetween.of(text, "float32")

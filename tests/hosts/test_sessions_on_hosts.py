@@ -35,18 +35,14 @@ def test_another_wire_on_another_host_is_refused() -> None:
 
         def begin(worker_id: int) -> Any:
             exchange = ExchangeOptions.of(("native", "int8")[worker_id])
-            return outcome(
-                lambda: job.session(worker_id, exchange=exchange, start_timeout_seconds=20).shutdown()
-            )
+            return outcome(lambda: job.session(worker_id, exchange=exchange, start_timeout_seconds=20).shutdown())
 
         results = in_threads([lambda: begin(0), lambda: begin(1)])
     assert any(isinstance(r, StartupError) and "wire='int8'" in str(r) for r in results)
 
 
 def test_no_worker_begins_before_its_arguments_are_agreed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        Coordinator, "_check_options", lambda self, host, report: []
-    )  # it has not said so yet
+    monkeypatch.setattr(Coordinator, "_check_options", lambda self, host, report: [])  # it has not said so yet
     with rehearsal(1, 1) as job:
 
         def begin(worker_id: int) -> Any:
@@ -118,9 +114,7 @@ def test_other_arguments_of_init_on_another_host_are_refused() -> None:
 
         def begin(worker_id: int) -> Any:
             on_lost = ("stop", "continue")[worker_id]
-            return outcome(
-                lambda: job.session(worker_id, on_lost=on_lost, start_timeout_seconds=20).shutdown()
-            )
+            return outcome(lambda: job.session(worker_id, on_lost=on_lost, start_timeout_seconds=20).shutdown())
 
         results = in_threads([lambda: begin(0), lambda: begin(1)])
     assert any(isinstance(r, StartupError) and "call init with the same arguments" in str(r) for r in results)

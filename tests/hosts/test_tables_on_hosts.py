@@ -132,9 +132,7 @@ def test_one_that_leaves_without_closing_and_a_host_that_never_had_it_keep_no_cl
     [ExchangeOptions.of("int8"), ExchangeOptions.of("topk:0.1", "5 adds"), ExchangeOptions.of(every=0.01)],
     ids=str,
 )
-def test_sums_of_whole_numbers_are_exact_after_a_barrier_however_they_travel(
-    exchange: ExchangeOptions,
-) -> None:
+def test_sums_of_whole_numbers_are_exact_after_a_barrier_however_they_travel(exchange: ExchangeOptions) -> None:
     size, rounds = 70_000, 10
 
     def work(session: Session) -> Any:
@@ -183,9 +181,7 @@ def test_a_rule_between_hosts_moves_everyone_to_one_value(between: str) -> None:
         return set(table.get().tolist()), steps.get().tolist()
 
     with rehearsal(1, 1) as job:
-        values, steps = zip(
-            *job.run(work, exchange=ExchangeOptions.of(every=3600, between=between)), strict=True
-        )
+        values, steps = zip(*job.run(work, exchange=ExchangeOptions.of(every=3600, between=between)), strict=True)
     # the mean of what the hosts have changed is 1: lr g + lr mu m with m = g
     lr, momentum = {"diloco": (0.7, 0.9), "diloco:1,0.5": (1.0, 0.5)}.get(between, (1.0, 0.0))
     assert values[0] == values[1]

@@ -59,9 +59,7 @@ class At:
     def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
         caller = frame.f_back
         if caller is not None:
-            self._last.pop(
-                caller, None
-            )  # after this call, which is one of Python's own, nothing is looked at
+            self._last.pop(caller, None)  # after this call, which is one of Python's own, nothing is looked at
         if not frame.f_code.co_filename.startswith(PACKAGE):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False

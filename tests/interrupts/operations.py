@@ -211,14 +211,10 @@ class Keyed(Twin):
 
     def seen(self) -> Any:
         rows = {
-            key: row
-            for batch in self.table.items()
-            for key, row in zip(*map(np.ndarray.tolist, batch), strict=True)
+            key: row for batch in self.table.items() for key, row in zip(*map(np.ndarray.tolist, batch), strict=True)
         }
         statistics = self.table.stats()
-        counted = [
-            statistics[what] for what in ("keys", "adds", "rows_added", "keys_removed", "keys_evicted")
-        ]
+        counted = [statistics[what] for what in ("keys", "adds", "rows_added", "keys_removed", "keys_evicted")]
         return super().seen(), rows, counted, self.table.ticks
 
 
@@ -240,9 +236,7 @@ class Sharing(Twin):
             [self.mine().astype(dtype) for dtype in dtypes], [self.mine(1)], rule=rule, session=self.session
         )
         given = [self.mine().astype(dtype) for dtype in ("f2", *dtypes)]
-        self.handed = SharedParams(
-            given, [np.abs(self.mine(1)), np.ones(3, "f2")], every=2, session=self.session
-        )
+        self.handed = SharedParams(given, [np.abs(self.mine(1)), np.ones(3, "f2")], every=2, session=self.session)
         self.values = self.handed.values()
 
     def _sync(self) -> None:
@@ -251,19 +245,11 @@ class Sharing(Twin):
     def calls(self) -> list[Callable[[], Any]]:
         for array in self.views.arrays + self.views.statistics:
             array += self.mine().astype(array.dtype)
-        self.values = [
-            value + np.resize(self.mine(), value.shape).astype(value.dtype) for value in self.values
-        ]
+        self.values = [value + np.resize(self.mine(), value.shape).astype(value.dtype) for value in self.values]
         return [self.views.exchange, self._sync, self.views.step, self.views.exchange]
 
     def seen(self) -> Any:
-        arrays = [
-            *self.views.arrays,
-            *self.views.statistics,
-            *self.values,
-            *self.views.centre(),
-            *self.handed.centre(),
-        ]
+        arrays = [*self.views.arrays, *self.views.statistics, *self.values, *self.views.centre(), *self.handed.centre()]
         counted = []
         for shared in (self.views, self.handed):
             for flat in shared._flats:

@@ -29,9 +29,7 @@ class JaxModel:
         return [np.array(leaf) for leaf in self._statistics]
 
     def add(self, deltas: Sequence[Any]) -> None:
-        weights = [
-            leaf + np.array(delta) for leaf, delta in zip(self._params["weights"], deltas, strict=True)
-        ]
+        weights = [leaf + np.array(delta) for leaf, delta in zip(self._params["weights"], deltas, strict=True)]
         self._params = {**self._params, "weights": weights}
 
     def set_statistics(self, values: Sequence[Any]) -> None:

@@ -29,11 +29,7 @@ def test_a_jitted_step_trains_rows_as_it_trains_an_array(kind: str) -> None:
     """Batches of every size, ids named many times; the step is compiled for few sizes."""
     start = np.zeros((ROWS, DIM), "f4")
     shift = 0 if kind == "matrix" else 2**40  # keys that JAX could not hold
-    table = (
-        mv.MatrixTableHandler(ROWS, DIM, updater="sgd")
-        if kind == "matrix"
-        else mv.KeyedTable(DIM, updater="sgd")
-    )
+    table = mv.MatrixTableHandler(ROWS, DIM, updater="sgd") if kind == "matrix" else mv.KeyedTable(DIM, updater="sgd")
 
     @jax.jit
     def step(values, weight, places, y):  # type: ignore[no-untyped-def]

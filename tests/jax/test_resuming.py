@@ -77,13 +77,7 @@ def train(folder: str, resumed: bool) -> Any:
         statistics = {"mean": 0.9 * state["statistics"]["mean"] + 0.1 * x.mean(0)[:2]}
         params, statistics = manager.step(params, statistics)
         step = state["step"] + 1
-        state = {
-            "params": params,
-            "statistics": statistics,
-            "optimizer": moments,
-            "key": key,
-            "step": step,
-        }
+        state = {"params": params, "statistics": statistics, "optimizer": moments, "key": key, "step": step}
         if step == SAVED and not resumed:
             manager.save(folder, state)
     mv.shutdown()
@@ -94,16 +88,9 @@ def train(folder: str, resumed: bool) -> Any:
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Any:
     one, two, grown = (str(tmp_path_factory.mktemp("saved")) for _ in range(3))
-    jobs = [
-        Job((0,), (one, False)),
-        Job((0,), (one, True)),
-        Job((0, 1), (two, False)),
-        Job((0, 1), (two, True)),
-    ]
+    jobs = [Job((0,), (one, False)), Job((0,), (one, True)), Job((0, 1), (two, False)), Job((0, 1), (two, True))]
     return run_jobs(
-        [*jobs, Job((0,), (grown, False)), Job((0, 1), (grown, True))],
-        train,
-        preload=("optax", "multiverso.jax"),
+        [*jobs, Job((0,), (grown, False)), Job((0, 1), (grown, True))], train, preload=("optax", "multiverso.jax")
     )
 
 

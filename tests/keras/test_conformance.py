@@ -33,9 +33,7 @@ class KerasModel:
             def build(self, _: Any) -> None:
                 for array, trainable in [(v, True) for v in values] + [(s, False) for s in statistics]:
                     start = keras.initializers.Constant(np.array(array))
-                    self.add_weight(
-                        shape=array.shape, dtype=str(array.dtype), initializer=start, trainable=trainable
-                    )
+                    self.add_weight(shape=array.shape, dtype=str(array.dtype), initializer=start, trainable=trainable)
 
             def call(self, inputs: Any) -> Any:
                 return inputs
@@ -61,15 +59,11 @@ class KerasModel:
         self._manager.sync_all_param()
 
     def kinds(self) -> list[str]:
-        return [
-            f"{w.dtype} {w.shape} {getattr(w.value, 'device', '')} {w.trainable}" for w in self._model.weights
-        ]
+        return [f"{w.dtype} {w.shape} {getattr(w.value, 'device', '')} {w.trainable}" for w in self._model.weights]
 
 
 DTYPES = ("float32", "float16")
 TestKerasOnTorch, TestKerasOnJax = (
-    bindings.suite(
-        KerasModel, dtypes=DTYPES, env={"KERAS_BACKEND": backend}, preload=("keras",), hosts=[hosts]
-    )
+    bindings.suite(KerasModel, dtypes=DTYPES, env={"KERAS_BACKEND": backend}, preload=("keras",), hosts=[hosts])
     for backend, hosts in (("torch", (1, 1)), ("jax", (1, 1, 1)))
 )

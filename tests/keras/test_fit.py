@@ -180,9 +180,7 @@ def test_two_workers_fit_one_model(ended: Any) -> None:
             for mine, first in zip(result[name], results[0][name], strict=True):
                 np.testing.assert_array_equal(mine, first)
         assert result["epochs"] == [2, 3, 4, 5, 6, 7, 8, 9]
-        assert result["exchanges"] == 10 * -(-batches // freq), (
-            "every freq minibatches, and at an epoch's end"
-        )
+        assert result["exchanges"] == 10 * -(-batches // freq), "every freq minibatches, and at an epoch's end"
         assert result["optimizer"] == 10 * batches
         assert all(np.isfinite(weight).all() for weight in result["ended"])
         assert result["accuracy"] > 0.8

@@ -42,9 +42,7 @@ def test_ctrl_c_while_it_begins(tmp_path: Path, moment: str, ignored: bool) -> N
     job = script(tmp_path, "while True: pass")
     run = [sys.executable, "-c", INTERRUPTS, *MOMENTS[moment], "run", "-n", "2", str(job)]
     shell = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"] if ignored else []
-    done = subprocess.run(
-        [*shell, *run], capture_output=True, text=True, timeout=SECONDS, env=environ(), check=False
-    )
+    done = subprocess.run([*shell, *run], capture_output=True, text=True, timeout=SECONDS, env=environ(), check=False)
     assert done.returncode == 128 + signal.SIGINT, done.stderr
     assert "Traceback" not in done.stderr
     assert "Fatal" not in done.stderr
@@ -72,10 +70,7 @@ def test_who_left_without_a_word_is_named_and_not_only_who_failed_of_it(tmp_path
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last.startswith("multiverso: worker 1 (pid "), last
-    assert (
-        "ended with exit code 0 and without multiverso.shutdown(), while others needed it; then worker 0 "
-        in last
-    )
+    assert "ended with exit code 0 and without multiverso.shutdown(), while others needed it; then worker 0 " in last
     assert "WorkerLostError" in last
     events = multiverso("run", "--json", "-n", 2, script(tmp_path, LEAVES)).stdout.splitlines()
     summary = json.loads(events[-1])
@@ -107,9 +102,7 @@ while not all(os.path.exists(f"{folder}/told-{number}") for number in (0, 2)):  
 def test_a_process_that_has_ended_is_not_waited_for_in_the_next_run(tmp_path: Path) -> None:
     done = multiverso("run", "-n", 3, script(tmp_path, AGAIN), tmp_path)
     assert done.returncode == 0, done.stderr
-    assert [line.partition(" ")[2].startswith("told: worker 1 ") for line in done.stdout.splitlines()] == [
-        True
-    ] * 2
+    assert [line.partition(" ")[2].startswith("told: worker 1 ") for line in done.stdout.splitlines()] == [True] * 2
 
 
 FORKS = """
@@ -137,9 +130,7 @@ except mv.errors.WorkerLostError as error:
 
 def test_a_death_before_all_are_ready_is_seen_though_a_child_holds_the_socket(tmp_path: Path) -> None:
     (tmp_path / "there").touch()
-    running = Running(
-        command("run", "-n", 2, "--on-failure", "stop", script(tmp_path, FORKS), tmp_path / "there")
-    )
+    running = Running(command("run", "-n", 2, "--on-failure", "stop", script(tmp_path, FORKS), tmp_path / "there"))
     code, out, err = running.end()
     assert code == 128 + signal.SIGKILL, err
     assert "[0] told: worker 1 " in out or "was killed by SIGKILL" in err

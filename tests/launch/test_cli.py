@@ -20,15 +20,7 @@ from multiverso.cli.show import show_findings
 from multiverso.cli.top import Rates, chosen, render_workers
 from multiverso.runtime.discovery.running_nodes import node_addresses
 
-ESSENTIAL = (
-    "platform",
-    "/proc",
-    "shared memory",
-    "abstract sockets",
-    "robust lock",
-    "lock deadline",
-    "futex",
-)
+ESSENTIAL = ("platform", "/proc", "shared memory", "abstract sockets", "robust lock", "lock deadline", "futex")
 
 
 def findings(text: str) -> dict[str, dict[str, str]]:
@@ -201,9 +193,7 @@ def test_top_is_live_until_ctrl_c() -> None:
 
 
 def test_top_without_a_job_and_with_nonsense() -> None:
-    table = (
-        "Num RefCount Protocol Flags Type St Inode Path\n0: 00000002 0 00010000 0005 01 7 @multiverso-a b\n"
-    )
+    table = "Num RefCount Protocol Flags Type St Inode Path\n0: 00000002 0 00010000 0005 01 7 @multiverso-a b\n"
     table += "0: 00000003 0 00000000 0005 03 8 @multiverso-c\n0: 00000002 0 00010000 0001 01 9 /run/x\n"
     table += "0: 00000002 0 00010000 0001 01 10\n"
     assert node_addresses(table) == ["multiverso-a b"]
@@ -237,13 +227,7 @@ def test_of_each_worker_is_shown_how_quick_how_stale_and_how_far_behind() -> Non
             for i in range(2)
         }
         table = {"id": 1, "name": "w", "shape": [3], "dtype": "float32", "updater": "add", "workers": lines}
-        common = {
-            "pid": 0,
-            "program": "train.py",
-            "state": "alive",
-            "waiting_for": None,
-            "waited_seconds": 0.0,
-        }
+        common = {"pid": 0, "program": "train.py", "state": "alive", "waiting_for": None, "waited_seconds": 0.0}
         workers = [{"id": i, "logged": None, **common} for i in range(2)]
         return {
             "address": "multiverso-1-a",

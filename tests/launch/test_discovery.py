@@ -9,13 +9,7 @@ import pytest
 
 from multiverso.errors import StartupError
 from multiverso.runtime.discovery import meeting
-from multiverso.runtime.discovery.environment import (
-    Ancestor,
-    JobInfo,
-    discover,
-    process_ancestors,
-    socket_name,
-)
+from multiverso.runtime.discovery.environment import Ancestor, JobInfo, discover, process_ancestors, socket_name
 from multiverso.runtime.joining import join
 
 TORCHRUN = {
@@ -117,9 +111,7 @@ def test_finds_the_place(environ: dict[str, str], expected: tuple[str, int, int]
 
 def test_our_launcher_says_everything() -> None:
     job = place(OURS)
-    assert job == JobInfo(
-        2, 4, 2, 4, "multiverso", address="multiverso-abc", on_lost="continue", launched=True
-    )
+    assert job == JobInfo(2, 4, 2, 4, "multiverso", address="multiverso-abc", on_lost="continue", launched=True)
     assert place({}).key is None
     assert place({}).on_lost is None
 
@@ -244,12 +236,7 @@ def test_slurms_contradictions_are_named(change: dict[str, str], words: str) -> 
 
 
 def test_torchruns_hosts_find_each_other_at_its_store() -> None:
-    two = TORCHRUN | {
-        "WORLD_SIZE": "8",
-        "GROUP_WORLD_SIZE": "2",
-        "MASTER_ADDR": "node1",
-        "MASTER_PORT": "29400",
-    }
+    two = TORCHRUN | {"WORLD_SIZE": "8", "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "29400"}
     first, second = (place(two | {"GROUP_RANK": rank}) for rank in "01")
     assert (first.host, second.host, first.hosts, first.store) == (0, 1, 2, ("node1", 29400))
     assert first.key != second.key  # two agents on one machine are two hosts

@@ -210,9 +210,7 @@ def test_timeout_names_who_had_not_finished() -> None:
     said = "workers [0, 1]"
     for seconds in (3, 10, 30, 100):  # the first that is enough for worker 0, on a machine that may be busy
         if "workers [0, 1]" in said:
-            with pytest.raises(
-                WaitTimeoutError, match=rf"timeout_seconds={seconds}; .* had not fin"
-            ) as caught:
+            with pytest.raises(WaitTimeoutError, match=rf"timeout_seconds={seconds}; .* had not fin") as caught:
                 mv.run(function, workers=2, timeout_seconds=float(seconds))
             said = str(caught.value)
     assert "workers [1] had not finished" in said
@@ -231,16 +229,9 @@ def test_callables_of_every_kind() -> None:
 
 
 def test_the_callers_standard_input_is_left_alone() -> None:
-    code = (
-        "import sys, multiverso as mv\nprint(mv.run(lambda: sys.stdin.read(), workers=2), sys.stdin.read())"
-    )
+    code = "import sys, multiverso as mv\nprint(mv.run(lambda: sys.stdin.read(), workers=2), sys.stdin.read())"
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        input="typed",
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=True,
+        [sys.executable, "-c", code], input="typed", capture_output=True, text=True, timeout=SECONDS, check=True
     )
     assert done.stdout == "['', ''] typed\n", done.stderr
 
@@ -315,10 +306,7 @@ print([box.content for box in mv.run(work, workers=2) if isinstance(box, Box)])
 
 
 def test_from_an_interactive_interpreter() -> None:
-    typed = (
-        "import multiverso as mv\n"
-        + "def f():\n    mv.init()\n    return mv.worker_id()\n\nmv.run(f, workers=2)\n"
-    )
+    typed = "import multiverso as mv\n" + "def f():\n    mv.init()\n    return mv.worker_id()\n\nmv.run(f, workers=2)\n"
     done = subprocess.run(
         [sys.executable, "-i", "-q"], input=typed, capture_output=True, text=True, timeout=SECONDS, check=True
     )

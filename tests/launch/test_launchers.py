@@ -122,10 +122,7 @@ def test_two_jobs_at_once_do_not_meet(tmp_path: Path) -> None:
     job = script(tmp_path, SUMS)
     jobs = [
         subprocess.Popen(
-            [*map(str, LAUNCHERS[name][1]), str(job)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            [*map(str, LAUNCHERS[name][1]), str(job)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         for name in ("mpich-2", "mpich-2")
     ]
@@ -177,19 +174,12 @@ print("finished", mv.worker_id())
     )
     start = [BIN / "torchrun", "--nproc-per-node", 2, "--max-restarts", 1]
     done = subprocess.run(
-        [*map(str, start), str(job)],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-        env=dict(os.environ),
+        [*map(str, start), str(job)], capture_output=True, text=True, timeout=SECONDS, check=False, env=dict(os.environ)
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("finished") == 2  # which these come before
     assert all(
-        f"worker {worker} of 2 agrees, sync={sync}" in done.stdout
-        for worker in range(2)
-        for sync in (False, True)
+        f"worker {worker} of 2 agrees, sync={sync}" in done.stdout for worker in range(2) for sync in (False, True)
     )
 
 

@@ -65,14 +65,10 @@ def test_tracebacks_of_an_interruption_are_left_out_and_others_are_not() -> None
 def test_the_same_traceback_is_shown_once() -> None:
     seen: Seen = {}
     machines = [Tracebacks(worker, seen) for worker in range(4)]
-    errors = [
-        b"RuntimeError: worker %d (pid 12%d) has 0x7f%d" % (worker, worker, worker) for worker in range(4)
-    ]
+    errors = [b"RuntimeError: worker %d (pid 12%d) has 0x7f%d" % (worker, worker, worker) for worker in range(4)]
     lines = [[b"a", *TRACEBACK, error, b"b"] for error in errors]
     assert machines[0].take(lines[0]) == lines[0]
-    assert [machine.take(each) for machine, each in zip(machines[1:], lines[1:], strict=True)] == [
-        [b"a", b"b"]
-    ] * 3
+    assert [machine.take(each) for machine, each in zip(machines[1:], lines[1:], strict=True)] == [[b"a", b"b"]] * 3
     assert machines[0].take(lines[0]) == lines[0]  # its own, once more, is news
     other = [*TRACEBACK, b"ValueError: another one"]
     assert machines[1].take(other) == other

@@ -90,8 +90,7 @@ def can_be_bare() -> bool:
 
 
 @pytest.mark.skipif(
-    os.geteuid() != 0 or not can_be_bare(),
-    reason="only root can take /proc away from a process (unshare --mount)",
+    os.geteuid() != 0 or not can_be_bare(), reason="only root can take /proc away from a process (unshare --mount)"
 )
 def test_no_proc(tmp_path: Path) -> None:
     job = str(script(tmp_path, JOB))
@@ -129,12 +128,7 @@ MANY: dict[str, dict[str, str]] = {
         **{f"OMPI_COMM_WORLD_{name}": number for name, number in (("SIZE", "65"), ("RANK", "0"))},
         **{f"OMPI_COMM_WORLD_LOCAL_{name}": number for name, number in (("SIZE", "65"), ("RANK", "0"))},
     },
-    "slurm": {
-        **SLURM,
-        "SLURM_NTASKS": "65",
-        "SLURM_STEP_NUM_TASKS": "65",
-        "SLURM_STEP_TASKS_PER_NODE": "65",
-    },
+    "slurm": {**SLURM, "SLURM_NTASKS": "65", "SLURM_STEP_NUM_TASKS": "65", "SLURM_STEP_TASKS_PER_NODE": "65"},
 }
 
 

@@ -100,9 +100,7 @@ def test_a_worker_that_dies_is_replaced_and_nothing_counts_twice(tmp_path: Path)
     assert said == [f"it is started again ({number} of at most 2 replacements)." for number in (1, 2)]
     counted, _, total, row = np.frombuffer(notes.read_bytes(), np.int64)[:4]
     assert total == 5 + 3 * 50 + 7 + 7, "initial values of replacements do not count, and their adds once"
-    assert row in (counted, counted + 1), (
-        "an add that has returned is there; the one that it died in is, or is not"
-    )
+    assert row in (counted, counted + 1), "an add that has returned is there; the one that it died in is, or is not"
 
 
 def test_who_fails_again_and_again_is_given_up(tmp_path: Path) -> None:
@@ -192,9 +190,7 @@ def test_who_was_replaced_is_not_said_to_have_left_the_others(tmp_path: Path) ->
     assert result.deserter is None
 
 
-def test_a_replacement_that_cannot_be_started_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replacement_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system had no process left at that moment: that ended the whole job, with a traceback."""
     starts: list[int] = []
     said: list[str] = []

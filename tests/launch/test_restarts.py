@@ -28,9 +28,7 @@ def test_a_job_that_fails_is_started_again_until_it_succeeds(tmp_path: Path) -> 
     said = [line for line in done.stderr.splitlines() if line.startswith("multiverso")]
     again = [line.replace(" in 0.5 s", "") for line in said if "started again" in line]
     # without a pause if the second start took 10 seconds
-    assert again == [
-        f"multiverso: the job is started again ({number} of at most 3 times)." for number in (1, 2)
-    ]
+    assert again == [f"multiverso: the job is started again ({number} of at most 3 times)." for number in (1, 2)]
     assert sum("failed with exit code 3" in line for line in said) == 2
     assert (logs / "worker-1.log").read_text() == "".join(f"start {n} 1\n" for n in range(3))
 
@@ -43,9 +41,7 @@ def test_the_last_start_decides_and_a_program_reads_of_each(tmp_path: Path) -> N
     assert [event["event"] for event in ends] == ["summary", "restart", "summary"]
     assert (ends[1]["number"], ends[1]["most"]) == (1, 1)
     assert [event["exit_code"] for event in ends[::2]] == [3, 3]
-    written = [
-        event["text"] for event in events if (event.get("stream"), event.get("worker")) == ("stdout", 1)
-    ]
+    written = [event["text"] for event in events if (event.get("stream"), event.get("worker")) == ("stdout", 1)]
     assert written == ["start 0 None", "start 1 None"]
 
 

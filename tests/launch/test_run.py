@@ -9,13 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launch_support import (
-    SECONDS,
-    WAIT,
-    command,
-    multiverso,
-    script,
-)
+from launch_support import SECONDS, WAIT, command, multiverso, script
 
 from multiverso.launch import visible_gpus
 
@@ -76,9 +70,7 @@ def test_the_failed_workers_exit_code_and_its_traceback_once(tmp_path: Path) -> 
 
 
 def test_four_workers_that_fail_of_one_cause_show_one_traceback(tmp_path: Path) -> None:
-    job = script(
-        tmp_path, "def deep(n):\n    if n:\n        deep(n - 1)\n    raise ValueError('the reason')\ndeep(5)"
-    )
+    job = script(tmp_path, "def deep(n):\n    if n:\n        deep(n - 1)\n    raise ValueError('the reason')\ndeep(5)")
     done = multiverso("run", "-n", 4, "--on-failure", "continue", job)
     assert done.returncode == 1
     assert done.stderr.count("Traceback") == 1
@@ -182,24 +174,14 @@ def test_bind_parts_the_cores(tmp_path: Path) -> None:
 def test_threads_are_limited_unless_the_user_did(tmp_path: Path) -> None:
     job = script(tmp_path, SHOW)
     fair = str(max(1, len(os.sched_getaffinity(0)) // 2))
-    assert (
-        shown(multiverso("run", "-n", 2, job, OMP_NUM_THREADS=None).stdout, "OMP_NUM_THREADS")
-        == [(fair,)] * 2
-    )
-    assert (
-        shown(multiverso("run", "-n", 2, job, OMP_NUM_THREADS="3").stdout, "OMP_NUM_THREADS") == [("3",)] * 2
-    )
+    assert shown(multiverso("run", "-n", 2, job, OMP_NUM_THREADS=None).stdout, "OMP_NUM_THREADS") == [(fair,)] * 2
+    assert shown(multiverso("run", "-n", 2, job, OMP_NUM_THREADS="3").stdout, "OMP_NUM_THREADS") == [("3",)] * 2
 
 
 def test_the_first_worker_reads_standard_input(tmp_path: Path) -> None:
     job = script(tmp_path, "import sys; print(repr(sys.stdin.read()))")
     done = subprocess.run(
-        command("run", "-n", 2, job),
-        input="typed",
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=True,
+        command("run", "-n", 2, job), input="typed", capture_output=True, text=True, timeout=SECONDS, check=True
     )
     assert sorted(done.stdout.splitlines()) == ["[0] 'typed'", "[1] ''"]
 
@@ -215,8 +197,6 @@ except SystemExit:
     pass
 print(sorted({"numba", "torch", "cloudpickle"} & sys.modules.keys()), file=sys.stderr)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, check=True)
     assert "doctor" in done.stdout
     assert done.stderr == "[]\n"

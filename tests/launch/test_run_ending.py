@@ -6,16 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from launch_support import (
-    SECONDS,
-    WAIT,
-    OnTerminal,
-    Running,
-    command,
-    multiverso,
-    script,
-    wait_until_gone,
-)
+from launch_support import SECONDS, WAIT, OnTerminal, Running, command, multiverso, script, wait_until_gone
 
 
 def test_stop_ends_workers_that_ignore_sigterm_and_what_they_started(tmp_path: Path) -> None:
@@ -36,11 +27,7 @@ rest()
 """,
     )
     running = subprocess.Popen(
-        command("run", "-n", 2, job),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        command("run", "-n", 2, job), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     with running:
         assert running.stdout is not None

@@ -120,16 +120,12 @@ def test_ctrl_c_works_while_nobody_reads_the_output(tmp_path: Path, options: lis
 
 
 # Less than a pipe holds, so that the workers end; and more than one pipe holds, with both workers' prefixes.
-SOME = (
-    "pathlib.Path(str(worker)).write_text(str(os.getpid())); print(('y' * 100 + chr(10)) * 500, flush=True)\n"
-)
+SOME = "pathlib.Path(str(worker)).write_text(str(os.getpid())); print(('y' * 100 + chr(10)) * 500, flush=True)\n"
 
 
 def ended_but_not_read(folder: Path, options: list[str]) -> Running:
     """A job whose workers are gone, while nobody has read a line of it: it waits."""
-    running = Running(
-        command("run", "-n", 2, *options, "-m", "job"), PYTHONPATH=str(folder), HERE=str(folder)
-    )
+    running = Running(command("run", "-n", 2, *options, "-m", "job"), PYTHONPATH=str(folder), HERE=str(folder))
     pids = [folder / str(worker) for worker in range(2)]
     wait_until_written(pids)
     assert not wait_until_gone([int(pid.read_text()) for pid in pids])
@@ -140,14 +136,9 @@ def ended_but_not_read(folder: Path, options: list[str]) -> Running:
 
 @pytest.mark.parametrize(
     ("options", "then", "code", "reason"),
-    [
-        (["--on-failure", "continue"], "sys.exit(5)", 5, "finished"),
-        (["--timeout", "20"], "rest()", 124, "timeout"),
-    ],
+    [(["--on-failure", "continue"], "sys.exit(5)", 5, "finished"), (["--timeout", "20"], "rest()", 124, "timeout")],
 )
-def test_a_slow_reader_gets_everything(
-    tmp_path: Path, options: list[str], then: str, code: int, reason: str
-) -> None:
+def test_a_slow_reader_gets_everything(tmp_path: Path, options: list[str], then: str, code: int, reason: str) -> None:
     script(tmp_path, WAIT + "os.chdir(os.environ['HERE'])\n" + SOME + then)
     ended, out, _ = ended_but_not_read(tmp_path, ["--json", *options]).end()
     events = [json.loads(line) for line in out.splitlines()]
@@ -209,9 +200,7 @@ def test_a_full_disk_under_our_output_ends_neither_the_job_nor_its_reading(tmp_p
     job = script(tmp_path, "for _ in range(3000): print('z' * 100)")
     with open("/dev/full", "wb") as full:
         command = [sys.executable, "-m", "multiverso", "run", "--timeout", "60", str(job)]
-        done = subprocess.run(
-            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100, check=False
-        )
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100, check=False)
     assert (done.returncode, done.stderr) == (
         0,
         "multiverso: what the workers write is lost: No space left on device; the job goes on\n",

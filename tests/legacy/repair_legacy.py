@@ -71,12 +71,8 @@ def repair_keras(root: Path) -> None:
     """Names that left collections (Python 3.10) and inspect (3.11), and an import that is left to others."""
     for path in sorted(root.rglob("*.py")):
         old = text = path.read_text(encoding="utf-8")
-        text = re.sub(
-            r"from collections import (Iterable|Mapping|Callable)\b", r"from collections.abc import \1", text
-        )
-        text = re.sub(
-            r"\bcollections\.(Iterable|Mapping|Callable)\b", r'__import__("collections.abc").abc.\1', text
-        )
+        text = re.sub(r"from collections import (Iterable|Mapping|Callable)\b", r"from collections.abc import \1", text)
+        text = re.sub(r"\bcollections\.(Iterable|Mapping|Callable)\b", r'__import__("collections.abc").abc.\1', text)
         text = re.sub(r"\binspect\.getargspec\b", "inspect.getfullargspec", text)
         if path.name == "theano_backend.py" and "import theano.ifelse" not in text:
             text = text.replace("import theano\n", "import theano\nimport theano.ifelse\n", 1)

@@ -43,9 +43,7 @@ class Network:
         self._manager.sync_all_param()
 
     def kinds(self) -> list[str]:
-        return [
-            f"{v.type} {v.get_value().dtype} {v.get_value().shape}" for v in self._summed + self._averaged
-        ]
+        return [f"{v.type} {v.get_value().dtype} {v.get_value().shape}" for v in self._summed + self._averaged]
 
 
 class Weights(Network):

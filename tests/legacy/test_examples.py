@@ -103,9 +103,7 @@ def test_two_workers_train(name: str, warm: Warm) -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_without_the_marked_lines_it_is_a_program_for_one_process(
-    name: str, tmp_path: Path, warm: Warm
-) -> None:
+def test_without_the_marked_lines_it_is_a_program_for_one_process(name: str, tmp_path: Path, warm: Warm) -> None:
     script = one_process((FOLDER / name).read_text())
     code = script.split('"""', 2)[2]
     assert "multiverso" not in code

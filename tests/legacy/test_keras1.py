@@ -201,9 +201,7 @@ def test_keras_does_not_need_lasagne() -> None:
         "from multiverso.theano_ext.keras_ext.callbacks import MVCallback\n"
         "print(MVCallback.__module__)"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=250, check=True
-    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=250, check=True)
     assert result.stdout == "multiverso.theano_ext.keras_ext.keras1\n"
 
 

@@ -151,14 +151,10 @@ def test_a_real_network_of_several_outputs_learns() -> None:
     try:
         x, y = T.matrix("x"), T.ivector("y")
         hidden = lasagne.layers.DenseLayer(lasagne.layers.InputLayer((None, 4), x), 8)
-        outputs = [
-            lasagne.layers.DenseLayer(hidden, 2, nonlinearity=lasagne.nonlinearities.softmax)
-            for _ in range(2)
-        ]
+        outputs = [lasagne.layers.DenseLayer(hidden, 2, nonlinearity=lasagne.nonlinearities.softmax) for _ in range(2)]
         manager = LasagneParamManager(outputs)
         cost = sum(
-            lasagne.objectives.categorical_crossentropy(out, y).mean()
-            for out in lasagne.layers.get_output(outputs)
+            lasagne.objectives.categorical_crossentropy(out, y).mean() for out in lasagne.layers.get_output(outputs)
         )
         params = lasagne.layers.get_all_params(outputs, trainable=True)
         step = theano.function([x, y], cost, updates=lasagne.updates.momentum(cost, params, 0.1))

@@ -105,13 +105,7 @@ CONTROLLER = """
 
 @pytest.fixture(scope="module")
 def warm_theano() -> Iterator[Warm]:
-    modules = (
-        "theano.tensor",
-        "platoon.launcher",
-        "platoon.ops",
-        "platoon.training.global_dynamics",
-        *PROGRAMS,
-    )
+    modules = ("theano.tensor", "platoon.launcher", "platoon.ops", "platoon.training.global_dynamics", *PROGRAMS)
     # importing mpi4py, as Theano does where it is installed, starts MPI: nothing to fork with
     with Warm(*modules, env={"THEANO_FLAGS": FLAGS}, without=("mpi4py",), forks=True) as made:
         yield made

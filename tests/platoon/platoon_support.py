@@ -35,9 +35,7 @@ class Result:
 
     def outputs(self) -> list[str]:
         """What the workers printed, in rank order."""
-        return [
-            text for name, text in self.logs.items() if name.startswith("worker") and name.endswith(".out")
-        ]
+        return [text for name, text in self.logs.items() if name.startswith("worker") and name.endswith(".out")]
 
     def __str__(self) -> str:
         logs = "\n".join(f"--- {name}\n{text}" for name, text in self.logs.items())
@@ -150,11 +148,7 @@ class Experiment:
 
 def _caches() -> dict[str, str]:
     # HOME is the test's folder, but compiled kernels are kept where they always are
-    home = (
-        os.environ.get("MULTIVERSO_CACHE_DIR")
-        or os.environ.get("XDG_CACHE_HOME")
-        or str(Path.home() / ".cache")
-    )
+    home = os.environ.get("MULTIVERSO_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return {"MULTIVERSO_CACHE_DIR": home}
 
 

@@ -137,9 +137,7 @@ def test_what_cannot_be_reduced_is_refused_before_anything_happens(experiment: A
         assert words in said[0], words
 
 
-@pytest.mark.parametrize(
-    "mine", ["np.ones(3 + rank)", "np.ones(3, 'f4' if rank else 'f8')", "np.ones(9000 + rank)"]
-)
+@pytest.mark.parametrize("mine", ["np.ones(3 + rank)", "np.ones(3, 'f4' if rank else 'f8')", "np.ones(9000 + rank)"])
 def test_workers_that_call_with_different_things_all_get_an_error(experiment: Any, mine: str) -> None:
     experiment.write(
         differ_worker=f"""

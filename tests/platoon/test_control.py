@@ -164,10 +164,7 @@ def test_a_controller_that_is_killed_is_noticed_at_once(experiment: Any, port: i
         sys.exit(controller.serve())
         """,
     )
-    with (
-        Worker(control_port=port) as worker,
-        pytest.raises(PlatoonError, match=r"controller \(process \d+\) is gone"),
-    ):
+    with Worker(control_port=port) as worker, pytest.raises(PlatoonError, match=r"controller \(process \d+\) is gone"):
         worker.send_req("next")
     experiment.finish(controller, -signal.SIGKILL)
 
@@ -198,9 +195,7 @@ def test_a_port_that_is_taken_is_named(experiment: Any, port: int) -> None:
 
 def test_the_controller_listens_on_no_network(experiment: Any, port: int) -> None:
     controller = serving(experiment, port)
-    sockets = {
-        os.readlink(each) for each in Path(f"/proc/{controller.pid}/fd").iterdir() if each.is_symlink()
-    }
+    sockets = {os.readlink(each) for each in Path(f"/proc/{controller.pid}/fd").iterdir() if each.is_symlink()}
     tables = [Path(f"/proc/net/{kind}").read_text().split() for kind in ("tcp", "tcp6", "udp", "unix")]
     mine = [sum(f"socket:[{word}]" in sockets for word in set(words)) for words in tables]
     assert mine[:3] == [0, 0, 0]

@@ -44,24 +44,14 @@ def test_lstm_by_param_sync(experiment: Any) -> None:
 
 def test_lstm_by_all_reduce(experiment: Any, imdb: Path) -> None:
     said = run(
-        experiment,
-        "synchronous_lstm",
-        "lstm",
-        "-D",
-        "cpu",
-        "cpu",
-        "-c=--epochs 2",
-        f"-w=--epoch 10 --imdb {imdb}",
+        experiment, "synchronous_lstm", "lstm", "-D", "cpu", "cpu", "-c=--epochs 2", f"-w=--epoch 10 --imdb {imdb}"
     )
     assert re.search(r"epochs=2 steps=20 seconds=\S+ best_valid_error=0\.\d+", said)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_pixel_sum(experiment: Any, workers: int) -> None:
-    said = run(
-        experiment,
-        *("simple_batched_pixel_sum", "batched_pixel_sum", "-D", *["cpu"] * workers, "-c=--turns 5"),
-    )
+    said = run(experiment, *("simple_batched_pixel_sum", "batched_pixel_sum", "-D", *["cpu"] * workers, "-c=--turns 5"))
     assert re.search(r"minibatches=90 seconds=\S+ correct=True", said)
 
 

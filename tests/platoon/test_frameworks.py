@@ -18,13 +18,7 @@ from platoon.training import global_dynamics
 from platoon.util import PlatoonError
 from warm import Warm
 
-OURS = (
-    "platoon.channel",
-    "platoon.param_sync",
-    "platoon.params",
-    "platoon.ops",
-    "platoon.training.global_dynamics",
-)
+OURS = ("platoon.channel", "platoon.param_sync", "platoon.params", "platoon.ops", "platoon.training.global_dynamics")
 UNUSED = ("sklearn", "matplotlib", "orbax")  # which Keras imports only because they are installed here
 
 
@@ -195,9 +189,7 @@ def test_rules_of_synchronous_training(experiment: Any, warm_pytensor: Warm) -> 
     assert said == ["rules hold\n"] * 3
 
 
-def test_rules_of_synchronous_training_and_operations_with_torch_and_keras(
-    experiment: Any, warm_torch: Warm
-) -> None:
+def test_rules_of_synchronous_training_and_operations_with_torch_and_keras(experiment: Any, warm_torch: Warm) -> None:
     experiment.warm = warm_torch
     experiment.write(rules_worker=textwrap.dedent(DYNAMICS) + textwrap.dedent(TORCH))
     assert experiment.train("rules", 2, "torch,keras") == ["rules hold\ntorch agrees\n"] * 2

@@ -156,20 +156,14 @@ def test_sigterm_ends_everything(experiment: Any, wait_until: Any) -> None:
     )
     launcher = experiment.start_fresh("-m", "platoon.launcher", "long", "-D", "cpu", "cpu")
     wait_until(lambda: len(list(experiment.folder.glob("here-*"))) == 2)
-    for number in (
-        signal.SIGTERM,
-        signal.SIGTERM,
-        signal.SIGINT,
-    ):  # `timeout` and some terminals send several
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):  # `timeout` and some terminals send several
         os.kill(launcher.pid, number)
         threading.Event().wait(0.02)
     assert "interrupted" in experiment.finish(launcher, 128 + signal.SIGTERM)
     wait_until(lambda: not left_running(experiment.folder))
 
 
-def test_an_interrupted_launcher_ends_though_nobody_reads_what_it_says(
-    experiment: Any, wait_until: Any
-) -> None:
+def test_an_interrupted_launcher_ends_though_nobody_reads_what_it_says(experiment: Any, wait_until: Any) -> None:
     experiment.write(
         long_worker="""
         import signal

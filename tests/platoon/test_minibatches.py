@@ -94,10 +94,7 @@ def test_a_worker_gets_no_more_than_it_has_room_for(pair: Pair, monkeypatch: pyt
     controller, worker = pair
     for i in range(3):
         controller.send_mb([np.array(i)])
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(PlatoonError, match="no worker had room for a minibatch"),
-    ):
+    with monkeypatch.context() as patch, pytest.raises(PlatoonError, match="no worker had room for a minibatch"):
         patch.setattr("platoon.channel.controller._SEND_MB_SECONDS", 0.3)
         controller.send_mb([np.array(3)])
     assert [int(worker.recv_mb()[0]) for _ in range(3)] == [0, 1, 2]
@@ -256,9 +253,7 @@ def test_what_was_on_its_way_to_a_dead_worker_is_dealt_again(experiment: Any, po
             sent.set()
             experiment.finish(dead, -9)
             worker.init_mb_sock(data_hwm=2)
-            dealer = threading.Thread(
-                target=lambda: [controller.send_mb([np.array([i])]) for i in range(6, 9)]
-            )
+            dealer = threading.Thread(target=lambda: [controller.send_mb([np.array([i])]) for i in range(6, 9)])
             dealer.start()
             came = [int(worker.recv_mb()[0][0]) for _ in range(8)]
             dealer.join(60)

@@ -79,9 +79,7 @@ def test_a_broken_file_is_named(places: Path) -> None:
         configparser.fetch_hosts()
 
 
-def test_devices_given_beat_configured_ones_beat_all_gpus(
-    places: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_devices_given_beat_configured_ones_beat_all_gpus(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     assert devices.find_devices() == ["cuda0", "cuda1"]
     (places / "work" / ".platoonrc").write_text(f"[devices]\n{socket.gethostname()} = cpu, cpu\n")

@@ -88,10 +88,7 @@ def test_who_speaks_nonsense_takes_no_minibatches(
 
 
 def test_a_request_that_is_too_long_is_not_sent(serving: Echo) -> None:
-    with (
-        Worker(control_port=serving.control_port) as worker,
-        pytest.raises(PlatoonError, match="too long"),
-    ):
+    with Worker(control_port=serving.control_port) as worker, pytest.raises(PlatoonError, match="too long"):
         worker.send_req("x" * (33 << 20))
 
 
@@ -117,9 +114,7 @@ def test_a_worker_that_reads_no_answers_stops_nobody(serving: Echo, dealer: Any)
     silent.connection.setblocking(False)
     with contextlib.suppress(OSError):  # cut off, or not heard for a while
         for _ in range(500):
-            messages.send(
-                silent.connection, {"do": "ask", "query": dumps({"req": "x" * 30_000, "req_info": None})}
-            )
+            messages.send(silent.connection, {"do": "ask", "query": dumps({"req": "x" * 30_000, "req_info": None})})
             select.select([], [silent.connection], [], 1)
     still_serves(serving)
 
@@ -204,9 +199,7 @@ ENTRIES = st.fixed_dictionaries(
 
 @settings(deadline=None, max_examples=200)
 @given(st.lists(JSON | ENTRIES, max_size=2), st.lists(st.binary(max_size=64), max_size=2), st.booleans())
-def test_whatever_comes_is_an_array_of_plain_memory_or_refused(
-    header: Any, parts: list[bytes], copy: bool
-) -> None:
+def test_whatever_comes_is_an_array_of_plain_memory_or_refused(header: Any, parts: list[bytes], copy: bool) -> None:
     try:
         arrays = unpacked(header, parts, copy)
     except PlatoonError:

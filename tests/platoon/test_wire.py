@@ -25,11 +25,7 @@ def arrays(draw: st.DrawFn) -> Array:
     shape = draw(hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
     size = int(np.prod(shape)) * max(1, dtype.itemsize)
     array = np.frombuffer(draw(st.binary(min_size=size, max_size=size)), np.uint8)
-    array = (
-        (array % 2).view(dtype)
-        if dtype.kind == "b"
-        else array[: int(np.prod(shape)) * dtype.itemsize].view(dtype)
-    )
+    array = (array % 2).view(dtype) if dtype.kind == "b" else array[: int(np.prod(shape)) * dtype.itemsize].view(dtype)
     array = array.reshape(shape)
     if draw(st.booleans()):
         array = np.asfortranarray(array)

@@ -361,9 +361,7 @@ def test_a_lost_host_is_replaced_wherever_there_is_room(said: dict[str, Any]) ->
     assert said["rehosted"] == [[worker, lives[worker], 11.0] for worker in range(4)]
 
 
-def test_a_lost_host_of_a_synchronous_job_is_replaced_and_ends_with_everybodys_bits(
-    said: dict[str, Any],
-) -> None:
+def test_a_lost_host_of_a_synchronous_job_is_replaced_and_ends_with_everybodys_bits(said: dict[str, Any]) -> None:
     lives = [life for life, *_ in said["in rounds"]]
     assert sorted(lives) == [0, 0, 1, 1]
     assert said["in rounds"] == [[life, *said["in rounds"][0][1:]] for life in lives]

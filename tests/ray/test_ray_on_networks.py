@@ -20,10 +20,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("hosts", 
 
 from networks import Network, missing, namespaces  # noqa: E402
 
-pytestmark = [
-    pytest.mark.timeout(420),
-    pytest.mark.skipif(bool(reason := missing()), reason=reason or ""),
-]
+pytestmark = [pytest.mark.timeout(420), pytest.mark.skipif(bool(reason := missing()), reason=reason or "")]
 SECONDS = 360.0
 PROGRAM = """
 import json
@@ -106,17 +103,11 @@ def cluster(network: Network, folder: Path, environ: dict[str, str]) -> Iterator
     with ExitStack() as stack:
         for host, inside in enumerate(network.inside):
             own = ["--node-ip-address", network.addresses[host], "--num-cpus", str(4 if host == 0 else 2)]
-            own += (
-                ["--head", "--port", "6379", "--include-dashboard", "false"]
-                if host == 0
-                else ["--address", address]
-            )
+            own += ["--head", "--port", "6379", "--include-dashboard", "false"] if host == 0 else ["--address", address]
             log = stack.enter_context(open(folder / f"ray-{host}.log", "w"))
             started = subprocess.Popen([*inside, *ray, *own], stdout=log, stderr=log, env=environ)
             stack.callback(end, started)
-            wait_until(
-                lambda h=host: "Ray runtime started" in (folder / f"ray-{h}.log").read_text(), "Ray starts"
-            )  # type: ignore[misc]
+            wait_until(lambda h=host: "Ray runtime started" in (folder / f"ray-{h}.log").read_text(), "Ray starts")  # type: ignore[misc]
         yield address
 
 
@@ -141,12 +132,7 @@ def test_a_cable_that_is_pulled_for_a_while_and_for_good(tmp_path: Path) -> None
     """Values go over the hosts' own connections. What is cut for less than the grace is not lost; what is for longer is
     replaced, where there is room: here on the first host's machine."""
     (tmp_path / "program.py").write_text(PROGRAM)
-    environ = {
-        **os.environ,
-        "RAY_TMPDIR": "/tmp",
-        "RAY_AUTH_MODE": "disabled",
-        "RAY_USAGE_STATS_ENABLED": "0",
-    }
+    environ = {**os.environ, "RAY_TMPDIR": "/tmp", "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
     with namespaces() as network, cluster(network, tmp_path, environ) as address:
         command = [*network.inside[0], sys.executable, str(tmp_path / "program.py"), str(tmp_path), address]
         with (

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip(
-    "ray.train", reason="Ray Train is not installed here; `make ray` installs it", exc_type=ImportError
-)
+pytest.importorskip("ray.train", reason="Ray Train is not installed here; `make ray` installs it", exc_type=ImportError)
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from multiverso.errors import StartupError

@@ -52,9 +52,7 @@ def of_updater(name: str, workers: int, dtype: str) -> Trace:
     """The table after each round (of one worker: each add)."""
 
     def work(session: Session) -> Trace:
-        table = mv.ArrayTableHandler(
-            SIZE, given(0, 9, dtype), dtype=dtype, updater=UPDATERS[name](), session=session
-        )
+        table = mv.ArrayTableHandler(SIZE, given(0, 9, dtype), dtype=dtype, updater=UPDATERS[name](), session=session)
         seen = []
         for step in range(STEPS):
             table.add(given(session.worker_id, step, dtype))
@@ -93,10 +91,7 @@ def of_rule(name: str, workers: int, dtype: str) -> Trace:
         return seen
 
     traces = _together(work, workers)
-    return [
-        {"workers": [trace[step][0] for trace in traces], "centre": traces[0][step][1]}
-        for step in range(STEPS)
-    ]
+    return [{"workers": [trace[step][0] for trace in traces], "centre": traces[0][step][1]} for step in range(STEPS)]
 
 
 def _together(work: Callable[[Session], Trace], workers: int) -> list[Trace]:
@@ -143,8 +138,7 @@ def write() -> None:
     ensure_all(everything(["float32", "float64"]))  # before anybody waits for anybody, however long it takes
     traces = {name: make() for name, make in cases().items()}
     lines = [
-        f"{json.dumps(name)}: [\n  " + ",\n  ".join(map(json.dumps, trace)) + "\n]"
-        for name, trace in traces.items()
+        f"{json.dumps(name)}: [\n  " + ",\n  ".join(map(json.dumps, trace)) + "\n]" for name, trace in traces.items()
     ]
     STORED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 

@@ -88,10 +88,7 @@ def local_sgd_round(x: list[Array], c: Array, memory: dict[str, Any]) -> tuple[l
 FORMULAS = {
     "asgd": (mv.rules.asgd(), asgd_round),
     "downpour of 1": (mv.rules.downpour(), asgd_round),
-    "dcasgd": (
-        mv.rules.dcasgd(0.1),
-        asgd_round,
-    ),  # in rounds, and alone, nobody has moved the centre meanwhile
+    "dcasgd": (mv.rules.dcasgd(0.1), asgd_round),  # in rounds, and alone, nobody has moved the centre meanwhile
     "adaptive dcasgd": (mv.rules.dcasgd_adaptive(0.1), asgd_round),
     "easgd": (mv.rules.easgd(0.25), easgd_round),
     "model averaging": (mv.rules.model_averaging(), averaging_round),
@@ -203,9 +200,7 @@ def test_one_elastic_exchange_keeps_the_sum_of_both(centre: list[float], alpha: 
         before = local.astype("float64") + values
         shared.exchange(local)
         size = np.abs(local) + np.abs(values) + np.abs(before)
-        np.testing.assert_array_less(
-            np.abs(local.astype("float64") + shared.table.get() - before), 4e-7 * size + 1e-37
-        )
+        np.testing.assert_array_less(np.abs(local.astype("float64") + shared.table.get() - before), 4e-7 * size + 1e-37)
 
 
 class _SESSION:
@@ -344,9 +339,7 @@ def test_a_rule_typed_into_a_prompt_is_compiled_too() -> None:
 @pytest.mark.parametrize("rule", [mv.rules.model_averaging(), mv.rules.diloco()], ids=str)
 def test_a_rule_is_refused_where_it_is_not_defined(rule: mv.rules.Rule, mode: str) -> None:
     def work(session: Session) -> dict[Any, Any]:
-        with pytest.raises(
-            ValueError, match=rf"{rule.name} is not defined for {mode} mode; use init\(sync=True\)"
-        ):
+        with pytest.raises(ValueError, match=rf"{rule.name} is not defined for {mode} mode; use init\(sync=True\)"):
             mv.rules.share(np.zeros(3, "float32"), rule, session=session)
         return session.tables()
 

@@ -305,9 +305,7 @@ def test_the_lowest_worker_that_is_left_follows_a_schedule() -> None:
     one = np.ones((1, 3))
     with Node() as node:
         first, second, third = (Session(node.address) for _ in range(3))
-        tables = [
-            mv.ArrayTableHandler(3, name="t", updater=updater, session=s) for s in (first, second, third)
-        ]
+        tables = [mv.ArrayTableHandler(3, name="t", updater=updater, session=s) for s in (first, second, third)]
         keyed = [mv.KeyedTable(3, name="k", updater=updater, session=s) for s in (first, second, third)]
 
         def rates_after(worker: int) -> list[float]:
@@ -427,9 +425,7 @@ def test_a_count_of_the_tables_steps_is_saved_under_its_name(mode: dict[str, Any
         for _ in range(2):
             step(other)
         assert np.array_equal(other.snapshot(), after)
-        lazy = mv.MatrixTableHandler(
-            3, 2, dtype="float64", updater=mv.updaters.adam(0.1, 0.9, 0.99), session=session
-        )
+        lazy = mv.MatrixTableHandler(3, 2, dtype="float64", updater=mv.updaters.adam(0.1, 0.9, 0.99), session=session)
         with pytest.raises(SnapshotError, match="nothing was changed"):
             lazy.load(tmp_path / "table")
 
@@ -462,11 +458,7 @@ def test_an_updater_of_ones_own_is_not_taken_for_one_of_ours_by_its_name() -> No
             values[i] += delta[i] / 2
 
     with Node(1) as node, Session(node.address) as session:
-        for make in (
-            partial(mv.ArrayTableHandler, 4),
-            partial(mv.MatrixTableHandler, 2, 2),
-            partial(mv.KeyedTable, 2),
-        ):
+        for make in (partial(mv.ArrayTableHandler, 4), partial(mv.MatrixTableHandler, 2, 2), partial(mv.KeyedTable, 2)):
             with pytest.raises(ValueError, match=r"'add' is that of multiverso\.updaters\.add"):
                 make(updater=Updater("add", halves), session=session)
         with pytest.raises(ValueError, match=r"'add' is that"):

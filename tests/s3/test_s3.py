@@ -89,9 +89,7 @@ def objects(s3: Any) -> dict[str, int]:
 def test_jobs_begin_again_from_a_bucket(s3: Any, tmp_path: Path) -> None:
     """One whose worker dies, on two hosts; then others, with more workers, and with the newest state spoilt."""
     said = run(tmp_path, 20, "--hosts", "2", "-n", "2", "--max-restarts", "1")
-    assert said == [[8, 20, 40.0, 40.0]] * 2, (
-        "from the checkpoint of step 8, with the state that was saved there"
-    )
+    assert said == [[8, 20, 40.0, 40.0]] * 2, "from the checkpoint of step 8, with the state that was saved there"
     assert "manifest.json" in objects(s3)
     generations = {name.partition("/")[0] for name in objects(s3) if name.startswith("generation-")}
     assert len(generations) == 2, "the older ones are gone"
@@ -101,9 +99,7 @@ def test_jobs_begin_again_from_a_bucket(s3: Any, tmp_path: Path) -> None:
     assert {tuple(values) for _, _, *values in said} == {(52.0, 52.0)}
 
     newest = max({name.partition("/")[0] for name in objects(s3) if name.startswith("generation-")})
-    spoilt = max(
-        (name for name in objects(s3) if name.startswith(f"{newest}/")), key=lambda n: objects(s3)[n]
-    )
+    spoilt = max((name for name in objects(s3) if name.startswith(f"{newest}/")), key=lambda n: objects(s3)[n])
     whole = s3.get_object(Bucket="models", Key=f"runs/7/{spoilt}")["Body"].read()
     s3.put_object(Bucket="models", Key=f"runs/7/{spoilt}", Body=whole[:-1])
     begun, step, least, most = run(tmp_path, 26, "-n", "1", "--resume")[0]

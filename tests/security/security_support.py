@@ -17,9 +17,7 @@ SECONDS = 60.0
 OURS, OTHER = 54321, 54322  # users that nobody is; and the first of them is not the overflow number either
 CLONE_NEWUSER = 0x10000000
 
-needs_root = pytest.mark.skipif(
-    os.geteuid() != 0 or users.look_alike(), reason="only root can act as another user"
-)
+needs_root = pytest.mark.skipif(os.geteuid() != 0 or users.look_alike(), reason="only root can act as another user")
 
 
 def enter_unmapped_namespace() -> None:
@@ -34,9 +32,7 @@ def namespaces_work() -> bool:
     return subprocess.run(["unshare", "--user", "true"], capture_output=True, check=False).returncode == 0
 
 
-needs_namespaces = pytest.mark.skipif(
-    not namespaces_work(), reason="this machine does not let us make user namespaces"
-)
+needs_namespaces = pytest.mark.skipif(not namespaces_work(), reason="this machine does not let us make user namespaces")
 
 
 class Person:

@@ -91,9 +91,7 @@ def _below_another_users(path: Path) -> None:
         pytest.param(_below_another_users, marks=needs_root),
     ],
 )
-def test_a_directory_that_another_user_could_fill_is_refused(
-    tmp_path: Path, plant: Callable[[Path], None]
-) -> None:
+def test_a_directory_that_another_user_could_fill_is_refused(tmp_path: Path, plant: Callable[[Path], None]) -> None:
     place = tmp_path / "above" / "place"
     place.parent.mkdir()
     plant(place)
@@ -117,9 +115,7 @@ def test_a_sticky_directory_above_is_no_danger(tmp_path: Path) -> None:
 
 @needs_root
 @needs_namespaces
-def test_where_all_users_look_alike_another_ones_directory_is_still_refused(
-    open_directory: Path,
-) -> None:
+def test_where_all_users_look_alike_another_ones_directory_is_still_refused(open_directory: Path) -> None:
     for name, owner in (("ours", OURS), ("others", OTHER)):
         (open_directory / name).mkdir()
         (open_directory / name).chmod(0o700 if name == "ours" else 0o755)
@@ -187,9 +183,7 @@ def test_an_error_names_the_path_that_was_asked_for(tmp_path: Path) -> None:
     assert str(told.value) == f"[Errno 2] No such file or directory: '{tmp_path}/none/a'"
 
 
-def test_names_that_a_link_waits_at_are_not_written_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_that_a_link_waits_at_are_not_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "victim").write_text("precious")
     guessed = bytes(8)
     (tmp_path / f".a.{guessed.hex()}.tmp").symlink_to("victim")
@@ -274,9 +268,7 @@ def test_an_error_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["/", ".", "", "missing/a"])
-def test_a_path_that_cannot_be_a_file_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
+def test_a_path_that_cannot_be_a_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(OSError) as caught:
         files.write_whole(place, b"x")

@@ -99,9 +99,7 @@ def test_who_shows_no_certificate_or_speaks_an_older_tls_is_not_heard(newest: ss
 
     def listen() -> None:
         try:
-            said.append(
-                handshake.accept(listener.accept(), new_credentials(), Hello(0, 2, 1), Deadline.after(30))
-            )
+            said.append(handshake.accept(listener.accept(), new_credentials(), Hello(0, 2, 1), Deadline.after(30)))
         except (OSError, StartupError) as error:
             said.append(error)
 

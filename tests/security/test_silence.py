@@ -56,9 +56,7 @@ def test_a_stopped_node_is_given_up_soon(ask: Any) -> None:
         # until it is: on another processor it may go on for a moment, and answer
         os.waitid(os.P_PID, node.process.pid, os.WSTOPPED | os.WNOWAIT)
         try:
-            with pytest.raises(
-                StartupError, match=rf"is stopped: process {node.process.pid} .*kill -CONT"
-            ) as caught:
+            with pytest.raises(StartupError, match=rf"is stopped: process {node.process.pid} .*kill -CONT") as caught:
                 Session(_name("stopped"), start_timeout_seconds=100) if ask is Session else observe(
                     _name("stopped"), 100
                 )
@@ -94,9 +92,7 @@ def test_who_holds_the_name_and_sleeps_is_given_up_soon() -> None:
             with pytest.raises(StartupError) as error:
                 Session(_name("none"), start_timeout_seconds=100)
             told = str(error.value)
-        assert re.search(
-            rf"does not answer: process {someone.process.pid} .* has been asleep since we asked", told
-        )
+        assert re.search(rf"does not answer: process {someone.process.pid} .* has been asleep since we asked", told)
 
 
 def test_a_node_that_starts_slowly_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,18 +45,14 @@ say("got", len(client.recv(100)))
 
 
 @needs_root
-def test_a_job_is_not_taken_over_by_who_took_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_is_not_taken_over_by_who_took_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     key = discover(SLURM).key
     assert key is not None
     with Person(TAKES_THE_NAME, socket_name(key, trust.user_secret())) as thief:
         mine, pid = thief.hear()
         assert mine == "mine"
-        with pytest.raises(
-            StartupError, match=f"process {pid} of user {OTHER} holds .* nothing was sent"
-        ) as caught:
+        with pytest.raises(StartupError, match=f"process {pid} of user {OTHER} holds .* nothing was sent") as caught:
             join(SLURM)
         assert not isinstance(caught.value, WaitTimeoutError)
         assert thief.hear() == ["got", 0]
@@ -72,9 +68,7 @@ def test_what_a_controller_says_is_its_node_is_checked_too() -> None:
         assert thief.hear() == ["got", 0]
 
 
-def test_the_name_cannot_be_made_from_what_others_know(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_name_cannot_be_made_from_what_others_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = set()
     for home in ("one", "two"):
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / home))
@@ -302,12 +296,8 @@ def test_a_proof_is_worth_nothing_elsewhere() -> None:
 def test_the_node_runs_no_code_of_the_directory_that_the_job_is_in(tmp_path: Path, how: str) -> None:
     (tmp_path / "work").mkdir()
     for name in ("queue", "selectors", "struct", "traceback"):
-        (tmp_path / "work" / f"{name}.py").write_text(
-            f"open({str(tmp_path / 'ran')!r}, 'a').write('{name}')\n"
-        )
-    (tmp_path / "work" / "sitecustomize.py").write_text(
-        f"open({str(tmp_path / 'ran')!r}, 'a').write('site')\n"
-    )
+        (tmp_path / "work" / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write('{name}')\n")
+    (tmp_path / "work" / "sitecustomize.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write('site')\n")
     text = f"""
 import sys
 work = {str(tmp_path / "work")!r}
@@ -322,12 +312,7 @@ print(mv.workers_num(), flush=True)
 mv.shutdown()
 """
     (tmp_path / "work" / "train.py").write_text(text)
-    arguments = {
-        "script": ["train.py"],
-        "-c": ["-c", text],
-        "-m": ["-m", "train"],
-        "PYTHONPATH": ["train.py"],
-    }[how]
+    arguments = {"script": ["train.py"], "-c": ["-c", text], "-m": ["-m", "train"], "PYTHONPATH": ["train.py"]}[how]
     environ = {**os.environ, **SLURM, "SLURM_JOB_ID": f"{os.getpid()}-{how}", "MULTIVERSO_NODE_STDERR": "1"}
     if how == "PYTHONPATH":
         environ["PYTHONPATH"] = os.pathsep.join(["", str(tmp_path / "work")])
@@ -361,12 +346,7 @@ mv.shutdown()
 """
     environ = {**os.environ, **SLURM, "SLURM_JOB_ID": f"{os.getpid()}-elsewhere"}
     done = subprocess.run(
-        [sys.executable, "-c", text],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
+        [sys.executable, "-c", text], env=environ, capture_output=True, text=True, timeout=SECONDS, check=False
     )
     assert (done.stdout, done.returncode) == ("1\n", 0), done.stderr
 

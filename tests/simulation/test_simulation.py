@@ -70,9 +70,7 @@ def test_statistics_stay_between_those_of_the_hosts_whatever_the_network_does() 
         try:
             faults += statistics.run(seed, memory).faults
         except Exception as error:
-            raise AssertionError(
-                f"make simulate SEED={seed} ARGS='--statistics --replay': {error}"
-            ) from error
+            raise AssertionError(f"make simulate SEED={seed} ARGS='--statistics --replay': {error}") from error
     assert faults, "these schedules had no fault in them"
 
 
@@ -159,9 +157,7 @@ def test_set_values_come_in_the_order_of_the_head_where_only_that_has_begun_a_ro
     for host in hosts:
         host.overwrite(rounds.TABLE, 1, max(turns), awaited=False)
     go()
-    assert all(host.is_whole(rounds.TABLE) for host in hosts), (
-        "a barrier would wait for a round that nobody ends"
-    )
+    assert all(host.is_whole(rounds.TABLE) for host in hosts), "a barrier would wait for a round that nobody ends"
     staged[1].ready = 1
     go()
     for each in staged:  # the head's own values were not set when its part was added

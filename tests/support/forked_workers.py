@@ -64,9 +64,7 @@ class Interpreter:
         without: modules that are not to be found, which others import only because they are installed.
     """
 
-    def __init__(
-        self, *modules: str, env: Mapping[str, str] | None = None, without: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, *modules: str, env: Mapping[str, str] | None = None, without: tuple[str, ...] = ()) -> None:
         self._asking, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         what = json.dumps([modules, without, False, -1, os.getpid()])
         warm = str(Path(__file__).with_name("warm.py"))
@@ -113,9 +111,7 @@ def _adopting() -> Iterator[None]:
 def become(descriptors: dict[int, int], cwd: str, env: dict[str, str]) -> None:
     """Gives this process what another was to have: descriptors, under their numbers there, and the environment."""
     apart = 1 + max((*descriptors, *descriptors.values()))
-    moved = {
-        number: os.dup2(given, apart + place) for place, (number, given) in enumerate(descriptors.items())
-    }
+    moved = {number: os.dup2(given, apart + place) for place, (number, given) in enumerate(descriptors.items())}
     for given in descriptors.values():
         os.close(given)
     for number, given in moved.items():
@@ -149,9 +145,7 @@ def _fork_in_spawn(zygote: socket.socket) -> Callable[[], None]:
     return lambda: setattr(processes, "subprocess", before)
 
 
-def _forked(
-    zygote: socket.socket, command_of: Callable[[Any, Any], Sequence[str]]
-) -> type[subprocess.Popen[Any]]:
+def _forked(zygote: socket.socket, command_of: Callable[[Any, Any], Sequence[str]]) -> type[subprocess.Popen[Any]]:
     """What starts processes, and forks those for which there is a command."""
     asking = threading.Lock()
 

@@ -37,19 +37,13 @@ class Imported:
 def keras_on(backend: str) -> Imported:
     """Keras on a backend."""
     return Imported(
-        (*OURS, "keras", "sklearn.datasets", "multiverso.keras"),
-        {"KERAS_BACKEND": backend},
-        ("orbax", "matplotlib"),
+        (*OURS, "keras", "sklearn.datasets", "multiverso.keras"), {"KERAS_BACKEND": backend}, ("orbax", "matplotlib")
     )
 
 
 # With the second, which the first optimizer of each process would import: that takes as long again.
 TORCH = ("torch", "torch._dynamo")
-TRAINERS = (
-    "multiverso.torch.lightning",
-    "multiverso.torch.huggingface",
-    "transformers.models.bert.modeling_bert",
-)
+TRAINERS = ("multiverso.torch.lightning", "multiverso.torch.huggingface", "transformers.models.bert.modeling_bert")
 IMPORTED = {
     "multiverso": Imported(OURS),
     "jax": Imported((*OURS, "optax", "sklearn.datasets", "multiverso.jax")),

@@ -151,11 +151,7 @@ class Warm:
     """
 
     def __init__(
-        self,
-        *modules: str,
-        env: Mapping[str, str] | None = None,
-        without: tuple[str, ...] = (),
-        forks: bool = False,
+        self, *modules: str, env: Mapping[str, str] | None = None, without: tuple[str, ...] = (), forks: bool = False
     ) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._programs: dict[int, Program] = {}
@@ -182,9 +178,7 @@ class Warm:
         """
         program = Program(self, args)
         with open(os.devnull) as nothing:
-            self._ask(
-                program, cwd, env, nothing.fileno(), program.stdout.descriptor, program.stderr.descriptor
-            )
+            self._ask(program, cwd, env, nothing.fileno(), program.stdout.descriptor, program.stderr.descriptor)
         return program
 
     def run(
@@ -194,13 +188,7 @@ class Warm:
         return self._run_all([args], [env], cwd, timeout)[0]
 
     def run_job(
-        self,
-        workers: int,
-        *args: str,
-        cwd: Path,
-        env: Mapping[str, str],
-        timeout: float = 250,
-        hosts: int = 1,
+        self, workers: int, *args: str, cwd: Path, env: Mapping[str, str], timeout: float = 250, hosts: int = 1
     ) -> list[subprocess.CompletedProcess[str]]:
         """Runs ``python -u ARGS`` in each worker of a job whose nodes are here; returns what each left, in order."""
         from multiverso.hosts.roster import spread
@@ -238,9 +226,7 @@ class Warm:
                     programs.append(Program(self, args))
                     try:
                         with open(os.devnull) as nothing:
-                            self._ask(
-                                programs[-1], cwd, env, nothing.fileno(), *(theirs for _, theirs in pipes)
-                            )
+                            self._ask(programs[-1], cwd, env, nothing.fileno(), *(theirs for _, theirs in pipes))
                     finally:
                         for _, theirs in pipes:
                             os.close(theirs)
@@ -314,12 +300,8 @@ def _read_all(descriptor: int) -> str:
 
 def _wait_to_be_a_program(control: socket.socket, listener: socket.socket) -> list[str]:
     """Forks for each request; returns in the forked process, as a new program would begin, with its arguments."""
-    children: dict[
-        int, tuple[int, socket.socket]
-    ] = {}  # descriptor of the process: its number, who asked for it
-    commands: dict[
-        socket.socket, int
-    ] = {}  # what `write_commands` wrote, and runs: the number of its process
+    children: dict[int, tuple[int, socket.socket]] = {}  # descriptor of the process: its number, who asked for it
+    commands: dict[socket.socket, int] = {}  # what `write_commands` wrote, and runs: the number of its process
     while True:
         heard: list[int | socket.socket] = [control, listener, *children, *commands]
         for ready in select.select(heard, (), ())[0]:
@@ -379,9 +361,7 @@ def _become(request: dict[str, Any], streams: list[int]) -> list[str]:
     return list(request["args"])
 
 
-def _main(
-    control: int, modules: list[str], without: list[str], forks: bool, listener: int, launcher: int
-) -> None:
+def _main(control: int, modules: list[str], without: list[str], forks: bool, listener: int, launcher: int) -> None:
     gc.disable()  # what is imported is there to stay
     sys.modules.update(dict.fromkeys(without))  # type: ignore[arg-type]
     with warnings.catch_warnings():

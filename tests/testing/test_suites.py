@@ -74,9 +74,7 @@ class NumpyModel:
         return [f"{array.dtype} {array.shape}" for array in self._shared.arrays]
 
 
-TestNumpy = bindings.suite(
-    NumpyModel, dtypes=("float32", "float64"), hosts=[(2, 1, 1)], preload=("multiverso",)
-)
+TestNumpy = bindings.suite(NumpyModel, dtypes=("float32", "float64"), hosts=[(2, 1, 1)], preload=("multiverso",))
 TestArrayTable = tables.suite(array_table, hosts=[(1, 1), (2, 1, 1)], preload=("multiverso",))
 TestMatrixTable = tables.suite(MatrixTable, workers=(2,), hosts=[(1, 1)], preload=("multiverso",))
 TestAdd = updaters.suite(mv.updaters.add(), add)
@@ -200,12 +198,8 @@ def test_a_lock_whose_holder_was_killed_is_taken_over() -> None:
 
 
 def test_a_process_dies_at_once() -> None:
-    program = (
-        "import atexit; atexit.register(print, 'end'); from multiverso.testing import faults; faults.die()"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=250, check=False
-    )
+    program = "import atexit; atexit.register(print, 'end'); from multiverso.testing import faults; faults.die()"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250, check=False)
     assert result.returncode == -signal.SIGKILL
     assert result.stdout == ""
     with pytest.raises(ValueError, match="from 1"):

@@ -62,10 +62,5 @@ class MultiversoShared(Variables):
 
 TestParamManager = bindings.suite(Variables, dtypes=("float32", "float64", "float16"), preload=(framework,))
 TestMVShared = bindings.suite(
-    MultiversoShared,
-    dtypes=("float32", "float16"),
-    statistics=False,
-    workers=(2,),
-    deaths=False,
-    preload=(framework,),
+    MultiversoShared, dtypes=("float32", "float16"), statistics=False, workers=(2,), deaths=False, preload=(framework,)
 )

@@ -80,9 +80,7 @@ def test_changes_add_up_exactly_and_statistics_are_averaged(workers: int, sync: 
 def test_a_stragglers_old_variance_does_not_make_the_shared_one_negative(
     pair: list[Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quick, slow = (
-        SharedParams([], [np.ones(3, "float32")], name="variance", session=session) for session in pair
-    )
+    quick, slow = (SharedParams([], [np.ones(3, "float32")], name="variance", session=session) for session in pair)
     shared = slow._flats[0].shared
 
     def late(move: Any, *arguments: Any) -> None:
@@ -142,9 +140,7 @@ def test_closed_is_said_though_nobody_is_left(pair: list[Session]) -> None:
 
 
 def test_an_unchanged_statistic_is_only_read(pair: list[Session]) -> None:
-    first, second = (
-        SharedParams([], [np.zeros(2, "float32")], name="mean", session=session) for session in pair
-    )
+    first, second = (SharedParams([], [np.zeros(2, "float32")], name="mean", session=session) for session in pair)
     first.statistics[0][:] = 4
     first.exchange()
     for _ in range(3):
@@ -155,11 +151,7 @@ def test_an_unchanged_statistic_is_only_read(pair: list[Session]) -> None:
 
 
 def test_views_keep_shape_and_order_and_share_memory_with_nothing_given(pair: list[Session]) -> None:
-    given = [
-        np.asfortranarray(np.arange(6, dtype="float32").reshape(2, 3)),
-        np.float32(7),
-        np.ones(0, "float32"),
-    ]
+    given = [np.asfortranarray(np.arange(6, dtype="float32").reshape(2, 3)), np.float32(7), np.ones(0, "float32")]
     half = np.arange(3, dtype="float16")
     shared = SharedParams([*given, half], name="shapes", session=pair[0])
     assert [view.shape for view in shared.arrays] == [(2, 3), (), (0,), (3,)]
@@ -176,9 +168,7 @@ def test_other_dtypes_are_refused_before_any_table_is_made(pair: list[Session], 
         SharedParams(arrays, name="refused", session=pair[0])
     with pytest.raises(DtypeMismatchError, match=dtype):
         shared_dtype(np.dtype(dtype))
-    again = SharedParams(
-        [np.ones(5, "float32")], name="refused", session=pair[0]
-    )  # another size: no such table yet
+    again = SharedParams([np.ones(5, "float32")], name="refused", session=pair[0])  # another size: no such table yet
     np.testing.assert_array_equal(again.arrays[0], 1)
 
 
@@ -208,9 +198,7 @@ def test_every_so_many_steps(pair: list[Session]) -> None:
 def test_every_so_much_time(pair: list[Session]) -> None:
     never = SharedParams([np.zeros(1, "float32")], name="h", every=timedelta(hours=1), session=pair[0])
     assert not any(never.step() for _ in range(100))
-    always = SharedParams(
-        [np.zeros(1, "float32")], name="us", every=timedelta(microseconds=1), session=pair[0]
-    )
+    always = SharedParams([np.zeros(1, "float32")], name="us", every=timedelta(microseconds=1), session=pair[0])
     assert any(always.step() for _ in range(1000))
 
 

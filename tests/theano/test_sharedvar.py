@@ -14,13 +14,7 @@ import numpy as np
 import pytest
 
 import multiverso as mv
-from multiverso.errors import (
-    ClosedError,
-    DtypeMismatchError,
-    NotInitializedError,
-    ShapeMismatchError,
-    WorkerLostError,
-)
+from multiverso.errors import ClosedError, DtypeMismatchError, NotInitializedError, ShapeMismatchError, WorkerLostError
 from multiverso.testing.laws import Job, call, in_each, unless_raised, when_asked
 from multiverso.theano import MVSharedVariable, mv_shared, sync_all_mv_shared_vars
 from multiverso.theano.framework import framework
@@ -165,9 +159,7 @@ def test_a_pickled_variable_is_loaded_where_there_is_no_multiverso(alone: None, 
         "import pickle, sys; sys.modules['multiverso'] = None\n"
         f"print(pickle.load(open({str(tmp_path / 'W')!r}, 'rb')).get_value().tolist())"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=250, check=False
-    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250, check=False)
     assert result.stdout == "[0.0, 1.0, 2.0]\n", result.stderr
 
 
@@ -188,9 +180,7 @@ begun = in_each([(3, values) for values in BEGUN], begin, preload=(framework,))
 def test_the_value_may_be_in_any_one_worker(values: tuple[float, ...]) -> None:
     for found in begun(3, values):
         if isinstance(BEGUN[values], str):
-            assert (
-                "begins with zeros in the master worker and with different values in workers [1, 2]" in found
-            )
+            assert "begins with zeros in the master worker and with different values in workers [1, 2]" in found
         else:
             assert found == [BEGUN[values]] * 3
 

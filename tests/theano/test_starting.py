@@ -62,9 +62,7 @@ def test_a_binding_without_its_framework_says_what_to_install() -> None:
         "u.find_spec = lambda name, *rest: None if name in ('theano', 'pytensor') else find(name, *rest)\n"
         "import multiverso.theano"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=250, check=False
-    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=250, check=False)
     assert result.returncode == 1
     assert "ImportError" in result.stderr
     assert "pip install 'multiverso[theano]'" in result.stderr

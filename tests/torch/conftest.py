@@ -20,9 +20,7 @@ def there_to_stay() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def forked_from_it(
-    there_to_stay: None, forked_from: Callable[[str], AbstractContextManager[None]]
-) -> Iterator[None]:
+def forked_from_it(there_to_stay: None, forked_from: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
     """In these tests the workers of `multiverso.run` are forks of an interpreter that has imported it."""
     with forked_from("torch"):
         yield

@@ -53,6 +53,4 @@ class TorchModel:
         return [f"{t.dtype} {tuple(t.shape)} {t.device} {t.requires_grad}" for t in tensors]
 
 
-TestTorch = bindings.suite(
-    TorchModel, dtypes=("float32", "float64", "float16"), preload=("torch",), hosts=[(1, 1)]
-)
+TestTorch = bindings.suite(TorchModel, dtypes=("float32", "float64", "float16"), preload=("torch",), hosts=[(1, 1)])

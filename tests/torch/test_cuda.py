@@ -51,10 +51,7 @@ class CudaModel:
         self._manager.sync_all_param()
 
     def kinds(self) -> list[str]:
-        return [
-            f"{t.dtype} {tuple(t.shape)} {t.device}"
-            for t in [*self._module.parameters(), *self._module.buffers()]
-        ]
+        return [f"{t.dtype} {tuple(t.shape)} {t.device}" for t in [*self._module.parameters(), *self._module.buffers()]]
 
 
 TestCuda = bindings.suite(CudaModel, dtypes=("float32", "float64", "float16"))
@@ -99,9 +96,9 @@ def alone() -> Any:
 def test_one_worker_trains_as_if_nothing_were_shared(alone: None, overlap: bool, dtype: Any) -> None:
     def trained(shared: bool) -> Any:
         torch.manual_seed(0)
-        model = torch.nn.Sequential(
-            torch.nn.Linear(32, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 8)
-        ).to("cuda", dtype)
+        model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 8)).to(
+            "cuda", dtype
+        )
         optimizer: Any = torch.optim.Adam(model.parameters(), lr=0.01)
         if shared:
             optimizer = SharedOptimizer(optimizer, model, overlap=overlap)

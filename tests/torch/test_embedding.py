@@ -24,9 +24,7 @@ ROWS, DIM = 30, 4
 @pytest.fixture
 def session() -> Iterator[Session]:
     with Node(1) as node, Session(node.address, timeout_seconds=30) as made:
-        yield weakref.proxy(
-            made
-        )  # pytest keeps what it has given to a test; this lets the memory go all the same
+        yield weakref.proxy(made)  # pytest keeps what it has given to a test; this lets the memory go all the same
 
 
 def start() -> Any:
@@ -59,9 +57,7 @@ def test_gradients_of_two_hosts_add_up_and_keys_are_refused_there() -> None:
             table = mv.MatrixTableHandler(ROWS, DIM, updater="sgd", session=session)
             layer = Embedding(table)
             for step in range(20):
-                layer(
-                    torch.tensor([step, me, 29])
-                ).sum().backward()  # the gradient of a row is how often it is named
+                layer(torch.tensor([step, me, 29])).sum().backward()  # the gradient of a row is how often it is named
             session.barrier()
             values[me] = table.get(np.arange(ROWS))
             session.barrier()
@@ -72,14 +68,10 @@ def test_gradients_of_two_hosts_add_up_and_keys_are_refused_there() -> None:
             thread.start()
         for thread in threads:
             thread.join(90)
-    named = np.bincount(
-        [row for me in range(2) for step in range(20) for row in (step, me, 29)], minlength=ROWS
-    )
+    named = np.bincount([row for me in range(2) for step in range(20) for row in (step, me, 29)], minlength=ROWS)
     for value in values:
         assert np.array_equal(value, np.repeat(-named[:, None], DIM, axis=1))
-    assert all(
-        "works on one host only yet" in text and "use a MatrixTableHandler" in text for text in refused
-    )
+    assert all("works on one host only yet" in text and "use a MatrixTableHandler" in text for text in refused)
     assert len(refused) == 2
 
 
@@ -118,9 +110,7 @@ def test_it_trains_as_pytorch_s_own_does(kind: str, session: Session) -> None:
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")
 @pytest.mark.parametrize("kind", ["matrix", "keyed"])
 @pytest.mark.parametrize("name", ["adagrad", "rmsprop"])
-def test_updaters_at_the_table_give_the_losses_of_pytorch_s_optimizers(
-    name: str, kind: str, session: Session
-) -> None:
+def test_updaters_at_the_table_give_the_losses_of_pytorch_s_optimizers(name: str, kind: str, session: Session) -> None:
     updater = {"adagrad": mv.updaters.adagrad(0.2), "rmsprop": mv.updaters.rmsprop(0.02)}[name]
     ours = Embedding(table_of(kind, session, updater))
     theirs = torch.nn.Embedding(ROWS, DIM, sparse=name == "adagrad")
@@ -167,9 +157,7 @@ def test_two_workers_train_one_table() -> None:
 
     def work(node: Node, me: int) -> None:
         with Session(node.address, me, timeout_seconds=60) as session:
-            module = Embedding(
-                mv.KeyedTable(2, initial="normal", updater="sgd", session=session), learning_rate=0.5
-            )
+            module = Embedding(mv.KeyedTable(2, initial="normal", updater="sgd", session=session), learning_rate=0.5)
             ids = torch.arange(me, 40, 2)
             for _ in range(40):
                 loss = (module(ids) - ids[:, None]).square().sum()

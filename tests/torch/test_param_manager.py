@@ -36,9 +36,7 @@ def alone() -> Iterator[None]:
 
 def network(seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10)
-    )
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10))
 
 
 def batch(step: int) -> Any:
@@ -282,11 +280,7 @@ def small_changes(dtype: Any) -> Any:
     for _ in range(3):
         manager.sync_all_param()  # no training: no change
     mv.barrier()
-    return (
-        model.weight.dtype,
-        model.weight.detach().float().numpy(),
-        manager._shared._flats[0].shared.table.get(),
-    )
+    return (model.weight.dtype, model.weight.detach().float().numpy(), manager._shared._flats[0].shared.table.get())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -414,9 +408,7 @@ def test_swapped_arguments_and_strangers_are_refused_in_words(alone: None) -> No
     optimizer = torch.optim.Adam(model.parameters())
     with pytest.raises(TypeError, match=r"the optimizer comes first.*got Linear and Adam"):
         SharedOptimizer(model, optimizer)  # type: ignore[arg-type]
-    with pytest.raises(
-        ValueError, match="trains 2 parameters and none of them is one of the 2 of this Linear"
-    ):
+    with pytest.raises(ValueError, match="trains 2 parameters and none of them is one of the 2 of this Linear"):
         SharedOptimizer(torch.optim.Adam(other.parameters()), model)
     with pytest.raises(TypeError, match="got Adam: give it the module"):
         ParamManager(optimizer)  # type: ignore[arg-type]
@@ -537,8 +529,6 @@ def test_a_state_that_is_loaded_after_making_the_manager_is_warned_about_once(ho
 
 def test_the_missing_framework_is_named() -> None:
     program = "import sys; sys.modules['torch'] = None; import multiverso.torch"
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=250, check=False
-    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250, check=False)
     assert 'pip install "multiverso[torch]"' in result.stderr
     assert "ImportError" in result.stderr

@@ -53,14 +53,7 @@ def test_one_worker_has_the_losses_of_pytorch_alone(run: Any) -> None:
 
 
 def test_it_goes_on_from_its_last_save(run: Any, tmp_path: Path) -> None:
-    options = [
-        "--directory",
-        str(tmp_path / "saved"),
-        "--save-every",
-        "20",
-        "--picture",
-        str(tmp_path / "a.png"),
-    ]
+    options = ["--directory", str(tmp_path / "saved"), "--save-every", "20", "--picture", str(tmp_path / "a.png")]
     first = run("--steps", "50", *options)
     again = run("--steps", "70", *options)
     assert again[:40] == first[:40]  # saved after 40 steps

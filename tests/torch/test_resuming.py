@@ -131,9 +131,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return lambda workers, what: results(workers, folder, what)
 
 
-@pytest.mark.parametrize(
-    ("case", "workers"), [(case, n) for case in CASES for n in WORKERS if n == 2 or case in RULES]
-)
+@pytest.mark.parametrize(("case", "workers"), [(case, n) for case in CASES for n in WORKERS if n == 2 or case in RULES])
 def test_a_resumed_run_ends_with_the_bits_of_one_that_went_on(ended: Any, case: str, workers: int) -> None:
     saved, resumed = ended(workers, "saved"), ended(workers, "resumed")
     for me in range(workers):

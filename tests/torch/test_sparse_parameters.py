@@ -127,9 +127,7 @@ def test_what_two_workers_change_adds_up_exactly(staleness: int | None, hosts: i
             session.barrier()
 
     with ExitStack() as stack:
-        nodes = (
-            [stack.enter_context(Node(2))] * 2 if hosts == 1 else stack.enter_context(hosts_here((1, 1)))[1]
-        )
+        nodes = [stack.enter_context(Node(2))] * 2 if hosts == 1 else stack.enter_context(hosts_here((1, 1)))[1]
         threads = [threading.Thread(target=work, args=(nodes[me], me)) for me in range(2)]
         for thread in threads:
             thread.start()
@@ -219,9 +217,7 @@ def test_in_a_synchronous_job_all_workers_have_equal_bits() -> None:
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_run_that_is_loaded_again_goes_on_bit_by_bit(every: int, session: Session, tmp_path: Path) -> None:
     model = Net()
-    optimizer = SharedOptimizer(
-        torch.optim.Adagrad(model.parameters(), lr=0.1), model, every=every, session=session
-    )
+    optimizer = SharedOptimizer(torch.optim.Adagrad(model.parameters(), lr=0.1), model, every=every, session=session)
     train(model, optimizer, range(4))
     optimizer.manager.save(tmp_path / "saved", {"optimizer": optimizer.state_dict()})
     train(model, optimizer, range(4, 9))

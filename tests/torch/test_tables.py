@@ -22,12 +22,7 @@ def alone() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("dtype", "stored"),
-    [
-        (torch.float32, "float32"),
-        (torch.float64, "float64"),
-        (torch.float16, "float32"),
-        (torch.bfloat16, "float32"),
-    ],
+    [(torch.float32, "float32"), (torch.float64, "float64"), (torch.float16, "float32"), (torch.bfloat16, "float32")],
 )
 def test_dtype_and_device_are_kept(dtype: Any, stored: str) -> None:
     given = torch.arange(6, dtype=dtype)

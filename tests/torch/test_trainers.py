@@ -71,8 +71,7 @@ def with_transformers(folder: str) -> Any:
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     model = BertForSequenceClassification(BertConfig(vocab_size=20, max_position_embeddings=16, **sizes))
     rows = [
-        {"input_ids": torch.randint(0, 20, (8,)), "labels": torch.tensor(index % 2)}
-        for index in mv.shard(64).tolist()
+        {"input_ids": torch.randint(0, 20, (8,)), "labels": torch.tensor(index % 2)} for index in mv.shard(64).tolist()
     ]
     arguments = TrainingArguments(
         output_dir=f"{folder}/{mv.worker_id()}",
@@ -105,9 +104,7 @@ def resumed_by_lightning(place: str, epochs: int) -> list[Any]:
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.layer = torch.nn.Sequential(
-                torch.nn.Linear(3, 4), torch.nn.Dropout(0.2), torch.nn.Linear(4, 1)
-            )
+            self.layer = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Dropout(0.2), torch.nn.Linear(4, 1))
 
         def training_step(self, rows: Any, _: int) -> Any:
             return (self.layer(rows[0]) - rows[1]).square().mean()
@@ -204,9 +201,7 @@ def ignore_warnings() -> None:
 
 
 @pytest.fixture(scope="module")
-def ended(
-    tmp_path_factory: pytest.TempPathFactory, forked_from: Callable[[str], AbstractContextManager[None]]
-) -> Any:
+def ended(tmp_path_factory: pytest.TempPathFactory, forked_from: Callable[[str], AbstractContextManager[None]]) -> Any:
     """What each run returns, by its function and its last arguments; two processes do all."""
     folder = str(tmp_path_factory.mktemp("trained"))
     jobs: dict[tuple[Any, ...], Job] = {

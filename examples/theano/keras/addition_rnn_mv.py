@@ -74,23 +74,14 @@ def main():
     mine = slice(mv.worker_id(), None, mv.workers_num())  # multiverso
     x_train, y_train = x_train[mine], y_train[mine]  # multiverso
     mv.barrier()  # multiverso
-    model.fit(
-        x_train,
-        y_train,
-        batch_size=options.batch_size,
-        nb_epoch=options.epochs,
-        callbacks=callbacks,
-        verbose=0,
-    )
+    model.fit(x_train, y_train, batch_size=options.batch_size, nb_epoch=options.epochs, callbacks=callbacks, verbose=0)
     mv.barrier()  # multiverso
     callbacks[0].kpm.sync_all_param()  # multiverso
 
     # multiverso, was: if True:
     if mv.is_master_worker():
         _, accuracy = model.evaluate(x_val, y_val, verbose=0)
-        for question, truth, guess in zip(
-            questions[:5], answers, decode(model.predict(x_val[:5])), strict=False
-        ):
+        for question, truth, guess in zip(questions[:5], answers, decode(model.predict(x_val[:5])), strict=False):
             print(f"{question} = {guess} ({'right' if guess == truth else 'wrong: ' + truth})", flush=True)
         # multiverso, was: workers = 1
         workers = mv.workers_num()

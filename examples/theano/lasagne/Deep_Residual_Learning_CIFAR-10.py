@@ -59,9 +59,7 @@ class BatchNormLayer(Layer):
         self.beta = self.add_param(constant(0), shape, name="beta", regularizable=False)
         self.gamma = self.add_param(constant(1), shape, name="gamma")
         self.mean = self.add_param(constant(0), shape, name="mean", trainable=False, regularizable=False)
-        self.inv_std = self.add_param(
-            constant(1), shape, name="inv_std", trainable=False, regularizable=False
-        )
+        self.inv_std = self.add_param(constant(1), shape, name="inv_std", trainable=False, regularizable=False)
 
     def get_output_for(self, input, deterministic=False, **kwargs):
         if deterministic:
@@ -72,9 +70,7 @@ class BatchNormLayer(Layer):
                 (self.mean, self.keep * self.mean + self.take * mean),
                 (self.inv_std, self.keep * self.inv_std + self.take * inv_std),
             ]
-        mean, inv_std, gamma, beta = (
-            v.dimshuffle("x", 0, "x", "x") for v in (mean, inv_std, self.gamma, self.beta)
-        )
+        mean, inv_std, gamma, beta = (v.dimshuffle("x", 0, "x", "x") for v in (mean, inv_std, self.gamma, self.beta))
         return (input - mean) * (gamma * inv_std) + beta
 
 
@@ -109,9 +105,7 @@ def residual_block(incoming, channels, stride):
     if stride > 1:
         missing = channels - incoming.output_shape[1]
         incoming = PadLayer(
-            EverySecondPixelLayer(incoming),
-            [(missing // 2, missing - missing // 2), (0, 0), (0, 0)],
-            batch_ndim=1,
+            EverySecondPixelLayer(incoming), [(missing // 2, missing - missing // 2), (0, 0), (0, 0)], batch_ndim=1
         )
     return NonlinearityLayer(ElemwiseSumLayer([inner, incoming]), rectify)
 
@@ -147,15 +141,11 @@ def main():
     parser.add_argument("--blocks", type=int, default=5, help="residual blocks in each of the three stages")
     parser.add_argument("--epochs", type=int, default=82)
     parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument(
-        "--images", type=int, help="use only the first so many images, and as many to validate"
-    )
+    parser.add_argument("--images", type=int, help="use only the first so many images, and as many to validate")
     options = parser.parse_args()
 
     mv.init()  # multiverso
-    x_train, y_train, x_test, y_test = (
-        load_data.load_cifar10(options.data) if options.data else load_data.load_digits()
-    )
+    x_train, y_train, x_test, y_test = load_data.load_cifar10(options.data) if options.data else load_data.load_digits()
     x_train, y_train, x_test, y_test = (a[: options.images] for a in (x_train, y_train, x_test, y_test))
     mean = x_train.mean(axis=0)
     x_train, x_test = x_train - mean, x_test - mean

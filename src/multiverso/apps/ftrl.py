@@ -97,9 +97,7 @@ def train(settings: Settings) -> Result:
         samples = svmlight.parse(parts[piece].lines())
         losses = []
         for first in range(0, len(samples), settings.batch):
-            keys, total, loss = gradient(
-                table, samples.part(first, min(first + settings.batch, len(samples)))
-            )
+            keys, total, loss = gradient(table, samples.part(first, min(first + settings.batch, len(samples))))
             table.add(total.astype(np.float32), keys)
             losses.append(loss)
         work.count(len(samples))
@@ -154,10 +152,7 @@ def draw(path: Path, curve: Array) -> None:
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("--test", "test_file", type=click.Path(path_type=Path), help="A file to test on at the end.")
 @click.option(
-    "--run",
-    type=click.Path(path_type=Path),
-    default="ftrl-run",
-    help="Folder of this run: saves, weights.txt.",
+    "--run", type=click.Path(path_type=Path), default="ftrl-run", help="Folder of this run: saves, weights.txt."
 )
 @click.option("--alpha", type=float, default=0.1, help="Learning rate alpha / (beta + sqrt(n)).")
 @click.option("--beta", type=float, default=1.0, help="See alpha.")

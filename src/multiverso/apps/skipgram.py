@@ -34,9 +34,7 @@ def _send_for(typingctx, array, row):
 
     def codegen(context, builder, signature, args):
         arrays = cgutils.create_struct_proxy(signature.args[0])(context, builder, args[0])
-        step, size = (
-            cgutils.unpack_tuple(builder, part)[k] for part, k in ((arrays.strides, 0), (arrays.shape, 1))
-        )
+        step, size = (cgutils.unpack_tuple(builder, part)[k] for part, k in ((arrays.strides, 0), (arrays.shape, 1)))
         row = builder.sext(args[1], step.type) if args[1].type.width < step.type.width else args[1]
         start = builder.add(builder.ptrtoint(arrays.data, step.type), builder.mul(row, step))
         end = builder.add(start, builder.mul(size, step.type(4)))

@@ -54,9 +54,7 @@ def python_texts() -> Iterator[str]:
         yield "\n\n".join(document for document in documents if document)
         if path.name == "topics.py":
             yield "\n\n".join(
-                node.value
-                for node in ast.walk(tree)
-                if isinstance(node, ast.Constant) and isinstance(node.value, str)
+                node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
             )
     for path in sorted(root.glob("LICENSE*")):
         yield path.read_text(errors="ignore")

@@ -119,9 +119,7 @@ def train_in_place(settings: Settings) -> tuple[list[str], Array, int]:
     names, counts = vocabulary(settings)
     words = np.load(settings.run / "words.npy", mmap_mode="r")
     # as gensim's
-    start = (
-        np.random.default_rng(settings.seed).random((len(names), settings.dim), np.float32) * 2 - 1
-    ) / settings.dim
+    start = (np.random.default_rng(settings.seed).random((len(names), settings.dim), np.float32) * 2 - 1) / settings.dim
     inputs = mv.MatrixTableHandler(len(names), settings.dim, start, name="inputs")
     outputs = mv.MatrixTableHandler(len(names), settings.dim, name="outputs")
     del start
@@ -141,15 +139,7 @@ def train_in_place(settings: Settings) -> tuple[list[str], Array, int]:
         seed = np.uint64(random.integers(1 << 62))
         rate = settings.rate(work.fraction)
         skipgram.train(
-            inputs.memory(),
-            outputs.memory(),
-            part,
-            keep,
-            noise,
-            settings.window,
-            settings.negative,
-            rate,
-            seed,
+            inputs.memory(), outputs.memory(), part, keep, noise, settings.window, settings.negative, rate, seed
         )
         work.count(int((part >= 0).sum()))
     return names, inputs.get(), work.counted
@@ -203,9 +193,7 @@ class Seen:
 def train_by_keys(settings: Settings) -> tuple[list[str], Array, int]:
     """Trains rows of two keyed tables; returns words, vectors and how many words this job has read."""
     # first: refused, they leave nothing behind
-    inputs = mv.KeyedTable(
-        settings.dim, initial=("uniform", 1 / settings.dim), seed=settings.seed, name="inputs"
-    )
+    inputs = mv.KeyedTable(settings.dim, initial=("uniform", 1 / settings.dim), seed=settings.seed, name="inputs")
     outputs = mv.KeyedTable(settings.dim, name="outputs")
     once(settings.run, (settings.run / "pieces.txt").exists, lambda: cut(settings))
     parts = pieces.read(settings.run / "pieces.txt")
@@ -378,12 +366,8 @@ def main(
     if mv.is_master_worker():
         for word in like:
             near = neighbours(names, vectors, word) if word in names else []
-            print(
-                f"{word}: {', '.join(f'{name} {cosine:.2f}' for name, cosine in near) or 'not in the text'}"
-            )
-        print(
-            f"{len(names):,} words, {words:,} read in {seconds:.1f} s by {mv.num_workers()} workers: {result}"
-        )
+            print(f"{word}: {', '.join(f'{name} {cosine:.2f}' for name, cosine in near) or 'not in the text'}")
+        print(f"{len(names):,} words, {words:,} read in {seconds:.1f} s by {mv.num_workers()} workers: {result}")
     mv.shutdown()
 
 

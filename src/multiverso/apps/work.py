@@ -53,9 +53,7 @@ def _bar() -> Any:
     try:
         from tqdm import tqdm
     except ImportError as error:
-        raise ImportError(
-            'the progress bar needs tqdm: pip install "multiverso[apps]"', name="tqdm"
-        ) from error
+        raise ImportError('the progress bar needs tqdm: pip install "multiverso[apps]"', name="tqdm") from error
     return type("Bar", (tqdm,), {"monitor_interval": 0})
 
 

@@ -12,9 +12,7 @@ def render(result: dict[str, Any]) -> RenderableType:
     """Returns the result as tables for a terminal."""
     machine = result["machine"]
     title = f"{machine['cpu']}, {machine['cores']} cores (load {machine['load']:.1f} at the end)"
-    single = _table(
-        f"one worker, microseconds a call: {title}", "operation", "size", "shared", "private", "ratio"
-    )
+    single = _table(f"one worker, microseconds a call: {title}", "operation", "size", "shared", "private", "ratio")
     for row in result["single"] + result["rows"]:
         size = f"{row['elements']:,}" if "elements" in row else f"{row['rows']:,} rows of 64"
         times = (f"{row[key]:,.2f}" for key in ("microseconds", "limit_microseconds", "ratio"))

@@ -33,9 +33,7 @@ class Plan:
     step_seconds: float
 
 
-FULL = Plan(
-    (1_000, 100_000, 1_000_000, 10_000_000, 25_000_000), (100, 1_000, 10_000), (1, 2, 4), 5, 3.0, 10**8, 10.0
-)
+FULL = Plan((1_000, 100_000, 1_000_000, 10_000_000, 25_000_000), (100, 1_000, 10_000), (1, 2, 4), 5, 3.0, 10**8, 10.0)
 QUICK = Plan((1_000, 1_000_000), (1_000,), (1, 2), 1, 0.3, 10**7, 1.0)
 
 
@@ -110,9 +108,7 @@ def describe_machine() -> dict[str, Any]:
     from multiverso.compiling import prebuilt
 
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown"
-    )
+    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
     return {
         "cpu": model,
         "cores": len(os.sched_getaffinity(0)),

@@ -18,13 +18,7 @@ import contextlib
 import re
 from collections.abc import Iterable
 
-from multiverso.checkpoints.manifests import (
-    Generation,
-    Receipts,
-    damage,
-    read_generations,
-    write_generations,
-)
+from multiverso.checkpoints.manifests import Generation, Receipts, damage, read_generations, write_generations
 from multiverso.checkpoints.roles import say
 from multiverso.checkpoints.stores import Store, sha256_of
 from multiverso.errors import SnapshotError
@@ -43,9 +37,7 @@ def commit_generation(store: Store, generation: Generation, older: list[Generati
     for worker in generation.workers:
         said = Receipts(store, generation.folder).read(worker)
         if said is None:
-            raise SnapshotError(
-                f"{store}/{generation.folder}: worker {worker} has not said what it has written"
-            )
+            raise SnapshotError(f"{store}/{generation.folder}: worker {worker} has not said what it has written")
         hashes |= said.hashes
     linked = set(generation.common.values()) - {""} - hashes.keys()
     last = [g for g in read_generations(store, missing_ok=True) if g.number == generation.number - 1]

@@ -10,16 +10,7 @@ import msgspec
 from multiverso.checkpoints.stores import Store, sha256_of
 from multiverso.errors import SnapshotError
 from multiverso.files.opening import open_plain
-from multiverso.files.parsing import (
-    Count,
-    FileName,
-    FileNameOrNone,
-    Number,
-    Sha256,
-    format_of,
-    parse,
-    read_record,
-)
+from multiverso.files.parsing import Count, FileName, FileNameOrNone, Number, Sha256, format_of, parse, read_record
 
 MANIFEST = "manifest.json"
 _FORMAT = "multiverso checkpoint 2"
@@ -154,9 +145,7 @@ def inherit(store: Store, worker: int, before: Generation, generation: Generatio
     """Gives a generation the part that a worker has in another one."""
     common, own = before.common[worker], (f"worker-{worker}.safetensors", f"worker-{worker}/")
     hashes = {
-        name: digest
-        for name, digest in before.hashes.items()
-        if name.startswith(own) or (common and name == common)
+        name: digest for name, digest in before.hashes.items() if name.startswith(own) or (common and name == common)
     }
     for name in hashes:
         to, where = f"{before.folder}/{name}", f"{generation.folder}/{name}"

@@ -91,10 +91,7 @@ def write_tables(store: Store, generation: Generation, tables: Mapping[str, Tabl
 def read_part(store: Store, generation: Generation, worker: int) -> tuple[Tree, Tree | None]:
     """Returns a worker's own part, and what it has in common with others."""
     common = generation.common[worker]
-    return (
-        read_own(store, generation, worker),
-        _tree(store, f"{generation.folder}/{common}") if common else None,
-    )
+    return (read_own(store, generation, worker), _tree(store, f"{generation.folder}/{common}") if common else None)
 
 
 def read_own(store: Store, generation: Generation, worker: int) -> Tree:

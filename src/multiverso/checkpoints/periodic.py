@@ -17,11 +17,7 @@ from datetime import timedelta
 from typing import Any, Protocol, Self
 
 from multiverso.checkpoints.beginning import begin_alone, begin_together
-from multiverso.checkpoints.board import (
-    FAILED,
-    WRITING,
-    Board,
-)
+from multiverso.checkpoints.board import FAILED, WRITING, Board
 from multiverso.checkpoints.loading import STEPS_OF_LOAD, load
 from multiverso.checkpoints.parts import Packed, Parts
 from multiverso.checkpoints.replacement import load_own
@@ -151,9 +147,7 @@ class Checkpoint(InProcess):
         own: dict[str, Any] | None = found.own["own"] if found else None
         return own
 
-    def _restore_alone(
-        self, check: Callable[[Parts], None], apply: Callable[[Parts], None]
-    ) -> dict[str, Any] | None:
+    def _restore_alone(self, check: Callable[[Parts], None], apply: Callable[[Parts], None]) -> dict[str, Any] | None:
         session = self._session
         found = load_own(session, self._store, check, apply)
         if found is None:

@@ -6,13 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from multiverso.checkpoints.generations import (
-    check_tables,
-    commit_generation,
-    discard,
-    refuse_strangers,
-    remove_others,
-)
+from multiverso.checkpoints.generations import check_tables, commit_generation, discard, refuse_strangers, remove_others
 from multiverso.checkpoints.manifests import Generation, Receipts, read_generations
 from multiverso.checkpoints.parts import Packed, Parts, Table, write_part, write_tables
 from multiverso.checkpoints.stores import PathLike, make_usable, open_store, sha256_of

@@ -240,9 +240,7 @@ class Remote:
             for parent, _, names in os.walk(folder):
                 for each in names:
                     path = Path(parent, each)
-                    self._system.put_file(
-                        str(path), self._at(f"{name}/{path.relative_to(folder).as_posix()}")
-                    )
+                    self._system.put_file(str(path), self._at(f"{name}/{path.relative_to(folder).as_posix()}"))
 
     def make(self, name: str = "") -> None:
         self._system.makedirs(self._at(name), exist_ok=True)

@@ -28,8 +28,7 @@ _FORMAT = "multiverso state 1"
 _PLAIN = (type(None), bool, int, float, str)
 _KEYS = (bool, int, float, str)
 _STORED = frozenset(
-    ["bool", "float16", "float32", "float64"]
-    + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+    ["bool", "float16", "float32", "float64"] + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 )
 ACCEPTED = (
     "numbers, strings, bytes, None, arrays of NumPy or JAX, tensors of torch, and lists, tuples and dictionaries of "
@@ -113,8 +112,7 @@ def _pack(value: Any, where: str, arrays: dict[str, Array]) -> Any:
                 raise TypeError(f"{where} has the key {key!r}: keys are strings and numbers")
         return {
             "dict": [
-                [key, _pack(item, f"{where}[{key!r}]" if where else str(key), arrays)]
-                for key, item in value.items()
+                [key, _pack(item, f"{where}[{key!r}]" if where else str(key), arrays)] for key, item in value.items()
             ]
         }
     if kind is bytes:
@@ -126,9 +124,7 @@ def _pack(value: Any, where: str, arrays: dict[str, Array]) -> Any:
         return {"tensor": _store_tensor(value, where, arrays)}
     if library in ("jax", "jaxlib") and hasattr(value, "dtype") and hasattr(value, "__array__"):
         return {"array": _store(_from_jax(value, where), where, arrays)}
-    raise TypeError(
-        f"{where} is {value!r:.80} ({kind.__module__}.{kind.__name__}); state is made of {ACCEPTED}"
-    )
+    raise TypeError(f"{where} is {value!r:.80} ({kind.__module__}.{kind.__name__}); state is made of {ACCEPTED}")
 
 
 def _store(value: Any, where: str, arrays: dict[str, Array]) -> list[Any]:
@@ -146,9 +142,7 @@ def _store_tensor(value: Any, where: str, arrays: dict[str, Array]) -> list[Any]
     import torch
 
     if type(value.data) is not torch.Tensor or value.layout != torch.strided or value.is_quantized:
-        raise TypeError(
-            f"{where} is a {type(value).__name__} ({value.layout}); state is made of dense tensors"
-        )
+        raise TypeError(f"{where} is a {type(value).__name__} ({value.layout}); state is made of dense tensors")
     dtype = str(value.dtype).removeprefix("torch.")
     tensor = value.detach().cpu().contiguous()
     flat = tensor.numpy() if dtype in _STORED else tensor.reshape(-1).view(torch.uint8).numpy()
@@ -160,9 +154,7 @@ def _from_jax(value: Any, where: str) -> Array:
     try:
         return np.asarray(value)
     except TypeError as error:
-        raise TypeError(
-            f"{where} is {value.dtype}: {error}; of a key, save jax.random.key_data(key)"
-        ) from error
+        raise TypeError(f"{where} is {value.dtype}: {error}; of a key, save jax.random.key_data(key)") from error
 
 
 def _unpack(value: Any, arrays: dict[str, Array]) -> Any:

@@ -276,12 +276,7 @@ def _program(name: str) -> str | None:
 def _version_line(command: Sequence[str]) -> str:
     try:
         answer = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=_PROGRAM_SECONDS,
-            check=False,
-            stdin=subprocess.DEVNULL,
+            command, capture_output=True, text=True, timeout=_PROGRAM_SECONDS, check=False, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"does not run: {error}"
@@ -316,9 +311,7 @@ CHECKS: dict[str, Callable[[], str]] = {
 }
 
 _AS_BEFORE = "and what you gave pip the first time (`.` in a clone)"
-_SANDBOX = (
-    "This kernel or sandbox lacks it (gVisor and old kernels do); run on a plain Linux kernel 5.4 or newer."
-)
+_SANDBOX = "This kernel or sandbox lacks it (gVisor and old kernels do); run on a plain Linux kernel 5.4 or newer."
 _ADVICE = {
     "packages": f"Install multiverso again: pip install --force-reinstall {_AS_BEFORE}.",
     "/proc": "Mount /proc in this container; multiverso reads pids and limits there.",

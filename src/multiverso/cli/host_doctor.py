@@ -145,8 +145,7 @@ def examine_hosts(hosts: str, ssh: str, port: int) -> Iterator[Finding]:
     addresses = addresses_of(names, command)
     with contextlib.ExitStack() as stack:
         probes = [
-            stack.enter_context(Probe(name, address, command))
-            for name, address in zip(names, addresses, strict=True)
+            stack.enter_context(Probe(name, address, command)) for name, address in zip(names, addresses, strict=True)
         ]
         for probe in probes:
             probe.meet()
@@ -166,9 +165,7 @@ def _found(probe: Probe) -> Finding:
         advice = advice.format(host=probe.host, python=sys.executable, folder=os.getcwd())
         return Finding(name, "fail", probe.why, advice)
     said = probe.said
-    return Finding(
-        name, "ok", f"{said['name']}, {said['cores']} cores, {said['machine']}, at {said['address']}"
-    )
+    return Finding(name, "ok", f"{said['name']}, {said['cores']} cores, {said['machine']}, at {said['address']}")
 
 
 def _versions(probes: list[Probe]) -> Finding:
@@ -178,14 +175,10 @@ def _versions(probes: list[Probe]) -> Finding:
     for package in first:
         others = {probe.host: _said(probe)["versions"].get(package) for probe in probes}
         if len(set(others.values())) > 1:
-            different.append(
-                f"{package}: " + ", ".join(f"{there} on {host}" for host, there in others.items())
-            )
+            different.append(f"{package}: " + ", ".join(f"{there} on {host}" for host, there in others.items()))
             state = "fail" if package == "multiverso" else "warn" if state == "ok" else state
     if not different:
-        return Finding(
-            "versions", "ok", ", ".join(f"{package} {version}" for package, version in first.items())
-        )
+        return Finding("versions", "ok", ", ".join(f"{package} {version}" for package, version in first.items()))
     return Finding("versions", state, "; ".join(different), "Install the same versions on all hosts.")
 
 
@@ -194,9 +187,7 @@ def _encryption(probes: list[Probe]) -> Finding:
     without = [p.host for p in probes if any(_said(p)["versions"].get(package) is None for package in needed)]
     if not without:
         return Finding("encryption", "ok", "pyOpenSSL and cryptography are on all hosts")
-    advice = (
-        'pip install "multiverso[hosts]" there, or start with --insecure-fabric on a network that you trust.'
-    )
+    advice = 'pip install "multiverso[hosts]" there, or start with --insecure-fabric on a network that you trust.'
     return Finding("encryption", "fail", f"{', '.join(without)} cannot encrypt", advice)
 
 

@@ -18,9 +18,7 @@ class Commands(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Find the command."""
         is_command = self.get_command(ctx, args[0]) is not None
-        if (
-            not is_command and Path(args[0]).is_file() and not ctx.resilient_parsing
-        ):  # as a shell's completion is
+        if not is_command and Path(args[0]).is_file() and not ctx.resilient_parsing:  # as a shell's completion is
             ctx.fail(f"{args[0]} is a file, not a command; to start it: multiverso run -n 4 {args[0]}")
         return super().resolve_command(ctx, args)
 
@@ -108,9 +106,7 @@ def app(context: click.Context) -> None:
     help="With --on-failure continue: restart a failed worker in the same place, while the others go on; this "
     "many restarts in all (with --hosts, on each host, and as many lost hosts in all).",
 )
-@click.option(
-    "--resume", is_flag=True, help="Go on from the newest checkpoint of an earlier run, if there is one."
-)
+@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint of an earlier run, if there is one.")
 @click.option(
     "--hosts",
     help="Hosts' names with commas between them, reached by ssh; or a number: rehearse that many on this "
@@ -123,25 +119,19 @@ def app(context: click.Context) -> None:
     help="Where the first of several hosts listens for the others.",
 )
 @click.option("--ssh", default=_SSH, help="The command that reaches a host.")
-@click.option(
-    "--insecure-fabric", is_flag=True, help="Between hosts: encrypt nothing, on a network you trust."
-)
+@click.option("--insecure-fabric", is_flag=True, help="Between hosts: encrypt nothing, on a network you trust.")
 @click.option(
     "--host-grace",
     type=float,
     default=30.0,
     help="Seconds without a word of a host until it counts as lost; a shorter cut is survived.",
 )
+@click.option("--wire", help="How changes travel between hosts: native, float32, bfloat16, int8, topk or topk:F.")
 @click.option(
-    "--wire", help="How changes travel between hosts: native, float32, bfloat16, int8, topk or topk:F."
+    "--every", help="How often a host sends what has changed: a number of seconds, or a text such as '100 adds'."
 )
 @click.option(
-    "--every",
-    help="How often a host sends what has changed: a number of seconds, or a text such as '100 adds'.",
-)
-@click.option(
-    "--between",
-    help="What is made of the hosts' changes: sum, mean, local_sgd, diloco or diloco:LR,MOMENTUM.",
+    "--between", help="What is made of the hosts' changes: sum, mean, local_sgd, diloco or diloco:LR,MOMENTUM."
 )
 @click.option(
     "--grace",
@@ -151,12 +141,7 @@ def app(context: click.Context) -> None:
     help="Seconds that workers get to end by themselves, before they are killed.",
 )
 def run_command(
-    show_summary: bool,
-    insecure_fabric: bool,
-    wire: str | None,
-    every: str | None,
-    between: str | None,
-    **given: Any,
+    show_summary: bool, insecure_fabric: bool, wire: str | None, every: str | None, between: str | None, **given: Any
 ) -> None:
     """Start a program in several workers of one job, on this host or, with --hosts, on several.
 
@@ -192,9 +177,7 @@ def run_command(
 
 @app.command()
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
-@click.option(
-    "--hosts", metavar="A,B", help="Can these hosts run a job together? Versions, ports, clocks, encryption."
-)
+@click.option("--hosts", metavar="A,B", help="Can these hosts run a job together? Versions, ports, clocks, encryption.")
 @click.option(
     "--ssh",
     metavar="COMMAND",
@@ -202,10 +185,7 @@ def run_command(
     help="What reaches a host.",
 )
 @click.option(
-    "--port",
-    type=click.IntRange(1, 65535),
-    default=29600,
-    help="Where the first host would listen for the others.",
+    "--port", type=click.IntRange(1, 65535), default=29600, help="Where the first host would listen for the others."
 )
 @click.option("--probe", is_flag=True, hidden=True)
 def doctor(as_json: bool, hosts: str | None, ssh: str, port: int, probe: bool) -> None:
@@ -267,12 +247,7 @@ def bench(full: bool, as_json: bool) -> None:
 
 
 @app.command()
-@click.option(
-    "--dtype",
-    multiple=True,
-    show_default="all",
-    help="For tables of this dtype only (may be given again).",
-)
+@click.option("--dtype", multiple=True, show_default="all", help="For tables of this dtype only (may be given again).")
 def warmup(dtype: tuple[str, ...]) -> None:
     """Compile all kernels now, so that no job has to (a container image, a login node, the first of many jobs)."""
     from multiverso.cli.warmup import report

@@ -42,8 +42,7 @@ def chosen(jobs: list[Status], wish: str | None) -> list[Status]:
     return [
         job
         for job in jobs
-        if wish in job["address"]
-        or any(wish in (str(worker["pid"]), worker["program"]) for worker in job["workers"])
+        if wish in job["address"] or any(wish in (str(worker["pid"]), worker["program"]) for worker in job["workers"])
     ]
 
 
@@ -90,10 +89,7 @@ class Rates:
             counters["link", link["host"]] = link["bytes_sent"], link["bytes_received"]
         elapsed = now - self.at_seconds
         per_second = {
-            table: (
-                (operations - self.counters[table][0]) / elapsed,
-                (size - self.counters[table][1]) / elapsed,
-            )
+            table: ((operations - self.counters[table][0]) / elapsed, (size - self.counters[table][1]) / elapsed)
             for table, (operations, size) in counters.items()
             if table in self.counters and elapsed > 0
         }
@@ -123,19 +119,7 @@ def _render_job(job: Status, rates: Rates) -> Iterator[RenderableType]:
 
 def render_workers(job: Status, rates: Rates) -> Table:
     """Lays the workers of one job out: what each does, how quickly, how far behind, what it says."""
-    columns = (
-        "worker",
-        "pid",
-        "state",
-        "memory",
-        "op/s",
-        "stale",
-        "lag",
-        "waits for",
-        "since",
-        "missing",
-        "waited",
-    )
+    columns = ("worker", "pid", "state", "memory", "op/s", "stale", "lag", "waits for", "since", "missing", "waited")
     table = Table(*columns, "logged", box=None, pad_edge=False)
     done = {worker["id"]: _work_of(job, worker["id"])[0] for worker in job["workers"]}
     for worker in job["workers"]:

@@ -126,9 +126,7 @@ def _futex(address: int, operation: int, value: int, time: Any) -> int:
     return ctypes.get_errno() if code < 0 else 0
 
 
-def call_update(
-    function: int, values: int, delta: int, state: int, stride: int, hyper: int, count: int
-) -> None:
+def call_update(function: int, values: int, delta: int, state: int, stride: int, hyper: int, count: int) -> None:
     """Calls a compiled updater by its address, so that one compiled kernel serves every updater."""
     _call(function, "pppnpn", values, delta, state, stride, hyper, count)
 
@@ -140,9 +138,7 @@ def call_push(
     _call(function, "pppnppn", centre, local, state, stride, hyper, delta, count)
 
 
-def call_pull(
-    function: int, centre: int, local: int, state: int, stride: int, hyper: int, count: int
-) -> None:
+def call_pull(function: int, centre: int, local: int, state: int, stride: int, hyper: int, count: int) -> None:
     """Calls a rule's compiled pull by its address."""
     _call(function, "pppnpn", centre, local, state, stride, hyper, count)
 

@@ -36,9 +36,7 @@ _INNER_OPTIONS = {**_OPTIONS, "nogil": True, "no_cpython_wrapper": True, "no_cfu
 _names: dict[str, dict[str, Any]] = {}
 _replaced: dict[int, Any] = {}  # both kept: kernels of several modules share what they call
 
-llvm.add_symbol(
-    PYTHON_FACTS, ctypes.addressof(PYTHON_FACTS_HERE)
-)  # Numba links each function into this process
+llvm.add_symbol(PYTHON_FACTS, ctypes.addressof(PYTHON_FACTS_HERE))  # Numba links each function into this process
 
 
 @dataclass(frozen=True)
@@ -67,10 +65,7 @@ def translate(kind: str, name: str, dtype: str | None) -> Translated:
         loops = {key: value for key, value in vars(module).items() if is_loop(value, name)}
         symbols = tuple(f"{group}.{key}" for key in loops)
         compiled = [compile_loop(function, str(dtype)) for function in loops.values()]
-        parts = [
-            _renamed(c.inspect_llvm(), c.native_name, symbol)
-            for c, symbol in zip(compiled, symbols, strict=True)
-        ]
+        parts = [_renamed(c.inspect_llvm(), c.native_name, symbol) for c, symbol in zip(compiled, symbols, strict=True)]
         return Translated(symbols, _linked(parts))
     declared = kernels_of(module, dtype)
     names = rebound(name, _replacement, _names, _replaced)
@@ -86,9 +81,7 @@ def compile_loop(function: Callable[..., None], dtype: str) -> Any:
     """Compiles a loop over pointers of ``dtype`` (p) and numbers (n)."""
     kinds = {"p": types.CPointer(from_dtype(np.dtype(dtype))), "n": int64}
     if not _kinds(function):
-        raise TypeError(
-            f"{function.__qualname__} takes {function.__code__.co_argcount} arguments; a loop takes 6 or 7"
-        )
+        raise TypeError(f"{function.__qualname__} takes {function.__code__.co_argcount} arguments; a loop takes 6 or 7")
     signature = types.void(*(kinds[kind] for kind in _kinds(function)))
     return cfunc(signature, **_OPTIONS)(_with_inner_loops(function))
 
@@ -96,9 +89,7 @@ def compile_loop(function: Callable[..., None], dtype: str) -> Any:
 def _with_inner_loops(function: Callable[..., None]) -> Callable[..., None]:
     """Returns a function made by another one, with the loops that it has from there in a form that Numba calls."""
     cells = tuple(
-        CellType(njit(cell.cell_contents, **_OPTIONS))
-        if isinstance(cell.cell_contents, FunctionType)
-        else cell
+        CellType(njit(cell.cell_contents, **_OPTIONS)) if isinstance(cell.cell_contents, FunctionType) else cell
         for cell in function.__closure__ or ()
     )
     if not cells or not isinstance(function, FunctionType):
@@ -159,9 +150,7 @@ class _Entry:
 
         def call(name: str, result: Any, *arguments: Any, variadic: bool = False) -> Any:
             callee = module.globals.get(name) or ir.Function(
-                module,
-                ir.FunctionType(result, [argument.type for argument in arguments], var_arg=variadic),
-                name,
+                module, ir.FunctionType(result, [argument.type for argument in arguments], var_arg=variadic), name
             )
             return builder.call(callee, arguments)
 
@@ -308,9 +297,7 @@ def emit(translated: Translated, machine: Any) -> Code:
     needed |= {g.name for g in whole.global_variables if g.is_declaration}
     unknown = needed - LIBC - PYTHON
     if unknown:
-        raise RuntimeError(
-            f"compiled kernels {translated.symbols} need {sorted(unknown)}, which they must not"
-        )
+        raise RuntimeError(f"compiled kernels {translated.symbols} need {sorted(unknown)}, which they must not")
     whole.verify()
     return Code(translated.symbols, tuple(sorted(needed)), machine.emit_object(whole))
 

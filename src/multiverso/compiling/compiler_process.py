@@ -66,13 +66,9 @@ class CompilerProcess:
             f"from multiverso.compiling.on_demand import child; child({os.getpid()}, {writing})"
         )
         environment = {
-            key: value
-            for key, value in os.environ.items()
-            if not key.startswith("NUMBA_") and key != "PYTHONWARNINGS"
+            key: value for key, value in os.environ.items() if not key.startswith("NUMBA_") and key != "PYTHONWARNINGS"
         }
-        environment["NUMBA_OPT"] = (
-            "0"  # compiler.emit optimises a group at once, and not each function before
-        )
+        environment["NUMBA_OPT"] = "0"  # compiler.emit optimises a group at once, and not each function before
         self.stamps = stamps_of_all()
         nothing = subprocess.DEVNULL  # what is wrong with it is said by trying it here
         try:
@@ -104,10 +100,7 @@ class CompilerProcess:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
 

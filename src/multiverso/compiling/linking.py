@@ -36,9 +36,7 @@ def _link(content: bytes, needed: Sequence[str], names: Sequence[str]) -> dict[s
     _kept.append(engine)
     addresses = {name: engine.get_function_address(name) for name in names}
     if not all(addresses.values()):
-        raise RuntimeError(
-            f"no functions {[name for name in names if not addresses[name]]} in the object code"
-        )
+        raise RuntimeError(f"no functions {[name for name in names if not addresses[name]]} in the object code")
     return addresses
 
 

@@ -117,9 +117,7 @@ def _array(context: Any, builder: Any, array_type: Any, place: Any, count: int) 
     from numba.np import arrayobj
 
     array = arrayobj.make_array(array_type)(context, builder)
-    itemsize = context.get_constant(
-        types.intp, context.get_abi_sizeof(context.get_data_type(array_type.dtype))
-    )
+    itemsize = context.get_constant(types.intp, context.get_abi_sizeof(context.get_data_type(array_type.dtype)))
     arrayobj.populate_array(
         array,
         data=builder.bitcast(place, context.get_data_type(array_type.dtype).as_pointer()),

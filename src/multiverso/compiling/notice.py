@@ -37,9 +37,7 @@ def telling(
     if begin:
         say(begin)
     over = threading.Event()
-    thread = threading.Thread(
-        target=_tell, args=(what, began, over, progress), name="multiverso-telling", daemon=True
-    )
+    thread = threading.Thread(target=_tell, args=(what, began, over, progress), name="multiverso-telling", daemon=True)
     try:
         thread.start()
         yield lambda: time.monotonic() - began
@@ -57,9 +55,7 @@ def _tell(what: str, began: float, over: threading.Event, progress: Callable[[fl
         seconds = time.monotonic() - began
         text = f"multiverso: {what}{progress(seconds)}: {seconds:.0f} s"
         longest = max(longest, len(text))
-        print(
-            f"\r{text.ljust(longest)}" if moves else text, end="" if moves else "\n", file=stream, flush=True
-        )
+        print(f"\r{text.ljust(longest)}" if moves else text, end="" if moves else "\n", file=stream, flush=True)
         if not moves:
             pause *= 2  # a job's log is read later
     if longest and moves:

@@ -159,8 +159,7 @@ def require_numba(why: str) -> None:
     """
     if _numba() is None:
         raise ModuleNotFoundError(
-            f'{why} must be compiled, and Numba is not installed: pip install "multiverso[compile]"',
-            name="numba",
+            f'{why} must be compiled, and Numba is not installed: pip install "multiverso[compile]"', name="numba"
         )
 
 
@@ -234,9 +233,7 @@ def _numba_version() -> list[str]:
     return sorted(name for name in os.listdir(Path(found.origin).parent.parent) if name.startswith("numba-"))
 
 
-def _build(
-    kind: str, name: str, dtype: str | None, file: str, process: CompilerProcess | None = None
-) -> Code:
+def _build(kind: str, name: str, dtype: str | None, file: str, process: CompilerProcess | None = None) -> Code:
     what = file.rpartition("-")[0]
     with object_cache.one_at_a_time(what):
         code = object_cache.read(file)
@@ -247,11 +244,7 @@ def _build(
         words = f"compiling kernels ({what})"
         begin = f"{words}, once on this machine (up to half a minute) ..."
         with contextlib.nullcontext() if process else telling(words, begin) as seconds:
-            code = (
-                process.build(kind, name, dtype, _BUILD_SECONDS)
-                if process
-                else _built_by_a_child(kind, name, dtype)
-            )
+            code = process.build(kind, name, dtype, _BUILD_SECONDS) if process else _built_by_a_child(kind, name, dtype)
             code = code or _built_here(kind, name, dtype)
         unchanged = are_unchanged(paths, stamps)
         if unchanged:

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 _PACKAGE = Path(__file__).parent.parent
 _IMPORT = re.compile(
-    r"^(?:from (?P<of>multiverso[\w.]*) import (?P<names>\([^)]*\)|[^\n]+)|import (?P<modules>[^\n]+))",
-    re.MULTILINE,
+    r"^(?:from (?P<of>multiverso[\w.]*) import (?P<names>\([^)]*\)|[^\n]+)|import (?P<modules>[^\n]+))", re.MULTILINE
 )
 _KEPT = "meanings.json"
 _MOST_KEPT = 2000
@@ -47,9 +46,7 @@ def _imported_by(path: Path) -> tuple[Path, ...]:
     for line in _IMPORT.finditer(_read(path).decode()):
         of = line["of"] or ""
         names = [
-            name.split()[0]
-            for name in (line["names"] or line["modules"]).strip("() \n").split(",")
-            if name.strip()
+            name.split()[0] for name in (line["names"] or line["modules"]).strip("() \n").split(",") if name.strip()
         ]
         for module in [of, *(f"{of}.{name}".strip(".") for name in names)]:
             package, *rest = module.split(".")

@@ -62,16 +62,7 @@ class Asynchronous:
         self.snapshot(out)
 
     def exchange(self, local: Array, last: Array, call: Call, deadline: Deadline | None) -> None:
-        arguments = (
-            self._control,
-            self._base,
-            self._update,
-            self._me,
-            local,
-            last,
-            self.ticks,
-            call.address,
-        )
+        arguments = (self._control, self._base, self._update, self._me, local, last, self.ticks, call.address)
         code = self._exchange(*arguments)
         if code:
             self._resume(code, lambda: self._exchange(*arguments), deadline)
@@ -104,9 +95,7 @@ class Asynchronous:
         if code:
             self._go_on_adding(code, ids, delta, call, deadline)
 
-    def _go_on_adding(
-        self, code: int, ids: RowIds, delta: Array, call: Call, deadline: Deadline | None
-    ) -> None:
+    def _go_on_adding(self, code: int, ids: RowIds, delta: Array, call: Call, deadline: Deadline | None) -> None:
         arguments = (self._control, self._base, self._update, self._me, ids, delta, call.address)
         self._resume_rows(code, ids, lambda: self._add_rows(*arguments), deadline)
 
@@ -115,26 +104,12 @@ class Asynchronous:
         if code:
             self._go_on_reading(code, ids, out, call, deadline)
 
-    def _go_on_reading(
-        self, code: int, ids: RowIds, out: Array, call: Call, deadline: Deadline | None
-    ) -> None:
+    def _go_on_reading(self, code: int, ids: RowIds, out: Array, call: Call, deadline: Deadline | None) -> None:
         arguments = (self._control, self._base, self._me, ids, out, self.ticks, call.address)
         self._resume_rows(code, ids, lambda: self._get_rows(*arguments), deadline)
 
-    def exchange_rows(
-        self, ids: RowIds, local: Array, last: Array, call: Call, deadline: Deadline | None
-    ) -> None:
-        arguments = (
-            self._control,
-            self._base,
-            self._update,
-            self._me,
-            ids,
-            local,
-            last,
-            self.ticks,
-            call.address,
-        )
+    def exchange_rows(self, ids: RowIds, local: Array, last: Array, call: Call, deadline: Deadline | None) -> None:
+        arguments = (self._control, self._base, self._update, self._me, ids, local, last, self.ticks, call.address)
         kernel = self._exchange_rows
         code = kernel(*arguments)
         if code:
@@ -146,16 +121,7 @@ class Asynchronous:
     def get_stripes(
         self, stripes: Versions, versions: Versions, out: Array, call: Call, deadline: Deadline | None
     ) -> None:
-        arguments = (
-            self._control,
-            self._base,
-            self._me,
-            stripes,
-            versions,
-            out,
-            self.ticks,
-            call.address,
-        )
+        arguments = (self._control, self._base, self._me, stripes, versions, out, self.ticks, call.address)
         code = self._get_stripes(*arguments)
         if code:
             self._resume(code, lambda: self._get_stripes(*arguments), deadline)
@@ -212,9 +178,7 @@ class Asynchronous:
         """Goes on where a kernel stopped at a word that it did not get in half a second."""
         self.access.resume(code, again, deadline, f"a lock of {self.access.name}")
 
-    def _resume_rows(
-        self, code: int, ids: RowIds, again: Callable[[], int], deadline: Deadline | None
-    ) -> None:
+    def _resume_rows(self, code: int, ids: RowIds, again: Callable[[], int], deadline: Deadline | None) -> None:
         if code & 0xFFFF == kernels.BAD_ROW:
             raise bad_row(ids, code >> 16, self.access.spec)
         self._resume(code, again, deadline)

@@ -47,9 +47,7 @@ class Bounded(Asynchronous):
         self._wait_for_slowest(deadline)
         super().get_rows(ids, out, call, deadline)
 
-    def exchange_rows(
-        self, ids: RowIds, local: Array, last: Array, call: Call, deadline: Deadline | None
-    ) -> None:
+    def exchange_rows(self, ids: RowIds, local: Array, last: Array, call: Call, deadline: Deadline | None) -> None:
         self._wait_for_slowest(deadline)
         super().exchange_rows(ids, local, last, call, deadline)
 

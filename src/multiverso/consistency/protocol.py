@@ -127,9 +127,7 @@ def bad_row(ids: RowIds, position: int, spec: TableSpec) -> RowIdError:
 class ByStripe(Protocol):
     """What there is beside `Consistency` where adds take effect at once, one stripe after another."""
 
-    def exchange_rows(
-        self, ids: RowIds, local: Array, last: Array, call: Call, deadline: Deadline | None
-    ) -> None:
+    def exchange_rows(self, ids: RowIds, local: Array, last: Array, call: Call, deadline: Deadline | None) -> None:
         """Pushes ``local - last`` of some rows and pulls the result into both; RowIdError before anything changes."""
 
     def changed_stripes(self, seen: Versions, found: Versions) -> int:

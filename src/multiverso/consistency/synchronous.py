@@ -39,11 +39,7 @@ class Synchronous:
         self._kernels: Any = chained if self._spans_hosts else rounds
         self._apply_rule = chained.apply_rule if self._spans_hosts else rules.apply_rule_in_round
         # compiled now, and not while others wait for this worker
-        (
-            rounds.stage.compiled(self._dtype),
-            self._kernels.read.compiled(self._dtype),
-            self._kernels.leave.compiled(),
-        )
+        (rounds.stage.compiled(self._dtype), self._kernels.read.compiled(self._dtype), self._kernels.leave.compiled())
         self._lock = new_lock()
         self._progress = np.zeros(at.ROUND_MEMBERS + load64(access.base + at.CHUNK_COUNT), np.int64)
         self._progress[at.ROUND_NUMBER] = access.first_round
@@ -79,35 +75,15 @@ class Synchronous:
 
     def get_rows(self, ids: RowIds, out: Array, call: Call, deadline: Deadline | None) -> None:
         self._check_rows(ids)
-        arguments = (
-            self._control,
-            self._base,
-            self._update,
-            self._me,
-            self._progress,
-            ids,
-            out,
-            call.address,
-        )
+        arguments = (self._control, self._base, self._update, self._me, self._progress, ids, out, call.address)
         self._read("get", lambda: self._kernels.read_rows.compiled(self._dtype)(*arguments), deadline)
 
     def get_rows_again(self, ids: RowIds, out: Array) -> None:
         self._check_rows(ids)
-        rounds.committed_rows.compiled(self._dtype)(
-            self._base, int(self._progress[at.ROUND_NUMBER]) - 1, ids, out
-        )
+        rounds.committed_rows.compiled(self._dtype)(self._base, int(self._progress[at.ROUND_NUMBER]) - 1, ids, out)
 
     def exchange(self, local: Array, last: Array, call: Call, deadline: Deadline | None) -> None:
-        arguments = (
-            self._control,
-            self._base,
-            self._update,
-            self._me,
-            self._progress,
-            local,
-            last,
-            call.address,
-        )
+        arguments = (self._control, self._base, self._update, self._me, self._progress, local, last, call.address)
         self._read("exchange", lambda: self._kernels.exchange.compiled(self._dtype)(*arguments), deadline)
 
     def apply_rule(

@@ -64,9 +64,7 @@ def own_directory(path: PathLike) -> Path:
     return place
 
 
-def write_whole(
-    path: PathLike, content: Buffer | Iterable[Buffer], *, mode: int = 0o666, replace: bool = True
-) -> None:
+def write_whole(path: PathLike, content: Buffer | Iterable[Buffer], *, mode: int = 0o666, replace: bool = True) -> None:
     """Writes a file whole or not at all, and on disk: a reader sees the old content or the new, also after a crash.
 
     Any number of threads, processes and containers may write to one path at a time: the last one's content stays.
@@ -156,9 +154,7 @@ def read_own(path: PathLike, most_bytes: int = 1 << 20) -> bytes:
     with open_plain(path, os.O_NOFOLLOW) as file:
         status = os.fstat(file.fileno())
         if stat.S_IMODE(status.st_mode) & ~_SECRET_MODE:
-            raise _refused(
-                path, f"others may read it (mode {stat.S_IMODE(status.st_mode):04o}; chmod 600 it)"
-            )
+            raise _refused(path, f"others may read it (mode {stat.S_IMODE(status.st_mode):04o}; chmod 600 it)")
         _check_own(path, file.fileno(), _SECRET_MODE)
         return _read(file, most_bytes)
 

@@ -22,9 +22,7 @@ T = TypeVar("T")
 _LONGEST_RECORD = 1 << 26
 
 # What records are made of. A file's name is one below the folder of its record, and goes no way up.
-FileName = Annotated[
-    str, Meta(min_length=1, max_length=1024, pattern=r"\A(?!/)(?!(?:.*/)?\.\.(?:/|\Z))[^\x00]+\Z")
-]
+FileName = Annotated[str, Meta(min_length=1, max_length=1024, pattern=r"\A(?!/)(?!(?:.*/)?\.\.(?:/|\Z))[^\x00]+\Z")]
 FileNameOrNone = Annotated[str, Meta(max_length=1024, pattern=r"\A(?!/)(?!(?:.*/)?\.\.(?:/|\Z))[^\x00]*\Z")]
 Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]

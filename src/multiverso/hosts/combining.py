@@ -33,12 +33,7 @@ PART, WHOLE, REFUSE = 1, 2, 3
 _HEAD = struct.Struct("!BxxxIQQQ")  # kind, chunk, piece, signature, bytes of the piece
 HEAD_BYTES = _HEAD.size
 
-COMBINE: dict[str, Callable[..., Array]] = {
-    "sum": np.add,
-    "product": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
-}
+COMBINE: dict[str, Callable[..., Array]] = {"sum": np.add, "product": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
 @dataclass(frozen=True)

@@ -140,9 +140,7 @@ class Fabric:
         with self._lock:
             held = self._tables.add(table_id, copy, wire, every, rule)
             if held.outer is not None and self.host not in self._links:
-                link = self._links[self.host] = Link(
-                    self.host, self.host, self._pace, settled=self._tell_settled
-                )
+                link = self._links[self.host] = Link(self.host, self.host, self._pace, settled=self._tell_settled)
                 self._ends[self.host] = Loop(link)
             for link in self._links_of(held):
                 self._tables.attach_to(link, table_id)
@@ -272,9 +270,7 @@ class Fabric:
                 if deadline.passed:
                     what = "take the values of" if take else "give its changes to"
                     peers = ", ".join(map(str, sorted(left or ends)))
-                    raise WaitTimeoutError(
-                        f"host {self.host} could not {what} host(s) {peers} within {deadline}"
-                    )
+                    raise WaitTimeoutError(f"host {self.host} could not {what} host(s) {peers} within {deadline}")
                 self._settled.wait(deadline.slice_left())
 
         if take:  # the values that all begin with are there

@@ -206,9 +206,7 @@ class ParamManager:
             >>> optimizer = optax.chain(optax.adam(1e-3), manager.transformation())  # doctest: +SKIP
         """
         if isinstance(self._every, timedelta):
-            raise ValueError(
-                "a transformation exchanges at every so many updates: every= must be a number of steps"
-            )
+            raise ValueError("a transformation exchanges at every so many updates: every= must be a number of steps")
         if self._shared.statistics:
             raise ValueError(
                 "a transformation sees no statistics: call step(params, statistics) after the step instead"

@@ -63,9 +63,7 @@ class ParamManager(Resumable):
         self._order = sorted(range(len(values)), key=lambda index: not self._trained[index])
         ordered = [values[index] for index in self._order]
         summed = sum(self._trained)
-        self._shared = SharedParams(
-            ordered[:summed], ordered[summed:], every=every, rule=rule, session=session
-        )
+        self._shared = SharedParams(ordered[:summed], ordered[summed:], every=every, rule=rule, session=session)
         self._assign(self._shared.values())
         self._model = Model(
             values=self._values,
@@ -87,9 +85,7 @@ class ParamManager(Resumable):
         settle(self.model)
         now = _shared_weights(self.model)
         trained = [weight.trainable for weight in self._weights]
-        if {id(weight) for weight in now} != {
-            id(weight) for weight in self._weights
-        } or trained != self._trained:
+        if {id(weight) for weight in now} != {id(weight) for weight in self._weights} or trained != self._trained:
             raise RuntimeError(
                 f"the weights of {self.model.name!r}, or which of them are trainable, have changed since its "
                 "ParamManager was made; make a new one, in every worker, after such a change"

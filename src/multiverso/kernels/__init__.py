@@ -20,13 +20,4 @@ from multiverso.kernels.codes import (
     TIMED_OUT,
 )
 
-__all__ = [
-    "BAD_ROW",
-    "DONE",
-    "EINTR",
-    "LOST_SOMEONE",
-    "MISMATCH",
-    "NOT_RECOVERABLE",
-    "OWNER_DEAD",
-    "TIMED_OUT",
-]
+__all__ = ["BAD_ROW", "DONE", "EINTR", "LOST_SOMEONE", "MISMATCH", "NOT_RECOVERABLE", "OWNER_DEAD", "TIMED_OUT"]

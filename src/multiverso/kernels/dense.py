@@ -24,16 +24,7 @@ from multiverso.compiling.atomics import (
 )
 from multiverso.compiling.declaring import Address, Data, Int, inner, kernel
 from multiverso.kernels.locking import rows_of
-from multiverso.kernels.stripe_words import (
-    OWNER,
-    drop_hand,
-    give_back,
-    hold,
-    let_go,
-    owner_of,
-    take_hand,
-    word_at,
-)
+from multiverso.kernels.stripe_words import OWNER, drop_hand, give_back, hold, let_go, owner_of, take_hand, word_at
 from multiverso.kernels.waits import header_of, line_of, tell_watchers, tick
 from multiverso.layout import words as at
 
@@ -188,14 +179,7 @@ def next_stripe(base, me, done):
 
 
 @kernel
-def add(
-    control: Address,
-    base: Address,
-    update: Address,
-    me: Int,
-    delta: Data,
-    call: Address,
-) -> Int:
+def add(control: Address, base: Address, update: Address, me: Int, delta: Data, call: Address) -> Int:
     """Adds ``delta`` to the whole table, through its updater: 0, or why it stopped; the call's record says where."""
     head = header_of(base)
     values = array_at(base + head.buffer_0, delta.size, delta)
@@ -249,14 +233,7 @@ def read_stripe(rows, control, me, stripe, out, values):
 
 
 @kernel
-def get(
-    control: Address,
-    base: Address,
-    me: Int,
-    out: Data,
-    ticks: Int,
-    call: Address,
-) -> Int:
+def get(control: Address, base: Address, me: Int, out: Data, ticks: Int, call: Address) -> Int:
     """Copies the whole table to ``out``, each stripe as it is at one moment: 0, or why it stopped."""
     head = header_of(base)
     values = array_at(base + head.buffer_0, out.size, out)
@@ -276,13 +253,7 @@ def get(
 
 
 @kernel
-def put(
-    control: Address,
-    base: Address,
-    me: Int,
-    source: Data,
-    call: Address,
-) -> Int:
+def put(control: Address, base: Address, me: Int, source: Data, call: Address) -> Int:
     """Overwrites the table: initial values and loading."""
     head = header_of(base)
     values = array_at(base + head.buffer_0, source.size, source)
@@ -311,14 +282,7 @@ def put(
 
 @kernel
 def exchange(
-    control: Address,
-    base: Address,
-    update: Address,
-    me: Int,
-    local: Data,
-    last: Data,
-    ticks: Int,
-    call: Address,
+    control: Address, base: Address, update: Address, me: Int, local: Data, last: Data, ticks: Int, call: Address
 ) -> Int:
     """Adds ``local - last`` and reads the result into both, in one pass: 0, or why it stopped."""
     head = header_of(base)

@@ -138,9 +138,7 @@ def _read_key(base, header, key, to, size):
 
 
 @kernel
-def look_up(
-    base: Address, header: Address, keys: Words, out: Address, size: Int, progress: Int, until: Int
-) -> Int:
+def look_up(base: Address, header: Address, keys: Words, out: Address, size: Int, progress: Int, until: Int) -> Int:
     """Writes rows of ``size`` bytes by key, from ``keys[progress]`` on, until a moment: ``(done << 16) | code``.
 
     Args:
@@ -178,14 +176,7 @@ def _copy(word, to, place, size, until):
 
 @kernel
 def look_at_rows(
-    words: Address,
-    shift: Int,
-    values: Address,
-    stride: Int,
-    ids: Words,
-    out: Address,
-    progress: Int,
-    until: Int,
+    words: Address, shift: Int, values: Address, stride: Int, ids: Words, out: Address, progress: Int, until: Int
 ) -> Int:
     """Copies rows of a matrix: ``(done << 16) | code``."""
     for k in range(progress, ids.size):

@@ -120,15 +120,7 @@ def _read(control, base, me, ids, out, call):
 
 
 @kernel
-def get_rows(
-    control: Address,
-    base: Address,
-    me: Int,
-    ids: Words,
-    out: Data,
-    ticks: Int,
-    call: Address,
-) -> Int:
+def get_rows(control: Address, base: Address, me: Int, ids: Words, out: Data, ticks: Int, call: Address) -> Int:
     """Copies rows in the order of their ids: 0, or why not all of them."""
     code = _bad_row(base, ids, call)
     if code == 0:
@@ -141,15 +133,7 @@ def get_rows(
 
 
 @kernel
-def add_rows(
-    control: Address,
-    base: Address,
-    update: Address,
-    me: Int,
-    ids: Words,
-    delta: Data,
-    call: Address,
-) -> Int:
+def add_rows(control: Address, base: Address, update: Address, me: Int, ids: Words, delta: Data, call: Address) -> Int:
     """Adds to rows in the order of their ids, each at once: 0, or why not all of them."""
     code = _bad_row(base, ids, call)
     if code != 0:
@@ -313,14 +297,7 @@ def changed_stripes(base: Address, me: Int, seen: Words, found: Words) -> Int:
 
 @kernel
 def get_stripes(
-    control: Address,
-    base: Address,
-    me: Int,
-    stripes: Words,
-    versions: Words,
-    out: Data,
-    ticks: Int,
-    call: Address,
+    control: Address, base: Address, me: Int, stripes: Words, versions: Words, out: Data, ticks: Int, call: Address
 ) -> Int:
     """Copies stripes one after another, and the version that each then had."""
     head = header_of(base)

@@ -9,15 +9,7 @@ from __future__ import annotations
 
 from multiverso.compiling.atomics import array_at, call_pull, call_push, load64, scratch, store64
 from multiverso.compiling.declaring import Address, Data, Int, Words, inner, kernel
-from multiverso.kernels.dense import (
-    add_into,
-    end_add,
-    end_call,
-    end_read,
-    next_stripe,
-    record_operation,
-    update_with,
-)
+from multiverso.kernels.dense import add_into, end_add, end_call, end_read, next_stripe, record_operation, update_with
 from multiverso.kernels.locking import rows_of
 from multiverso.kernels.rounds.folding import NOTHING, WHOLE, buffer_of, fold, slot_at
 from multiverso.kernels.rounds.steps import OPEN, ROUND, STAGED, finish, go_through
@@ -109,9 +101,7 @@ def stage_push(base, push, me, local_state, hyper, progress, local):
         b = min(local.size, a + _PART)
         skip = a * itemsize
         target = delta.ctypes.data if progress[STAGED] else slot[a:b].ctypes.data
-        call_push(
-            push, centre + skip, local[a:b].ctypes.data, local_state + skip, stride, hyper, target, b - a
-        )
+        call_push(push, centre + skip, local[a:b].ctypes.data, local_state + skip, stride, hyper, target, b - a)
         if progress[STAGED]:
             add_into(slot[a:b], delta[: b - a])
     progress[STAGED] = 1

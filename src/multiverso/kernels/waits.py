@@ -42,9 +42,7 @@ from multiverso.layout import words as at
 
 # what a condition says, beside LOST_SOMEONE
 READY, NOT_READY = DONE, 2
-_YIELDS = (
-    200  # measured: rounds of 1e7 floats, 2 workers: 13.2 ms with 50, 11.4 with 200 to 2000; 4 workers alike
-)
+_YIELDS = 200  # measured: rounds of 1e7 floats, 2 workers: 13.2 ms with 50, 11.4 with 200 to 2000; 4 workers alike
 SLICE_NANOSECONDS = 500_000_000
 _SHORTEST_NAP, _LONGEST_NAP = 100_000, 5_000_000
 # the words of a wait: when its first sleep began, how often it has looked; WAIT_WORDS is their number
@@ -291,13 +289,7 @@ def set_long(address: Address, value: Int) -> None:
 
 
 @kernel
-def begin_wait(
-    control: Address,
-    me: Int,
-    kind: Int32,
-    table: Int,
-    target: Int,
-) -> None:
+def begin_wait(control: Address, me: Int, kind: Int32, table: Int, target: Int) -> None:
     """As ``publish_wait``, from Python."""
     publish_wait(control, me, kind, table, 0, target)
 

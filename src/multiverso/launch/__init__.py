@@ -14,16 +14,7 @@ if TYPE_CHECKING:
     from multiverso.launch.results import JobResult, WorkerExit
     from multiverso.launch.signals import let_signals_end_us, put_back
 
-__all__ = [
-    "Job",
-    "JobResult",
-    "WorkerCommand",
-    "WorkerExit",
-    "let_signals_end_us",
-    "put_back",
-    "run",
-    "visible_gpus",
-]
+__all__ = ["Job", "JobResult", "WorkerCommand", "WorkerExit", "let_signals_end_us", "put_back", "run", "visible_gpus"]
 
 if not TYPE_CHECKING:
     # The command line wants one part or another, and most of its commands none.

@@ -40,9 +40,7 @@ class RunOptions(TypedDict, total=False):
 @overload
 def run(function: Callable[[], T], workers: int = 4, **options: Unpack[RunOptions]) -> list[T]: ...
 @overload
-def run(
-    function: Callable[[*Ts], T], workers: int, args: tuple[*Ts], **options: Unpack[RunOptions]
-) -> list[T]: ...
+def run(function: Callable[[*Ts], T], workers: int, args: tuple[*Ts], **options: Unpack[RunOptions]) -> list[T]: ...
 @overload
 def run(
     function: Callable[[*Ts], T], workers: int = 4, *, args: tuple[*Ts], **options: Unpack[RunOptions]
@@ -136,9 +134,7 @@ def run(
         result = job.run(timeout_seconds)
         outcomes = [read_answer(answers[end.worker_id], end) for end in result.exits]
     late = (
-        f"multiverso.run took longer than timeout_seconds={timeout_seconds:g}"
-        if result.reason == "timeout"
-        else None
+        f"multiverso.run took longer than timeout_seconds={timeout_seconds:g}" if result.reason == "timeout" else None
     )
     return conclude(outcomes, on_failure, late)
 

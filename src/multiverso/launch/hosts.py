@@ -225,9 +225,7 @@ def _rehearsal(
     return roster, commands
 
 
-def _by_ssh(
-    options: RunOptions, job_id: str, environ: Mapping[str, str]
-) -> tuple[Roster, list[WorkerCommand]]:
+def _by_ssh(options: RunOptions, job_id: str, environ: Mapping[str, str]) -> tuple[Roster, list[WorkerCommand]]:
     """Hosts by name, reached by ssh: the same folder and the same interpreter there as here."""
     assert options.hosts is not None
     names = checked_names("--hosts", options.hosts.split(","))
@@ -236,9 +234,7 @@ def _by_ssh(
     addresses = addresses_of(names, ssh)
     credentials = new_credentials(options.encrypted).to_text()
     first = (addresses[0], options.port)
-    roster = Roster(
-        0, names, workers, first, credentials, bind=ANY, addresses=addresses, grace=options.host_grace
-    )
+    roster = Roster(0, names, workers, first, credentials, bind=ANY, addresses=addresses, grace=options.host_grace)
     arguments = [sys.executable, "-P", "-m", "multiverso", "run", *_arguments(options)]
     variables = [f"{ROSTER_VARIABLE}={FROM_INPUT}"]
     variables += [f"{name}={environ[name]}" for name in _PASSED_ON if name in environ]
@@ -292,7 +288,5 @@ def _pass_on(worker_id: int, stream: Stream, lines: bytes, begun: bytes) -> None
 
 
 def _say(text: str) -> None:
-    with suppress(
-        OSError
-    ):  # a full disk, or nobody reads it: neither ends a job, nor takes its exit code away
+    with suppress(OSError):  # a full disk, or nobody reads it: neither ends a job, nor takes its exit code away
         write_all(unbuffered(sys.stderr), f"multiverso: {text}\n".encode())

@@ -117,11 +117,7 @@ class Job:
             output.on_broken = self.wake
 
     def run(
-        self,
-        timeout_seconds: float | None = None,
-        *,
-        forward_signals: bool = False,
-        signals: Signals | None = None,
+        self, timeout_seconds: float | None = None, *, forward_signals: bool = False, signals: Signals | None = None
     ) -> JobResult:
         """Starts the workers and waits for the last one's end; leaves no process behind, whatever happens.
 
@@ -227,9 +223,7 @@ class Job:
         except OSError as error:  # no process or descriptor left, or no memory
             if process is not None:
                 _undo(process)
-            raise StartupError(
-                f"worker {worker_id} cannot be started: {error.strerror}; {HOW_TO_GET_MORE}"
-            ) from error
+            raise StartupError(f"worker {worker_id} cannot be started: {error.strerror}; {HOW_TO_GET_MORE}") from error
         self._processes[worker_id] = process
         self._exits.pop(worker_id, None)
         self._started_at[worker_id] = time.monotonic()

@@ -57,9 +57,7 @@ class Tracebacks:
         self.interrupted = False
         self._worker_id, self._seen = worker_id, seen
         self._held: list[bytes] = []
-        self._between: list[bytes] | None = (
-            None  # what has come since one was left out, if it may belong to another
-        )
+        self._between: list[bytes] | None = None  # what has come since one was left out, if it may belong to another
 
     @property
     def holds(self) -> bool:

@@ -13,13 +13,7 @@ from contextlib import ExitStack
 from types import ModuleType
 from typing import IO, Any
 
-from multiverso.errors import (
-    DeadlockError,
-    NodeLostError,
-    WaitTimeoutError,
-    WorkerFailedError,
-    WorkerLostError,
-)
+from multiverso.errors import DeadlockError, NodeLostError, WaitTimeoutError, WorkerFailedError, WorkerLostError
 from multiverso.launch.job import OnFailure
 from multiverso.launch.results import WorkerExit
 

@@ -37,12 +37,7 @@ class Output:
     """
 
     def __init__(
-        self,
-        sink: Sink,
-        *,
-        log_files: Mapping[int, Path] | None = None,
-        append: bool = False,
-        folds: bool = False,
+        self, sink: Sink, *, log_files: Mapping[int, Path] | None = None, append: bool = False, folds: bool = False
     ) -> None:
         """Opens the log files: all that a worker writes goes to `log_files[worker_id]` as it is.
 
@@ -52,8 +47,7 @@ class Output:
         self.on_broken: Callable[[], None] = lambda: None
         self._sink = sink
         self._logs = {
-            worker: path.open("ab" if append else "wb", buffering=0)
-            for worker, path in (log_files or {}).items()
+            worker: path.open("ab" if append else "wb", buffering=0) for worker, path in (log_files or {}).items()
         }
         self._last_words: dict[int, bytes] = {}
         self._begun: dict[tuple[int, Stream], bytes] = {}
@@ -217,9 +211,7 @@ class Output:
         except (BrokenPipeError, ValueError):  # the reader went away, or the file is closed
             self.broken = True
             self.on_broken()
-        except (
-            OSError
-        ) as error:  # a full disk: what comes is read and left out, or the workers would wait for ever
+        except OSError as error:  # a full disk: what comes is read and left out, or the workers would wait for ever
             if not self._told_of_loss:
                 self._told_of_loss = True
                 text = f"multiverso: what the workers write is lost: {error.strerror}; the job goes on\n"

@@ -19,9 +19,7 @@ _HERE = Path(__file__).parent
 _GUARD_SECONDS = 15.0
 # of processes, of open files (in this process, in the system), of memory
 NONE_LEFT = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-HOW_TO_GET_MORE = (
-    "start fewer workers, or raise what limits processes, open files and memory here (`ulimit -a`)"
-)
+HOW_TO_GET_MORE = "start fewer workers, or raise what limits processes, open files and memory here (`ulimit -a`)"
 
 
 @dataclass(frozen=True)
@@ -151,10 +149,7 @@ class Guard:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Has it sweep, and waits until it has."""
         assert self._process.stdin is not None
@@ -168,7 +163,5 @@ class Guard:
 
 def _python() -> str:
     if not sys.executable:
-        raise StartupError(
-            "sys.executable is empty, so no worker can be started; run from a Python interpreter."
-        )
+        raise StartupError("sys.executable is empty, so no worker can be started; run from a Python interpreter.")
     return sys.executable

@@ -50,11 +50,7 @@ def hosts_here(
         nodes = []
         for host in range(roster.hosts):
             own = replace(roster.on(host), coordinator=way(host, listener.address))
-            other_hosts = OtherHosts(
-                own, Fabric(host, own.hosts, credentials_of(own)), None if host else listener
-            )
-            node = Node(
-                own.workers_num, on_lost=on_lost, secret=secret, other_hosts=other_hosts, replaces=replaces
-            )
+            other_hosts = OtherHosts(own, Fabric(host, own.hosts, credentials_of(own)), None if host else listener)
+            node = Node(own.workers_num, on_lost=on_lost, secret=secret, other_hosts=other_hosts, replaces=replaces)
             nodes.append(stack.enter_context(node))
         yield roster, nodes

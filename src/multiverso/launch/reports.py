@@ -29,9 +29,7 @@ class TextReport(Watcher):
         self._going_on = options.on_failure == "continue"
         self._timeout_seconds = options.timeout_seconds
         self.sink = prefix_sink(
-            unbuffered(sys.stdout),
-            unbuffered(sys.stderr),
-            colours=(wants_colour(sys.stdout), wants_colour(sys.stderr)),
+            unbuffered(sys.stdout), unbuffered(sys.stderr), colours=(wants_colour(sys.stdout), wants_colour(sys.stderr))
         )
 
     def warn(self, text: str) -> None:

@@ -58,9 +58,7 @@ def choose_gpus(wish: str, environ: Mapping[str, str]) -> list[str]:
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if wish == "auto":
         if not known:
-            where = (
-                "no NVIDIA device was found" if visible is None else f"CUDA_VISIBLE_DEVICES is {visible!r}"
-            )
+            where = "no NVIDIA device was found" if visible is None else f"CUDA_VISIBLE_DEVICES is {visible!r}"
             raise StartupError(f"--gpus auto: {where}; leave the option out to run without GPUs.")
         return known
     chosen = [name.strip() for name in wish.split(",")]

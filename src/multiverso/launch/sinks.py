@@ -29,9 +29,7 @@ class Sink(Protocol):
         """
 
 
-def prefix_sink(
-    stdout: BinaryIO, stderr: BinaryIO, *, colours: tuple[bool, bool] = (False, False)
-) -> "Lines":
+def prefix_sink(stdout: BinaryIO, stderr: BinaryIO, *, colours: tuple[bool, bool] = (False, False)) -> "Lines":
     """Writes every line with `[i] ` before it, byte for byte otherwise.
 
     Args:

@@ -123,9 +123,7 @@ assert len(_named) == sum(len(record.offsets) for record in (HEADER, LINE, HAND)
 at: Any = namedtuple("At", _named)(**_named)  # numbers that a compiled kernel takes as constants
 # what kernels of all tables take from hands and counts lies there as in theirs
 assert all(HAND.offsets[name.upper()] == offset for name, offset in layout.HAND.offsets.items())
-assert all(
-    getattr(at, name) - at.TAKEN_OVER == getattr(layout, name) for name in ("PUT_BACK", "WAITS", "WAITED")
-)
+assert all(getattr(at, name) - at.TAKEN_OVER == getattr(layout, name) for name in ("PUT_BACK", "WAITS", "WAITED"))
 
 MAGIC = 0x6D766B6579656432
 LINES = HEADER.size

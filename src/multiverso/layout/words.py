@@ -180,9 +180,7 @@ HAND_BYTES = 64
 HAND = Record(HAND_BYTES)
 HAND_WORD = HAND.int64("hand_word")  # 1 + number of the word that is about to be held; 0: none
 HAND_ROW = HAND.int64("hand_row")  # 1 + number of the row whose copy follows; 0: none
-HAND_POSITION = HAND.int64(
-    "hand_position"
-)  # how far the call has come: rows before this are done; -1: it changes none
+HAND_POSITION = HAND.int64("hand_position")  # how far the call has come: rows before this are done; -1: it changes none
 HAND_USER = HAND.int64(
     "hand_user"
 )  # the life whose thread is using it; 0: nobody; below 0: a thread has taken it and set no position yet

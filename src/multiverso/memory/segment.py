@@ -106,21 +106,13 @@ class Segment(Mapping):
     """
 
     def __init__(
-        self,
-        descriptor: int,
-        offset: int = 0,
-        size: int | None = None,
-        *,
-        sparse: bool = False,
-        writable: bool = True,
+        self, descriptor: int, offset: int = 0, size: int | None = None, *, sparse: bool = False, writable: bool = True
     ) -> None:
         size = os.fstat(descriptor).st_size - offset if size is None else size
         flags = mmap.MAP_SHARED | (0 if sparse else mmap.MAP_POPULATE)
         rights = _READ | (_WRITE if writable else 0)
         if size < LARGE:
-            super().__init__(
-                size, _libc.mmap, None, size, rights, flags, descriptor, offset, writable=writable
-            )
+            super().__init__(size, _libc.mmap, None, size, rights, flags, descriptor, offset, writable=writable)
         else:  # at an address where its huge pages fit; the place that is set aside for it goes with it
             room = size + HUGE_PAGE
             super().__init__(room, _libc.mmap, None, room, 0, _SET_ASIDE, -1, 0, writable=writable)
@@ -129,9 +121,7 @@ class Segment(Mapping):
             _mapped(_libc.mmap(self.address, size, rights, flags, descriptor, offset), size)
         self._windows: dict[tuple[int, int, bool], weakref.ref[Mapping]] = {}
 
-    def window(
-        self, offset: int, count: int, dtype: npt.DTypeLike, *, writable: bool = False
-    ) -> npt.NDArray[Any]:
+    def window(self, offset: int, count: int, dtype: npt.DTypeLike, *, writable: bool = False) -> npt.NDArray[Any]:
         """Returns the same memory through a mapping of its own, which :meth:`cut` can cut off."""
         start = offset // PAGE * PAGE
         size = round_up(offset + count * np.dtype(dtype).itemsize, PAGE) - start

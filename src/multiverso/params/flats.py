@@ -120,12 +120,7 @@ _AVERAGE = Rule("average of statistics", share_of_difference, take_centre, hyper
 
 
 def share_flat(
-    flat: Array,
-    averaged: bool,
-    name: str | None,
-    initial: Initial,
-    rule: Rule | RuleName | None,
-    session: Session,
+    flat: Array, averaged: bool, name: str | None, initial: Initial, rule: Rule | RuleName | None, session: Session
 ) -> Flat:
     """Shares one flat array: by ``rule``, or (``averaged``) as statistics."""
     if name is not None:

@@ -18,11 +18,7 @@ class Resumable:
     _model: Model
 
     def save(
-        self,
-        directory: str | os.PathLike[str],
-        own: dict[str, Any] | None = None,
-        *,
-        files: Files | None = None,
+        self, directory: str | os.PathLike[str], own: dict[str, Any] | None = None, *, files: Files | None = None
     ) -> None:
         """Saves everything that this job goes on from: collective, whole or not at all.
 

@@ -58,14 +58,7 @@ class RowExchange:
     """
 
     def __init__(
-        self,
-        local: Array,
-        rule: Rule,
-        *,
-        whole_every: int,
-        name: str | None,
-        initial: Initial,
-        session: Session,
+        self, local: Array, rule: Rule, *, whole_every: int, name: str | None, initial: Initial, session: Session
     ) -> None:
         self.local = local
         rows, columns = local.shape

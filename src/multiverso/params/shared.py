@@ -333,9 +333,7 @@ class SharedParams:
         narrow = self._values.take_wide(model.values()) if model.values else {}
         parts = model.read()
         if self._at or self._begun:
-            raise InterruptedRoundError(
-                "an exchange was interrupted; call it again to finish it before saving"
-            )
+            raise InterruptedRoundError("an exchange was interrupted; call it again to finish it before saving")
         state = {
             "own": handed,
             "model": parts.own,

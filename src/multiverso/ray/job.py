@@ -158,9 +158,7 @@ class Job:
             self._look()
         for worker_id in self._pending.values():
             where = self._nodes.host_of(worker_id).name
-            self._fail(
-                worker_id, f"{self._who(worker_id)} on {where} had not ended and was ended.", by_us=True
-            )
+            self._fail(worker_id, f"{self._who(worker_id)} on {where} had not ended and was ended.", by_us=True)
         return [self._outcomes[worker_id] for worker_id in sorted(self._outcomes)]
 
     def end(self) -> None:
@@ -187,9 +185,7 @@ class Job:
     # -- a worker has ended ----------------------------------------------------------------------------------
 
     def _ended(self, reference: Any, worker_id: int) -> Any:
-        end = WorkerExit(
-            worker_id, self._pids[worker_id], 0, None, False, time.monotonic() - self._began[worker_id]
-        )
+        end = WorkerExit(worker_id, self._pids[worker_id], 0, None, False, time.monotonic() - self._began[worker_id])
         try:
             self._outcomes[worker_id] = read_answer(io.BytesIO(ray.get(reference)), end)
         except ray.exceptions.RayError as error:
@@ -235,9 +231,7 @@ class Job:
 
     def _fail(self, worker_id: int, text: str, by_us: bool) -> None:
         signal = None if by_us else "SIGKILL"  # so that it is told before those who only noticed
-        end = WorkerExit(
-            worker_id, self._pids[worker_id], 1, signal, by_us, time.monotonic() - self._began[worker_id]
-        )
+        end = WorkerExit(worker_id, self._pids[worker_id], 1, signal, by_us, time.monotonic() - self._began[worker_id])
         self._outcomes[worker_id] = Failed(WorkerLostError(text, [worker_id]), end)
 
     def _who(self, worker_id: int) -> str:
@@ -260,12 +254,8 @@ class Job:
         for reference, worker_id in list(self._pending.items()):
             if worker_id in workers:
                 del self._pending[reference]
-                self._fail(
-                    worker_id, f"{self._who(worker_id)} is lost with its host: {name}: {why}.", by_us=False
-                )
-        self._questions = {
-            reference: end for reference, end in self._questions.items() if end.worker_id not in workers
-        }
+                self._fail(worker_id, f"{self._who(worker_id)} is lost with its host: {name}: {why}.", by_us=False)
+        self._questions = {reference: end for reference, end in self._questions.items() if end.worker_id not in workers}
         if 0 in self._lost:
             return  # the job is over
         if any(map(self._is_unfinished, workers)):
@@ -338,9 +328,7 @@ class Job:
             if shown and self._is_silent(reference):
                 del self._pending[reference]
                 where = self._nodes.host_of(worker_id).name
-                self._fail(
-                    worker_id, f"{self._who(worker_id)} on {where} is lost, and does not answer.", by_us=False
-                )
+                self._fail(worker_id, f"{self._who(worker_id)} on {where} is lost, and does not answer.", by_us=False)
 
     def _is_silent(self, reference: Any) -> bool:
         """Whether a worker that its node calls lost stays without a word, for the time that its last one may take."""

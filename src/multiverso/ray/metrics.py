@@ -32,17 +32,12 @@ class Publisher:
         self._host, self._status = host, status
         tags = ("host", "table", "worker")
         self._gauges = {
-            name: Gauge(f"multiverso_{name}", description=text, tag_keys=tags)
-            for name, text in _TOTALS.items()
+            name: Gauge(f"multiverso_{name}", description=text, tag_keys=tags) for name, text in _TOTALS.items()
         }
         self._workers = Gauge(
-            "multiverso_workers",
-            description="A job's workers on a host, by state.",
-            tag_keys=("host", "state"),
+            "multiverso_workers", description="A job's workers on a host, by state.", tag_keys=("host", "state")
         )
-        self._memory = Gauge(
-            "multiverso_memory_bytes", description="Memory of a host's tables.", tag_keys=("host",)
-        )
+        self._memory = Gauge("multiverso_memory_bytes", description="Memory of a host's tables.", tag_keys=("host",))
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="multiverso-ray-metrics", daemon=True)
         self._thread.start()
@@ -69,10 +64,6 @@ class Publisher:
         for table in status["tables"]:
             for worker_id, line in table["workers"].items():
                 if worker_id in here:
-                    tags = {
-                        "host": self._host,
-                        "table": str(table["name"] or table["id"]),
-                        "worker": str(worker_id),
-                    }
+                    tags = {"host": self._host, "table": str(table["name"] or table["id"]), "worker": str(worker_id)}
                     for name, gauge in self._gauges.items():
                         gauge.set(line[name], tags)

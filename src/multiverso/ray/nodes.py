@@ -89,9 +89,7 @@ class HostNode:
         self._listening = listen_at(ANY, 0)
         return int(self._listening.getsockname()[1])
 
-    def begin(
-        self, workers: int, on_lost: str, secret: str, roster: str | None, replaces: bool = False
-    ) -> str:
+    def begin(self, workers: int, on_lost: str, secret: str, roster: str | None, replaces: bool = False) -> str:
         """Begins the node; returns its socket's name.
 
         Where it takes a lost one's place: once it has been taken in, and knows the job's workers.
@@ -203,9 +201,7 @@ class Nodes:
         text = None
         if self._roster is not None:
             text = replace(self._roster.on(host), times_replaced=self._times_replaced[host]).as_text()
-        return self._actors[host].begin.remote(
-            self._workers_num, self._on_lost, self._secret, text, self._replaces
-        )
+        return self._actors[host].begin.remote(self._workers_num, self._on_lost, self._secret, text, self._replaces)
 
     def begin_again(self, host: int) -> Any:
         """A lost host's node begins anew, wherever Ray has room for that; returns Ray's reference of the answer."""
@@ -300,9 +296,7 @@ def asked(what: str, ask: Callable[[], Any]) -> Any:
         cause = error.cause if isinstance(error.cause, MultiversoError) else None
         raise StartupError(f"{what}: {cause or _last_line(error)}") from error
     except ray.exceptions.GetTimeoutError as error:
-        raise StartupError(
-            f"{what}: Ray has not started it in time; is the cluster full? See `ray status`"
-        ) from error
+        raise StartupError(f"{what}: Ray has not started it in time; is the cluster full? See `ray status`") from error
     except ray.exceptions.RayError as error:
         raise StartupError(f"{what}: {_last_line(error)}") from error
 

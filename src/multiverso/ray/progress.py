@@ -42,9 +42,7 @@ def line_of(status: dict[str, Any]) -> str:
     waiting = [worker["id"] for worker in workers if worker["waiting_seconds"] > 1]
     if waiting:
         parts.append(f"{len(waiting)} waiting")
-    pushes = sum(
-        line["adds"] + line["exchanges"] for table in status["tables"] for line in table["workers"].values()
-    )
+    pushes = sum(line["adds"] + line["exchanges"] for table in status["tables"] for line in table["workers"].values())
     parts.append(f"{pushes:g} pushes")
     logged = [worker["logged"] for worker in workers if worker["logged"]]
     if logged:

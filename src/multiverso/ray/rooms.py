@@ -9,12 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
-from ray.util.placement_group import (
-    PlacementGroup,
-    placement_group,
-    placement_group_table,
-    remove_placement_group,
-)
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from multiverso.errors import StartupError
@@ -35,9 +30,7 @@ class Rooms:
 
 
 @contextlib.contextmanager
-def rooms(
-    workers: int, resources: Mapping[str, float], strategy: str, whole: bool, seconds: float
-) -> Iterator[Rooms]:
+def rooms(workers: int, resources: Mapping[str, float], strategy: str, whole: bool, seconds: float) -> Iterator[Rooms]:
     """Gives room for all workers, until the context ends: a job never waits for its last worker with the others there.
 
     Args:
@@ -66,16 +59,12 @@ def rooms(
         placed = _placed(group)
         of_workers = [bundle for bundle, count in enumerate(counts) for _ in range(count)]
         numbers = iter(range(workers))
-        on = [
-            (placed[bundle], tuple(itertools.islice(numbers, count))) for bundle, count in enumerate(counts)
-        ]
+        on = [(placed[bundle], tuple(itertools.islice(numbers, count))) for bundle, count in enumerate(counts)]
         yield _rooms(hosts_at(on), group, of_workers)  # two on one machine are two hosts all the same
 
 
 def _rooms(hosts: Sequence[Host], group: PlacementGroup, bundles: Sequence[int]) -> Rooms:
-    places = tuple(
-        PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle) for bundle in bundles
-    )
+    places = tuple(PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle) for bundle in bundles)
     return Rooms(tuple(replace(host, place=places[host.workers[0]]) for host in hosts), places)
 
 

@@ -119,9 +119,7 @@ def run(
         float("inf") if timeout_seconds is None else time.monotonic() + timeout_seconds,
         Progress() if (sys.stderr.isatty() if progress is None else progress) else None,
     )
-    late = (
-        f"multiverso.ray.run took longer than timeout_seconds={timeout_seconds:g}" if timeout_seconds else ""
-    )
+    late = f"multiverso.ray.run took longer than timeout_seconds={timeout_seconds:g}" if timeout_seconds else ""
     for restarts in range(max_restarts + 1):
         try:
             outcomes = _once(wish, restarts)
@@ -131,9 +129,7 @@ def run(
             if restarts == max_restarts:
                 raise
             what = str(error).splitlines()[0]
-            print(
-                f"multiverso: {what} Restart {restarts + 1} of {max_restarts}.", file=sys.stderr, flush=True
-            )
+            print(f"multiverso: {what} Restart {restarts + 1} of {max_restarts}.", file=sys.stderr, flush=True)
     raise AssertionError
 
 

@@ -66,9 +66,7 @@ class MultiversoConfig(BackendConfig):  # type: ignore[misc]
     @backend.setter
     def backend(self, name: str) -> None:
         if self.inner is None:
-            raise StartupError(
-                "a TorchTrainer needs MultiversoConfig(TorchConfig()), which says how PyTorch talks"
-            )
+            raise StartupError("a TorchTrainer needs MultiversoConfig(TorchConfig()), which says how PyTorch talks")
         self.inner.backend = name
 
     @property
@@ -103,9 +101,7 @@ class _Backend(Backend):  # type: ignore[misc]
         self._starts += 1
         ray.get(
             [
-                worker_group.execute_single_async(
-                    worker_id, _take, {**environ, **self._nodes.environ(worker_id)}
-                )
+                worker_group.execute_single_async(worker_id, _take, {**environ, **self._nodes.environ(worker_id)})
                 for worker_id in range(len(worker_group))
             ]
         )

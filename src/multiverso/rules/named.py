@@ -39,9 +39,7 @@ def rule_of(rule: Rule | RuleName | None, workers: int) -> Rule:
         if rule not in _BY_DEFAULT:
             raise ValueError(f"no rule is named {rule!r}; there are {', '.join(get_args(RuleName))}")
         return _BY_DEFAULT[rule]()
-    raise TypeError(
-        f'rule= takes a rule such as multiverso.rules.easgd(0.2), or its name, "easgd"; got {_words(rule)}'
-    )
+    raise TypeError(f'rule= takes a rule such as multiverso.rules.easgd(0.2), or its name, "easgd"; got {_words(rule)}')
 
 
 def _words(rule: Any) -> str:

@@ -55,17 +55,11 @@ class Rule:
 
     def __post_init__(self) -> None:
         if not self.modes or any(mode not in MODES for mode in self.modes):
-            raise ValueError(
-                f"the modes of rule {self.name} must be some of {tuple(MODES)}; got {self.modes!r}"
-            )
+            raise ValueError(f"the modes of rule {self.name} must be some of {tuple(MODES)}; got {self.modes!r}")
         if any(start not in STARTS for start in self.per_worker):
-            raise ValueError(
-                f"the local state of rule {self.name} begins as one of {STARTS}; got {self.per_worker!r}"
-            )
+            raise ValueError(f"the local state of rule {self.name} begins as one of {STARTS}; got {self.per_worker!r}")
         if len(self.hyper) > MOST_HYPER:
-            raise ValueError(
-                f"a rule has at most {MOST_HYPER} hyperparameters; {self.name} has {len(self.hyper)}"
-            )
+            raise ValueError(f"a rule has at most {MOST_HYPER} hyperparameters; {self.name} has {len(self.hyper)}")
         for what in ("push_every", "pull_every"):
             interval = getattr(self, what)
             if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
@@ -78,9 +72,7 @@ class Rule:
 
     def __str__(self) -> str:
         every = (
-            f" push={self.push_every} pull={self.pull_every}"
-            if (self.push_every, self.pull_every) != (1, 1)
-            else ""
+            f" push={self.push_every} pull={self.pull_every}" if (self.push_every, self.pull_every) != (1, 1) else ""
         )
         values = [f"{value:g}" for value in (*self.hyper, *self.updater.hyper)]
         return f"{self.name}{'(' + ', '.join(values) + ')' if values else ''}{every}"

@@ -37,8 +37,7 @@ _NODE_ATTEMPTS = 12
 _LOOK_SECONDS = 0.02
 # Where this package and the only other ones that a node needs lie: perhaps on nobody's path but ours.
 _PLACES = tuple(
-    str(Path(file).absolute().parents[up])
-    for file, up in ((__file__, 2), (numpy.__file__, 1), (msgspec.__file__, 1))
+    str(Path(file).absolute().parents[up]) for file, up in ((__file__, 2), (numpy.__file__, 1), (msgspec.__file__, 1))
 )
 _NODE_PROGRAM = """
 import sys
@@ -82,9 +81,7 @@ def join(
     environ = os.environ if environ is None else environ
     asked = {"wire": wire, "every": every, "between": between}
     left = {name: environ.get(variable) or None for name, variable in VARIABLES.items()}
-    exchange = ExchangeOptions.of(
-        **{name: left[name] if value is None else value for name, value in asked.items()}
-    )
+    exchange = ExchangeOptions.of(**{name: left[name] if value is None else value for name, value in asked.items()})
     job = discover(environ)
     if job.workers_num > MAX_WORKERS:
         raise StartupError(
@@ -93,9 +90,7 @@ def join(
         )
     timeout = _seconds(timeout_seconds, environ)
     start = (
-        START_SECONDS
-        if start_timeout_seconds is None
-        else _positive(start_timeout_seconds, "start_timeout_seconds")
+        START_SECONDS if start_timeout_seconds is None else _positive(start_timeout_seconds, "start_timeout_seconds")
     )
     options: dict[str, Any] = {
         "sync": sync,
@@ -127,9 +122,7 @@ def _join(job: JobInfo, options: dict[str, Any], start: float) -> Session:
         node = Node.__new__(Node)  # known here before it begins, so that an interruption cannot lose it
         try:
             Node.__init__(node, 1, on_lost=options["on_lost"] or "stop", secret=secret)
-            return Session(
-                node.address, 0, start_timeout_seconds=start, secret=secret, on_close=node.close, **options
-            )
+            return Session(node.address, 0, start_timeout_seconds=start, secret=secret, on_close=node.close, **options)
         except BaseException:
             node.close()
             raise
@@ -242,9 +235,7 @@ def _seconds(argument: float | None, environ: Mapping[str, str]) -> float | None
     try:
         return checked_seconds(float(text), positive=True)
     except ValueError:
-        raise StartupError(
-            f"{TIMEOUT_VARIABLE} is {text!r}; it must be a number of seconds above 0"
-        ) from None
+        raise StartupError(f"{TIMEOUT_VARIABLE} is {text!r}; it must be a number of seconds above 0") from None
 
 
 def observe(address: str, timeout_seconds: float = 5.0) -> dict[str, Any]:

@@ -178,9 +178,7 @@ class Shard:
         start = self.places.states[self.committed & 1]
         whole = self.spec.elements * self.spec.itemsize
         count, dtype = self.spec.elements, self.spec.dtype
-        return [
-            self.segment.array(start + i * whole, count, dtype) for i in range(len(self.spec.state_names))
-        ]
+        return [self.segment.array(start + i * whole, count, dtype) for i in range(len(self.spec.state_names))]
 
     @property
     def steps(self) -> int:
@@ -209,8 +207,7 @@ class Shard:
         whole = self.spec.elements * self.spec.itemsize
         count, dtype = self.spec.elements, self.spec.dtype
         return [
-            self.segment.window(start + i * whole, count, dtype, writable=True)
-            for i in range(self.spec.per_worker)
+            self.segment.window(start + i * whole, count, dtype, writable=True) for i in range(self.spec.per_worker)
         ]
 
     def local_state_address(self, worker_id: int) -> int:

@@ -59,7 +59,5 @@ def chosen_mode(sync: bool, staleness: int | None) -> tuple[ConsistencyMode, int
     if isinstance(staleness, bool) or not isinstance(staleness, int) or staleness < 0:
         raise StartupError(f"staleness is a number of ticks, 0 or more; got {staleness!r}")
     if staleness >= _MOST_TICKS:
-        raise StartupError(
-            f"staleness is a number of ticks below 2**60; for no bound leave it out; got {staleness}"
-        )
+        raise StartupError(f"staleness is a number of ticks below 2**60; for no bound leave it out; got {staleness}")
     return MODES["bounded"], staleness

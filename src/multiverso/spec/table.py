@@ -132,9 +132,7 @@ class TableSpec:
         spec = cls(**{**message, "hyper": tuple(message["hyper"]), "states": states})
         texts = (spec.updater, spec.rule, spec.name or "", spec.wire, spec.every)
         if spec.kind not in ("array", "matrix") or spec.dtype not in DTYPES or spec.initial not in INITIAL:
-            raise ValueError(
-                f"no such table: kind {spec.kind!r}, dtype {spec.dtype!r}, initial {spec.initial!r}"
-            )
+            raise ValueError(f"no such table: kind {spec.kind!r}, dtype {spec.dtype!r}, initial {spec.initial!r}")
         if not all(isinstance(text, str) and len(text) <= _LONGEST_TEXT for text in texts):
             raise ValueError(f"name, updater and rule are texts of at most {_LONGEST_TEXT} characters")
         counts = (spec.rows, spec.columns, spec.per_worker)
@@ -211,9 +209,7 @@ def check_name(name: Any) -> None:
     if name is not None and not (isinstance(name, str) and name):
         raise ValueError(f"name is a text that is not empty, or None; got {name!r}")
     if name is not None and len(name) > _LONGEST_TEXT:
-        raise ValueError(
-            f"a name has at most {_LONGEST_TEXT} characters; got {len(name)}, from {name[:50]!r} on"
-        )
+        raise ValueError(f"a name has at most {_LONGEST_TEXT} characters; got {len(name)}, from {name[:50]!r} on")
 
 
 def checked_count(value: Any, what: str) -> int:
@@ -337,6 +333,4 @@ class Places:
         local_stride = at.round_up(whole * spec.per_worker, align)
         local = take(local_stride * workers, align)
         size = at.round_up(end, at.CACHE_LINE)
-        return cls(
-            lines, words, hands, buffers, states, slots, stride, small, local, local_stride, head, size
-        )
+        return cls(lines, words, hands, buffers, states, slots, stride, small, local, local_stride, head, size)

@@ -83,9 +83,7 @@ class AskedBatches:
             def waits(whom: list[int]) -> None:
                 mask = sum(1 << worker for worker in whom)
                 wait.close()
-                wait.enter_context(
-                    session.waiting(at.FOR_BATCHES, 0, mask - (1 << 64) if mask >> 63 else mask)
-                )
+                wait.enter_context(session.waiting(at.FOR_BATCHES, 0, mask - (1 << 64) if mask >> 63 else mask))
 
             answer = session.node.ask_hosts(question, deadline, what, waits)
         if "differs" in answer:

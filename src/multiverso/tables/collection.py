@@ -163,9 +163,7 @@ def _read_all(place: Path, tables: dict[str, TableHandler | KeyedTable]) -> dict
         except SnapshotError:
             if _read_manifest(place) == manifest:
                 raise
-    raise SnapshotError(
-        f"{place} is being saved to while it is loaded, time after time; let the saving end first"
-    )
+    raise SnapshotError(f"{place} is being saved to while it is loaded, time after time; let the saving end first")
 
 
 def _read_manifest(place: Path) -> _Manifest:

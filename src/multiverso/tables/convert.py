@@ -152,14 +152,9 @@ def as_row_ids(row_ids: Any, rows: int) -> npt.NDArray[np.int64]:
     if array.size == 0 and array.ndim == 1:
         return np.empty(0, np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        hint = (
-            "; an array to be filled is given by name, out="
-            if array.ndim > 1 and array.dtype.kind == "f"
-            else ""
-        )
+        hint = "; an array to be filled is given by name, out=" if array.ndim > 1 and array.dtype.kind == "f" else ""
         raise RowIdError(
-            "row_ids must be a one-dimensional sequence of integers; "
-            f"got {array.dtype} of shape {array.shape}{hint}"
+            f"row_ids must be a one-dimensional sequence of integers; got {array.dtype} of shape {array.shape}{hint}"
         )
     if array.dtype == np.uint64 and array.max() >= 2**63:
         raise RowIdError(f"row id {array.max()} is not in 0 .. {rows - 1}")
@@ -181,9 +176,7 @@ def writable(array: Any, size: int, dtype: np.dtype[Any], what: str) -> Array:
             f"{what} is written to, so it must be a NumPy array or a torch CPU tensor; got {type(array)}"
         )
     if array.dtype != dtype:
-        raise DtypeMismatchError(
-            f"{what} is written to, so it must have the table's dtype {dtype}; got {array.dtype}"
-        )
+        raise DtypeMismatchError(f"{what} is written to, so it must have the table's dtype {dtype}; got {array.dtype}")
     if array.size != size:
         raise ShapeMismatchError(f"{what} has {array.size} numbers; the table has {size}")
     if not array.flags.writeable:

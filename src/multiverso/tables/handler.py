@@ -44,39 +44,18 @@ class TableHandler(HeldTable[Scalar]):
 
     @overload
     def get(
-        self,
-        out: None = None,
-        sync: bool = True,
-        *,
-        dtype: None = None,
-        timeout_seconds: float | None = None,
+        self, out: None = None, sync: bool = True, *, dtype: None = None, timeout_seconds: float | None = None
     ) -> npt.NDArray[Scalar]: ...
     @overload
     def get(
-        self,
-        out: None = None,
-        sync: bool = True,
-        *,
-        dtype: Float16,
-        timeout_seconds: float | None = None,
+        self, out: None = None, sync: bool = True, *, dtype: Float16, timeout_seconds: float | None = None
     ) -> npt.NDArray[np.float16]: ...
     @overload
     def get(
-        self,
-        out: None = None,
-        sync: bool = True,
-        *,
-        dtype: npt.DTypeLike,
-        timeout_seconds: float | None = None,
+        self, out: None = None, sync: bool = True, *, dtype: npt.DTypeLike, timeout_seconds: float | None = None
     ) -> Array: ...
     @overload
-    def get(
-        self,
-        out: Out,
-        sync: bool = True,
-        *,
-        timeout_seconds: float | None = None,
-    ) -> Out: ...
+    def get(self, out: Out, sync: bool = True, *, timeout_seconds: float | None = None) -> Out: ...
     def get(
         self,
         out: Any = None,
@@ -163,9 +142,7 @@ class TableHandler(HeldTable[Scalar]):
         b = last if self._is_plain(last) else writable(last, self._size, self._dtype, "last")
         # two arrays that own their memory cannot share it, and asking takes as long as the check of both
         if a is b or ((a.base is not None or b.base is not None) and np.may_share_memory(a, b)):
-            raise ShapeMismatchError(
-                "local and last share memory; they must be two arrays (last = local.copy())"
-            )
+            raise ShapeMismatchError("local and last share memory; they must be two arrays (last = local.copy())")
         return a, b
 
     # -- in the background -----------------------------------------------------------------------------------
@@ -197,9 +174,7 @@ class TableHandler(HeldTable[Scalar]):
         a, b = self._pair(local, last)
         self._follow_schedule()
         operations = self._operations
-        return self._later(
-            lambda: operations.run(EXCHANGE, operations.how.exchange, (a, b)), EXCHANGE, (a, b)
-        )
+        return self._later(lambda: operations.run(EXCHANGE, operations.how.exchange, (a, b)), EXCHANGE, (a, b))
 
     def _later(self, operation: Callable[[], Any], kind: Kind, arguments: tuple[Any, ...]) -> Pending[Any]:
         """Queues an operation; an equal call repeats one that raised, whose operation may be in the queue already.
@@ -207,11 +182,7 @@ class TableHandler(HeldTable[Scalar]):
         As in `Operations.run` the call is recorded before the queue gets it, and removed in the last step.
         """
         for earlier in [each for each in list(self._unheard) if each.raised]:
-            if (
-                earlier.kind is kind
-                and kind.is_same(earlier.arguments, arguments)
-                and self._queue.has(earlier.pending)
-            ):
+            if earlier.kind is kind and kind.is_same(earlier.arguments, arguments) and self._queue.has(earlier.pending):
                 self._queue.wake()
                 del self._unheard[earlier]  # no exception comes between this and the return
                 return earlier.pending

@@ -38,9 +38,7 @@ class HeldTable(Table[TableSpec], Generic[Scalar]):
 
     _operations: Operations
 
-    def __init__(
-        self, session: Session, spec: TableSpec, updater: Updater, init_value: Any, master: bool
-    ) -> None:
+    def __init__(self, session: Session, spec: TableSpec, updater: Updater, init_value: Any, master: bool) -> None:
         check_table(session.consistency, spec)
         value = _initial_value(init_value, spec)
         super().__init__(session, spec, updater)
@@ -250,9 +248,7 @@ def _awaits(session: Session, shard: Shard) -> Callable[[int], bool]:
 
     def is_awaited(clock: int) -> bool:
         # at most reads nobody is behind, and what everybody waits for need not be looked up
-        return any(load64(word) < clock for word in clocks) and session.wait_graph().is_awaited(
-            me, number, clock
-        )
+        return any(load64(word) < clock for word in clocks) and session.wait_graph().is_awaited(me, number, clock)
 
     return is_awaited
 

@@ -109,9 +109,7 @@ class MatrixTableHandler(TableHandler[Scalar]):
         super().__init__(session or current(), spec, rule, init_value, master)
         self._changes = Changes(spec)
         # (row_ids, rows): whether a kernel can take both as they are
-        self._are_plain = partial(
-            are_plain_rows.compiled(), id(ndarray), id(self._dtype), id(INT64), spec.columns
-        )
+        self._are_plain = partial(are_plain_rows.compiled(), id(ndarray), id(self._dtype), id(INT64), spec.columns)
 
     @overload  # type: ignore[override]
     def get(
@@ -144,23 +142,9 @@ class MatrixTableHandler(TableHandler[Scalar]):
         timeout_seconds: float | None = None,
     ) -> Array: ...
     @overload
-    def get(
-        self,
-        row_ids: Any,
-        out: Out,
-        sync: bool = True,
-        *,
-        timeout_seconds: float | None = None,
-    ) -> Out: ...
+    def get(self, row_ids: Any, out: Out, sync: bool = True, *, timeout_seconds: float | None = None) -> Out: ...
     @overload
-    def get(
-        self,
-        row_ids: Any = None,
-        *,
-        out: Out,
-        sync: bool = True,
-        timeout_seconds: float | None = None,
-    ) -> Out: ...
+    def get(self, row_ids: Any = None, *, out: Out, sync: bool = True, timeout_seconds: float | None = None) -> Out: ...
     @overload
     def get(
         self, *, changed: Literal[True], timeout_seconds: float | None = None
@@ -241,9 +225,7 @@ class MatrixTableHandler(TableHandler[Scalar]):
             RowIdError: an id is not an integer, or no row; nothing was changed.
         """
         if data is None:
-            raise ShapeMismatchError(
-                "add needs data: (num_row, num_col) numbers, or a row for each of row_ids"
-            )
+            raise ShapeMismatchError("add needs data: (num_row, num_col) numbers, or a row for each of row_ids")
         if row_ids is None:
             super().add(data, sync)
             return
@@ -257,9 +239,7 @@ class MatrixTableHandler(TableHandler[Scalar]):
         operations = self._operations
         operations.run(ADD_ROWS, operations.how.add_rows, (ids, delta))
 
-    def exchange(
-        self, local: Any, last: Any, row_ids: Any = None, *, timeout_seconds: float | None = None
-    ) -> None:
+    def exchange(self, local: Any, last: Any, row_ids: Any = None, *, timeout_seconds: float | None = None) -> None:
         """Pushes ``local - last`` and pulls the result into both: of the whole matrix, or of some of its rows.
 
         Of rows too it is one step for each row; in synchronous mode an ``add`` and a ``get``.
@@ -361,9 +341,7 @@ class MatrixTableHandler(TableHandler[Scalar]):
         a = writable(local, size, self._dtype, "local")
         b = writable(last, size, self._dtype, "last")
         if np.may_share_memory(a, b):
-            raise ShapeMismatchError(
-                "local and last share memory; they must be two arrays (last = local.copy())"
-            )
+            raise ShapeMismatchError("local and last share memory; they must be two arrays (last = local.copy())")
         return ids, a, b
 
     def _rows(self, data: Any, row_ids: Any) -> tuple[RowIds, Array]:

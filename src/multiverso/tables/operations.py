@@ -123,9 +123,7 @@ class _Mine(threading.local):
     def __init__(self, records: list[_Record]) -> None:
         self.record = _Record()  # of its calls; those of a signal's handler in the middle of one have others
         self.more: list[_Record] = []
-        self.pushed: tuple[Array, Array, Array] | None = (
-            None  # ids and both arrays of an exchange of rows that raised
-        )
+        self.pushed: tuple[Array, Array, Array] | None = None  # ids and both arrays of an exchange of rows that raised
         records.append(self.record)
 
 
@@ -257,11 +255,7 @@ class Operations:
         return left
 
     def _take_up(
-        self,
-        kind: Kind,
-        operation: Callable[..., None],
-        arguments: tuple[Any, ...],
-        deadline: Deadline | None,
+        self, kind: Kind, operation: Callable[..., None], arguments: tuple[Any, ...], deadline: Deadline | None
     ) -> tuple[_Record, Callable[..., None]]:
         """Returns the record for a call, and what it has to do; does first what other calls have left."""
         left = self._left()

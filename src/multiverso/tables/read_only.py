@@ -169,9 +169,7 @@ class ReadOnlyKeyedTable(_ReadOnly):
         flat, size = array.reshape(-1), self.dim * self.dtype.itemsize
         look_up, base, header = kernels.look_up.compiled(), self._view.address, self._header.ctypes.data
         to = output.flat.ctypes.data
-        self._view.run(
-            lambda done, until: look_up(base, header, flat, to, size, done, until), self._timeout_seconds
-        )
+        self._view.run(lambda done, until: look_up(base, header, flat, to, size, done, until), self._timeout_seconds)
         return output.give()
 
 
@@ -228,8 +226,7 @@ class ReadOnlyTable(_ReadOnly):
         shift, stride = self._shift, spec.columns * spec.itemsize
         to, copy_rows = output.flat.ctypes.data, kernels.look_at_rows.compiled()
         self._view.run(
-            lambda done, until: copy_rows(words, shift, values, stride, ids, to, done, until),
-            self._timeout_seconds,
+            lambda done, until: copy_rows(words, shift, values, stride, ids, to, done, until), self._timeout_seconds
         )
         return output.give()
 
@@ -295,9 +292,7 @@ def attach_read_only(
     )
 
 
-def _attach(
-    address: str, name: str, deadline: float, timeout_seconds: float
-) -> ReadOnlyKeyedTable | ReadOnlyTable:
+def _attach(address: str, name: str, deadline: float, timeout_seconds: float) -> ReadOnlyKeyedTable | ReadOnlyTable:
     link = NodeLink.to(address, deadline, os.environ.get(SECRET_VARIABLE))
     try:
         for kind, called in (("memory", memory_name(f"name:{name}")), ("name", name)):

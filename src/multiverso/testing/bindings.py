@@ -65,9 +65,7 @@ def _equal(rows: Sequence[Sequence[Array]], what: str) -> None:
     for me, row in enumerate(rows):
         assert len(row) == len(rows[0]), f"worker {me} has {len(row)} arrays, worker 0 has {len(rows[0])}"
         for index, (mine, first) in enumerate(zip(row, rows[0], strict=True)):
-            assert np.array_equal(mine, first), (
-                f"{what}: array {index} of worker {me} is {mine}, of worker 0 {first}"
-            )
+            assert np.array_equal(mine, first), f"{what}: array {index} of worker {me} is {mine}, of worker 0 {first}"
 
 
 class _Subject:
@@ -118,9 +116,7 @@ def _all_equal(subject: _Subject, me: int) -> Any:
     model = subject.make(0)
     random = np.random.default_rng(me)
     for _ in range(_STEPS):
-        model.add(
-            [random.normal(size=array.shape).astype(array.dtype) for array in _arrays(subject.dtypes, 0)]
-        )
+        model.add([random.normal(size=array.shape).astype(array.dtype) for array in _arrays(subject.dtypes, 0)])
         model.sync()
     mv.barrier()
     model.sync()
@@ -155,9 +151,7 @@ def _averaged(subject: _Subject, me: int) -> Any:
     seen = []
     for _ in range(_STEPS):
         new = [np.asarray(value) * 0.1 + 0.01 * (me + 1) for value in model.statistics()]
-        model.set_statistics(
-            [value.astype(old.dtype) for value, old in zip(new, subject.running(0), strict=True)]
-        )
+        model.set_statistics([value.astype(old.dtype) for value, old in zip(new, subject.running(0), strict=True)])
         model.sync()
         seen += _wide(model.statistics())
     mv.barrier()
@@ -172,13 +166,9 @@ def _check_averaged(records: list[Any]) -> None:
         for value in seen:
             assert np.isfinite(value).all(), f"a statistic became {value}"
             assert (value > 0).all(), f"a variance became {value}"
-            assert (value <= 1).all(), (
-                f"a statistic became {value}, though every worker only shrank it from 1"
-            )
+            assert (value <= 1).all(), f"a statistic became {value}, though every worker only shrank it from 1"
     _equal([statistics for _, statistics in records], "statistics after a barrier and a sync")
-    assert all((value < 0.5 + highest).all() for value in records[0][1]), (
-        "the statistics did not follow the workers'"
-    )
+    assert all((value < 0.5 + highest).all() for value in records[0][1]), "the statistics did not follow the workers'"
 
 
 def _nothing_else(subject: _Subject, me: int) -> Any:
@@ -234,9 +224,7 @@ def _survive(subject: _Subject, sync: bool, on_lost: OnFailure) -> Any:
 def _check_death(results: Sequence[Any], sync: bool, on_lost: str) -> None:
     """Raises AssertionError unless a worker's death stopped the others where it should, and only there."""
     victim = len(results) - 1
-    assert isinstance(results[victim], WorkerLostError), (
-        f"worker {victim} was to be killed: {results[victim]}"
-    )
+    assert isinstance(results[victim], WorkerLostError), f"worker {victim} was to be killed: {results[victim]}"
     waits = sync and on_lost == "stop"
     for me, result in enumerate(results[:victim]):
         assert not isinstance(result, Exception), f"worker {me} was lost: {result}"
@@ -244,9 +232,7 @@ def _check_death(results: Sequence[Any], sync: bool, on_lost: str) -> None:
         done, lost, at_barrier, values = result
         assert done == (_VICTIM_STEP - 1 if waits else 3 * _VICTIM_STEP), f"worker {me} did {done} exchanges"
         assert lost == ([victim] if waits else []), f"worker {me}'s exchange named {lost}"
-        assert at_barrier == ([victim] if on_lost == "stop" else []), (
-            f"worker {me}'s barrier named {at_barrier}"
-        )
+        assert at_barrier == ([victim] if on_lost == "stop" else []), f"worker {me}'s barrier named {at_barrier}"
         if on_lost == "continue":
             expected = victim * 3 * _VICTIM_STEP + _VICTIM_STEP - 1
             for value in values:
@@ -284,9 +270,7 @@ def suite(
     import pytest
 
     subject = _Subject(factory, dtypes, int(statistics))
-    laws = {
-        name: law for name, law in LAWS.items() if statistics or law is not LAWS["statistics are averaged"]
-    }
+    laws = {name: law for name, law in LAWS.items() if statistics or law is not LAWS["statistics are averaged"]}
     # Two processes live through all, and each job takes the life of another one, which the laws did without: who is
     # killed brings nothing.
     first = max(2, *workers, *map(sum, hosts))

@@ -92,21 +92,12 @@ def run_jobs(
         number = 1 + max(number for job in jobs for number in job.members)
         what = ([(job.nodes(stack), job) for job in jobs], function, *args)
         if preload:
-            found = run_forked(
-                _take_part, number, what, preload=preload, timeout_seconds=JOBS_SECONDS, env=env
-            )
+            found = run_forked(_take_part, number, what, preload=preload, timeout_seconds=JOBS_SECONDS, env=env)
             lost = [outcome for outcome in found if isinstance(outcome, WorkerLostError)]
             if lost and on_failure == "stop":
                 raise lost[0]
         else:
-            found = mv.run(
-                _as_worker,
-                number,
-                args=what,
-                timeout_seconds=JOBS_SECONDS,
-                on_failure=on_failure,
-                env=env,
-            )
+            found = mv.run(_as_worker, number, args=what, timeout_seconds=JOBS_SECONDS, on_failure=on_failure, env=env)
     return [
         [found[n] if isinstance(found[n], Exception) else found[n][i] for n in job.members]
         for i, job in enumerate(jobs)
@@ -117,9 +108,7 @@ def _as_worker(*args: Any) -> list[Any]:
     return _take_part(int(os.environ["MULTIVERSO_WORKER_ID"]), *args)
 
 
-def _take_part(
-    me: int, jobs: Sequence[tuple[list[str], Job]], function: Callable[..., Any], *args: Any
-) -> list[Any]:
+def _take_part(me: int, jobs: Sequence[tuple[list[str], Job]], function: Callable[..., Any], *args: Any) -> list[Any]:
     """The life of one process; returns a result for each job, None where it takes no part."""
     results = []
     for addresses, job in jobs:
@@ -273,9 +262,7 @@ def suite_of(
         members = tuple(range(sum(layout)))
         # across hosts a job begins once, so that each mode has its own
         jobs += [Job(members, (try_out, laws, subject, (sync,)), tuple(layout)) for sync in MODES]
-    results = when_asked(
-        [*jobs, *more], call, on_failure="continue" if more else "stop", env=env, preload=preload
-    )
+    results = when_asked([*jobs, *more], call, on_failure="continue" if more else "stop", env=env, preload=preload)
 
     class Conformance:
         """Laws, each with several numbers of workers."""

@@ -28,11 +28,7 @@ class _Link:
         self._local = value.astype(dtype).reshape(-1)
         counts = _whose_counts(session, self._local, variable) == session.worker_id
         table = ArrayTableHandler(
-            value.size,
-            self._local,
-            dtype=dtype.name,
-            session=session,
-            master=counts and session.worker_id > 0,
+            value.size, self._local, dtype=dtype.name, session=session, master=counts and session.worker_id > 0
         )
         # The session keeps its tables; a variable that outlives it must not keep the shared memory.
         self.session, self._table = weakref.ref(session), weakref.ref(table)
@@ -186,9 +182,7 @@ def mv_shared(*args: Any, **kwargs: Any) -> Any:
         >>> W = mv_shared(value=np.zeros((784, 10), "float32"), name="W")  # doctest: +SKIP
         >>> W.mv_sync()  # doctest: +SKIP
     """
-    if _shared_vars and not _is_open(
-        _shared_vars[-1]
-    ):  # to ask each, each time, takes the square of their number
+    if _shared_vars and not _is_open(_shared_vars[-1]):  # to ask each, each time, takes the square of their number
         _forget_ended()
     variable = framework().shared(*args, **kwargs)
     _shared_vars.append(MVSharedVariable(variable))

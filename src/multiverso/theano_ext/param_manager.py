@@ -82,15 +82,11 @@ class MVModelParamManager(Resumable, ABC):
             )
         return values
 
-    def _begin(
-        self, initial: Initial = "master", counts: bool = True, rule: Rule | RuleName | None = None
-    ) -> None:
+    def _begin(self, initial: Initial = "master", counts: bool = True, rule: Rule | RuleName | None = None) -> None:
         values = self._read()
         summed, averaged = self._parts(values)
         own = [value if counts else np.zeros_like(value) for value in values]
-        self._shared = SharedParams(
-            [own[i] for i in summed], [own[i] for i in averaged], initial=initial, rule=rule
-        )
+        self._shared = SharedParams([own[i] for i in summed], [own[i] for i in averaged], initial=initial, rule=rule)
         self._shapes = [value.shape for value in values]
         self._places = summed + averaged
         self._write(values, self._shared.values())

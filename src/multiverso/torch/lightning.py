@@ -8,14 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from multiverso.checkpoints import (
-    is_newcomer,
-    random_state,
-    read_tree,
-    set_random_state,
-    worker_folder,
-    write_tree,
-)
+from multiverso.checkpoints import is_newcomer, random_state, read_tree, set_random_state, worker_folder, write_tree
 from multiverso.runtime.session.current import current
 from multiverso.torch.param_manager import ParamManager
 

@@ -33,9 +33,7 @@ def lookups_of(module: Any) -> dict[int, list[Any]]:
                 users.setdefault(id(parameter), []).append(part)
             else:
                 others.add(id(parameter))
-    return {
-        key: parts for key, parts in users.items() if key not in others and parts[0].weight.numel() >= _LEAST
-    }
+    return {key: parts for key, parts in users.items() if key not in others and parts[0].weight.numel() >= _LEAST}
 
 
 def changes_other_rows(optimizer: Any, parameter: Any) -> bool:

@@ -91,11 +91,7 @@ class ParamManager(Resumable):
         if not isinstance(module, torch.nn.Module):
             raise TypeError(
                 f"ParamManager(module) shares a torch.nn.Module; got {type(module).__name__}"
-                + (
-                    ": give it the module whose parameters that trains"
-                    if hasattr(module, "param_groups")
-                    else ""
-                )
+                + (": give it the module whose parameters that trains" if hasattr(module, "param_groups") else "")
             )
         self.module = module
         self._structure = Structure(module, statistics)
@@ -198,8 +194,7 @@ class ParamManager(Resumable):
         for group, flat in zip(self._groups, self._shared.centre(), strict=True):
             parts = split_like(torch.from_numpy(flat).reshape(-1), group.tensors)
             shared |= {
-                id(tensor): part.to(tensor, copy=True)
-                for tensor, part in zip(group.tensors, parts, strict=True)
+                id(tensor): part.to(tensor, copy=True) for tensor, part in zip(group.tensors, parts, strict=True)
             }
         state = (part or self.module).state_dict(keep_vars=True)
         return {name: shared.get(id(value), getattr(value, "data", value)) for name, value in state.items()}
@@ -264,10 +259,7 @@ class _Loaded:
             manager._loaded = True
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        return getattr, (
-            contextlib.nullcontext(),
-            "__exit__",
-        )  # takes anything, does nothing, and needs no package
+        return getattr, (contextlib.nullcontext(), "__exit__")  # takes anything, does nothing, and needs no package
 
 
 class _Flight:
@@ -282,9 +274,7 @@ class _Flight:
         for group in self._groups:
             group.absorb()
         waits = [group.send() for group in self._groups]
-        self._thread = threading.Thread(
-            target=self._run, args=(exchange, waits), name="multiverso-flight", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, args=(exchange, waits), name="multiverso-flight", daemon=True)
         self._thread.start()
 
     def _run(self, exchange: Callable[[], None], waits: list[Callable[[], None]]) -> None:
@@ -330,11 +320,7 @@ def _grouped(
 
 def _begin_alike(tensors: list[Any], session: Session | None) -> None:
     """Gives tensors that are not exchanged the master's values, whatever their dtype."""
-    parts = [
-        tensor.detach().reshape(-1).contiguous().view(torch.uint8).cpu()
-        for tensor in tensors
-        if tensor.numel()
-    ]
+    parts = [tensor.detach().reshape(-1).contiguous().view(torch.uint8).cpu() for tensor in tensors if tensor.numel()]
     before = [part.clone() for part in parts]
     broadcast([part.numpy() for part in before], session)
     full = [tensor for tensor in tensors if tensor.numel()]

@@ -61,14 +61,8 @@ class Structure:
         """Raises RuntimeError when parameters were added, replaced or unfrozen since."""
         # before each exchange, so it is quick
         number = sum(map(len, self._places))
-        if (
-            any(self._empty)
-            or number != len(self._members)
-            or not all(map(is_, self._found(), self._members))
-        ):
-            raise RuntimeError(
-                f"{self._difference()} Make a new ParamManager, in every worker, after such a change"
-            )
+        if any(self._empty) or number != len(self._members) or not all(map(is_, self._found(), self._members)):
+            raise RuntimeError(f"{self._difference()} Make a new ParamManager, in every worker, after such a change")
         for name, parameter in self._frozen.items():
             if parameter.requires_grad:
                 raise RuntimeError(
@@ -88,9 +82,7 @@ def _statistics_of(buffers: dict[str, Any], wish: Iterable[str] | None) -> set[s
         return {name for name in buffers if name.rpartition(".")[2].startswith("running_")}
     names = {wish} if isinstance(wish, str) else set(wish)
     if unknown := sorted(names - buffers.keys()):
-        raise ValueError(
-            f"statistics= names {unknown}, and the module has the floating buffers {sorted(buffers)}"
-        )
+        raise ValueError(f"statistics= names {unknown}, and the module has the floating buffers {sorted(buffers)}")
     return names
 
 
@@ -98,9 +90,7 @@ def _refuse_unusable(name: str, tensor: Any) -> None:
     from torch.nn.parameter import is_lazy
 
     if is_lazy(tensor) or tensor.is_meta:
-        raise ValueError(
-            f"{name} has no memory yet: run a forward pass, or move it from the meta device, first"
-        )
+        raise ValueError(f"{name} has no memory yet: run a forward pass, or move it from the meta device, first")
     kind = type(tensor.data)
     if kind.__name__ != "Tensor" or tensor.layout.__repr__() != "torch.strided":
         raise TypeError(

@@ -75,13 +75,7 @@ class ArrayTableHandler(_TensorHandler):
     ) -> None:
         super().__init__(init_value, dtype, device)
         self.table = tables.ArrayTableHandler(
-            size,
-            init_value,
-            dtype=self._table_dtype,
-            name=name,
-            updater=updater,
-            initial=initial,
-            session=session,
+            size, init_value, dtype=self._table_dtype, name=name, updater=updater, initial=initial, session=session
         )
 
     def get(self, sync: bool = True) -> torch.Tensor:

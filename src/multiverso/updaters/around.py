@@ -31,9 +31,7 @@ class Clip:
         """
         # "not less": a NaN, which is not larger either, must not keep what stands beside it from being clipped; and not
         # by absolutes, which the smallest integer has none of
-        if self.value is not None and not (
-            delta.max(initial=0) <= self.value and delta.min(initial=0) >= -self.value
-        ):
+        if self.value is not None and not (delta.max(initial=0) <= self.value and delta.min(initial=0) >= -self.value):
             # floats as bounds would round whole numbers beyond 2**53
             bound = self.value if delta.dtype.kind == "f" else min(int(self.value), np.iinfo(delta.dtype).max)
             delta = np.clip(delta, -bound, bound).astype(delta.dtype, copy=False)
@@ -61,16 +59,12 @@ def _scale_to(norm: float, rows: Array) -> Array:
         squares = np.einsum("ij,ij->i", wide, wide)
         norms = np.sqrt(squares)
     scale: Array = np.minimum(1, norm / np.maximum(norms, norm))
-    beyond = ~(
-        (squares > _TINY) & (squares < np.inf)
-    )  # overflowed, underflowed, zero, or not finite from the start
+    beyond = ~((squares > _TINY) & (squares < np.inf))  # overflowed, underflowed, zero, or not finite from the start
     if beyond.any():
         largest = np.abs(wide[beyond]).max(axis=1, initial=0)
         unit = np.where((largest > 0) & np.isfinite(largest), largest, 1.0)
         parts = wide[beyond] / unit[:, np.newaxis]
-        norms = np.sqrt(
-            np.einsum("ij,ij->i", parts, parts)
-        )  # in units of the largest number: from 1 on, or 0
+        norms = np.sqrt(np.einsum("ij,ij->i", parts, parts))  # in units of the largest number: from 1 on, or 0
         with np.errstate(over="ignore"):
             most = norm / unit
         scale[beyond] = np.minimum(1, most / np.maximum(norms, most))

@@ -50,11 +50,7 @@ def decayed(updater: Updater, decay: float) -> Updater:
     rate_index = -1 if updater.rate_index is None else updater.rate_index
     loop = _decayed(updater.apply, rate_index, len(updater.hyper))
     return replace(
-        updater,
-        name=f"weight_decay+{updater.name}",
-        apply=loop,
-        hyper=(*updater.hyper, float(decay)),
-        decays=True,
+        updater, name=f"weight_decay+{updater.name}", apply=loop, hyper=(*updater.hyper, float(decay)), decays=True
     )
 
 

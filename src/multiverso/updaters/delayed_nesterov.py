@@ -55,11 +55,7 @@ def delayed_nesterov(
         raise ValueError(f"workers is a whole number, 1 or more; got {workers!r}")
     if not 0 <= activation <= 1 / workers:
         raise ValueError(f"the activation is from 0 to 1 / workers; got {activation!r} for {workers} workers")
-    rate, beta, share = (
-        positive(learning_rate, "learning rate"),
-        fraction(momentum, "momentum"),
-        float(activation),
-    )
+    rate, beta, share = (positive(learning_rate, "learning rate"), fraction(momentum, "momentum"), float(activation))
     return Updater(
         "delayed_nesterov",
         _apply,

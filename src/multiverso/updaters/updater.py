@@ -48,7 +48,5 @@ class Updater:
 
     def __post_init__(self) -> None:
         if len(self.hyper) > MOST_HYPER:
-            raise ValueError(
-                f"an updater has at most {MOST_HYPER} hyperparameters; {self.name} has {len(self.hyper)}"
-            )
+            raise ValueError(f"an updater has at most {MOST_HYPER} hyperparameters; {self.name} has {len(self.hyper)}")
         object.__setattr__(self, "states", states_of(self.states))

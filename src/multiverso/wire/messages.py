@@ -103,17 +103,13 @@ def receive(connection: socket.socket, into: list[int] | None = None) -> tuple[M
     descriptors = [] if into is None else into
     try:
         body, descriptors[:], flags, _ = _received(connection)
-    except (
-        ConnectionResetError
-    ):  # of an end that left something unread: told first, and once; what it sent comes now
+    except ConnectionResetError:  # of an end that left something unread: told first, and once; what it sent comes now
         body, descriptors[:], flags, _ = _received(connection)
     if not body:
         return None
     try:
         if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC):
-            raise OSError(
-                "a message was cut short: this process has too few file descriptors left (ulimit -n)"
-            )
+            raise OSError("a message was cut short: this process has too few file descriptors left (ulimit -n)")
         message = parsed(body)
         if "long" in message:
             if not descriptors:

@@ -41,13 +41,7 @@ _FIELDS: dict[str, dict[str, str]] = {
     "tell": {"number": _NUMBER, "note": _TEXT},
     "ask": {"question": _OBJECT},
     "say": {"saying": _OBJECT},
-    "combine": {
-        "number": _NUMBER,
-        "signature": _NUMBER,
-        "nbytes": _NUMBER,
-        "dtype": _TEXT,
-        "operation": _TEXT,
-    },
+    "combine": {"number": _NUMBER, "signature": _NUMBER, "nbytes": _NUMBER, "dtype": _TEXT, "operation": _TEXT},
     "status": {},
     "look": {"kind": _TEXT, "name": _TEXT},
 }
@@ -74,9 +68,7 @@ def check(request: Message) -> None:
     do = asked(request)
     for name, kind in _FIELDS[do].items():
         if not _is(request.get(name), kind):
-            raise StartupError(
-                f"in the request {do!r}, {name} has to be {kind}; got {_cut(request.get(name))}"
-            )
+            raise StartupError(f"in the request {do!r}, {name} has to be {kind}; got {_cut(request.get(name))}")
     if do == "attach":
         _check_attach(request)
 

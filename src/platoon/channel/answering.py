@@ -73,9 +73,7 @@ class Door:
             ready = dict(self._poll.poll(0))
         for descriptor in ready:
             for _ in range(_AT_ONCE if all_of_them else 1):
-                if descriptor not in self._connections or not (
-                    yield from self._read(self._connections[descriptor])
-                ):
+                if descriptor not in self._connections or not (yield from self._read(self._connections[descriptor])):
                     break
 
     def _read(self, connection: Connection) -> Generator[tuple[Connection, Message | None], None, bool]:

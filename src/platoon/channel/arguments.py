@@ -28,22 +28,13 @@ def controller_parser() -> argparse.ArgumentParser:
     parser.add_argument("log_directory", help="where the workers' output goes")
     hosts = parser.add_mutually_exclusive_group(required=True)
     hosts.add_argument("--single", action="store_true", help="the only controller")
-    hosts.add_argument(
-        "--multi", action="store_true", help="one of several, started by platoon-launcher -H or MPI"
-    )
+    hosts.add_argument("--multi", action="store_true", help="one of several, started by platoon-launcher -H or MPI")
     parser.add_argument(
-        "-D",
-        "--devices",
-        nargs="+",
-        default=[],
-        metavar="DEVICE",
-        help="cpu, cuda0, ...: a worker for each",
+        "-D", "--devices", nargs="+", default=[], metavar="DEVICE", help="cpu, cuda0, ...: a worker for each"
     )
     parser.add_argument("-w", "--worker-args", default="", help='the workers\' arguments: -w="--rate 0.1"')
     parser.add_argument("--control-port", type=int, help="port for requests (default: a free one)")
-    parser.add_argument(
-        "--data-port", type=int, help="port for minibatches, 0 for a free one (default: none)"
-    )
+    parser.add_argument("--data-port", type=int, help="port for minibatches, 0 for a free one (default: none)")
     parser.add_argument("--data-hwm", type=int, default=10, help="minibatches on their way to one worker")
     return parser
 
@@ -72,9 +63,7 @@ def worker_parser() -> argparse.ArgumentParser:
         default=_told("PLATOON_DATA_HWM") or 10,
         help="minibatches on their way to this worker (default: the controller's, or 10)",
     )
-    parser.add_argument(
-        "--socket-timeout", type=int, default=300_000, help="milliseconds to wait for an answer"
-    )
+    parser.add_argument("--socket-timeout", type=int, default=300_000, help="milliseconds to wait for an answer")
     return parser
 
 

@@ -87,9 +87,7 @@ class Collective:
         """See `Worker.shared`."""
         like = np.asarray(array)
         if like.dtype.hasobject or like.nbytes == 0:
-            raise PlatoonError(
-                f"an array of {like.shape} {like.dtype} cannot be shared: no plain memory of any size"
-            )
+            raise PlatoonError(f"an array of {like.shape} {like.dtype} cannot be shared: no plain memory of any size")
         if like.nbytes not in self.shared_arrays:
             name = f"platoon-shared-{like.nbytes}"
             memory = self._session.shared_memory(name, like.nbytes, on_this_host=True)

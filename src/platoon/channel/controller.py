@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from platoon.channel.hosts import Hosts
 
 _SEND_MB_SECONDS = 1800.0
-_IDLE_SECONDS = (
-    0.5  # a signal that comes just before the wait does not interrupt it; its handler runs after it
-)
+_IDLE_SECONDS = 0.5  # a signal that comes just before the wait does not interrupt it; its handler runs after it
 
 
 class Controller:
@@ -269,17 +267,12 @@ class Controller:
     def _start_workers(self, experiment_name: str, log_directory: str, worker_args: str | None) -> None:
         self._experiment = experiment_name
         self._open(self.control_port or 0)
-        variables = {
-            "PLATOON_CONTROL_PORT": str(self.control_port),
-            "PLATOON_DATA_HWM": str(self.data_hwm),
-        }
+        variables = {"PLATOON_CONTROL_PORT": str(self.control_port), "PLATOON_DATA_HWM": str(self.data_hwm)}
         if self._batches is not None:
             variables["PLATOON_DATA_PORT"] = str(self._batches.port)
         first_rank = self._hosts.ranks_before if self._hosts else 0
         arguments = shlex.split(worker_args or "")
-        self._members.start_all(
-            self._devices, experiment_name, arguments, log_directory, variables, first_rank
-        )
+        self._members.start_all(self._devices, experiment_name, arguments, log_directory, variables, first_rank)
 
     @property
     def _workers(self) -> set[int]:

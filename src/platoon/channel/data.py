@@ -76,9 +76,7 @@ class BatchServer:
         self._next: deque[_Taker] = deque()  # once for each minibatch that it has room for
         self._again: deque[Minibatch] = deque()  # those that their workers did not live to receive come first
         self._most_on_way = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2  # each holds a descriptor
-        self._spare: list[
-            FileIO
-        ] = []  # memory of minibatches that were received: to write to it again is faster
+        self._spare: list[FileIO] = []  # memory of minibatches that were received: to write to it again is faster
         self.ended = False
         self.closed = False
         self._door = Door("data", port, on_refused)
@@ -152,9 +150,7 @@ class BatchServer:
                     messages.send(taker.connection.socket, _END)
                 taker.room -= 1
             except OSError as error:
-                if (
-                    error.errno in _FULL
-                ):  # it grants another credit when it has read something, and we come back here
+                if error.errno in _FULL:  # it grants another credit when it has read something, and we come back here
                     self._next.append(taker)
                     break
                 taker.connection.cut()  # it has gone, and is seen to
@@ -164,9 +160,7 @@ class BatchServer:
         taker = self._takers.setdefault(connection.socket, _Taker(connection))
         room = message.get("room")
         if message.get("do") != "grant" or type(room) is not int or not 0 < room <= MOST_ROOM - taker.room:
-            self._on_refused(
-                "a worker", f"granted no credit for 1 to {MOST_ROOM} minibatches: {message!r:.200}"
-            )
+            self._on_refused("a worker", f"granted no credit for 1 to {MOST_ROOM} minibatches: {message!r:.200}")
             return
         if message.get("received") is True and taker.on_way:
             batch = taker.on_way.popleft()

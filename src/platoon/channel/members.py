@@ -160,9 +160,7 @@ class Members:
         if rank is None:
             rank = next(i for i in range(len(self.by_rank) + 1) if i not in self.by_rank)
             if most is not None and rank >= most:
-                raise PlatoonError(
-                    f"this controller has devices for {counted(most, 'worker')}, and no more can come"
-                )
+                raise PlatoonError(f"this controller has devices for {counted(most, 'worker')}, and no more can come")
         elif rank in self.by_rank:
             # Started by the controller through another program: the process that says hello is the worker.
             member = self.by_rank[rank]
@@ -173,9 +171,7 @@ class Members:
         try:
             watch = os.pidfd_open(pid)
         except OSError as error:
-            raise PlatoonError(
-                f"there is no process {pid} here: a worker runs on its controller's host"
-            ) from error
+            raise PlatoonError(f"there is no process {pid} here: a worker runs on its controller's host") from error
         member = self.by_rank[rank] = Member(rank, pid, watch, present=True)
         self.ever += 1
         return member
@@ -197,9 +193,7 @@ class Members:
     @property
     def all_gone(self) -> bool:
         """True when at least one worker has come, and all have ended or, if started by hand, are done."""
-        return self.ever > 0 and all(
-            member.done and member.watch is not None for member in self.by_rank.values()
-        )
+        return self.ever > 0 and all(member.done and member.watch is not None for member in self.by_rank.values())
 
     def end(self) -> None:
         """Ends the workers that the controller started, and all that they started; forgets everyone."""

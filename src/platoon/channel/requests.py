@@ -60,18 +60,11 @@ class Requests:
             trust.check_user(link.connection, name)
             if trust.proof_needed():
                 secret = os.environ.get(trust.SECRET_VARIABLE) or trust.user_secret()
-                link.prove(
-                    name,
-                    until,
-                    secret,
-                    lambda: self.look(until, "the controller's proof of the job's secret"),
-                )
+                link.prove(name, until, secret, lambda: self.look(until, "the controller's proof of the job's secret"))
         except BaseException as error:
             link.close()
             if isinstance(error, MultiversoError):
-                raise PlatoonError(
-                    f"what listens on port {port} is no controller of this user", error
-                ) from error
+                raise PlatoonError(f"what listens on port {port} is no controller of this user", error) from error
             raise
         return link
 

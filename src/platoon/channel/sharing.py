@@ -47,8 +47,7 @@ class SharedParameters:
         else:
             self._tables = [self._open(i, parameter) for i, parameter in enumerate(self._local)]
         self.arrays: list[Array] = [
-            table.memory().reshape(parameter.shape)
-            for table, parameter in zip(self._tables, self._local, strict=True)
+            table.memory().reshape(parameter.shape) for table, parameter in zip(self._tables, self._local, strict=True)
         ]
         self._last: list[Array] = []  # for ASGD: the worker's values when they last met the shared ones
         self._update = self._updater(params, rule)
@@ -70,9 +69,7 @@ class SharedParameters:
             raise PlatoonError(f"parameter {number} has no elements (shape {parameter.shape})")
         name = f"platoon-parameter-{number}"
         try:
-            return ArrayTableHandler(
-                value.size, value, dtype=parameter.dtype, name=name, session=self._session
-            )
+            return ArrayTableHandler(value.size, value, dtype=parameter.dtype, name=name, session=self._session)
         except TableMismatchError as error:
             raise PlatoonError(
                 f"parameter {number} is not what the others share there; all workers must give the same "
@@ -111,9 +108,7 @@ class SharedParameters:
 
     def _fused(self, rule: ParamSyncRule) -> Callable[[], None] | None:
         """Returns a rule's pass over the shared memory, or None if it is a rule of the user's own."""
-        overridden = [
-            name for name in _METHODS if getattr(type(rule), name) is not getattr(_base_of(rule), name)
-        ]
+        overridden = [name for name in _METHODS if getattr(type(rule), name) is not getattr(_base_of(rule), name)]
         if overridden:
             return None
         if isinstance(rule, EASGD):

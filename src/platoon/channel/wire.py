@@ -177,9 +177,7 @@ def unpack_arrays(header: object, descriptors: Sequence[int], copy: bool = True)
 
 def _described(entry: object) -> tuple[tuple[int, ...], np.dtype[Any], Literal["C", "F"]]:
     if not isinstance(entry, dict) or entry.keys() != {"shape", "dtype", "fortran_order"}:
-        raise PlatoonError(
-            f"an array came with the description {entry!r:.200}; expected shape, dtype and order"
-        )
+        raise PlatoonError(f"an array came with the description {entry!r:.200}; expected shape, dtype and order")
     return shape_named(entry["shape"]), dtype_named(entry["dtype"]), "F" if entry["fortran_order"] else "C"
 
 
@@ -196,9 +194,7 @@ def _read_into(descriptor: int, view: memoryview, begin: int) -> int:
     return os.preadv(descriptor, [view], begin)
 
 
-def _all_of(
-    move: Callable[[int, memoryview, int], int], descriptor: int, view: memoryview, begin: int
-) -> None:
+def _all_of(move: Callable[[int, memoryview, int], int], descriptor: int, view: memoryview, begin: int) -> None:
     """Reads or writes all of it, where one call moves 2 GiB at most."""
     while view:
         moved = move(descriptor, view, begin)
@@ -239,9 +235,7 @@ def dtype_named(name: Any) -> np.dtype[Any]:
 
                 dtype = np.dtype(getattr(ml_dtypes, name))
         except (TypeError, AttributeError, ImportError) as error:
-            raise PlatoonError(
-                f"an array came with the dtype {name!r}, which is not known here", error
-            ) from error
+            raise PlatoonError(f"an array came with the dtype {name!r}, which is not known here", error) from error
         if not dtype.hasobject:
             return dtype
     raise PlatoonError(f"an array came with the dtype {name!r:.100}; expected one of plain numbers or bytes")

@@ -353,9 +353,7 @@ class Worker(metaclass=_OnePerProcess):
 
     def _check(self) -> None:
         if self._process != os.getpid():
-            raise PlatoonError(
-                f"this worker belongs to process {self._process}, and this is a forked child of it"
-            )
+            raise PlatoonError(f"this worker belongs to process {self._process}, and this is a forked child of it")
         if self._closed:
             raise PlatoonError("this worker is closed")
 
@@ -368,9 +366,7 @@ class Worker(metaclass=_OnePerProcess):
 
                 # across hosts all workers begin together, and each when it first needs the others
                 patience = self._seconds if self._info["hosts"] > 1 else None
-                self._session = Session(
-                    self._info["node"], worker_id=self.global_rank, start_timeout_seconds=patience
-                )
+                self._session = Session(self._info["node"], worker_id=self.global_rank, start_timeout_seconds=patience)
             return self._session
 
     def _job_lock(self) -> JobLock:

@@ -20,12 +20,7 @@ from interleavings.world import MEMORY, How
 def main() -> int:
     """Runs what the command line asks for; returns how many laws were broken."""
     parser = argparse.ArgumentParser(prog="interleavings", description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--law",
-        choices=LAWS,
-        action="append",
-        help="only this one (may be given again)",
-    )
+    parser.add_argument("--law", choices=LAWS, action="append", help="only this one (may be given again)")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, help="of the first schedule; the others follow")
     parser.add_argument("--replay", action="store_true", help="one schedule only: that of --seed")
@@ -42,12 +37,7 @@ def main() -> int:
     broken = 0
     print(f"{options.seconds:g} s of {', '.join(names)} from seed {seed}", flush=True)
     for name in names:
-        law, until, schedules, steps = (
-            LAWS[name],
-            time.monotonic() + options.seconds / len(names),
-            0,
-            0,
-        )
+        law, until, schedules, steps = (LAWS[name], time.monotonic() + options.seconds / len(names), 0, 0)
         failed: dict[str, list[int]] = {}
         began = time.monotonic()
         while time.monotonic() < until:
@@ -58,15 +48,10 @@ def main() -> int:
                 failed.setdefault(str(error)[:60], []).append(schedule)
                 if len(failed[str(error)[:60]]) == 1:
                     traceback.print_exc(limit=-1)
-                    print(
-                        f"again: --replay --trace --law {name} --seed {schedule}",
-                        file=sys.stderr,
-                    )
+                    print(f"again: --replay --trace --law {name} --seed {schedule}", file=sys.stderr)
             schedules += 1
         rate = steps / (time.monotonic() - began)
-        print(
-            f"{name}: {schedules} schedules, {steps} steps, {rate:,.0f} a second; broken by {failed or 'none'}"
-        )
+        print(f"{name}: {schedules} schedules, {steps} steps, {rate:,.0f} a second; broken by {failed or 'none'}")
         broken += bool(failed)
     return broken
 

@@ -144,15 +144,7 @@ def atomics(memory: Memory) -> ModuleType:
         buffer: Any = (ctypes.c_char * size).from_address(int(address))
         return np.frombuffer(buffer, dtype)
 
-    def call_update(
-        update: int,
-        values: int,
-        delta: int,
-        state: int,
-        stride: int,
-        hyper: int,
-        count: int,
-    ) -> None:
+    def call_update(update: int, values: int, delta: int, state: int, stride: int, hyper: int, count: int) -> None:
         memory.scheduler.step("update", values)
         total = array_at(delta, count, np.int64)
         for kept in (state, values):

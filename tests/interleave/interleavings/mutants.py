@@ -40,15 +40,7 @@ TOLD = {
     "ADDS", "BYTES", "EXCHANGES", "GETS", "COUNTS", "TAKEN_OVER", "PUT_BACK", "WAITS", "WAITED", "WAITED_NS",
     "WAIT_KIND", "WAIT_SEQ", "WAIT_SINCE", "WAIT_STAGE", "WAIT_TABLE", "WAIT_TARGET", "NOT_WAITING",
 }  # fmt: skip
-TELLING = {
-    "describe_wait",
-    "publish_wait",
-    "end_wait",
-    "end_table_wait",
-    "_note_wait",
-    "begin_wait",
-    "finish_wait",
-}
+TELLING = {"describe_wait", "publish_wait", "end_wait", "end_table_wait", "_note_wait", "begin_wait", "finish_wait"}
 # Not in rounds and waits proper: the loops over data and what wraps one call.
 LEFT_OUT = {
     "stage", "stage_difference", "stage_rows", "take_rows", "read_rows", "copy_rows", "committed_rows", "_end",
@@ -107,10 +99,7 @@ def _changes(function: ast.FunctionDef) -> Iterator[tuple[str, Any]]:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             called = node.value.func.id if isinstance(node.value.func, ast.Name) else ""
             if called not in TELLING:
-                yield (
-                    f"without {text}",
-                    _at(place, lambda node: _become(node, ast.Pass())),
-                )
+                yield (f"without {text}", _at(place, lambda node: _become(node, ast.Pass())))
             if called == "compare_swap64":
                 yield f"a store for {text}", _at(place, _store_for_swap)
         elif isinstance(node, ast.If):
@@ -118,13 +107,7 @@ def _changes(function: ast.FunctionDef) -> Iterator[tuple[str, Any]]:
             yield f"never {text}", _at(place, lambda node: _decide(node, False))
             yield f"always {text}", _at(place, lambda node: _decide(node, True))
         elif isinstance(node, ast.Compare) and id(node) not in tests:
-            yield (
-                f"not {text}",
-                _at(
-                    place,
-                    lambda node: _become(node, ast.UnaryOp(ast.Not(), _copy(node))),
-                ),
-            )
+            yield (f"not {text}", _at(place, lambda node: _become(node, ast.UnaryOp(ast.Not(), _copy(node)))))
         elif isinstance(node, ast.BoolOp):
             tests.update(id(value) for value in node.values)
             for index, operand in enumerate(node.values):
@@ -263,11 +246,7 @@ def written() -> Iterator[Mutant]:
         full = f"multiverso.kernels.{module}"
         text = text_of(full)
         assert text.count(now) == 1, f"{module}.py has no longer the one place for the mutant {name!r}"
-        yield Mutant(
-            f"{module}: {name}",
-            full,
-            ast.parse(text.replace(now, then), str(path_of(full))),
-        )
+        yield Mutant(f"{module}: {name}", full, ast.parse(text.replace(now, then), str(path_of(full))))
 
 
 def catches(mutant: Mutant, source: Source, law: str, seed: int) -> bool:
@@ -315,9 +294,7 @@ def kept() -> dict[str, tuple[str, int]]:
 
 def main() -> int:
     """Looks for a schedule for each mutant; returns how many are not caught and not tolerated."""
-    parser = argparse.ArgumentParser(
-        prog="interleavings.mutants", description="Which schedule catches which mutant"
-    )
+    parser = argparse.ArgumentParser(prog="interleavings.mutants", description="Which schedule catches which mutant")
     parser.add_argument("--seeds", type=int, default=3000, help="tried for each law")
     parser.add_argument("--only", default="", help="mutants whose name has this in it")
     options = parser.parse_args()
@@ -331,9 +308,7 @@ def main() -> int:
         caught = search(mutant, before.get(mutant.name), schedules)
         said = f"{caught[0]} {caught[1]}" if caught else "NOT CAUGHT"
         if mutant.name in TOLERATED:
-            said = (
-                f"{'CAUGHT though tolerated by ' + said if caught else 'tolerated'}: {TOLERATED[mutant.name]}"
-            )
+            said = f"{'CAUGHT though tolerated by ' + said if caught else 'tolerated'}: {TOLERATED[mutant.name]}"
         elif caught:
             found[mutant.name] = caught
         else:

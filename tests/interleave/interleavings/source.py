@@ -70,10 +70,7 @@ class Source:
             vars(module)["__package__"] = name.rpartition(".")[0]
             self._modules[name] = module
             tree = self._changed.get(name)
-            exec(
-                compiled(name) if tree is None else compile(tree, str(path_of(name)), "exec"),
-                vars(module),
-            )
+            exec(compiled(name) if tree is None else compile(tree, str(path_of(name)), "exec"), vars(module))
             for constant, value in CONSTANTS.items():
                 if constant in vars(module):
                     vars(module)[constant] = value
@@ -82,14 +79,7 @@ class Source:
                     vars(module)[loop] = stand_in
         return self._modules[name]
 
-    def _import(
-        self,
-        name: str,
-        globals: Any = None,
-        locals: Any = None,
-        fromlist: Any = (),
-        level: int = 0,
-    ) -> Any:
+    def _import(self, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
         if name in self._modules or self._is_private(name):
             return self.module(name)
         if (PACKAGE.parent / name.replace(".", "/")).is_dir() and fromlist:

@@ -6,9 +6,7 @@ _WAKES = "wakes the others when there is nothing for them to do, too: they look,
 _AGAIN = "does again, after a signal, what was done: the same values to the same places"
 _SLICE = "how long a wait gives way and sleeps: no slice ends here, so that a missing wake shows; see test_waiting.py"
 _TOLD = "only tells people something"
-_ENDS_LATER = (
-    "raises at the next step, where the loss is seen, too; until then the dead one's part is done by another"
-)
+_ENDS_LATER = "raises at the next step, where the loss is seen, too; until then the dead one's part is done by another"
 _HIGHEST = "the highest of those that are left does as well as the lowest"
 _MOVED = "who has moved to a later round has its slot and its parts of this one counted as ready"
 _LATER = "a later decision has not this worker among its members either: it had nothing ready for it"
@@ -19,14 +17,10 @@ _CALLED = "tells the caller that its call is over, if an exception hides the ans
 
 _WATCHERS = "nobody here waits for a version; see test_who_waits_for_a_version_is_woken in tests/core"
 
-_NOT_AT_ONCE = (
-    "a round that might be gone through alone, in one pass, is gone through in chunks: the same values"
-)
+_NOT_AT_ONCE = "a round that might be gone through alone, in one pass, is gone through in chunks: the same values"
 _ALONE = "staged == 0 and update == 0 and (progress[OPEN] == 0) and begin_alone(control, base, me, number)"
 
-_TAKES_PART = (
-    "load32(line + at.ENROLLED) == 1 and load64(line + at.FIRST_STEP) <= step and is_live(control, worker)"
-)
+_TAKES_PART = "load32(line + at.ENROLLED) == 1 and load64(line + at.FIRST_STEP) <= step and is_live(control, worker)"
 
 TOLERATED: dict[str, str] = {
     f"rounds.steps.takes_part: without 'load64(line + at.FIRST_STEP) <= step' in {_TAKES_PART}": _MOVED,

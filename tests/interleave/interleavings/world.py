@@ -13,10 +13,7 @@ from interleavings.scheduler import Actor, Scheduler, Script
 from interleavings.source import Source
 
 MEMORY = Memory()
-RETRY = (
-    4,
-    110,
-)  # a signal came, or a slice of waiting is over: the call is taken up again
+RETRY = (4, 110)  # a signal came, or a slice of waiting is over: the call is taken up again
 LOST = 1
 _MAILBOX = 7  # no address: what the node sleeps on
 
@@ -77,8 +74,7 @@ class World:
         size = self.at.control_bytes(self.capacity)
         address = memory.take(size)
         segment = SimpleNamespace(
-            address=address,
-            array=lambda offset, count, dtype: memory.array(address + offset, count, dtype),
+            address=address, array=lambda offset, count, dtype: memory.array(address + offset, count, dtype)
         )
         self.control = self.source["runtime.job.control"].Control(segment)
         self.control.initialise(self.capacity)
@@ -201,19 +197,14 @@ class World:
         Args:
             elements: of an array, or with ``columns`` of a matrix.
         """
-        specs, shards, memory = (
-            self.source["spec.table"],
-            self.source["shards.shard"],
-            self.source.memory,
-        )
+        specs, shards, memory = (self.source["spec.table"], self.source["shards.shard"], self.source.memory)
         shape = ("matrix", elements // columns, columns) if columns else ("array", 1, elements)
         spec = specs.TableSpec(*shape, dtype="int64", **spec)
         size = specs.Places.of(spec, self.capacity, mode == self.at.SYNCHRONOUS).size
         address = memory.take(size)
         shards.initialise(address, spec, len(self.shards) + 1, self.capacity, mode)
         segment = SimpleNamespace(
-            address=address,
-            array=lambda offset, count, dtype: memory.array(address + offset, count, dtype),
+            address=address, array=lambda offset, count, dtype: memory.array(address + offset, count, dtype)
         )
         shard = shards.Shard(segment, spec, self.capacity, mode)
         changing = (self.at.COMMITTED, self.at.DECISIONS, self.at.DECISIONS + 8)

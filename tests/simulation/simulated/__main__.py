@@ -27,12 +27,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="of the first schedule; the others follow")
     parser.add_argument("--replay", action="store_true", help="one schedule only, with all that happens")
     parser.add_argument("--rounds", action="store_true", help="synchronous rounds instead of sums")
-    parser.add_argument(
-        "--rejoining", action="store_true", help="rounds of hosts that are lost and come again"
-    )
-    parser.add_argument(
-        "--statistics", action="store_true", help="running means and variances instead of sums"
-    )
+    parser.add_argument("--rejoining", action="store_true", help="rounds of hosts that are lost and come again")
+    parser.add_argument("--statistics", action="store_true", help="running means and variances instead of sums")
     parser.add_argument("--joins", action="store_true", help="in each a host is lost and comes again")
     parser.add_argument("--clocks", action="store_true", help="bounded staleness instead of sums")
     parser.add_argument("--control", action="store_true", help="control connections and coordinator instead")
@@ -58,9 +54,7 @@ def main() -> int:
         return 0
     first = SystemRandom().randrange(1 << 40) if options.seed is None else options.seed
     began, done, failed, faults, frames = time.monotonic(), 0, 0, 0, 0
-    while (
-        time.monotonic() - began < options.seconds if options.schedules is None else done < options.schedules
-    ):
+    while time.monotonic() - began < options.seconds if options.schedules is None else done < options.schedules:
         seed = first + done
         done += 1
         try:

@@ -279,9 +279,7 @@ class Control:
     def _fault(self) -> None:
         random = self.random
         host = random.choice(self.hosts[1:])
-        kind = random.choices(
-            ["cut", "silence", "down", "stall", "kill", "coordinator"], [8, 4, 3, 3, 0.3, 0.1]
-        )[0]
+        kind = random.choices(["cut", "silence", "down", "stall", "kill", "coordinator"], [8, 4, 3, 3, 0.3, 0.1])[0]
         self.faults += 1
         seconds = random.choice([0.5, 2.0, 4.0, 8.0, 20.0])
         self._trace(f"{self.now:6.1f} {kind} of host {host.number} ({seconds} s)")
@@ -320,9 +318,7 @@ class Control:
                 self._note_absence(host)
                 self._carry(host)
                 self._look(host)
-            if all(h.over or h.alone or h.killed for h in self.hosts[1:]) and (
-                self.dead or self.hosts[0].over
-            ):
+            if all(h.over or h.alone or h.killed for h in self.hosts[1:]) and (self.dead or self.hosts[0].over):
                 break
         for host in self.hosts[1:]:
             if host.killed or host.over:

@@ -61,9 +61,7 @@ class Card:
 class Direction:
     """One direction of one connection: bytes in order, until it is cut."""
 
-    def __init__(
-        self, clock: Clock, random: Random, line: Line, card: Card, deliver: Callable[[bytes], None]
-    ) -> None:
+    def __init__(self, clock: Clock, random: Random, line: Line, card: Card, deliver: Callable[[bytes], None]) -> None:
         self._clock, self._random, self._line, self._deliver = clock, random, line, deliver
         self._card = card
         self._last = 0.0

@@ -113,9 +113,7 @@ class RejoiningWorld(RoundsWorld):
         self.making = 0.3 if seed % 4 == 3 else 0.0
         self.begun: set[int] = set()
         self.keeper = random.choice((0, 0, 1))
-        self.kept = [
-            Kept(s.elements, s.chunk, s.first, s.parts, slow=random.choice((0, 0, 3))) for s in self.staged
-        ]
+        self.kept = [Kept(s.elements, s.chunk, s.first, s.parts, slow=random.choice((0, 0, 3))) for s in self.staged]
         self.staged = self.kept
         self.filled = 0  # how often values were asked for, and came
         others = [host for host in self.hosts if host.number != self.keeper]
@@ -241,9 +239,7 @@ class RejoiningWorld(RoundsWorld):
             self.whole[host.number] = lambda: rounds.is_whole(TABLE)
 
     def _begin_overwriting(self, host: Host, writer: int, turn: int) -> None:
-        if (
-            host.incarnation == self.incarnations[host.number]
-        ):  # one that comes later hears of it when it comes
+        if host.incarnation == self.incarnations[host.number]:  # one that comes later hears of it when it comes
             super()._begin_overwriting(host, writer, turn)
 
     def _overwrite_at_a_barrier(self) -> None:
@@ -316,8 +312,7 @@ class RejoiningWorld(RoundsWorld):
 
     def _done(self) -> bool:
         return all(
-            self.kept[host.number].done >= self.scene.adds and not self.kept[host.number].away
-            for host in self.live
+            self.kept[host.number].done >= self.scene.adds and not self.kept[host.number].away for host in self.live
         ) and len(self.live) == len(self.hosts)
 
     # -- what has to hold -------------------------------------------------------------------------------------

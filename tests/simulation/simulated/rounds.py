@@ -183,9 +183,7 @@ class RoundsWorld(World):
             for low in range(0, first.elements, first.chunk):
                 place = slice(low, low + first.chunk)
                 kinds = [self._sum(number, everyone, old, place)]
-                kinds += (
-                    [self._sum(number, [h for h in everyone if h not in gone], old, place)] if gone else []
-                )
+                kinds += [self._sum(number, [h for h in everyone if h not in gone], old, place)] if gone else []
                 assert any(np.array_equal(new[place], kind) for kind in kinds), f"round {number} at {low}"
             old = new
         self._overwrite_at_a_barrier()
@@ -199,9 +197,7 @@ class RoundsWorld(World):
         self.overwritten[turn] = writer.number
         for host in self.live:
             self._later(0.01, self._begin_overwriting, host, writer.number, turn)
-        self._until(
-            lambda: all(self.whole.get(host.number, lambda: False)() for host in self.live), "set values"
-        )
+        self._until(lambda: all(self.whole.get(host.number, lambda: False)() for host in self.live), "set values")
         self._check_set(writer, new)
 
     def _check_set(self, writer: Host, new: np.ndarray) -> None:

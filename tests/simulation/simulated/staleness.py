@@ -34,11 +34,7 @@ ADD_SECONDS = 0.01
 def model(hosts: int, nbytes: int = MODEL_BYTES, rate: float = RATE) -> dict[str, float]:
     """What follows from the bytes alone."""
     out = 2 * nbytes * (hosts - 1) / hosts
-    return {
-        "pass_seconds": out / rate,
-        "connections_of_a_host": hosts - 1,
-        "connections": hosts * (hosts - 1) // 2,
-    }
+    return {"pass_seconds": out / rate, "connections_of_a_host": hosts - 1, "connections": hosts * (hosts - 1) // 2}
 
 
 def measure(
@@ -105,9 +101,7 @@ def measure(
         world.clock.step()
     sending = world.hosts[:1] if one_home else world.hosts
     numbers = [host.number for host in sending]
-    sent = sum(len(data) for (by, _), kept in world.history.items() if by in numbers for data in kept) / len(
-        sending
-    )
+    sent = sum(len(data) for (by, _), kept in world.history.items() if by in numbers for data in kept) / len(sending)
     ended = world.clock.now
     world.barrier()
     return {

@@ -62,9 +62,7 @@ class Host:
     copies: dict[int, Copy] = field(default_factory=dict)
     changes: dict[int, Changes] = field(default_factory=dict)
     links: dict[int, Link] = field(default_factory=dict)
-    neighbours: dict[int, Carried] = field(
-        default_factory=dict
-    )  # in rounds: what is carried instead of links
+    neighbours: dict[int, Carried] = field(default_factory=dict)  # in rounds: what is carried instead of links
     stalled_until: float = 0.0
     incarnation: int = 1
     dead: bool = False

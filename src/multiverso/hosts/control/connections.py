@@ -15,16 +15,7 @@ from collections.abc import Callable
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, StartupError
 from multiverso.hosts.control.coordinator import Coordinator
-from multiverso.hosts.control.messages import (
-    Address,
-    Alone,
-    Order,
-    Report,
-    ToHost,
-    encoded,
-    order_of,
-    report_of,
-)
+from multiverso.hosts.control.messages import Address, Alone, Order, Report, ToHost, encoded, order_of, report_of
 from multiverso.hosts.control.messages import Hello as HelloReport
 from multiverso.hosts.peer.conversation import Conversation, Timeouts, ending
 from multiverso.hosts.peer.peer import Dial, Peer
@@ -156,9 +147,7 @@ class Centre:
         """
         end = Deadline.after(Timeouts.of(self._roster.grace).ended_seconds)
         while (
-            self._coordinator.over
-            and not end.passed
-            and not all(self._talks[host].is_done for host in self._present())
+            self._coordinator.over and not end.passed and not all(self._talks[host].is_done for host in self._present())
         ):
             time.sleep(_LOOK_SECONDS / 10)
         with self._lock:  # from here on nobody is let in, nor takes a lost one's place
@@ -210,14 +199,10 @@ class Centre:
     def _admit(self, host: int, before: int, incarnation: int) -> tuple[Talk, Talk]:
         """Gives a lost host's place to a new node; returns the conversation with it, and the old one."""
         if not _takes_a_place(incarnation):
-            raise _TurnedAwayError(
-                "another node has begun as this host, and this one is not meant to take its place"
-            )
+            raise _TurnedAwayError("another node has begun as this host, and this one is not meant to take its place")
         why_not = self._coordinator.why_not()
         if why_not:
-            state = (
-                "this host counts as lost" if host in self._lost else "another node has begun as this host"
-            )
+            state = "this host counts as lost" if host in self._lost else "another node has begun as this host"
             raise _TurnedAwayError(f"{state}, and {why_not}")
         if host not in self._lost:
             self._give(self._coordinator.lose(host, "another node has begun as this host"))

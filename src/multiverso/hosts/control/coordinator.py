@@ -81,9 +81,7 @@ class Coordinator:
         self._came_again = 0
         self._introduced = False
         self._dead: set[int] = set()  # workers that are lost
-        self._since: dict[
-            int, int
-        ] = {}  # workers in dead ones' places: which barrier was over when each came
+        self._since: dict[int, int] = {}  # workers in dead ones' places: which barrier was over when each came
         self.over = False
         self._handlers: dict[type[Report], Callable[[int, Any], list[ToHost]]] = {
             Hello: self._hello,
@@ -263,9 +261,7 @@ class Coordinator:
             if awaited.keys() <= notes.keys() | past.keys():
                 notes |= past | notes
                 ready.append(number)
-        return [
-            order for number in ready for order in self._hosts.to_all(Told(number, self._notes.pop(number)))
-        ]
+        return [order for number in ready for order in self._hosts.to_all(Told(number, self._notes.pop(number)))]
 
     def _is_to_tell(self, line: list[int], number: int) -> bool:
         """Whether others wait for a worker's note, which it tells between the barrier of that number and the next.
@@ -289,7 +285,4 @@ class Coordinator:
         return self._answers(self._desk.say(report.worker, report.saying))
 
     def _answers(self, answers: list[AnswerTo]) -> list[ToHost]:
-        return [
-            (self._roster.host_of(worker), Answer(worker, number, answer))
-            for worker, number, answer in answers
-        ]
+        return [(self._roster.host_of(worker), Answer(worker, number, answer)) for worker, number, answer in answers]

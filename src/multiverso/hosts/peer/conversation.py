@@ -40,9 +40,7 @@ class Timeouts:
     @classmethod
     def of(cls, grace_seconds: float) -> Timeouts:
         """Returns those of an end that gives the other host up after so long."""
-        return cls(
-            grace_seconds, min(5.0, grace_seconds), min(5.0, grace_seconds / 2), min(1.0, grace_seconds / 6)
-        )
+        return cls(grace_seconds, min(5.0, grace_seconds), min(5.0, grace_seconds / 2), min(1.0, grace_seconds / 6))
 
 
 def ending(why: str) -> Outgoing:

@@ -63,9 +63,7 @@ class Header(NamedTuple):
         """
         header = tuple.__new__(cls, _HEADER.unpack_from(data, at))
         if header.length > LONGEST_BODY:
-            raise ProtocolError(
-                f"a frame of {header.length} bytes was announced; the longest has {LONGEST_BODY}"
-            )
+            raise ProtocolError(f"a frame of {header.length} bytes was announced; the longest has {LONGEST_BODY}")
         return header
 
 

@@ -53,9 +53,7 @@ class Stream(Carried):
         self._received = 0
         self._unsaid_bytes = self._unsaid = 0
         self._say = False
-        self._connected = self._ready = (
-            False  # ready: the other side has said on this connection how far it is
-        )
+        self._connected = self._ready = False  # ready: the other side has said on this connection how far it is
         self._incarnation: int | None = None
 
     def put(self, *parts: Body) -> None:
@@ -157,9 +155,7 @@ class Messages:
     def __init__(self, peers: Peers, deliver: Deliver) -> None:
         self._peers = peers
         self._pool = Buffers(_KEPT)
-        self._streams = {
-            host: Stream(host, deliver, self._pool) for host in range(peers.hosts) if host != peers.host
-        }
+        self._streams = {host: Stream(host, deliver, self._pool) for host in range(peers.hosts) if host != peers.host}
         self._open: dict[int, Peer] = {}
         self._closed = False
         self._lock = threading.Lock()
@@ -170,8 +166,7 @@ class Messages:
         with self._lock:
             if not self._open and not self._closed:
                 self._open = {
-                    host: self._peers.open(MESSAGES, host, stream, Pace(0))
-                    for host, stream in self._streams.items()
+                    host: self._peers.open(MESSAGES, host, stream, Pace(0)) for host, stream in self._streams.items()
                 }
 
     def send(self, host: int, *parts: Body) -> None:

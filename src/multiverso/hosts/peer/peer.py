@@ -14,15 +14,7 @@ from dataclasses import dataclass
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
-from multiverso.hosts.peer.frames import (
-    GREETING,
-    HEADER_BYTES,
-    LONGEST_BODY,
-    Carried,
-    Outgoing,
-    ProtocolError,
-    Reader,
-)
+from multiverso.hosts.peer.frames import GREETING, HEADER_BYTES, LONGEST_BODY, Carried, Outgoing, ProtocolError, Reader
 from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.transport.channel import Channel, RefusedError, start_or_raise
 from multiverso.hosts.transport.handshake import HANDSHAKE_SECONDS, Begun, Hello
@@ -81,9 +73,7 @@ class Peer:
         self._reaching: socket.socket | None = None  # while it dials
         self._dialling = False  # until a connection is there: it may take long, and touches nothing
         self._closing = threading.Event()
-        self._sending = (
-            threading.Lock()
-        )  # who has it sends: frames go out in the order in which they were made
+        self._sending = threading.Lock()  # who has it sends: frames go out in the order in which they were made
         self._receiving = threading.Lock()
         self._reader: Reader | None = None
         self._leaves_some = False
@@ -296,10 +286,7 @@ class Peer:
     def _converse(self, channel: Channel, hello: Hello) -> None:
         ended, begun = threading.Event(), False
         sender = threading.Thread(
-            target=self._send,
-            args=(channel, ended),
-            name=f"multiverso-{self._name}-out-{self.number}",
-            daemon=True,
+            target=self._send, args=(channel, ended), name=f"multiverso-{self._name}-out-{self.number}", daemon=True
         )
         try:
             with self._wake:
@@ -350,15 +337,11 @@ class Peer:
                     if not count:
                         return
                     pause = 0.0
-                    if (
-                        self._uncounted >= _COUNTED_TOGETHER
-                    ):  # a small frame takes as long as counting it does
+                    if self._uncounted >= _COUNTED_TOGETHER:  # a small frame takes as long as counting it does
                         used, self._uncounted = self._spend(used), 0
                         pause = self._carried.pause(time.monotonic())
                     self._tell()
-                    if (
-                        pause
-                    ):  # this node has done enough for others lately: what they push waits in the connection
+                    if pause:  # this node has done enough for others lately: what they push waits in the connection
                         self._closing.wait(min(pause, _MOST_PAUSE_SECONDS))
 
     def receive_now(self) -> None:

@@ -51,9 +51,7 @@ class Peers:
             StartupError: there can be none at that address.
         """
         me = Hello(self.host, self.hosts, self._incarnation)
-        self._listener = Listener(
-            ListeningSocket(self._bind), self._credentials, me, self._let_in, "multiverso-fabric"
-        )
+        self._listener = Listener(ListeningSocket(self._bind), self._credentials, me, self._let_in, "multiverso-fabric")
         for peer in list(self._peers.values()):
             self._start(peer)
         return self._listener.address
@@ -72,9 +70,7 @@ class Peers:
             MultiversoError: the other one connects.
         """
         if not number < self.host:
-            raise MultiversoError(
-                f"of each two hosts the higher connects: host {self.host} waits for host {number}"
-            )
+            raise MultiversoError(f"of each two hosts the higher connects: host {self.host} waits for host {number}")
         self._addresses[number] = address
         for (_, other), peer in list(self._peers.items()):
             if other == number:
@@ -107,9 +103,7 @@ class Peers:
         if peer.number in self._addresses if peer.number < self.host else self._listener is not None:
             peer.start()
 
-    def _dial(
-        self, role: int, number: int, generation: int, deadline: Deadline, begun: Begun
-    ) -> tuple[Channel, Hello]:
+    def _dial(self, role: int, number: int, generation: int, deadline: Deadline, begun: Begun) -> tuple[Channel, Hello]:
         me = Hello(self.host, self.hosts, self._incarnation, generation, role)
         channel, theirs = connect(self._addresses[number], self._credentials, me, deadline, begun)
         if (theirs.host, theirs.hosts) != (number, self.hosts):

@@ -159,9 +159,7 @@ class ChainState:
         if before is None or before not in table.theirs or round_number <= table.told:
             return None
         table.told = round_number
-        self.outboxes[before].append(
-            Outgoing(RoundHeader(frames.WANT, table=table.number, number=round_number))
-        )
+        self.outboxes[before].append(Outgoing(RoundHeader(frames.WANT, table=table.number, number=round_number)))
         return before
 
     def ask(self, table: RoundTable, peer: int) -> None:

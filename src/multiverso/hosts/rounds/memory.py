@@ -41,10 +41,7 @@ class RoundMemory:
         name = shard.spec.dtype
         self._members, self._wanted = chained_node.members_of.compiled(), chained_node.waits_for.compiled()
         self._decide = chained_node.decide.compiled()
-        self._fold, self._fold_values = (
-            chained_node.fold.compiled(name),
-            chained_node.fold_values.compiled(name),
-        )
+        self._fold, self._fold_values = (chained_node.fold.compiled(name), chained_node.fold_values.compiled(name))
         self._take, self._finish = chained_node.take.compiled(name), chained_node.finish.compiled(name)
 
     def members(self, number: int) -> int | None:
@@ -103,9 +100,7 @@ class RoundMemory:
     def _waits_elsewhere(self, block: int) -> bool:
         """Whether a worker waits for all others: its read has raised, and one of them may need the values."""
         kind, target = load32(block + at.WAIT_KIND), load64(block + at.WAIT_TARGET)
-        return kind == at.FOR_TABLE or (
-            kind == at.FOR_BARRIER and target > load64(self._control + at.RELEASED)
-        )
+        return kind == at.FOR_TABLE or (kind == at.FOR_BARRIER and target > load64(self._control + at.RELEASED))
 
     @functools.cached_property
     def _pieces(self) -> list[tuple[int, int, int]]:

@@ -57,9 +57,7 @@ def _ask_anew(refill: Refill | None) -> None:
 
 def regrouped(table: RoundTable, live: Iterable[int]) -> None:
     """Other hosts are there than before."""
-    refill = (
-        table.refill
-    )  # what others have asked for stays: one may have, of whose return this host hears later
+    refill = table.refill  # what others have asked for stays: one may have, of whose return this host hears later
     if table.blank:
         table.placed = False
         table.totals.clear()
@@ -120,9 +118,7 @@ def question(table: RoundTable) -> Outgoing:
     assert refill is not None
     refill.piece = 0
     flags = 0 if refill.confirmed or not table.blank else CONFIRMS
-    return Outgoing(
-        RoundHeader(frames.ASK, refill.epoch, flags, table.number, number=_last_step(table)), NOTHING
-    )
+    return Outgoing(RoundHeader(frames.ASK, refill.epoch, flags, table.number, number=_last_step(table)), NOTHING)
 
 
 def _expects(table: RoundTable, peer: int, header: RoundHeader) -> bool:

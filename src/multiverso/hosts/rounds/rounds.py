@@ -64,11 +64,7 @@ class Rounds:
     """
 
     def __init__(
-        self,
-        host: int,
-        live: Sequence[int],
-        wake: Callable[[int], None],
-        moved: Callable[[], None] = lambda: None,
+        self, host: int, live: Sequence[int], wake: Callable[[int], None], moved: Callable[[], None] = lambda: None
     ) -> None:
         self.host = host
         self._state = ChainState(host, Chain(host, live, WINDOW), wake, moved)
@@ -146,9 +142,7 @@ class Rounds:
     def turns(self) -> dict[int, int]:
         """Returns the first turn of each table that this host is not ready for, while its workers are at a barrier."""
         with self._state.state_lock:
-            return {
-                table.number: table.decided + 1 for table in self._state.tables.values() if not table.blank
-            }
+            return {table.number: table.decided + 1 for table in self._state.tables.values() if not table.blank}
 
     def overwrite(self, number: int, host: int, turn: int, awaited: bool = True) -> None:
         """At a barrier: the values of a host, whose worker has overwritten them, become everybody's.
@@ -223,9 +217,7 @@ class Rounds:
         """Steps that have arrived of tables in the middle of a turn: what comes moves them, not workers."""
         with self._state.state_lock:
             tables = self._state.tables.values()
-            return sum(
-                table.arrived for table in tables if table.arrived < (table.decided + 1) * table.chunks
-            )
+            return sum(table.arrived for table in tables if table.arrived < (table.decided + 1) * table.chunks)
 
     # -- connections -----------------------------------------------------------------------------------------
 

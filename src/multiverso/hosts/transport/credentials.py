@@ -104,8 +104,7 @@ def derived_credentials(known: str, job: str, encrypted: bool = True) -> Credent
         StartupError: pyOpenSSL is not installed.
     """
     secret, seed = (
-        hmac.new(known.encode(), f"multiverso {part}\0{job}".encode(), "sha256").digest()
-        for part in ("secret", "key")
+        hmac.new(known.encode(), f"multiverso {part}\0{job}".encode(), "sha256").digest() for part in ("secret", "key")
     )
     return _made(secret, seed, encrypted)
 

@@ -66,15 +66,7 @@ class Hello:
     def pack(self, job: bytes, nonce: bytes) -> bytes:
         """Returns it as it travels."""
         return _HELLO.pack(
-            _MAGIC,
-            VERSION,
-            self.role,
-            self.host,
-            self.hosts,
-            self.incarnation,
-            self.generation,
-            job,
-            nonce,
+            _MAGIC, VERSION, self.role, self.host, self.hosts, self.incarnation, self.generation, job, nonce
         )
 
 
@@ -88,11 +80,7 @@ Begun = Callable[[socket.socket], object]
 
 
 def connect(
-    address: tuple[str, int],
-    credentials: Credentials,
-    me: Hello,
-    deadline: Deadline,
-    begun: Begun = lambda way: None,
+    address: tuple[str, int], credentials: Credentials, me: Hello, deadline: Deadline, begun: Begun = lambda way: None
 ) -> tuple[Channel, Hello]:
     """Connects to a peer's listener; returns the channel, and what the peer says of itself.
 
@@ -137,9 +125,7 @@ def _connected(address: tuple[str, int], deadline: Deadline, begun: Begun) -> so
     raise failed or OSError(f"{address[0]} has no address")
 
 
-def accept(
-    connection: socket.socket, credentials: Credentials, me: Hello, deadline: Deadline
-) -> tuple[Channel, Hello]:
+def accept(connection: socket.socket, credentials: Credentials, me: Hello, deadline: Deadline) -> tuple[Channel, Hello]:
     """Lets a new connection in, or refuses it in words; returns the channel, and what the peer says of itself.
 
     The connection is closed when this raises.
@@ -211,9 +197,7 @@ def _checked(raw: bytes, credentials: Credentials, role: int | None) -> Hello:
 class _Pipe:
     """A connection in its first exchange: whole messages, each in time."""
 
-    def __init__(
-        self, connection: socket.socket, credentials: Credentials, server: bool, deadline: Deadline
-    ) -> None:
+    def __init__(self, connection: socket.socket, credentials: Credentials, server: bool, deadline: Deadline) -> None:
         self._socket, self._deadline = connection, deadline
         self.channel: Channel = Plain(connection)
         self._encrypted = credentials.encrypted
@@ -221,9 +205,7 @@ class _Pipe:
             first = _peek(connection, deadline)
             if self._encrypted and first == _MAGIC[0]:
                 self.refuse("this job is encrypted, and the other node was started with --insecure-fabric")
-                raise RefusedError(
-                    "a node that was started with --insecure-fabric connected to this encrypted job"
-                )
+                raise RefusedError("a node that was started with --insecure-fabric connected to this encrypted job")
             if not self._encrypted and first == _TLS_RECORD:
                 self.refuse("this job was started with --insecure-fabric")
                 raise RefusedError("an encrypted node connected to this job, which has --insecure-fabric")

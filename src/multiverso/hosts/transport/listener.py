@@ -86,9 +86,7 @@ class Listener:
                     connection.close()
                     return
                 self._strangers[connection] = None
-            thread = threading.Thread(
-                target=self._let_in, args=(connection,), name=f"{self._name}-admit", daemon=True
-            )
+            thread = threading.Thread(target=self._let_in, args=(connection,), name=f"{self._name}-admit", daemon=True)
             try:
                 thread.start()
             except RuntimeError:  # the system gives no thread, perhaps not for long
@@ -190,9 +188,7 @@ class ListeningSocket:
         try:
             self._socket = listen_at(*address, _BACKLOG)
         except OSError as error:
-            raise StartupError(
-                f"no connections can be taken at {address[0]}:{address[1]}: {error}"
-            ) from error
+            raise StartupError(f"no connections can be taken at {address[0]}:{address[1]}: {error}") from error
 
     @property
     def address(self) -> tuple[str, int]:

@@ -102,9 +102,7 @@ def encode(wire: Wire, frame: Array, coded: Array) -> int:
     """
     size = frame.size
     largest = float(np.max(np.abs(frame), initial=0.0))
-    limit = {FLOAT32: _LARGEST, BFLOAT16: _LARGEST_BFLOAT16}.get(
-        wire.number, float(np.finfo(frame.dtype).max)
-    )
+    limit = {FLOAT32: _LARGEST, BFLOAT16: _LARGEST_BFLOAT16}.get(wire.number, float(np.finfo(frame.dtype).max))
     if not largest <= limit * (127 / 128 if wire.number == INT8 else 1):
         return -1
     length = longest(wire.number, size, frame.itemsize)

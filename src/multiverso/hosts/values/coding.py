@@ -73,9 +73,7 @@ def take_push(
         return _answer(header, frames.VALUE, codecs.NATIVE, length, frames.WHOLE), buffer
     wire = codecs.NATIVE if header.flags & frames.URGENT else table.wire.number
     if wire == codecs.NATIVE:
-        found = (
-            copy.serve(chunk, part.agreed, frame) if header.length else copy.push(chunk, part.agreed, frame)
-        )
+        found = copy.serve(chunk, part.agreed, frame) if header.length else copy.push(chunk, part.agreed, frame)
         part.applied = header.number
         length, flags = frame.nbytes if found & SOME else 0, 0 if found & REST else frames.WHOLE
         return _answer(header, frames.ANSWER, wire, length, flags), buffer
@@ -119,9 +117,7 @@ def take_back(table: LinkTable, part: Away, frame: UnderWay, pool: Buffers) -> N
             part.agreed -= numbers(part, buffer)
 
 
-def _coded(
-    table: LinkTable, part: Away | Here, buffer: Array, frame: Array, pool: Buffers
-) -> tuple[int, int, Array]:
+def _coded(table: LinkTable, part: Away | Here, buffer: Array, frame: Array, pool: Buffers) -> tuple[int, int, Array]:
     """Codes a difference; S goes as far as the other side will read. Returns the format, bytes, and where they are."""
     coded = pool.take(codecs.longest(table.wire.number, frame.size, frame.itemsize))
     length = codecs.encode(table.wire, frame, coded)

@@ -85,9 +85,7 @@ class Copy:
         self.convex = shard.spec.convex
         self.dtype = np.dtype(shard.spec.dtype)
         self.elements = shard.spec.elements
-        self.chunks = chunks_of(
-            self.elements, int(shard.header["stripe_size"]), self.dtype.itemsize, chunk_bytes
-        )
+        self.chunks = chunks_of(self.elements, int(shard.header["stripe_size"]), self.dtype.itemsize, chunk_bytes)
         self._closed = False
         self._inside = 0  # calls that are in the table's memory now
         self._gate = threading.Lock()
@@ -157,9 +155,7 @@ class Copy:
         try:
             record = _Record(0, 0, self.convex)
             where = (self._control, self.shard.base, chunk.low, agreed, frame, addressof(record))
-            while (
-                code := kernel(*where)
-            ) == TIMED_OUT:  # a lock's owner is stopped: it is waited for, as workers do
+            while (code := kernel(*where)) == TIMED_OUT:  # a lock's owner is stopped: it is waited for, as workers do
                 self._check_open()
             if code != DONE:
                 raise MultiversoError(f"a lock of table {self.shard.header['table_id']} is broken ({code})")

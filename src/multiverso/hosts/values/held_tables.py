@@ -98,16 +98,7 @@ class HeldTables:
     def attach_to(self, link: Link, number: int) -> None:
         """Gives a table to a link."""
         held = self._held[number]
-        link.attach(
-            number,
-            held.copy,
-            held.changes,
-            held.homes,
-            held.wire,
-            held.every,
-            len(self.survivors),
-            held.outer,
-        )
+        link.attach(number, held.copy, held.changes, held.homes, held.wire, held.every, len(self.survivors), held.outer)
 
     def attach_all_to(self, link: Link) -> None:
         """Gives all tables to a link."""
@@ -202,9 +193,7 @@ class Rest:
     def sleep(self, seconds: float) -> None:
         """Sleeps for at most so long, unless it was ended since it was announced."""
         word = self._word
-        words.wait_for_change(
-            word, 1, min(seconds, _NAP_SECONDS) if word == addressof(self._own) else seconds
-        )
+        words.wait_for_change(word, 1, min(seconds, _NAP_SECONDS) if word == addressof(self._own) else seconds)
 
     def wake(self) -> None:
         """Ends a sleep, or one that was announced."""

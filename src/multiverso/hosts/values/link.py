@@ -61,12 +61,7 @@ class Link(Carried):
     kinds = frames.KINDS
 
     def __init__(
-        self,
-        me: int,
-        peer: int,
-        pace: Pace,
-        window: int = WINDOW,
-        settled: Callable[[], None] = lambda: None,
+        self, me: int, peer: int, pace: Pace, window: int = WINDOW, settled: Callable[[], None] = lambda: None
     ) -> None:
         self.me, self.peer = me, peer
         self._pace = pace

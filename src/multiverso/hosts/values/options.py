@@ -65,9 +65,7 @@ class RuleBetween:
                 f"a rule between hosts is one of {', '.join(NAMES)}, or diloco:LR,MOMENTUM; got {text!r}"
             )
         if name != "sum" and np.dtype(dtype).kind != "f":
-            raise DtypeMismatchError(
-                f"the rule {name} needs a table of floats; {np.dtype(dtype)} can only be summed"
-            )
+            raise DtypeMismatchError(f"the rule {name} needs a table of floats; {np.dtype(dtype)} can only be summed")
         return cls(name, lr, momentum)
 
 

@@ -151,9 +151,7 @@ class Receiving:
             if part.frame is not None:
                 self._close_frame(table, part, part.frame, header, now)
 
-    def _close_frame(
-        self, table: LinkTable, part: Away, pushed: UnderWay, header: Header, now: float
-    ) -> None:
+    def _close_frame(self, table: LinkTable, part: Away, pushed: UnderWay, header: Header, now: float) -> None:
         state = self._state
         state.queues.came_back(part)
         state.pool.give(pushed.buffer)
@@ -216,9 +214,7 @@ def check_answer(table: LinkTable, header: Header) -> Away:
     """
     part = table.away.get(header.chunk)
     if part is None or part.frame is None or part.frame.header.number != header.number:
-        raise ProtocolError(
-            f"an answer to push {header.number} of chunk {header.chunk}, which is not under way"
-        )
+        raise ProtocolError(f"an answer to push {header.number} of chunk {header.chunk}, which is not under way")
     if header.kind == frames.VALUE and header.wire != codecs.NATIVE:
         raise ProtocolError("the agreed value itself travels as it is")
     _check_size(part, header)
@@ -230,6 +226,4 @@ def _check_size(part: Here | Away, header: Header) -> None:
     if header.wire == codecs.NATIVE and (length == 0 or length == agreed.nbytes):
         return
     if not codecs.fits(header.wire, length, agreed.size, agreed.itemsize):
-        raise ProtocolError(
-            f"{length} bytes in wire format {header.wire} are no difference of {agreed.size} numbers"
-        )
+        raise ProtocolError(f"{length} bytes in wire format {header.wire} are no difference of {agreed.size} numbers")

@@ -28,11 +28,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from multiverso.compiling.atomics import (
-    array_at,
-    load64,
-    store64,
-)
+from multiverso.compiling.atomics import array_at, load64, store64
 from multiverso.compiling.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.codes import DONE, HELD
 from multiverso.kernels.dense import version_of

@@ -116,9 +116,7 @@ def _arrive(control, base, number, chunk, begins, count, like):
     """A chunk's whole sum of ``count`` contributions is in its place: says so to the workers."""
     if begins:
         if count == 0 and number > 0:
-            copy_into(
-                _place_of(base, number, chunk, begins, like), _place_of(base, number - 1, chunk, begins, like)
-            )
+            copy_into(_place_of(base, number, chunk, begins, like), _place_of(base, number - 1, chunk, begins, like))
         if chunk == header_of(base).chunk_count - 1:
             store64(base + at.COMMITTED, number)
     else:
@@ -129,9 +127,7 @@ def _arrive(control, base, number, chunk, begins, count, like):
 
 
 @kernel
-def take(
-    control: Address, base: Address, number: Int, chunk: Int, begins: Int, total: Data, count: Int
-) -> None:
+def take(control: Address, base: Address, number: Int, chunk: Int, begins: Int, total: Data, count: Int) -> None:
     """A chunk's whole sum is here: for the workers to read, or for their updater."""
     begins = 1 if begins or number == 0 else 0
     if count > 0:
@@ -141,14 +137,7 @@ def take(
 
 @kernel
 def finish(
-    control: Address,
-    base: Address,
-    number: Int,
-    chunk: Int,
-    members: Int,
-    begins: Int,
-    total: Data,
-    count: Int,
+    control: Address, base: Address, number: Int, chunk: Int, members: Int, begins: Int, total: Data, count: Int
 ) -> Int:
     """``fold`` and ``take`` in one pass, on the last host: what was added is stored while it is in the cache."""
     lo, hi = bounds(base, chunk)

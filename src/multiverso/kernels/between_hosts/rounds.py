@@ -20,24 +20,10 @@ that dies before it is ready is in no chunk of a round, and one that dies after 
 
 from __future__ import annotations
 
-from multiverso.compiling.atomics import (
-    array_at,
-    load32,
-    load64,
-    scratch,
-    store32,
-    store64,
-    words,
-)
+from multiverso.compiling.atomics import array_at, load32, load64, scratch, store32, store64, words
 from multiverso.compiling.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.codes import DONE, LOST_SOMEONE
-from multiverso.kernels.dense import (
-    copy_into,
-    end_call,
-    record_operation,
-    store_both,
-    subtract_into,
-)
+from multiverso.kernels.dense import copy_into, end_call, record_operation, store_both, subtract_into
 from multiverso.kernels.rounds.calls import copy_rows, stage_difference
 from multiverso.kernels.rounds.folding import (
     NOTHING,
@@ -205,9 +191,7 @@ def _read_one(values, local, last):
 
 
 @kernel
-def read(
-    control: Address, base: Address, update: Address, me: Int, progress: Words, out: Data, call: Address
-) -> Int:
+def read(control: Address, base: Address, update: Address, me: Int, progress: Words, out: Data, call: Address) -> Int:
     """As ``rounds.read``."""
     code = _go_through(control, base, update, me, progress, out, out, _read_one)
     if code != DONE:
@@ -218,14 +202,7 @@ def read(
 
 @kernel
 def read_rows(
-    control: Address,
-    base: Address,
-    update: Address,
-    me: Int,
-    progress: Words,
-    ids: Words,
-    out: Data,
-    call: Address,
+    control: Address, base: Address, update: Address, me: Int, progress: Words, ids: Words, out: Data, call: Address
 ) -> Int:
     """As ``rounds.read_rows``."""
     code = _go_through(control, base, update, me, progress, out, out, _read_nothing)
@@ -239,14 +216,7 @@ def read_rows(
 
 @kernel
 def exchange(
-    control: Address,
-    base: Address,
-    update: Address,
-    me: Int,
-    progress: Words,
-    local: Data,
-    last: Data,
-    call: Address,
+    control: Address, base: Address, update: Address, me: Int, progress: Words, local: Data, last: Data, call: Address
 ) -> Int:
     """As ``rounds.exchange``; the difference goes into the slot as a whole."""
     if progress[OPEN] == 0:

@@ -13,17 +13,7 @@ from __future__ import annotations
 
 from multiverso.compiling.atomics import hash64, load_acquire64, store_release64, trailing_zeros, words
 from multiverso.compiling.declaring import inner
-from multiverso.layout.keyed import (
-    BUCKET_BYTES,
-    BUCKETS,
-    CANDIDATE,
-    DEAD,
-    EPOCHS,
-    NO_ROW,
-    SEGMENT_BYTES,
-    TAGS,
-    at,
-)
+from multiverso.layout.keyed import BUCKET_BYTES, BUCKETS, CANDIDATE, DEAD, EPOCHS, NO_ROW, SEGMENT_BYTES, TAGS, at
 
 LOW_56 = 0xFFFFFFFFFFFFFF
 ONES = 0x01010101010101

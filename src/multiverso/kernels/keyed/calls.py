@@ -11,15 +11,7 @@ from __future__ import annotations
 from multiverso.compiling.atomics import hash64, load_acquire64, store_release64
 from multiverso.compiling.declaring import Address, Int, Words, kernel
 from multiverso.kernels.keyed.fresh import pin, settle_claim, unpin
-from multiverso.kernels.keyed.index import (
-    ABSENT,
-    fetch,
-    fetch_to_enter,
-    find_row,
-    seek,
-    take_over_segment,
-    word_at,
-)
+from multiverso.kernels.keyed.index import ABSENT, fetch, fetch_to_enter, find_row, seek, take_over_segment, word_at
 from multiverso.kernels.keyed.initial_rows import write_initial
 from multiverso.kernels.keyed.row_words import (
     add_to_rows,
@@ -57,9 +49,7 @@ def find(control: Address, base: Address, me: Int, keys: Words, rows: Words, pro
 
 
 @kernel
-def admit(
-    control: Address, base: Address, me: Int, keys: Words, rows: Words, call: Words, progress: Int
-) -> Int:
+def admit(control: Address, base: Address, me: Int, keys: Words, rows: Words, call: Words, progress: Int) -> Int:
     """Like :func:`find`, but a key that is not there is entered, with its initial row, or as a candidate for one.
 
     Args:
@@ -92,9 +82,7 @@ def admit(
 
 
 @kernel
-def read(
-    control: Address, base: Address, me: Int, keys: Words, rows: Words, out: Address, progress: Int
-) -> Int:
+def read(control: Address, base: Address, me: Int, keys: Words, rows: Words, out: Address, progress: Int) -> Int:
     """Writes the values of rows, and for those below 0 the initial values of their keys: ``(done << 16) | code``."""
     size = load_acquire64(base + at.COLUMNS) * load_acquire64(base + at.ITEMSIZE)
     code = read_rows(control, base, me, rows, out, size, progress)
@@ -111,17 +99,13 @@ def read(
 
 
 @kernel
-def read_whole(
-    control: Address, base: Address, me: Int, rows: Words, out: Address, size: Int, progress: Int
-) -> Int:
+def read_whole(control: Address, base: Address, me: Int, rows: Words, out: Address, size: Int, progress: Int) -> Int:
     """Writes the first ``size`` bytes of rows, values and state: ``(done << 16) | code``. Leaves them pinned."""
     return read_rows(control, base, me, rows, out, size, progress)
 
 
 @kernel
-def add(
-    control: Address, base: Address, updater: Address, me: Int, rows: Words, delta: Address, progress: Int
-) -> Int:
+def add(control: Address, base: Address, updater: Address, me: Int, rows: Words, delta: Address, progress: Int) -> Int:
     """Gives a delta for each row to the updater, one after another: ``(done << 16) | code``."""
     code = add_to_rows(control, base, updater, me, rows, delta, progress)
     if code == 0:

@@ -30,16 +30,7 @@ from multiverso.compiling.atomics import (
     words,
 )
 from multiverso.compiling.declaring import inner
-from multiverso.kernels.keyed.buckets import (
-    bring_nearer,
-    counts_at,
-    home_of,
-    put,
-    recount,
-    remove_moved,
-    scan,
-    survey,
-)
+from multiverso.kernels.keyed.buckets import bring_nearer, counts_at, home_of, put, recount, remove_moved, scan, survey
 from multiverso.kernels.keyed.fresh import claim_after
 from multiverso.kernels.keyed.row_words import count_up, hand_of, is_dead, keyed_line, rows_at
 from multiverso.kernels.stripe_words import hand_in, nap

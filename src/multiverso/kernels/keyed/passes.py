@@ -4,14 +4,7 @@
 
 from __future__ import annotations
 
-from multiverso.compiling.atomics import (
-    add64,
-    compare_swap64,
-    fence_acquire,
-    hash64,
-    load_acquire64,
-    store_release64,
-)
+from multiverso.compiling.atomics import add64, compare_swap64, fence_acquire, hash64, load_acquire64, store_release64
 from multiverso.compiling.declaring import Address, Int, Words, kernel
 from multiverso.kernels.keyed.buckets import counts_at, scan
 from multiverso.kernels.keyed.index import depth_of, next_pattern, segment_at, word_at
@@ -40,15 +33,7 @@ def counts(control: Address, base: Address, me: Int, totals: Words, pattern: Int
 
 
 @kernel
-def entries(
-    control: Address,
-    base: Address,
-    me: Int,
-    found: Words,
-    keys: Words,
-    values: Words,
-    kinds: Words,
-) -> Int:
+def entries(control: Address, base: Address, me: Int, found: Words, keys: Words, values: Words, kinds: Words) -> Int:
     """Writes what stands in one segment after another, while there is room for another one: 0 or a code.
 
     Each key once, while others add and remove.
@@ -95,9 +80,7 @@ def pass_through(control: Address, base: Address, me: Int, progress: Int) -> Int
         progress: number of a row word, or -1 - the hash pattern of a segment.
     """
     owner = owner_of(base, me)
-    rows = (
-        add64(base + at.NEXT_ROW, 0) >> 16
-    )  # changed by nothing: whoever gets a row afterwards has seen it, too
+    rows = add64(base + at.NEXT_ROW, 0) >> 16  # changed by nothing: whoever gets a row afterwards has seen it, too
     blocks = (rows >> load_acquire64(base + at.SHIFT)) + 1
     first = base + load_acquire64(base + at.ROW_WORDS)
     for word in range(max(progress, 0), blocks if progress >= 0 else 0):

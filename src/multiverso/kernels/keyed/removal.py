@@ -208,9 +208,7 @@ def _evict_segment(control, base, owner, line, segment, depth, total):
                 value = load_acquire64(entry + 8)
                 candidate = value & CANDIDATE != 0
                 old = idle > 0 and (now - (value >> USED_SHIFT)) & 0xFFFF >= idle
-                if old or (
-                    not candidate and least > 0 and _is_small(control, base, owner, value & NO_ROW, least)
-                ):
+                if old or (not candidate and least > 0 and _is_small(control, base, owner, value & NO_ROW, least)):
                     _bury(base, place, entry, line, at.KEYS_EVICTED)
                     gone += 0 if candidate else 1
     most = load_acquire64(base + at.MOST_KEYS)

@@ -99,9 +99,7 @@ def _make_index(logs, log, count, places):
 
 
 @kernel
-def stage(
-    keyed: Address, logs: Address, me: Int, progress: Words, keys: Words, delta: Data, call: Address
-) -> Int:
+def stage(keyed: Address, logs: Address, me: Int, progress: Words, keys: Words, delta: Data, call: Address) -> Int:
     """Adds a delta for each key to what this worker's log has of the round: DONE, or FULL and nothing is changed."""
     log, columns = _log_of(logs, me), load64(keyed + at.COLUMNS)
     count = load64(log + _COUNT) if progress[STAGED] else 0

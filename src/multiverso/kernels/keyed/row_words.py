@@ -145,9 +145,7 @@ def add_to_rows(control, base, updater, me, rows, delta, progress):
                 return (k << 16) | -value
         fence_release()  # readers must not see what is written before the word
         place = values + row * size
-        generation = load_acquire64(
-            base + at.GENERATION
-        )  # under the word: see `pass_through` in keyed_snapshots
+        generation = load_acquire64(base + at.GENERATION)  # under the word: see `pass_through` in keyed_snapshots
         if load32(stamps + 4 * row) != generation:
             store_int32(stamps + 4 * row, generation)
         move(hand + at.COPY, place, size)

@@ -20,15 +20,7 @@ from multiverso.compiling.declaring import inner
 from multiverso.kernels.codes import FULL
 from multiverso.kernels.keyed.buckets import LOW_56, ONES, count, counts_at, fill, home_of, put, scan, tag_of
 from multiverso.kernels.keyed.fresh import begin_row, claim_row, give_claimed, safe_epoch, stamp
-from multiverso.kernels.keyed.index import (
-    ABSENT,
-    await_segment,
-    depth_of,
-    resolve,
-    segment_at,
-    split,
-    word_at,
-)
+from multiverso.kernels.keyed.index import ABSENT, await_segment, depth_of, resolve, segment_at, split, word_at
 from multiverso.kernels.keyed.row_words import count_up, hand_of, hold_row
 from multiverso.layout.keyed import (
     BUCKET_BYTES,

@@ -10,16 +10,7 @@ from multiverso.compiling.atomics import array_at, compare_swap64, load64, store
 from multiverso.compiling.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.codes import DONE
 from multiverso.kernels.dense import add_into, copy_into, end_call, record_operation
-from multiverso.kernels.rounds.folding import (
-    CHUNKED,
-    NOTHING,
-    WHOLE,
-    buffer_of,
-    fold,
-    push_pull_to,
-    slot_at,
-    step_of,
-)
+from multiverso.kernels.rounds.folding import CHUNKED, NOTHING, WHOLE, buffer_of, fold, push_pull_to, slot_at, step_of
 from multiverso.kernels.rounds.steps import (
     OPEN,
     ROUND,
@@ -59,14 +50,7 @@ def stage_difference(base, me, local, last):
 
 
 @kernel
-def stage_rows(
-    base: Address,
-    me: Int,
-    progress: Words,
-    ids: Words,
-    delta: Data,
-    call: Address,
-) -> Int:
+def stage_rows(base: Address, me: Int, progress: Words, ids: Words, delta: Data, call: Address) -> Int:
     """Returns the position of a bad row id, or -1 once the rows are in the slot."""
     head = header_of(base)
     columns, elements = head.columns, head.elements
@@ -101,15 +85,7 @@ def copy_rows(values, columns, ids, out):
 
 
 @kernel
-def read(
-    control: Address,
-    base: Address,
-    update: Address,
-    me: Int,
-    progress: Words,
-    out: Data,
-    call: Address,
-) -> Int:
+def read(control: Address, base: Address, update: Address, me: Int, progress: Words, out: Data, call: Address) -> Int:
     """A ``get``: goes through a round, whose result is in ``out`` afterwards; DONE, or why it stopped."""
     code = _commit(control, base, update, me, progress, out)
     if code != DONE:
@@ -121,14 +97,7 @@ def read(
 
 @kernel
 def read_rows(
-    control: Address,
-    base: Address,
-    update: Address,
-    me: Int,
-    progress: Words,
-    ids: Words,
-    out: Data,
-    call: Address,
+    control: Address, base: Address, update: Address, me: Int, progress: Words, ids: Words, out: Data, call: Address
 ) -> Int:
     """A ``get`` of rows, whose ids were checked; DONE, or why it stopped."""
     code = _commit(control, base, update, me, progress, out)
@@ -142,14 +111,7 @@ def read_rows(
 
 @kernel
 def exchange(
-    control: Address,
-    base: Address,
-    update: Address,
-    me: Int,
-    progress: Words,
-    local: Data,
-    last: Data,
-    call: Address,
+    control: Address, base: Address, update: Address, me: Int, progress: Words, local: Data, last: Data, call: Address
 ) -> Int:
     """A round of ``local - last``, whose result is in both arrays afterwards; DONE, or why it stopped.
 

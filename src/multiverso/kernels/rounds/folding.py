@@ -144,9 +144,7 @@ def fold(base, update, number, chunk, members, lo, hi, like):
     ids = words(_MOST_MEMBERS)
     n = 0
     for worker in range(at.MAX_WORKERS):
-        if (members >> worker) & 1 and load32(
-            line_of(base, worker) + at.SOURCES + 4 * (number & 1)
-        ) != NOTHING:
+        if (members >> worker) & 1 and load32(line_of(base, worker) + at.SOURCES + 4 * (number & 1)) != NOTHING:
             ids[n] = worker
             n += 1
     if update != 0:

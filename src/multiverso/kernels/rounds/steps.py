@@ -21,15 +21,7 @@ from multiverso.compiling.atomics import array_at, compare_swap64, load32, load6
 from multiverso.compiling.declaring import inner
 from multiverso.kernels.codes import DONE, LOST_SOMEONE
 from multiverso.kernels.dense import end_call, store_both, subtract_into
-from multiverso.kernels.rounds.folding import (
-    CHUNKED,
-    PART,
-    bounds,
-    buffer_of,
-    part_of,
-    small_slot_at,
-    step_of,
-)
+from multiverso.kernels.rounds.folding import CHUNKED, PART, bounds, buffer_of, part_of, small_slot_at, step_of
 from multiverso.kernels.waits import (
     NOT_READY,
     READY,
@@ -61,9 +53,7 @@ OPEN, CHUNK, ROUND, STAGE, STAGED, MEMBERS = (
 def takes_part(control, base, worker, step):
     """Returns whether others have to wait for a worker at a step."""
     line = line_of(base, worker)
-    return (
-        load32(line + at.ENROLLED) == 1 and load64(line + at.FIRST_STEP) <= step and is_live(control, worker)
-    )
+    return load32(line + at.ENROLLED) == 1 and load64(line + at.FIRST_STEP) <= step and is_live(control, worker)
 
 
 @inner
@@ -211,9 +201,7 @@ def _decide(control, base, update, me, progress, wait, like, fold_part):
         if state == LOST_SOMEONE:
             return LOST_SOMEONE
         number = progress[ROUND]
-        if progress[CHUNK] == 0 and not _last_round_is_over(
-            control, base, update, me, number, like, fold_part
-        ):
+        if progress[CHUNK] == 0 and not _last_round_is_over(control, base, update, me, number, like, fold_part):
             state = NOT_READY
         if state == READY:
             # a worker that leaves an add makes a decision fail that was collected before its slot was ready

@@ -131,9 +131,7 @@ class AcrossHosts:
                 if patience is None or missing != said:
                     said = missing
                     wait.close()
-                    wait.enter_context(
-                        session.waiting(at.FOR_OTHER_HOSTS, self._memories[True].number, missing)
-                    )
+                    wait.enter_context(session.waiting(at.FOR_OTHER_HOSTS, self._memories[True].number, missing))
                 patience = patience or Patience(session, deadline, what)
                 left = deadline.slice_left()
                 gone = self._gone_for(missing)

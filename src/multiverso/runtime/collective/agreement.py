@@ -56,9 +56,7 @@ def _tell(session: Session, note: str) -> dict[int, str | None]:
     pages = memory.array.reshape(-1, _NOTES, _NOTE_BYTES)
     mine = pages[session.worker_id]
     number = session.barriers + 1
-    if (
-        _header(mine[number % _NOTES])[0] == number
-    ):  # told by a call that was interrupted: others may read it now
+    if _header(mine[number % _NOTES])[0] == number:  # told by a call that was interrupted: others may read it now
         _pass(session, number)
         number += 1
     text = note.encode()[: _NOTE_BYTES - _HEADER_BYTES]
@@ -178,9 +176,7 @@ class Together:
             # this worker has been interrupted before, and begins again: the others are told so now, or begin, too
 
     def _why_not(self, elsewhere: dict[int, str]) -> str:
-        other = sorted(
-            worker for worker, where in elsewhere.items() if where.split()[0] not in (self._what, "?")
-        )
+        other = sorted(worker for worker, where in elsewhere.items() if where.split()[0] not in (self._what, "?"))
         if other:
             instead = elsewhere[other[0]].split()[0]
             return f"{names(other)} came to a {instead} instead, which all have to do together, too"

@@ -136,9 +136,7 @@ class Reducer:
         self._across: AcrossHosts | None = None
         if session.hosts:
             if size != session.workers_num:
-                refuse_across_hosts(
-                    session.hosts, "all_reduce by some of the workers", "reduce with all of them"
-                )
+                refuse_across_hosts(session.hosts, "all_reduce by some of the workers", "reduce with all of them")
             self._across = AcrossHosts(session)
             # another host's memory tells nothing of before
             if session.incarnation or not self._across.is_new:
@@ -151,11 +149,7 @@ class Reducer:
             self._broken = f"worker {self.rank} of this group was lost, and this process has taken its place"
 
     def all_reduce(
-        self,
-        source: Array,
-        operation: str = "sum",
-        out: Array | None = None,
-        timeout_seconds: float | None = None,
+        self, source: Array, operation: str = "sum", out: Array | None = None, timeout_seconds: float | None = None
     ) -> Array:
         """Returns the reduction of all workers' arrays, the same bits in each; waits for all of them.
 
@@ -194,9 +188,7 @@ class Reducer:
                 f"the result has to be a writable NumPy array of {source.shape} {source.dtype}; got {got}"
             )
         if self._broken is not None:
-            raise WorkerLostError(
-                f"nothing more can be reduced: {self._broken}; restart all workers of the group"
-            )
+            raise WorkerLostError(f"nothing more can be reduced: {self._broken}; restart all workers of the group")
         call = self._begun(operation, source)
         fresh = call is None
         if call is None:
@@ -298,9 +290,7 @@ class Reducer:
                 raise
         if code == kernels.MISMATCH:
             self._broken = f"in an earlier {what} the workers called with different things"
-            raise ShapeMismatchError(
-                f"the workers do not call all_reduce with the same things; this one: {what}"
-            )
+            raise ShapeMismatchError(f"the workers do not call all_reduce with the same things; this one: {what}")
 
     def _open(self, part: str, nbytes: int) -> SharedMemory:
         return self._session.shared_memory(f"multiverso-reduce-{self.size}-{part}", nbytes)
@@ -332,8 +322,7 @@ def all_reduce(
         size = size or session.fixed_num
         if size is None:
             raise NotInThisJobError(
-                "all_reduce needs all workers, and those of this job come and go: give their number "
-                "(multiverso run -n)"
+                "all_reduce needs all workers, and those of this job come and go: give their number (multiverso run -n)"
             )
         reducer = session.reducers.get(size) or Reducer(session, size)
         return reducer.all_reduce(source, operation, out, timeout_seconds)

@@ -48,9 +48,7 @@ def held(session: Session, memory: SharedMemory, deadline: Deadline, what: str) 
         if code == mutex.OWNER_DEAD:
             mutex.recover(address)
         elif code != 0:
-            raise MultiversoError(
-                f"{what}: a lock in shared memory cannot be taken (code {code}); restart the job"
-            )
+            raise MultiversoError(f"{what}: a lock in shared memory cannot be taken (code {code}); restart the job")
         yield
     finally:
         # Not by what try_lock said: a Ctrl-C may have come between its success and our notice of it.

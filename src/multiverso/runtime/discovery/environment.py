@@ -231,9 +231,7 @@ def _under_mpich(environ: Mapping[str, str]) -> bool:
 
 
 def _mpich(
-    environ: Mapping[str, str],
-    ancestors: Callable[[], Iterator[Ancestor]],
-    inode: Callable[[int], int | None],
+    environ: Mapping[str, str], ancestors: Callable[[], Iterator[Ancestor]], inode: Callable[[int], int | None]
 ) -> JobInfo:
     worker_id = _number(environ, "PMI_RANK")
     workers_num = _number(environ, "PMI_SIZE")
@@ -281,9 +279,7 @@ def _slurm(environ: Mapping[str, str]) -> JobInfo:
     hosts = _number(environ, "SLURM_STEP_NUM_NODES", 1)
     job_id = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID", "")
     if not job_id:
-        raise StartupError(
-            "SLURM_STEP_ID is set but SLURM_JOB_ID is not; leave Slurm's environment as it is."
-        )
+        raise StartupError("SLURM_STEP_ID is set but SLURM_JOB_ID is not; leave Slurm's environment as it is.")
     restarts = environ.get("SLURM_RESTART_COUNT", "0")
     attempt = _key("slurm", job_id, environ["SLURM_STEP_ID"], restarts)
     job = JobInfo(
@@ -309,9 +305,7 @@ def _slurm_hosts(environ: Mapping[str, str], job: JobInfo, hosts: int) -> JobInf
             f"{counts} of {job.workers_num} tasks; leave its environment as it is."
         )
     distribution = environ.get("SLURM_DISTRIBUTION", "block").split(",")[0].split(":")[0].lower()
-    roster = Roster(
-        host, tuple(names), tuple(counts), (names[0], 0), order=slurm_text.deal(counts, distribution)
-    )
+    roster = Roster(host, tuple(names), tuple(counts), (names[0], 0), order=slurm_text.deal(counts, distribution))
     local = roster.local
     if not 0 <= job.local_id < len(local) or local[job.local_id] != job.worker_id:
         raise StartupError(

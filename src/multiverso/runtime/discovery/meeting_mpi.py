@@ -23,15 +23,7 @@ from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.addresses import ADDRESS_VARIABLE, address_towards, own_addresses, reachable
 from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.runtime.discovery.environment import JobInfo
-from multiverso.runtime.discovery.meeting import (
-    INSECURE_VARIABLE,
-    Found,
-    Met,
-    complete,
-    distinct,
-    key_of,
-    open_port,
-)
+from multiverso.runtime.discovery.meeting import INSECURE_VARIABLE, Found, Met, complete, distinct, key_of, open_port
 
 _LONGEST_CARD = 2048
 _LONGEST_WORD = 16_384
@@ -163,8 +155,7 @@ def _gathered(world: Any, text: str, until: float) -> list[str]:
     everyones = bytearray(_LONGEST_CARD * world.Get_size())
     _await(world.Iallgather(mine, everyones), (mine, everyones), until)
     return [
-        everyones[begin : begin + _LONGEST_CARD].decode().rstrip()
-        for begin in range(0, len(everyones), _LONGEST_CARD)
+        everyones[begin : begin + _LONGEST_CARD].decode().rstrip() for begin in range(0, len(everyones), _LONGEST_CARD)
     ]
 
 

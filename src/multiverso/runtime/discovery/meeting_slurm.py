@@ -43,9 +43,7 @@ def _towards(first: str) -> str:
     try:
         return address_towards(first)
     except OSError as error:
-        raise StartupError(
-            f"the job's first host is {first}, which cannot be found from here: {error}"
-        ) from error
+        raise StartupError(f"the job's first host is {first}, which cannot be found from here: {error}") from error
 
 
 def _port_of(name: str) -> int:

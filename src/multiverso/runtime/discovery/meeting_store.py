@@ -18,15 +18,7 @@ from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.addresses import ADDRESS_VARIABLE, address_towards
 from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.runtime.discovery.environment import JobInfo
-from multiverso.runtime.discovery.meeting import (
-    INSECURE_VARIABLE,
-    Found,
-    Met,
-    complete,
-    distinct,
-    key_of,
-    open_port,
-)
+from multiverso.runtime.discovery.meeting import INSECURE_VARIABLE, Found, Met, complete, distinct, key_of, open_port
 
 
 def meet_over_store(job: JobInfo, number: int, timeout_seconds: float) -> Met:
@@ -48,9 +40,7 @@ def meet_over_store(job: JobInfo, number: int, timeout_seconds: float) -> Met:
         names = distinct([store.get(f"name/{host}") for host in range(job.hosts)])
         workers = tuple(int(store.get(f"workers/{host}")) for host in range(job.hosts))
         mine = os.environ.get(ADDRESS_VARIABLE) or (master if job.host == 0 else address_towards(master))
-        roster = complete(
-            Roster(job.host, names, workers, (master, int(port))), (master, int(port)), text, mine
-        )
+        roster = complete(Roster(job.host, names, workers, (master, int(port))), (master, int(port)), text, mine)
         if roster.local[job.local_id] != job.worker_id or roster.workers_num != job.workers_num:
             raise StartupError(
                 f"torchrun says that worker {job.worker_id} is number {job.local_id} on host {job.host}, whose "

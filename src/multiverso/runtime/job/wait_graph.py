@@ -42,9 +42,7 @@ class WaitGraph:
             return [worker.worker_id for worker in live if worker.created < wait.target]
         if wait.kind == at.FOR_LOCK:
             holder = (wait.holder, wait.holder_host)
-            return [
-                worker.worker_id for worker in live if wait.holder and (worker.pid, worker.host) == holder
-            ]
+            return [worker.worker_id for worker in live if wait.holder and (worker.pid, worker.host) == holder]
         if wait.kind == at.FOR_WORD:
             return [worker.worker_id for worker in live if worker.worker_id == wait.stage]
         if wait.kind == at.FOR_REDUCTION:
@@ -181,9 +179,7 @@ def names(worker_ids: list[int]) -> str:
     return f"worker{'s' if len(worker_ids) > 1 else ''} {', '.join(map(str, worker_ids))}"
 
 
-def read_wait_graph(
-    control: Control, shards: Mapping[int, Shard], memories: Mapping[int, range]
-) -> WaitGraph:
+def read_wait_graph(control: Control, shards: Mapping[int, Shard], memories: Mapping[int, range]) -> WaitGraph:
     """Returns who is there, how far each is, and what each waits for.
 
     Args:

@@ -27,9 +27,7 @@ Key = tuple[str, int | str]  # ("order", 3), ("name", "weights"), or ("memory", 
 def words(key: Key) -> str:
     """Returns what an error calls a table or plain memory."""
     kind, which = key
-    return {"order": f"table number {which}", "name": f"table {which!r}"}.get(
-        kind, f"shared memory {which!r}"
-    )
+    return {"order": f"table number {which}", "name": f"table {which!r}"}.get(kind, f"shared memory {which!r}")
 
 
 def _has_values(spec: TableSpec) -> bool:

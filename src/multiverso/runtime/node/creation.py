@@ -71,9 +71,7 @@ class Creations:
         local: the workers of this host, in a job on several; None: all are.
     """
 
-    def __init__(
-        self, catalogue: Catalogue, control: Control, fixed: bool, local: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, catalogue: Catalogue, control: Control, fixed: bool, local: Sequence[int] | None = None) -> None:
         self._catalogue = catalogue
         self._control = control
         self._fixed = fixed

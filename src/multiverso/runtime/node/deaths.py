@@ -71,10 +71,7 @@ class Deaths:
             life: a number that no other worker, nor this one before or after, is watched under.
         """
         watcher = threading.Thread(
-            target=self._await_end,
-            args=(control, worker_id, life),
-            name=f"multiverso-watch-{worker_id}",
-            daemon=True,
+            target=self._await_end, args=(control, worker_id, life), name=f"multiverso-watch-{worker_id}", daemon=True
         )
         watcher.start()
         self._watchers = [t for t in self._watchers if t.is_alive()] + [watcher]

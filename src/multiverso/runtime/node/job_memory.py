@@ -33,11 +33,7 @@ class JobMemory:
     """
 
     def __init__(
-        self,
-        workers_num: int | None,
-        continues: bool,
-        hosts: Hosts,
-        comes_again: Callable[[int], bool],
+        self, workers_num: int | None, continues: bool, hosts: Hosts, comes_again: Callable[[int], bool]
     ) -> None:
         capacity = workers_num or _ELASTIC_CAPACITY
         self._held = False

@@ -33,9 +33,7 @@ def unequal(rounds: Mapping[tuple[int, str], Mapping[int, int]]) -> list[str]:
             by_number: dict[int, list[int]] = {}
             for worker, number in sorted(ended.items()):
                 by_number.setdefault(number, []).append(worker)
-            said = ", ".join(
-                f"{names(workers)} after {number}" for number, workers in sorted(by_number.items())
-            )
+            said = ", ".join(f"{names(workers)} after {number}" for number, workers in sorted(by_number.items()))
             lines.append(
                 f"{name}: workers ended after different numbers of rounds ({said}). If a worker has skipped a step, "
                 "the rounds after it put together different steps; if it only had less data, all is well. Equal parts: "
@@ -63,12 +61,7 @@ class Membership:
     """
 
     def __init__(
-        self,
-        workers_num: int | None,
-        on_lost: str,
-        deaths: Deaths,
-        hosts: Hosts,
-        replaces: bool = False,
+        self, workers_num: int | None, on_lost: str, deaths: Deaths, hosts: Hosts, replaces: bool = False
     ) -> None:
         self.workers_num = workers_num
         self._replaces = replaces
@@ -88,10 +81,7 @@ class Membership:
 
     def _begin(self) -> None:
         """A new run: fresh control segment, no tables."""
-        replaces, ended = (
-            self._replaces,
-            self._ended,
-        )  # not self: a cycle would keep the memory until a collection
+        replaces, ended = (self._replaces, self._ended)  # not self: a cycle would keep the memory until a collection
         self._memory = JobMemory(
             self.workers_num,
             self._on_lost == "continue",
@@ -99,12 +89,7 @@ class Membership:
             lambda worker_id: replaces and worker_id not in ended,
         )
         self._numbers = Numbers(
-            self.control,
-            self.catalogue,
-            self.local,
-            self.attached,
-            self.workers_num is not None,
-            self._replaces,
+            self.control, self.catalogue, self.local, self.attached, self.workers_num is not None, self._replaces
         )
         self._incarnations.clear()
         self._rounds: dict[tuple[int, str], dict[int, int]] = {}  # of each table, of those who have left
@@ -152,9 +137,7 @@ class Membership:
     def end(self) -> None:
         """Frees the memory and tells everybody who still waits in it that the node is gone."""
         left = [i for i in self.attached if self.control.participation(i) == at.LEFT]
-        if (
-            len(left) == len(self.attached) and self.mode == "sync"
-        ):  # who has left may not have been settled yet
+        if len(left) == len(self.attached) and self.mode == "sync":  # who has left may not have been settled yet
             for worker_id in left:
                 self._note_rounds(worker_id)
             self._tell_rounds()
@@ -198,9 +181,7 @@ class Membership:
         if wish is not None and not 0 <= wish < self.control.capacity:
             raise StartupError(f"worker_id {wish} is not in 0 .. {self.control.capacity - 1}")
         if wish is not None and wish not in self.local:
-            raise StartupError(
-                f"worker {wish} belongs to {self.control.places[wish]}, not to {self.control.here}"
-            )
+            raise StartupError(f"worker {wish} belongs to {self.control.places[wish]}, not to {self.control.here}")
         options |= self._hosts.options_of(request)
         if self._numbers.is_late(wish) or self._hosts.is_entering:
             connection.reply(request, {"later": True})
@@ -292,9 +273,7 @@ class Membership:
         ready = {i for i, worker in self.attached.items() if worker.ready}
         ready |= {i for i in self._remote if self.control.participation(i) == at.ACTIVE}
         gone = (at.GONE, at.LOST) if self.control.continues else (at.GONE,)
-        return [
-            i for i in range(self.workers_num or 0) if i not in ready and self.control.liveness(i) not in gone
-        ]
+        return [i for i in range(self.workers_num or 0) if i not in ready and self.control.liveness(i) not in gone]
 
     @property
     def _remote(self) -> list[int]:
@@ -393,9 +372,7 @@ class Membership:
             progress = shard.progress()
             mine = progress.members.get(worker_id)
             if mine is not None and mine.first_step <= 1:
-                self._rounds.setdefault((number, progress.name), {})[worker_id] = (
-                    mine.folded // progress.chunks
-                )
+                self._rounds.setdefault((number, progress.name), {})[worker_id] = mine.folded // progress.chunks
         if not self.attached:
             self._tell_rounds()
 

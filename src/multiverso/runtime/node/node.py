@@ -69,9 +69,7 @@ class Node(InProcess):
         replaces: bool = False,
     ) -> None:
         if workers is not None and not 1 <= workers <= at.MAX_WORKERS:
-            raise StartupError(
-                f"a job has 1 to {at.MAX_WORKERS} workers, on all its hosts together; got {workers}"
-            )
+            raise StartupError(f"a job has 1 to {at.MAX_WORKERS} workers, on all its hosts together; got {workers}")
         if on_lost not in ("stop", "continue"):
             raise StartupError(f"on_lost is 'stop' or 'continue'; got {on_lost!r}")
         self._linger = linger
@@ -126,9 +124,7 @@ class Node(InProcess):
         """Waits until at least one worker has come and all have gone; returns whether that is so."""
         with self._emptied:
             members = self._members
-            return self._emptied.wait_for(
-                lambda: members.had_workers and not members.attached, timeout_seconds
-            )
+            return self._emptied.wait_for(lambda: members.had_workers and not members.attached, timeout_seconds)
 
     def stay(self, stopped: Callable[[], bool] | None = None) -> bool:
         """Waits until no host of the job needs this one's copies.
@@ -214,11 +210,7 @@ class Node(InProcess):
     def _loop(self, poll: select.epoll) -> None:
         self._members.hold()
         self._poll = poll
-        entrance, mailbox, deaths = (
-            self._entrance.listener.fileno(),
-            self._mailbox.fileno(),
-            self._deaths.fileno(),
-        )
+        entrance, mailbox, deaths = (self._entrance.listener.fileno(), self._mailbox.fileno(), self._deaths.fileno())
         for descriptor in (entrance, mailbox, deaths):
             poll.register(descriptor, select.EPOLLIN)
         self._started.set()
@@ -265,9 +257,7 @@ class Node(InProcess):
         except OSError as error:
             log(f"the connection of process {connection.pid} was closed: {error}")
         except ValueError as error:
-            log(
-                f"the connection of process {connection.pid} was closed, as it did not send a message: {error}"
-            )
+            log(f"the connection of process {connection.pid} was closed, as it did not send a message: {error}")
         except Exception:
             traceback.print_exc(file=sys.stderr)
             log(f"the connection of process {connection.pid} was closed after the error above")

@@ -113,10 +113,7 @@ def has_ended(pid: int) -> bool:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return True
-    except (
-        AttributeError,
-        OSError,
-    ):  # no such call here (Linux before 5.3, some sandboxes), or no descriptor left
+    except (AttributeError, OSError):  # no such call here (Linux before 5.3, some sandboxes), or no descriptor left
         return _is_no_more(Path("/proc", str(pid)))
     try:
         poll = select.poll()

@@ -37,9 +37,7 @@ def status_of(address: str, began: float, members: Membership, hosts: Hosts) -> 
                 "pid": worker.pid,
                 "host": worker.host or None,
                 "program": _program(worker.pid) if worker.host == control.here else "",
-                "state": "left"
-                if worker.participation == at.LEFT
-                else _LIVENESS.get(worker.liveness, "free"),
+                "state": "left" if worker.participation == at.LEFT else _LIVENESS.get(worker.liveness, "free"),
                 "waiting_for": graph.name_of(wait) if wait else None,
                 "waiting_seconds": (now - wait.since_ns) / 1e9 if wait else 0.0,
                 "needs": graph.missing(wait) if wait else [],

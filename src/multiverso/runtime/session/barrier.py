@@ -47,9 +47,7 @@ class Barrier:
             session.flush_until(deadline)
             with lock:
                 target = self._raised or self.passed + 1
-                arrive = functools.partial(
-                    waits.barrier.compiled(), session.control.address, session.worker_id, target
-                )
+                arrive = functools.partial(waits.barrier.compiled(), session.control.address, session.worker_id, target)
                 tell(target)
                 code = arrive()
                 if code:

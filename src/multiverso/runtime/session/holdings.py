@@ -24,9 +24,7 @@ from multiverso.wire.messages import Message
 
 _LONGEST_SECONDS = 10.0  # then they train for long between two rounds, or have no use for that table any more
 _LOOK_SECONDS = 0.01
-_STILL_SECONDS = (
-    0.5  # so long they have to wait for the same: a worker that goes on shows its last wait for a moment
-)
+_STILL_SECONDS = 0.5  # so long they have to wait for the same: a worker that goes on shows its last wait for a moment
 
 
 def await_the_others(session: SessionView, tables: Mapping[int, Shard], patience: Patience) -> None:
@@ -171,9 +169,7 @@ class Holdings:
                 initialise(memories[0])
 
         request = {"do": "share", "spec": spec.as_message()}
-        number = self._open(
-            request, place, write, f"the shared memory {spec.name!r}", deadline, 0, spec.sparse
-        )
+        number = self._open(request, place, write, f"the shared memory {spec.name!r}", deadline, 0, spec.sparse)
         self._mapped.setdefault(number, []).extend(segments)
         self._memories[number] = memories[0]
         return memories[0]

@@ -58,25 +58,17 @@ class NodeClient:
         session = self._session
         session.check_may_wait()
         with self._lock:
-            patience = Patience(
-                session, session.start_deadline(), "what the other workers have to tell", self._link
-            )
+            patience = Patience(session, session.start_deadline(), "what the other workers have to tell", self._link)
             request = {"do": "tell", "number": session.barriers, "note": note}
             try:
-                answer, _ = self._link.ask(
-                    request, patience.deadline.at, "the others' notes", patience.raise_if_over
-                )
+                answer, _ = self._link.ask(request, patience.deadline.at, "the others' notes", patience.raise_if_over)
             except BaseException:
                 self._link.give_up()
                 raise
         return {int(w): None if text is None else str(text) for w, text in answer["notes"].items()}
 
     def ask_hosts(
-        self,
-        question: Message,
-        deadline: Deadline,
-        what: str,
-        waits: Callable[[list[int]], None] | None = None,
+        self, question: Message, deadline: Deadline, what: str, waits: Callable[[list[int]], None] | None = None
     ) -> Message:
         """Asks the first host's node, through this host's: what the workers of all hosts have to agree on.
 

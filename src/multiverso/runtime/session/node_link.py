@@ -98,9 +98,7 @@ class NodeLink:
                 "told apart here: it is another job's node, or another user's"
             )
         proof = trust.proof(secret, "worker", address, nonces, pids)
-        self.ask(
-            {"do": "prove", "proof": proof}, deadline, "the node to accept our proof of the job's secret"
-        )
+        self.ask({"do": "prove", "proof": proof}, deadline, "the node to accept our proof of the job's secret")
 
     def tell(self, message: Message) -> None:
         """Sends a message that has no answer of its own."""
@@ -129,9 +127,7 @@ class NodeLink:
         self._send({**message, "id": self._number})
         return self.more(deadline, what, look)
 
-    def more(
-        self, deadline: float, what: str, look: Callable[[], None] | None = None
-    ) -> tuple[Message, list[int]]:
+    def more(self, deadline: float, what: str, look: Callable[[], None] | None = None) -> tuple[Message, list[int]]:
         """Waits for the next answer to the last request."""
         while True:
             if select.select([self.connection], [], [], self._slice(deadline))[0]:

@@ -19,9 +19,7 @@ from multiverso.runtime.session.view import SessionView
 _WARN_SECONDS = 10.0
 _STOPPED_SECONDS = 1.0
 _STILL_SECONDS = 1.5
-_ADVICE = (
-    ". To go on without lost workers: init(on_lost='continue'), or `multiverso run --on-failure continue`"
-)
+_ADVICE = ". To go on without lost workers: init(on_lost='continue'), or `multiverso run --on-failure continue`"
 
 _READ_EQUALLY = (
     "With sync=True and staleness= every worker has to read the same tables equally often "
@@ -61,9 +59,7 @@ class Patience:
         link: the connection to the node, where it is the node's answer.
     """
 
-    def __init__(
-        self, session: SessionView, deadline: Deadline, what: str, link: NodeLink | None = None
-    ) -> None:
+    def __init__(self, session: SessionView, deadline: Deadline, what: str, link: NodeLink | None = None) -> None:
         self._session = session
         self._began = time.monotonic()
         self.deadline = deadline
@@ -108,8 +104,7 @@ class Patience:
         if not self._warned and (waited >= _WARN_SECONDS or (waited >= _STOPPED_SECONDS and self._stopped())):
             self._warned = True
             print(
-                f"multiverso: worker {session.worker_id} has waited {waited:.0f} s for {self._what}: "
-                f"{self._whom()}",
+                f"multiverso: worker {session.worker_id} has waited {waited:.0f} s for {self._what}: {self._whom()}",
                 file=sys.stderr,
                 flush=True,
             )

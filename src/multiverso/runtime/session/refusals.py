@@ -27,9 +27,7 @@ def refuse_across_hosts(hosts: tuple[str, ...], what: str, instead: str) -> None
         )
 
 
-def refuse_under_rule(
-    hosts: tuple[str, ...], exchange: ExchangeOptions, what: str, dtype: np.dtype[Any]
-) -> None:
+def refuse_under_rule(hosts: tuple[str, ...], exchange: ExchangeOptions, what: str, dtype: np.dtype[Any]) -> None:
     """Before something that replaces values, of which a rule between hosts would make a part of the change.
 
     Args:

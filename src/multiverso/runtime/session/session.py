@@ -161,10 +161,7 @@ class Session(InProcess):
         self._barrier.passed = self.control.worker(self.worker_id).barrier
         what = "the other workers to start"
         self._link.ask(
-            {"do": "ready"},
-            deadline.at,
-            what,
-            lambda: raise_if_late(self.control, place.workers_num, deadline),
+            {"do": "ready"}, deadline.at, what, lambda: raise_if_late(self.control, place.workers_num, deadline)
         )
         self._takes_part = True
 
@@ -304,9 +301,7 @@ class Session(InProcess):
         """
         self.check_may_wait()
         if not on_this_host:
-            refuse_across_hosts(
-                self.hosts, "memory that workers share directly", "start all of them on one host"
-            )
+            refuse_across_hosts(self.hosts, "memory that workers share directly", "start all of them on one host")
         spec = MemorySpec(name, checked_count(nbytes, "nbytes"), bool(sparse), bool(once))
         deadline = self.start_deadline(timeout_seconds)
         with self._lock:
@@ -352,13 +347,7 @@ class Session(InProcess):
 
     # -- waiting ---------------------------------------------------------------------------------------------
 
-    def resume(
-        self,
-        code: int,
-        again: Callable[[], int],
-        deadline: Deadline | None,
-        what: str,
-    ) -> None:
+    def resume(self, code: int, again: Callable[[], int], deadline: Deadline | None, what: str) -> None:
         """Takes an unfinished kernel call up again until it is done, a deadline passes, or it cannot be.
 
         Args:
@@ -503,9 +492,7 @@ class Session(InProcess):
     def __repr__(self) -> str:
         if not self._attached:
             return f"<Session that has not begun{', closed' if self.closed else ''}>"
-        return (
-            f"<Session of worker {self.worker_id} of {self.workers_num}{', closed' if self.closed else ''}>"
-        )
+        return f"<Session of worker {self.worker_id} of {self.workers_num}{', closed' if self.closed else ''}>"
 
     def statistics(self) -> dict[str, Any]:
         """Returns what this worker has done: per table operations, bytes, seconds waited, staleness."""
@@ -515,7 +502,6 @@ class Session(InProcess):
             "workers_num": self.workers_num,
             "waited_seconds": self.control.waited_seconds(self.worker_id),
             "tables": {
-                shard.spec.name or number: shard.statistics(self.worker_id)
-                for number, shard in self.tables().items()
+                shard.spec.name or number: shard.statistics(self.worker_id) for number, shard in self.tables().items()
             },
         }

@@ -113,8 +113,7 @@ class HostBarriers:
     def gathered(self, order: Gathered) -> None:
         """All have brought what this host has asked for: takes it, and says so to its workers."""
         self._mover.do(
-            lambda: self._fabric.take(move_deadline(), self._joined),
-            lambda: self._control.note_gathered(order.number),
+            lambda: self._fabric.take(move_deadline(), self._joined), lambda: self._control.note_gathered(order.number)
         )
 
     # -- in the mover's thread -------------------------------------------------------------------------------

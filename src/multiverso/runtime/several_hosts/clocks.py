@@ -128,7 +128,5 @@ class Clocks:
         self._settle(changed)
         self._tell(changed)
         with self._lock:
-            self._reported.update(
-                {number: lines for number, lines in changed.items() if number in self._tables}
-            )
+            self._reported.update({number: lines for number, lines in changed.items() if number in self._tables})
         return True

@@ -62,9 +62,7 @@ class HostCreations(Creations):
         copies: the way to them.
     """
 
-    def __init__(
-        self, catalogue: Catalogue, control: Control, roster: Roster, copies: ExchangedTables
-    ) -> None:
+    def __init__(self, catalogue: Catalogue, control: Control, roster: Roster, copies: ExchangedTables) -> None:
         super().__init__(catalogue, control, fixed=True, local=roster.local)
         self._roster = roster
         self._copies = copies
@@ -179,9 +177,7 @@ class HostCreations(Creations):
         writers = self._writers[creation.key]
         if creation.turns is None:
             here = [i for i in writers if i in self._local]
-            creation.turns = deque(
-                i for i in here if i in creation.waiting or self._control.worker(i).is_live
-            )
+            creation.turns = deque(i for i in here if i in creation.waiting or self._control.worker(i).is_live)
         if not creation.turns:
             self._steps[creation.key] = "join"
             self._done(creation.key, "write")
@@ -287,9 +283,7 @@ class HostCreations(Creations):
                 connection.refuse(request, differs(kept, spec))
             else:
                 # with an updater the values after a round are made by workers: there has to be one for the next
-                self._hand_over(
-                    connection, request, kept, late=kept.shard is None or kept.shard.spec.updater == "add"
-                )
+                self._hand_over(connection, request, kept, late=kept.shard is None or kept.shard.spec.updater == "add")
                 connection.reply(request, {"turn": False})
         self._copies.release(number)
         if kept is not None and not kept.holders:

@@ -83,11 +83,7 @@ class ExchangedTables:
     # -- a table's steps -------------------------------------------------------------------------------------
 
     def attach(
-        self,
-        number: int,
-        shard: Shard,
-        then: Callable[[], None],
-        overwritten: Mapping[int, int] | None = None,
+        self, number: int, shard: Shard, then: Callable[[], None], overwritten: Mapping[int, int] | None = None
     ) -> None:
         """Lets a table join the exchange between hosts, then calls `then` in the node's thread."""
 
@@ -112,9 +108,7 @@ class ExchangedTables:
             self._clocks = self._new_clocks()  # others tell theirs as soon as this host is attached
         how = self.exchange.of_table(shard.spec.wire, shard.spec.every)
         rule = how.rule_of(np.dtype(shard.spec.dtype))
-        self._fabric.attach(
-            number, shard, wire=how.wire, every=how.every, rule=rule, control=self._control.address
-        )
+        self._fabric.attach(number, shard, wire=how.wire, every=how.every, rule=rule, control=self._control.address)
         self._attached.add(number)
         self.joined.add(number)
         if shard.consistency.has_clocks and self._clocks is not None:
@@ -203,9 +197,7 @@ class RoundFollower:
         gone_wrong: called with an error that ends it.
     """
 
-    def __init__(
-        self, control: int, look: Callable[[], float | None], gone_wrong: Callable[[Exception], None]
-    ) -> None:
+    def __init__(self, control: int, look: Callable[[], float | None], gone_wrong: Callable[[Exception], None]) -> None:
         self._control, self._look, self._gone_wrong = control, look, gone_wrong
         self._sleep, self._wake = chained_node.sleep.compiled(), waits.wake.compiled()
         self._closing = threading.Event()

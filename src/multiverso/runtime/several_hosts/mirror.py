@@ -65,9 +65,7 @@ def _show_clocks(line: Line, shards: Mapping[int, Shard]) -> None:
             store64(shard.line(line[_ID]) + at.REACHED, clocks.get(number, -1) + 1)
 
 
-def write_line(
-    control: Control, line: Line, sent_ns: int | None, shards: Mapping[int, Shard] | None = None
-) -> bool:
+def write_line(control: Control, line: Line, sent_ns: int | None, shards: Mapping[int, Shard] | None = None) -> bool:
     """Shows a remote worker as its line says; returns whether it has come, left or died with it.
 
     Args:

@@ -258,9 +258,7 @@ class OtherHosts(Hosts):
         match order:
             case Workers():
                 shards = self._shards()
-                changed = [
-                    line[0] for line in order.workers if write_line(self.control, line, order.now, shards)
-                ]
+                changed = [line[0] for line in order.workers if write_line(self.control, line, order.now, shards)]
                 if changed:
                     self._refuse_told()
                 for worker_id in changed:
@@ -281,9 +279,7 @@ class OtherHosts(Hosts):
             case Make() | Write() | Join() | Push() | Finish() | Drop() | Used() | Part() | Free():
                 self._creations.obey(order)
             case Peers():
-                self.is_entering = (
-                    False  # all hosts begin: what was lost of this one had not come to the others
-                )
+                self.is_entering = False  # all hosts begin: what was lost of this one had not come to the others
                 for peer, address in enumerate(order.addresses[: self.roster.host]):
                     if address is not None:  # it was lost before it came
                         self._connect(peer, address)

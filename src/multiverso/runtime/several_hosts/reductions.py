@@ -67,17 +67,11 @@ class Reductions:
     """
 
     def __init__(
-        self,
-        roster: Roster,
-        control: Control,
-        messages: Messages,
-        memory: Callable[[str], Segment | None],
+        self, roster: Roster, control: Control, messages: Messages, memory: Callable[[str], Segment | None]
     ) -> None:
         self._roster, self._control, self._messages, self._memory = roster, control, messages, memory
         self._local = list(roster.local)
-        self._bits = {
-            host: sum(1 << worker for worker in roster.workers_of(host)) for host in range(roster.hosts)
-        }
+        self._bits = {host: sum(1 << worker for worker in roster.workers_of(host)) for host in range(roster.hosts)}
         self._combining = Combining(roster.host, list(range(roster.hosts)), messages.send, messages.free)
         self._told: dict[int, dict[int, tuple[Any, ...]]] = {}
         self._segments: dict[str, Segment] = {}
@@ -160,9 +154,7 @@ class Reductions:
         """Returns what this host's workers give together; a worker may write its slot once more, with the same."""
         if len(slots) == 1:
             return slots[0]
-        if (
-            not self._sums
-        ):  # as long in use as the slots are; fresh memory for each would cost more than the sum
+        if not self._sums:  # as long in use as the slots are; fresh memory for each would cost more than the sum
             self._sums = [np.empty(PIECE_BYTES, np.uint8) for _ in range(PIECES)]
         own = self._sums[piece.number % PIECES][: piece.nbytes].view(piece.dtype)
         combine, length = COMBINE[piece.operation], _CACHED_BYTES // piece.dtype.itemsize

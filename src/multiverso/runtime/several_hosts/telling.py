@@ -81,8 +81,7 @@ class Teller:
 
     def _statistics(self) -> dict[int, dict[int, dict[str, float]]]:
         return {
-            number: {i: shard.statistics(i) for i in self._roster.local}
-            for number, shard in self._shards().items()
+            number: {i: shard.statistics(i) for i in self._roster.local} for number, shard in self._shards().items()
         }
 
     def _tell_changes(self) -> None:
@@ -103,8 +102,6 @@ class Teller:
             for number, shard in self._shards().items()
             if shard.consistency.in_rounds
         }
-        changed = {
-            number: lines for number, lines in found.items() if lines != self._last_progress.get(number)
-        }
+        changed = {number: lines for number, lines in found.items() if lines != self._last_progress.get(number)}
         self._last_progress = found
         return changed

@@ -188,12 +188,7 @@ class KeyedCalls:
         return out
 
     def run(
-        self,
-        kernel: Any,
-        arguments: tuple[Any, ...],
-        deadline: Deadline | None,
-        *updater: int,
-        progress: int = 0,
+        self, kernel: Any, arguments: tuple[Any, ...], deadline: Deadline | None, *updater: int, progress: int = 0
     ) -> None:
         """Runs a kernel to its end, from some progress on; under the lock."""
         compiled, session = kernel.compiled(), self._session
@@ -262,9 +257,7 @@ class KeyedCalls:
 
     def _do(self, call: Call, deadline: Deadline | None) -> Adding | Removing:
         """Makes an add or a removal, or what is left of one."""
-        with turn(
-            self.lock, self._spec
-        ):  # a handler's call, refused or made while this waits, leaves no trace
+        with turn(self.lock, self._spec):  # a handler's call, refused or made while this waits, leaves no trace
             self._begin(call)
             work = call.work
             assert not isinstance(work, Evicting)

@@ -69,9 +69,7 @@ def _word2vec(keys: npt.NDArray[np.int64], rows: npt.NDArray[Any], name: Name | 
     for key, row in zip(keys.tolist(), rows, strict=True):
         called = str(key) if name is None else name(key)
         if not called or any(c.isspace() for c in called):
-            raise ValueError(
-                f"a name in word2vec's text has no spaces and is not empty; got {called!r} for {key}"
-            )
+            raise ValueError(f"a name in word2vec's text has no spaces and is not empty; got {called!r} for {key}")
         yield f"{called} {' '.join(map(str, row.tolist()))}\n".encode()
 
 

@@ -30,9 +30,7 @@ def as_keys(keys: Any) -> Keys:
         return np.empty(array.shape, np.int64)
     if array.dtype.kind not in "iu":
         hint = "; KeyedTable.add takes (delta, keys)" if array.ndim > 1 and array.dtype.kind == "f" else ""
-        raise RowIdError(
-            f"keys must be integers of at most 64 bits; got {array.dtype} of shape {array.shape}{hint}"
-        )
+        raise RowIdError(f"keys must be integers of at most 64 bits; got {array.dtype} of shape {array.shape}{hint}")
     if array.dtype == np.uint64 and array.max() >= 2**63:
         raise RowIdError(f"keys must fit in 64 bits with a sign; got {array.max()}: take view('int64')")
     return readable(np.ascontiguousarray(array, dtype=np.int64)).reshape(array.shape)
@@ -75,9 +73,7 @@ def keys(names: Any, *, seed: int = 0) -> Keys:
     if isinstance(seed, bool) or not 0 <= index(seed) < 1 << 64:
         raise ValueError(f"seed is a number from 0, less than 2^64; got {seed!r}")
     found = [name.encode() if isinstance(name, str) else name for name in names]
-    if not all(
-        issubclass(kind, bytes) for kind in set(map(type, found))
-    ):  # numbers and arrays have bytes to hash, too
+    if not all(issubclass(kind, bytes) for kind in set(map(type, found))):  # numbers and arrays have bytes to hash, too
         wrong = next(name for name in found if not isinstance(name, bytes))
         raise TypeError(f"names are texts or bytes; got {wrong!r:.80} ({type(wrong).__name__})")
     hashes = np.fromiter(map(digest, found, repeat(seed)), np.uint64, len(found))

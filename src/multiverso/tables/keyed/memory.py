@@ -56,9 +56,7 @@ class KeyedMemory:
             _begin(memory.address, places)
 
         by_order = spec.name is None
-        found = session.shared_memory(
-            memory_name(called), places["size"], initialise, sparse=True, once=by_order
-        )
+        found = session.shared_memory(memory_name(called), places["size"], initialise, sparse=True, once=by_order)
         memory = cls(found, spec)
         memory.check_equal(spec)
         line = memory._line(session.worker_id)
@@ -135,8 +133,7 @@ class KeyedMemory:
         segments = int(np.count_nonzero(self._segment_words()))
         used = (self.word("NEXT_ROW") >> 16) * self._spec.row_bytes + segments * layout.SEGMENT_BYTES
         counts = {
-            name.lower(): sum(load64(self._line(w) + getattr(at, name)) for w in range(MAX_WORKERS))
-            for name in _COUNTS
+            name.lower(): sum(load64(self._line(w) + getattr(at, name)) for w in range(MAX_WORKERS)) for name in _COUNTS
         }
         return {"bytes": used, "segments": segments, **counts}
 

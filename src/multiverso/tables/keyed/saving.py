@@ -41,9 +41,7 @@ class Content:
     ticks: int = 0
 
 
-def save(
-    path: str | os.PathLike[str], spec: KeyedSpec, content: Content, more: dict[str, str] | None = None
-) -> bytes:
+def save(path: str | os.PathLike[str], spec: KeyedSpec, content: Content, more: dict[str, str] | None = None) -> bytes:
     """Writes keys (n,), values (n, dim) and updater state to one file, whole or not at all; returns its bytes."""
     from safetensors.numpy import save as serialise
 
@@ -85,9 +83,7 @@ def load(path: str | os.PathLike[str], spec: KeyedSpec) -> Content:
     asked = json.loads(json.dumps(spec.as_message()))
     for what in ("dim", "dtype", "updater", "states"):
         if not isinstance(saved, dict) or saved.get(what) != asked[what]:
-            raise SnapshotError(
-                f"{path} holds a keyed table whose {what} is not {asked[what]!r}; nothing was changed"
-            )
+            raise SnapshotError(f"{path} holds a keyed table whose {what} is not {asked[what]!r}; nothing was changed")
     return replace(_content(path, spec, arrays), ticks=ticks)
 
 
@@ -97,9 +93,7 @@ def _content(path: str | os.PathLike[str], spec: KeyedSpec, arrays: dict[str, Ar
     good = "keys" in arrays and all(a.dtype == np.int64 and a.ndim == 1 for a in (keys, removed))
     good = good and (uses is None or (uses.dtype == np.int32 and uses.shape == keys.shape))
     parts = []
-    for name, width in zip(
-        ["values", *(f"state.{state.name}" for state in spec.states)], spec.widths(), strict=True
-    ):
+    for name, width in zip(["values", *(f"state.{state.name}" for state in spec.states)], spec.widths(), strict=True):
         array = arrays.get(name)
         if array is None or array.shape != (keys.size, width) or array.dtype != spec.dtype:
             good = False

@@ -95,11 +95,7 @@ class KeyedSpec:
             ValueError: an invalid initial value, seed, admission or eviction, or fractions for a table of integers.
         """
         kind, scale = initial if isinstance(initial, tuple) and len(initial) == 2 else (initial, _SCALE)
-        if (
-            isinstance(kind, int | float | np.number)
-            and not isinstance(kind, bool)
-            and not isinstance(initial, tuple)
-        ):
+        if isinstance(kind, int | float | np.number) and not isinstance(kind, bool) and not isinstance(initial, tuple):
             kind, scale = "constant", np.asarray(kind).item()
         if kind not in KINDS or not isinstance(scale, int | float) or not np.isfinite(scale):
             raise ValueError(
@@ -114,9 +110,7 @@ class KeyedSpec:
                 f"got {initial!r}"
             )
         if not np.isfinite(held):
-            raise ValueError(
-                f"the rows of a table of {dtype} begin with numbers that it can hold; got {initial!r}"
-            )
+            raise ValueError(f"the rows of a table of {dtype} begin with numbers that it can hold; got {initial!r}")
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not -(2**63) <= seed < 2**63:
             raise ValueError(f"seed is an integer of at most 64 bits; got {seed!r}")
         if not 1 <= _whole(admission, "admission") <= _MOST_ADDS:
@@ -134,24 +128,12 @@ class KeyedSpec:
                 "own: use the form that keeps a number for each element"
             )
         if len(states) > MOST_STATES:
-            raise ValueError(
-                f"an updater of a keyed table keeps at most {MOST_STATES} numbers; got {len(states)}"
-            )
+            raise ValueError(f"an updater of a keyed table keeps at most {MOST_STATES} numbers; got {len(states)}")
         hyper = tuple(map(float, updater.hyper))
         check_numbers(f"the updater {updater.name}", hyper, dtype)
         check_numbers(f"the updater {updater.name}", [state.initial for state in states], dtype)
         return cls(
-            dim,
-            dtype,
-            kind,
-            float(scale),
-            int(seed),
-            updater.name,
-            hyper,
-            states,
-            name,
-            int(admission),
-            eviction,
+            dim, dtype, kind, float(scale), int(seed), updater.name, hyper, states, name, int(admission), eviction
         )
 
     def as_message(self) -> dict[str, Any]:

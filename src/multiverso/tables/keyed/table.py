@@ -104,14 +104,7 @@ class KeyedTable(KeyedContents):
         check_name(name)
         rule = resolve(updater)
         asked = KeyedSpec.of(
-            checked_count(dim, "dim"),
-            checked_dtype(dtype),
-            initial,
-            seed,
-            rule,
-            name,
-            admission,
-            eviction,
+            checked_count(dim, "dim"), checked_dtype(dtype), initial, seed, rule, name, admission, eviction
         )
         self._update = compile_update(rule.apply, asked.dtype)
         self._sums_first = bool(rule.states or rule.hyper or rule.clip or asked.admission > 1)
@@ -126,24 +119,14 @@ class KeyedTable(KeyedContents):
 
     @overload
     def get(
-        self,
-        keys: Any,
-        out: None = None,
-        *,
-        dtype: npt.DTypeLike | None = None,
-        timeout_seconds: float | None = None,
+        self, keys: Any, out: None = None, *, dtype: npt.DTypeLike | None = None, timeout_seconds: float | None = None
     ) -> Array: ...
     @overload
     def get(
         self, keys: Any, out: Out, *, dtype: npt.DTypeLike | None = None, timeout_seconds: float | None = None
     ) -> Out: ...
     def get(
-        self,
-        keys: Any,
-        out: Any = None,
-        *,
-        dtype: npt.DTypeLike | None = None,
-        timeout_seconds: float | None = None,
+        self, keys: Any, out: Any = None, *, dtype: npt.DTypeLike | None = None, timeout_seconds: float | None = None
     ) -> Any:
         """Returns the rows of keys; of a key that has none, its initial row. In a synchronous job it ends a round.
 
@@ -192,9 +175,7 @@ class KeyedTable(KeyedContents):
         values = as_numpy(delta, "delta")
         shape = (*array.shape, self.dim)
         if values.shape != shape and values.shape != (math.prod(shape),):
-            raise ShapeMismatchError(
-                f"delta has shape {values.shape}; expected {shape}, or {math.prod(shape)} flat"
-            )
+            raise ShapeMismatchError(f"delta has shape {values.shape}; expected {shape}, or {math.prod(shape)} flat")
         data = as_data(values, self._dtype, "delta")
         flat = array.reshape(-1)
         operations = self._operations
@@ -254,9 +235,7 @@ class KeyedTable(KeyedContents):
             NotInThisJobError: in a synchronous job.
         """
         if self._rounds is not None:
-            raise NotInThisJobError(
-                f"{self!r} is in a synchronous job, where keys are not removed: their rows stay"
-            )
+            raise NotInThisJobError(f"{self!r} is in a synchronous job, where keys are not removed: their rows stay")
         return self._remove(keys, timeout_seconds)
 
     def _remove(self, keys: Any, timeout_seconds: float | None = None) -> npt.NDArray[np.bool_]:
@@ -305,9 +284,7 @@ class KeyedTable(KeyedContents):
             ValueError: the table has no eviction.
         """
         if self._spec.eviction is None:
-            raise ValueError(
-                f"{self!r} has no eviction; make it with eviction=Eviction(...), or remove(keys)"
-            )
+            raise ValueError(f"{self!r} has no eviction; make it with eviction=Eviction(...), or remove(keys)")
         this_call = Call(Evicting(None))
         evicted = self._calls.evict(this_call, None if seconds is None else _checked_seconds(seconds))
         self._calls.end(this_call)

@@ -66,9 +66,7 @@ class KeyedPasses:
 
     def check(self) -> dict[str, int]:
         """Looks at every entry; see ``KeyedTable.check``."""
-        keys, values, kinds = (
-            np.concatenate(part) for part in zip(*self.entries(_MOST_AT_ONCE), strict=True)
-        )
+        keys, values, kinds = (np.concatenate(part) for part in zip(*self.entries(_MOST_AT_ONCE), strict=True))
         rows, live = values & layout.NO_ROW, kinds == passes.KEY
         entered = keys[kinds != passes.GONE]
         with_row = rows[rows != layout.NO_ROW]

@@ -74,9 +74,7 @@ def gates(source: Source, seed: int, how: How = DRAWN) -> int:
     random = Random(seed)
     here, there, number = random.choice((1, 2, 2, 3)), random.choice((1, 1, 2)), random.choice((1, 2, 3))
     reach = 150 * (here + there)
-    world = World(
-        source, schedule_of(random, seed, reach, how, here), here + there, continues=random.random() < 0.6
-    )
+    world = World(source, schedule_of(random, seed, reach, how, here), here + there, continues=random.random() < 0.6)
     waits, at, control = source["waits"], world.at, world.control
     control.span_hosts()
     elsewhere = Elsewhere(world, here, there)

@@ -46,18 +46,10 @@ def judge(world: World, shard: Any, lives: list[Life]) -> None:
                 f"round {number}: {readers[0].worker} and {other.worker} read different values"
             )
         for life in lives:
-            _judge_counts(
-                life,
-                number,
-                (value >> (8 * life.number)) & 0xFF,
-                finished,
-                bool(world.dead),
-            )
+            _judge_counts(life, number, (value >> (8 * life.number)) & 0xFF, finished, bool(world.dead))
     for life in lives:
         rounds = sorted(life.values)
-        assert rounds == list(range(rounds[0], rounds[0] + len(rounds))) if rounds else True, (
-            f"{life} left out a round"
-        )
+        assert rounds == list(range(rounds[0], rounds[0] + len(rounds))) if rounds else True, f"{life} left out a round"
         ended = life.end or world.actors[life.worker].dead or life.worker in world.dead
         assert ended, f"worker {life.worker} neither finished nor died"
         if life.end == "lost":
@@ -65,9 +57,7 @@ def judge(world: World, shard: Any, lives: list[Life]) -> None:
             assert not world.continues, f"worker {life.worker} did not go on without the lost"
     if finished:
         committed = shard.committed
-        assert committed >= finished[-1], (
-            f"round {finished[-1]} was finished, and {committed} is the last committed"
-        )
+        assert committed >= finished[-1], f"round {finished[-1]} was finished, and {committed} is the last committed"
 
 
 def judge_seen(lives: list[Life], seen: list[tuple[int, Any]]) -> None:
@@ -91,15 +81,11 @@ def _judge_counts(life: Life, number: int, found: Any, finished: list[int], died
     earlier = [r for r in life.values if r <= number]
     least = life.counts[max(earlier)] if earlier else 0
     if number in life.values:
-        assert (found == least).all(), (
-            f"round {number}: {life.worker} gave {least}, and {np.unique(found)} is in it"
-        )
+        assert (found == least).all(), f"round {number}: {life.worker} gave {least}, and {np.unique(found)} is in it"
         return
     later = [life.counts[r] for r in life.values if r > number]
     if later:
-        assert (found == least).all(), (
-            f"round {number}: {life.worker}, not in it, gave {least}: {np.unique(found)}"
-        )
+        assert (found == least).all(), f"round {number}: {life.worker}, not in it, gave {least}: {np.unique(found)}"
         return
     if life.end == "left":
         # what it added last is in the next round; of a latecomer perhaps in the one after that was in flight

@@ -18,11 +18,7 @@ _STRIPE = 16
 def locks(source: Source, seed: int, how: How = DRAWN) -> int:
     """add, exchange and get of a table of some stripes; each worker has eight bits of every element for itself."""
     random = Random(seed)
-    workers, number, stripes = (
-        random.choice((2, 2, 3, 4)),
-        random.choice((1, 2, 3)),
-        random.choice((1, 2, 3)),
-    )
+    workers, number, stripes = (random.choice((2, 2, 3, 4)), random.choice((1, 2, 3)), random.choice((1, 2, 3)))
     reach = 40 * workers * number * stripes
     source["layout.words"].STRIPE_BYTES = 8 * _STRIPE
     world = World(source, schedule_of(random, seed, reach, how), workers, continues=True)
@@ -35,9 +31,7 @@ def locks(source: Source, seed: int, how: How = DRAWN) -> int:
         shard.enrol(worker)
     control, base = world.control.address, shard.base
     given, asked = [0] * workers, [0] * workers
-    plans = [
-        [random.choice(("add", "add", "exchange", "get")) for _ in range(number)] for _ in range(workers)
-    ]
+    plans = [[random.choice(("add", "add", "exchange", "get")) for _ in range(number)] for _ in range(workers)]
 
     def work(me: int) -> None:
         one = 1 << (8 * me)
@@ -93,10 +87,7 @@ def judge_words(world: World, shard: Any) -> None:
         return int(np.count_nonzero(shard.stripe_words() & words.OWNER))
 
     assert world.quietly(held) <= len(world.dead), "a word is held by nobody who died"
-    taken = sum(
-        world.quietly(partial(shard.statistics, worker))["locks_recovered"]
-        for worker in range(world.capacity)
-    )
+    taken = sum(world.quietly(partial(shard.statistics, worker))["locks_recovered"] for worker in range(world.capacity))
     assert taken <= len(world.dead), f"{taken} words were taken over, and {len(world.dead)} workers died"
     alive = [w for w in range(world.capacity) if w not in world.dead or w in world.replaced]
     reader = alive[0] if alive else 0  # a new life

@@ -89,18 +89,10 @@ def _reduce(source: Source, seed: int, how: How, small: bool) -> int:
 
     for worker in range(workers):
         world.run(worker, work)
-    world.disturb(
-        random,
-        reach,
-        how,
-        random.choice((0, 0, 0, 1, 1, 2)),
-        random.choice((0, 0, 1, 3)),
-    )
+    world.disturb(random, reach, how, random.choice((0, 0, 0, 1, 1, 2)), random.choice((0, 0, 1, 3)))
     scheduler.run()
 
-    phases = [
-        memory.words64[(lines + world.at.REDUCTION_STRIDE * w - memory.origin) >> 3] for w in range(workers)
-    ]
+    phases = [memory.words64[(lines + world.at.REDUCTION_STRIDE * w - memory.origin) >> 3] for w in range(workers)]
     for worker, phase in failed_at.items():
         behind = [other for other in range(workers) if phases[other] < phase]
         assert behind, (

@@ -87,17 +87,12 @@ def joining(source: Source, seed: int, how: How = DRAWN) -> int:
         deaths=_events(random, reach, random.choice((0, 0, 1, 1, 2)), workers),
         signals=_events(random, reach, random.choice((0, 1, 3)), workers),
         latecomers=tuple(
-            (
-                random.randrange(1, reach // 2),
-                random.choice((workers + i, workers + i, random.randrange(workers))),
-            )
+            (random.randrange(1, reach // 2), random.choice((workers + i, workers + i, random.randrange(workers))))
             for i in range(late)
         ),
     )
     plan = replace(
-        plan,
-        bystander=random.choice(("", "", "", "looks", "looks", "dies")),
-        keeps_state=random.random() < 0.3,
+        plan, bystander=random.choice(("", "", "", "looks", "looks", "dies")), keeps_state=random.random() < 0.3
     )
     if how.script is not None:
         plan = replace(plan, deaths=(), signals=())
@@ -136,25 +131,18 @@ def corners(source: Source, seed: int, how: How = DRAWN) -> int:
     if kind == "left":
         operations = (works, *((), works[:1])[: workers - 1])
         others = [(name, random.choice(("on", random.randrange(1, 130)))) for name in names[1:]]
-        script = [
-            ("worker 0", random.randrange(1, random.choice((45, 160)))),
-            *random.sample(others, len(others)),
-        ]
+        script = [("worker 0", random.randrange(1, random.choice((45, 160)))), *random.sample(others, len(others))]
         if random.random() < 0.5:
             script.insert(0, (names[1], "on"))
     else:
         operations = (works, *(() if kind == "leaves" else works[:1] for _ in range(late)))
     if kind == "dies":
         script.insert(1, ("worker 0", "kill"))
-        if (
-            random.random() < 0.6
-        ):  # the second closes the round while the first is about to, and somebody looks
+        if random.random() < 0.6:  # the second closes the round while the first is about to, and somebody looks
             script[2:] = [("worker 1", random.randrange(50, 110)), ("worker 2", "on")]
             script += [("worker 1", random.randrange(1, random.choice((9, 90)))), ("worker 3", "on")]
     elif kind != "left":
-        script.insert(
-            2, ("worker 1", "kill") if random.random() < 0.4 else ("worker 0", random.randrange(1, 60))
-        )
+        script.insert(2, ("worker 1", "kill") if random.random() < 0.4 else ("worker 0", random.randrange(1, 60)))
     plan = Plan(
         operations=operations,
         leaves_an_add=tuple(kind in ("leaves", "left") and name != "worker 0" for name in names),
@@ -264,12 +252,7 @@ def run(source: Source, plan: Plan, scheduler: Scheduler) -> int:
     update = int(plan.keeps_state)
     for worker in range(plan.workers):
         shard.enrol(worker)
-    rounds, steps, control, base = (
-        source["rounds.calls"],
-        source["rounds.steps"],
-        world.control.address,
-        shard.base,
-    )
+    rounds, steps, control, base = (source["rounds.calls"], source["rounds.steps"], world.control.address, shard.base)
     lives: list[Life] = []
 
     def lost_here() -> bool:
@@ -311,9 +294,7 @@ def run(source: Source, plan: Plan, scheduler: Scheduler) -> int:
             assert code or not known, f"worker {me} finished a round that began after another was lost"
             if code:
                 assert code == LOST, f"worker {me}: code {code}"
-                assert world.quietly(lost_here), (
-                    f"worker {me} was told of a loss, and all of the table are there"
-                )
+                assert world.quietly(lost_here), f"worker {me} was told of a loss, and all of the table are there"
                 life.end = "lost"
                 rounds.leave(control, base, me, progress)  # what it added is in the round that is open
                 world.leave(me)
@@ -361,10 +342,7 @@ def run(source: Source, plan: Plan, scheduler: Scheduler) -> int:
     if plan.bystander == "looks":
         world.run(bystander, lambda _: seen.extend(look() for _ in range(4)))
     elif plan.bystander == "dies":
-        world.scheduler.at(
-            40,
-            lambda: world.tell_node(lambda: world.control.settle(bystander, at.LOST)),
-        )
+        world.scheduler.at(40, lambda: world.tell_node(lambda: world.control.settle(bystander, at.LOST)))
     world.happen(plan.deaths, plan.signals)
     for step, number in plan.latecomers:
         world.join_at(step, number, join)

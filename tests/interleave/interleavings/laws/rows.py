@@ -173,9 +173,7 @@ class _Job:
         at, header = self.world.at, self.table.header
         hand = self.table.base + self.table.places.hands + int(header["hand_stride"]) * at.HANDS_EACH * worker
         load64 = self.world.source["memory.words"].load64
-        user, position = self.world.quietly(
-            lambda: (load64(hand + at.HAND_USER), load64(hand + at.HAND_POSITION))
-        )
+        user, position = self.world.quietly(lambda: (load64(hand + at.HAND_USER), load64(hand + at.HAND_POSITION)))
         return int(position) if user > 0 and position >= 0 else None
 
     @staticmethod

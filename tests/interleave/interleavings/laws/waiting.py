@@ -55,11 +55,7 @@ def clocks(source: Source, seed: int, how: How = DRAWN) -> int:
     """A read goes ahead when every live worker of the table is near enough, and not before."""
     random = Random(seed)
     workers, late = random.choice((2, 2, 3, 4)), random.choice((0, 0, 1, 2))
-    number, staleness, reach = (
-        random.choice((1, 2, 4)),
-        random.choice((0, 0, 1, 2)),
-        200 * workers,
-    )
+    number, staleness, reach = (random.choice((1, 2, 4)), random.choice((0, 0, 1, 2)), 200 * workers)
     world = _world(source, random, seed, reach, how, workers, late)
     waits, shard = source["waits"], world.table(4, world.at.BOUNDED)
     for worker in range(workers):
@@ -100,21 +96,8 @@ def clocks(source: Source, seed: int, how: How = DRAWN) -> int:
     return world.scheduler.steps
 
 
-def _world(
-    source: Source,
-    random: Random,
-    seed: int,
-    reach: int,
-    how: How,
-    workers: int,
-    late: int,
-) -> World:
-    world = World(
-        source,
-        schedule_of(random, seed, reach, how, workers),
-        workers + late,
-        random.random() < 0.6,
-    )
+def _world(source: Source, random: Random, seed: int, reach: int, how: How, workers: int, late: int) -> World:
+    world = World(source, schedule_of(random, seed, reach, how, workers), workers + late, random.random() < 0.6)
     for worker in range(workers):
         world.begin(worker)
     return world
@@ -125,9 +108,7 @@ def _known_lost(world: World, target: int, reached: Callable[[int], int]) -> lis
     if world.continues or world.replaced:
         return []
     fates = {worker: world.quietly(partial(world.control.liveness, worker)) for worker in world.dead}
-    return [
-        worker for worker, liveness in fates.items() if liveness == world.at.LOST and reached(worker) < target
-    ]
+    return [worker for worker, liveness in fates.items() if liveness == world.at.LOST and reached(worker) < target]
 
 
 def _still_there(world: World, before: dict[int, int], there: dict[int, int]) -> list[int]:
