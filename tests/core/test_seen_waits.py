@@ -17,14 +17,14 @@ from multiverso.kernels import waits
 from multiverso.layout import words as at
 from multiverso.memory.words import store32, store64
 from multiverso.runtime import Node, Session, observe
-from multiverso.runtime.collective.reducer import SMALL_BYTES, Reducer
+from multiverso.runtime.collective.reducer import SMALL_BYTES, Reducer, all_reduce
 from multiverso.testing import faults
 
 SIZES = {"small": 3, "chunks": SMALL_BYTES}
 
 
 def reduce_ones(session: Session, size: int, **options: Any) -> Any:
-    return Reducer(session, 2).all_reduce(np.ones(size, "f4"), **options)
+    return all_reduce(session, np.ones(size, "f4"), **options)
 
 
 WAITS: dict[str, tuple[Any, dict[str, Any], int, str]] = {
