@@ -105,7 +105,7 @@ def _compile(share: Sequence[Group], levels: Sequence[str], objects: str) -> dic
         for level in levels:
             Path(objects, f"{level}.{group}.o").write_bytes(compiler.emit(translated, _machine(level)).content)
         names = [symbol.removeprefix(f"{group}.") for symbol in translated.symbols]
-        digest = sources.exact_digest(on_demand.sources_behind(name))
+        digest = sources.digest_of(on_demand.sources_behind(name))
         described[group] = {"digest": digest, "names": names}
     return described
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from multiverso.compiling.functions import PYTHON_FACTS_HERE, PythonFacts
 from multiverso.compiling.object_code import PYTHON_FACTS, group_of
-from multiverso.compiling.sources import exact_digest
+from multiverso.compiling.sources import digest_of
 
 FOLDER = Path(__file__).parent / "libraries"
 MANIFEST = "manifest.json"
@@ -38,7 +38,7 @@ def addresses_of(name: str, dtype: str | None, sources: Sequence[Path]) -> dict[
     library, groups = _opened()
     group = group_of(name, dtype)
     made = groups.get(group)
-    if library is None or made is None or made["digest"] != exact_digest(sources):
+    if library is None or made is None or made["digest"] != digest_of(sources):
         return None
     return {short: _address(library, f"{group}.{short}") for short in made["names"]}
 

@@ -1,34 +1,17 @@
-"""What a kernel is made of: its module and everything of ours that it imports, read without importing it.
-
-What is compiled depends on what the sources mean, not on how they are written down: comments, docstrings and the places
-of lines change nothing. Told by the syntax tree; parsing takes a process as long as all else in its start, so what was
-found out about a text is kept beside the compiled kernels.
-"""
+"""What a kernel is made of: its module and everything of ours that it imports, read without importing it."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
-import json
 import re
-import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from multiverso.compiling.object_cache import cache_directory
-from multiverso.files import opening as files
-
-if TYPE_CHECKING:
-    import ast
 
 _PACKAGE = Path(__file__).parent.parent
 _IMPORT = re.compile(
     r"^(?:from (?P<of>multiverso[\w.]*) import (?P<names>\([^)]*\)|[^\n]+)|import (?P<modules>[^\n]+))", re.MULTILINE
 )
-_KEPT = "meanings.json"
-_MOST_KEPT = 2000
 
 Stamps = dict[Path, tuple[int, int] | None]
 """Of each file when it was last written to, in nanoseconds, and its size; None where it is gone."""
@@ -68,21 +51,11 @@ def sources_of(path: Path) -> tuple[Path, ...]:
 
 
 def digest_of(paths: Iterable[Path], *facts: object) -> str:
-    """Returns a hash of what files mean and of whatever else the result of compiling them depends on."""
-    paths = list(paths)
-    meanings = _meanings([_read(path) for path in paths])
+    """Returns a hash of files, as they are written down, and of whatever else the result of compiling depends on."""
     digest = hashlib.sha256(repr(facts).encode())
-    for path, meaning in zip(paths, meanings, strict=True):
-        digest.update(path.name.encode() + b"\0" + meaning.encode())
-    return digest.hexdigest()[:16]
-
-
-def exact_digest(paths: Iterable[Path]) -> str:
-    """Returns a hash of files as they are written down."""
-    digest = hashlib.sha256()
     for path in paths:
         digest.update(path.name.encode() + b"\0" + _read(path))
-    return digest.hexdigest()
+    return digest.hexdigest()[:16]
 
 
 # -- whether they have stayed as they were ----------------------------------------------------------------------
@@ -112,73 +85,3 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size
-
-
-# -- what a text means -----------------------------------------------------------------------------------------
-
-
-def meaning_of(text: bytes) -> str:
-    """Returns a hash of a module without its comments, its docstrings and the places of its lines."""
-    import ast  # not in a process that finds its kernels compiled
-
-    tree = _parsed(text)
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):  # a constant by itself does nothing, wherever it stands
-            body[:] = [s for s in body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
-    return _hash(ast.dump(tree).encode())
-
-
-def _parsed(text: bytes) -> ast.Module:
-    """Returns a module's syntax tree, whatever other threads parse meanwhile.
-
-    CPython 3.11 and 3.12 count how deep a tree is for all threads together, and raise SystemError where two make
-    trees at once, which are over in a few milliseconds. We take no lock: a signal's handler may come in the middle,
-    and a fork.
-    """
-    import ast
-
-    for _ in range(100):
-        with contextlib.suppress(SystemError):
-            return ast.parse(text)
-        time.sleep(0.005)
-    return ast.parse(text)
-
-
-def _meanings(texts: list[bytes]) -> list[str]:
-    hashes = [_hash(text) for text in texts]
-    directory = cache_directory()
-    known = _known(directory)
-    new = {h: meaning_of(text) for h, text in zip(hashes, texts, strict=True) if h not in known}
-    if new:
-        known.update(new)
-        _keep(directory, new)
-    return [known[h] for h in hashes]
-
-
-def _kept_in(directory: Path | None) -> dict[str, str]:
-    """Returns what is known of texts, by their hashes."""
-    found: object = None
-    if directory is not None:
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads(files.read_own(directory / _KEPT))
-    if isinstance(found, dict) and all(isinstance(meaning, str) for meaning in found.values()):
-        return found
-    return {}
-
-
-_known = functools.cache(_kept_in)
-
-
-def _keep(directory: Path | None, new: dict[str, str]) -> None:
-    """Adds to what is kept. Of two processes that do so at once, one finds it out again another time."""
-    if directory is None:
-        return
-    before = _kept_in(directory)
-    kept = {**(before if len(before) < _MOST_KEPT else {}), **new}
-    with contextlib.suppress(OSError):
-        files.write_whole(directory / _KEPT, json.dumps(kept, indent=0).encode(), mode=0o600)
-
-
-def _hash(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:32]

@@ -42,6 +42,8 @@ class Creation:
         waiting: the workers that have asked, and what for.
         piece: the memory, once it is there.
         creators: by name, the workers whose value counts: they were there when it was made.
+        step: what is being done: ``"ask"`` (the other hosts), ``"make"``, ``"write"``, or ``"join"`` (what follows
+            between hosts); None: workers of this host still ask.
         turns: the workers that still have to write; None before the first has been let in.
         turn_of: the worker that writes now.
         written: whether anybody has written, so that the next first one has to clear the memory.
@@ -51,6 +53,7 @@ class Creation:
     waiting: dict[int, Asked] = field(default_factory=dict)
     piece: Piece | None = None
     creators: list[int] = field(default_factory=list)
+    step: str | None = None
     turns: deque[int] | None = None
     turn_of: int | None = None
     written: bool = False
@@ -127,30 +130,82 @@ class Creations:
         """Does what can be done now."""
         if creation.turn_of is not None:
             return  # nobody may write beside it, nor clear what it writes
-        if creation.by_order and not self._is_complete(creation):
-            return
-        if not creation.waiting:
-            self._forget(creation)
-            return
-        if creation.piece is None and not self._make(creation):
-            return
-        assert creation.piece is not None
-        first = creation.turns is None
-        if creation.turns is None:
-            creation.turns = deque(self._contributors(creation))
-        if creation.turns:
-            creation.turn_of = creation.turns.popleft()
-            asked = creation.waiting[creation.turn_of]
-            self._let_write(creation, asked, first, len(self._contributors(creation)))
-            return
-        self._let_go(creation)
+        if creation.step is None:
+            if not creation.waiting:
+                self._forget(creation)
+            elif not creation.by_order or self._is_complete(creation):
+                self._ask(creation)
+        elif creation.step == "write" and (not creation.by_order or self._is_complete(creation)):
+            self._next_turn(creation)
 
-    @staticmethod
-    def _let_write(creation: Creation, asked: Asked, first: bool, of: int) -> None:
-        """It is a worker's turn: the first one on a host clears what an interrupted one has written there."""
-        turn = {"turn": True, "clear": first and creation.written, "of": of, "last": not creation.turns}
-        creation.written = True
-        asked.connection.reply(asked.request, turn)
+    def _ask(self, creation: Creation) -> None:
+        """All whom it concerns on this host have asked. On one host that is all: it is made."""
+        asked = next(iter(creation.waiting.values()))
+        self._make(creation, asked.spec, asked.mode)
+
+    def _make(
+        self, creation: Creation, spec: Spec, mode: str, number: int | None = None, workers: Sequence[int] = ()
+    ) -> None:
+        """Makes the memory, and tells who has asked where it is.
+
+        Args:
+            creation: of what.
+            spec, mode, number: see `Catalogue.make`.
+            workers: those of all hosts that have asked.
+        """
+        creation.step = "make"
+        try:
+            creation.piece = piece = self._catalogue.make(creation.key, spec, mode, number)
+        except (MultiversoError, OSError) as error:
+            # one table that cannot be made must not end the job
+            told = error if isinstance(error, MultiversoError) else OutOfMemoryError(f"no memory: {error}")
+            self._done(creation, told)
+            return
+        if piece.shard is not None and piece.shard.consistency.reads_wait:
+            for worker in workers:  # nobody may go ahead without one that another host tells of later
+                if worker not in self._local:
+                    piece.shard.enrol(worker)
+        for worker_id, asked in list(creation.waiting.items()):
+            try:
+                check_equal(piece, asked.spec)  # by name, another host's worker may have been first
+            except TableMismatchError as error:
+                asked.connection.refuse(asked.request, error)
+                del creation.waiting[worker_id]
+                continue
+            self._hand_over(asked.connection, asked.request, piece)
+        creation.creators = sorted(creation.waiting)
+        self._done(creation)
+
+    def _next_turn(self, creation: Creation) -> None:
+        """Lets the next of this host's writers write."""
+        first, writers = creation.turns is None, self._writers(creation)
+        if creation.turns is None:
+            here = [i for i in writers if i in self._local]
+            creation.turns = deque(i for i in here if i in creation.waiting or self._control.worker(i).is_live)
+        if not creation.turns:
+            self._done(creation)
+        elif creation.turns[0] in creation.waiting:
+            creation.turn_of = creation.turns.popleft()
+            # the first one on a host clears what an interrupted one has written there
+            clear, last = first and creation.written, not creation.turns
+            creation.written = True
+            asked = creation.waiting[creation.turn_of]
+            turn = {"turn": True, "clear": clear, "of": len(writers), "last": last}
+            asked.connection.reply(asked.request, turn)
+        else:
+            creation.turns = None  # it was interrupted: everybody waits until it asks again
+
+    def _done(self, creation: Creation, error: MultiversoError | None = None) -> None:
+        """A step is done, or cannot be. On one host the next one begins."""
+        if error is not None:
+            self._refuse(creation, error)
+        elif creation.step == "make":
+            creation.step = "write"
+            self._proceed(creation)
+        elif creation.waiting:
+            self._let_go(creation)
+        else:
+            self._forget(creation)
 
     def _let_go(self, creation: Creation) -> None:
         """It is ready."""
@@ -167,7 +222,7 @@ class Creations:
             self._refuse(creation, lost_error(lost, f"before {words(creation.key)} was created"))
             return False
         concerned = [i for i in self._control.live() if i in self._local]
-        if not creation.waiting or any(i not in creation.waiting for i in concerned):
+        if any(i not in creation.waiting for i in concerned):
             return False
         if len({asked.spec for asked in creation.waiting.values()}) > 1:
             each = "; ".join(f"worker {i}: {asked.spec}" for i, asked in sorted(creation.waiting.items()))
@@ -181,25 +236,10 @@ class Creations:
             return False
         return True
 
-    def _make(self, creation: Creation) -> bool:
-        asked = next(iter(creation.waiting.values()))
-        try:
-            creation.piece = self._catalogue.make(creation.key, asked.spec, asked.mode)
-        except (MultiversoError, OSError) as error:
-            # one table that cannot be made must not end the job
-            told = error if isinstance(error, MultiversoError) else OutOfMemoryError(f"no memory: {error}")
-            self._refuse(creation, told)
-            return False
-        creation.creators = sorted(creation.waiting)
-        for worker_id in creation.creators:
-            asked = creation.waiting[worker_id]
-            self._hand_over(asked.connection, asked.request, creation.piece)
-        return True
-
-    def _contributors(self, creation: Creation) -> list[int]:
-        """Returns the workers whose initial value counts, in the order of their turns."""
+    def _writers(self, creation: Creation) -> list[int]:
+        """Returns the workers whose initial value counts, of all hosts, in the order of their turns."""
         waiting = sorted(creation.waiting)
-        if not creation.by_order:
+        if not waiting or not creation.by_order:
             return [i for i in waiting if i in creation.creators] or waiting[:1]
         asked = creation.waiting[waiting[0]]
         if isinstance(asked.spec, TableSpec) and asked.spec.initial == "master":

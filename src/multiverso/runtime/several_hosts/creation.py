@@ -13,12 +13,11 @@ and when all have, to *free* it.
 from __future__ import annotations
 
 import functools
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from multiverso import errors
-from multiverso.errors import MultiversoError, NotInThisJobError, OutOfMemoryError, TableMismatchError
+from multiverso.errors import MultiversoError, NotInThisJobError
 from multiverso.hosts.control.messages import (
     Create,
     Done,
@@ -42,7 +41,7 @@ from multiverso.layout import words as at
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.node.catalogue import Catalogue, Key, Piece, Spec, words
 from multiverso.runtime.node.connection import Connection
-from multiverso.runtime.node.creation import Creation, Creations, check_equal, differs
+from multiverso.runtime.node.creation import Creation, Creations, differs
 from multiverso.spec.table import TableSpec
 from multiverso.wire.messages import Message
 
@@ -66,8 +65,7 @@ class HostCreations(Creations):
         super().__init__(catalogue, control, fixed=True, local=roster.local)
         self._roster = roster
         self._copies = copies
-        self._steps: dict[Key, str] = {}
-        self._writers: dict[Key, list[int]] = {}  # of all hosts: whose initial value counts
+        self._writers_of: dict[Key, list[int]] = {}  # whose initial value counts
         # tables that nobody here has any more, and requests for them that have come since
         self._unused: dict[int, list[_Late]] = {}
         self._parting: dict[int, Piece] = {}
@@ -81,21 +79,23 @@ class HostCreations(Creations):
             return
         creation = self._creations.get(key)
         if isinstance(order, Make):
-            self._make_here(creation or self._creations.setdefault(key, Creation(key)), order)
+            self._writers_of[key] = order.writers
+            creation = creation or self._creations.setdefault(key, Creation(key))
+            self._make(creation, TableSpec.from_message(order.spec), order.mode, order.number, order.workers)
         elif creation is None:
             return  # it was refused here, as a worker is lost
         elif isinstance(order, Drop):
             self._refuse(creation, self._error_of(order))
         elif isinstance(order, Write):
-            self._steps[key] = "write"
+            creation.step = "write"
             self._proceed(creation)
         elif creation.piece is not None:
             number = creation.piece.number
             if isinstance(order, Join):
                 shard = self._catalogue.whole(creation.piece)
-                self._copies.attach(number, shard, lambda: self._done(key, "join"))
+                self._copies.attach(number, shard, lambda: self._done_between(key, "join"))
             elif isinstance(order, Push):
-                self._copies.push(number, lambda: self._done(key, "push"))
+                self._copies.push(number, lambda: self._done_between(key, "push"))
             else:
                 self._copies.take(number, lambda: self._finish(key))
 
@@ -112,22 +112,11 @@ class HostCreations(Creations):
 
     # -- the steps -------------------------------------------------------------------------------------------
 
-    def _proceed(self, creation: Creation) -> None:
-        key = creation.key
-        if key[0] == "memory":
-            super()._proceed(creation)
-            return
-        step = self._steps.get(key)
-        if step is None and creation.waiting:
-            if not creation.by_order or self._is_complete(creation):
-                self._ask(creation)
-        elif step is None:
-            self._forget(creation)
-        elif step == "write" and creation.turn_of is None:
-            self._next_turn(creation)
-
     def _ask(self, creation: Creation) -> None:
-        self._steps[creation.key] = "ask"
+        if creation.key[0] == "memory":
+            super()._ask(creation)
+            return
+        creation.step = "ask"
         waiting = sorted(creation.waiting)
         first = creation.waiting[waiting[0]]
         assert isinstance(first.spec, TableSpec)
@@ -139,62 +128,33 @@ class HostCreations(Creations):
             self._refuse(creation, NotInThisJobError(told))
             return
         masters = [i for i in waiting if creation.waiting[i].request.get("master")]
-        report = Create(creation.key, first.spec.as_message(), first.mode, waiting, masters)
-        self._copies.report(report)
+        self._copies.report(Create(creation.key, first.spec.as_message(), first.mode, waiting, masters))
 
-    def _make_here(self, creation: Creation, order: Make) -> None:
-        """All hosts have asked: the memory."""
-        key = creation.key
-        self._steps[key] = "make"
-        self._writers[key] = order.writers
-        spec = TableSpec.from_message(order.spec)
-        try:
-            piece = self._catalogue.make(key, spec, order.mode, order.number)
-        except (MultiversoError, OSError) as error:
-            told = error if isinstance(error, MultiversoError) else OutOfMemoryError(f"no memory: {error}")
-            where = f"{self._roster.names[self._roster.host]}: {told}"
-            self._done(key, "make", (type(told).__name__, where))
+    def _writers(self, creation: Creation) -> list[int]:
+        if creation.key[0] == "memory":
+            return super()._writers(creation)
+        return self._writers_of[creation.key]
+
+    def _done(self, creation: Creation, error: MultiversoError | None = None) -> None:
+        """Tells the coordinator, which says what comes next."""
+        if creation.key[0] == "memory":
+            super()._done(creation, error)
             return
-        creation.piece = piece
-        if piece.shard is not None and piece.shard.consistency.reads_wait:
-            # nobody may go ahead without one that another host tells of later
-            for worker in order.workers:
-                if worker not in self._local:
-                    piece.shard.enrol(worker)
-        for worker_id, asked in list(creation.waiting.items()):
-            try:
-                check_equal(piece, asked.spec)  # by name, another host's worker was first
-            except TableMismatchError as error:
-                asked.connection.refuse(asked.request, error)
-                del creation.waiting[worker_id]
-                continue
-            self._hand_over(asked.connection, asked.request, piece)
-        self._done(key, "make")
+        step: Step = "make" if creation.step == "make" else "write"
+        if step == "write":
+            creation.step = "join"
+        told = None
+        if error is not None:
+            told = type(error).__name__, f"{self._roster.names[self._roster.host]}: {error}"
+        self._copies.report(Done(creation.key, step, told))
 
-    def _next_turn(self, creation: Creation) -> None:
-        """Lets the next of this host's writers write."""
-        first = creation.turns is None
-        writers = self._writers[creation.key]
-        if creation.turns is None:
-            here = [i for i in writers if i in self._local]
-            creation.turns = deque(i for i in here if i in creation.waiting or self._control.worker(i).is_live)
-        if not creation.turns:
-            self._steps[creation.key] = "join"
-            self._done(creation.key, "write")
-        elif creation.turns[0] in creation.waiting:
-            creation.turn_of = creation.turns.popleft()
-            self._let_write(creation, creation.waiting[creation.turn_of], first, len(writers))
-        else:
-            creation.turns = None  # it was interrupted: everybody waits until it asks again
-
-    def _done(self, key: Key, step: Step, error: tuple[str, str] | None = None) -> None:
-        self._copies.report(Done(key, step, error))
+    def _done_between(self, key: Key, step: Step) -> None:
+        self._copies.report(Done(key, step))
 
     def _finish(self, key: Key) -> None:
         creation = self._creations.get(key)
         if creation is not None:
-            self._steps.pop(key, None)
-            self._writers.pop(key, None)
+            self._writers_of.pop(key, None)
             self._let_go(creation)
             if creation.piece is not None and not creation.piece.holders:
                 self._tell_unused(creation.piece)
@@ -301,14 +261,13 @@ class HostCreations(Creations):
     # -- what goes wrong --------------------------------------------------------------------------------------
 
     def _void(self, creation: Creation, worker_id: int) -> None:
-        if self._steps.get(creation.key) == "ask":
-            del self._steps[creation.key]
+        if creation.step == "ask":
+            creation.step = None
             self._copies.report(Withdraw(creation.key))
         super()._void(creation, worker_id)
 
     def _forget(self, creation: Creation) -> None:
-        self._steps.pop(creation.key, None)
-        self._writers.pop(creation.key, None)
+        self._writers_of.pop(creation.key, None)
         if creation.key[0] == "memory" or creation.piece is None:
             super()._forget(creation)
             return
