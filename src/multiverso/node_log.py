@@ -6,10 +6,12 @@ import math
 import sys
 import time
 
+NODE_SAYS = "multiverso: node: "
+
 
 def log(line: str) -> None:
     """Writes a line, at once. Any thread."""
-    print(f"multiverso: node: {line}", file=sys.stderr, flush=True)
+    print(NODE_SAYS + line, file=sys.stderr, flush=True)
 
 
 class Seldom:

@@ -218,6 +218,21 @@ def test_what_cannot_be_said_on_a_full_disk_ends_nothing(monkeypatch: pytest.Mon
         monkeypatch.undo()
 
 
+def test_what_several_nodes_say_is_shown_once_with_who_else_said_it(capfd: pytest.CaptureFixture[str]) -> None:
+    """A job of 64 hosts whose first one was killed ended with 63 equal lines about the connection to it."""
+    shown = launching._Shown([f"host-{host}" for host in range(4)])
+    over = b"multiverso: node: the connection to host-0, which leads the job, is over: it ended\n"
+    for host in (2, 1, 3):
+        shown(host, "stderr", b"[%d] one of a worker\n%s" % (host, over), b"")
+    shown(3, "stderr", b"[3] one of a worker\nmultiverso: node: out of memory\n", b"")
+    shown(2, "stderr", over, b"")  # its own, once more
+    written = capfd.readouterr().err.splitlines()
+    workers = [f"[{host}] one of a worker" for host in (2, 1, 3, 3)]
+    last = over.decode().strip()
+    assert written == [workers[0], last, *workers[1:], "multiverso: node: out of memory", last]
+    assert shown.folded() == ["the same from 2 others (host-1, host-3): " + last.removeprefix("multiverso: node: ")]
+
+
 def test_a_host_that_waits_for_a_first_one_that_does_not_answer_is_ended_by_ctrl_c() -> None:
     """Once its node was being made it took no signal, until the first host answered or the launcher killed it."""
     with socket.create_server(("127.0.0.1", 0)) as silent:

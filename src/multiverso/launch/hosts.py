@@ -34,6 +34,7 @@ from multiverso.launch.results import JobResult, WorkerExit
 from multiverso.launch.signals import Signals, let_signals_end_us
 from multiverso.launch.sinks import Stream, unbuffered, write_all
 from multiverso.launch.ssh import MOST_HOSTS, addresses_of, checked_names, checked_ssh, over_ssh
+from multiverso.node_log import NODE_SAYS
 from multiverso.runtime.discovery.restarts import RESTARTS_VARIABLE, RESUME_VARIABLE
 
 # Beyond what a host's launcher gives its own workers: it sends SIGTERM, waits, sends SIGKILL, and sweeps.
@@ -113,7 +114,8 @@ def _start(options: RunOptions, starts: Starts) -> _Ended:
             roster, commands = _rehearsal(options, job_id, environ, stack)
         else:
             roster, commands = _by_ssh(options, job_id, environ)
-        output = Output(_pass_on)
+        shown = _Shown(roster.names)
+        output = Output(shown)
         replacements = Replacements(options.replace)
 
         def lost(end: WorkerExit) -> bool:
@@ -168,6 +170,8 @@ def _start(options: RunOptions, starts: Starts) -> _Ended:
             keep_stdin=True,
         )
         result = job.run(starts.seconds_left, signals=starts.signals)
+        for text in shown.folded():
+            _say(text)
         return _Ended(result, roster.names, output.last_words)
 
 
@@ -281,10 +285,42 @@ def _culprit(exits: Sequence[WorkerExit]) -> WorkerExit:
     return min(exits, key=order)
 
 
-def _pass_on(worker_id: int, stream: Stream, lines: bytes, begun: bytes) -> None:
-    """What a host's launcher writes has its workers' numbers already."""
-    if lines:
-        write_all(unbuffered(sys.stdout if stream == "stdout" else sys.stderr), lines)
+class _Shown:
+    """Passes on what the hosts' launchers write, which has their workers' numbers already.
+
+    What one node says of a lost host, or of its own end, the others often say in the same words: it is shown once.
+
+    Args:
+        names: the hosts'.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._said: dict[bytes, list[int]] = {}  # nodes' lines: who has said them, the first one first
+
+    def __call__(self, host: int, stream: Stream, lines: bytes, begun: bytes) -> None:
+        shown = b"".join(line for line in lines.splitlines(True) if not self._is_repeated(host, line))
+        if shown:
+            write_all(unbuffered(sys.stdout if stream == "stdout" else sys.stderr), shown)
+
+    def _is_repeated(self, host: int, line: bytes) -> bool:
+        if not line.startswith(NODE_SAYS.encode()):
+            return False
+        hosts = self._said.setdefault(line, [])
+        if host in hosts:
+            return False  # its own, once more, is news
+        hosts.append(host)
+        return hosts[0] != host
+
+    def folded(self) -> list[str]:
+        """Returns what to say at the end of the lines that were left out."""
+        return [
+            f"the same from {len(others)} other{'s' * (len(others) > 1)} "
+            f"({', '.join(self._names[host] for host in sorted(others))}): "
+            + line.decode("utf-8", "backslashreplace").removeprefix(NODE_SAYS).rstrip()
+            for line, (_, *others) in self._said.items()
+            if others
+        ]
 
 
 def _say(text: str) -> None:
