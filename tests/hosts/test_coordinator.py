@@ -12,8 +12,7 @@ import pytest
 
 from multiverso.errors import StartupError
 from multiverso.hosts.control import coordinator as decided
-from multiverso.hosts.control.known_hosts import BARRIER
-from multiverso.hosts.control.messages import Report, Statistics, Workers, encoded, order_of, report_of
+from multiverso.hosts.control.messages import Line, Report, Statistics, Workers, encoded, order_of, report_of
 from multiverso.hosts.peer.frames import ProtocolError
 from multiverso.hosts.roster import Roster, spread
 from multiverso.hosts.values.options import ExchangeOptions
@@ -44,8 +43,8 @@ SPEC = TableSpec("array", 1, 10).as_message()
 OTHER = TableSpec("array", 1, 11).as_message()
 
 
-def line(worker_id: int, liveness: int = at.ALIVE, participation: int = at.ACTIVE) -> list[int]:
-    return [worker_id, 1000 + worker_id, liveness, participation, 0, 0]
+def line(worker_id: int, liveness: int = at.ALIVE, participation: int = at.ACTIVE, barrier: int = 0) -> Any:
+    return msgspec.to_builtins(Line(worker_id, 1000 + worker_id, liveness, participation, barrier))
 
 
 def workers(host: int, **states: int) -> Message:
@@ -351,7 +350,7 @@ def test_who_comes_in_a_dead_ones_place_between_a_barrier_and_what_is_told_after
     assert tell(0, 2) == tell(1, 2) == tell(3, 2) == []
     assert tell(2, 2) == [(host, "told") for host in ALL], "the next time it does"
     assert tell(0, 3) == tell(1, 3) == tell(3, 3) == []
-    past = [*line(2)[:BARRIER], 4, 0]
+    past = line(2, barrier=4)
     orders = coordinator.receive(1, {"do": "workers", "workers": [past], "now": 6})
     told = [(host, "told") for host in ALL]
     assert words(orders)[-3:] == told, "it counts as past what the others do together, and will not tell"
@@ -363,7 +362,7 @@ def test_who_goes_on_to_the_next_barrier_without_a_word_is_not_waited_for_and_th
     notes = [{"do": "tell", "number": 1, "worker": worker, "note": "+"} for worker in range(4)]
     for worker in (0, 1, 3):
         assert coordinator.receive(ROSTER.host_of(worker), notes[worker]) == []
-    gone_on = [*line(2)[:BARRIER], 2, 0]
+    gone_on = line(2, barrier=2)
     orders = coordinator.receive(1, {"do": "workers", "workers": [gone_on], "now": 6})
     told = [(host, order["notes"]) for host, order in orders if order["do"] == "told"]
     assert told == [(host, {0: "+", 1: "+", 2: None, 3: "+"}) for host in ALL]
@@ -383,8 +382,9 @@ def test_a_lost_host_is_told_of_with_its_workers_and_nobody_waits_for_it() -> No
 
 
 def test_a_workers_line_is_checked() -> None:
-    assert report_of(encoded(Workers([line(0)]))) == Workers([line(0)])
-    for bad in ([[1, 2]], [[0, "x", 0, 0, 0, 0]], [[0, True, 0, 0, 0, 0]], [1]):
+    sent = Workers([Line(0, 1000, at.ALIVE, at.ACTIVE)])
+    assert report_of(encoded(sent)) == sent
+    for bad in ([[]], [[0, "x"]], [[0, True]], [[0] * 6 + [[]] * 9], [1]):
         with pytest.raises(ProtocolError):
             report_of(json.dumps({"do": "workers", "workers": bad}).encode())
 

@@ -15,6 +15,7 @@ from rehearsing import rehearsal
 import multiverso as mv
 from multiverso.errors import ClosedError, MultiversoError, TableMismatchError, WaitTimeoutError, WorkerLostError
 from multiverso.hosts.control.answers import MOST_AT_ONCE, Desk, Message
+from multiverso.hosts.control.messages import Line
 from multiverso.layout import words as at
 from multiverso.runtime import Session
 from multiverso.tables.batches import deal
@@ -22,8 +23,8 @@ from multiverso.tables.batches import deal
 WHAT = [23, 2, 0, 0]  # twelve batches
 
 
-def line(worker: int, liveness: int = at.ALIVE, state: int = at.ACTIVE, process: int = 1) -> list[int]:
-    return [worker, process, liveness, state, 0, 0]
+def line(worker: int, liveness: int = at.ALIVE, state: int = at.ACTIVE, process: int = 1) -> Line:
+    return Line(worker, process, liveness, state)
 
 
 class Model:

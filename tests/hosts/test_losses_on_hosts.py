@@ -15,6 +15,7 @@ from rehearsing import rehearsal
 
 from multiverso.deadline import Deadline
 from multiverso.errors import DeadlockError, MultiversoError, WorkerLostError
+from multiverso.hosts.control.messages import Line, WaitOf
 from multiverso.hosts.fabric import Fabric
 from multiverso.layout import words as at
 from multiverso.runtime import Session
@@ -72,9 +73,10 @@ def test_nothing_is_known_any_more_of_a_clock_in_a_table_that_its_worker_has_clo
     def work(session: Session) -> Any:
         table = ArrayTableHandler(3, session=session)
         shards, seen = session.tables(), []
-        for kind, clocks in ((at.FOR_BARRIER, [table.number, 4]), (at.FOR_BARRIER, []), (0, [])):
-            line = [0, os.getpid(), at.ALIVE, at.ACTIVE, 0, 1, 0, 0, 0, kind, 0, 0, 9, 0, 0, 0]
-            write_line(session.control, [*line, *clocks], None, shards)
+        waits = WaitOf(at.FOR_BARRIER, 0, 0, 9, 0)
+        for wait, clocks in ((waits, {table.number: 4}), (waits, {}), (None, {})):
+            line = Line(0, os.getpid(), at.ALIVE, at.ACTIVE, created=1, wait=wait, clocks=clocks)
+            write_line(session.control, line, None, shards)
             seen.append(shards[table.number].progress().members[0].reached)
         return seen
 

@@ -23,6 +23,7 @@ from multiverso.hosts.control.messages import (
     Gone,
     Hello,
     Join,
+    Line,
     Make,
     Order,
     Over,
@@ -117,7 +118,7 @@ class Control:
         self.hosts = [self._new_host(i) for i in range(hosts)]
         for host in self.hosts:
             self._say(host, Hello(("x", host.number)))
-            line = [host.number, 100 + host.number, at.ALIVE, at.ACTIVE, 0, 0]
+            line = Line(host.number, 100 + host.number, at.ALIVE, at.ACTIVE)
             self._say(host, Workers([line], 1))
 
     def _new_host(self, number: int) -> Host:
@@ -142,7 +143,7 @@ class Control:
         self._trace(f"{self.now:6.1f} host {host.number} hears {order}")
         if isinstance(order, Workers):
             begun = len(host.known) == len(self.hosts) - 1
-            host.known |= {line[0] for line in order.workers}
+            host.known |= {line.worker_id for line in order.workers}
             if not begun and len(host.known) == len(self.hosts) - 1:
                 self._ask(host, 1) if self.tables else self._settle(host, 1)
         elif isinstance(order, Make):

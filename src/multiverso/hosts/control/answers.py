@@ -8,19 +8,22 @@ is dealt again when it dies.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
 
+from multiverso.hosts.control.messages import Line
 from multiverso.layout import words as at
 
 Message = dict[str, Any]
 AnswerTo = tuple[int, int, Message]
 """A worker's number, the number of its question, and what it is told."""
 
+_UNKNOWN = Line(-1)
 MOST_AT_ONCE = 8
 _PARTS = 4  # a worker is given at most its share of what is left, divided by this: so one slow hand ends soon enough
 _Size = Annotated[int, Meta(ge=0, le=1 << 62)]
@@ -112,7 +115,7 @@ class Deals:
         self._returned: list[int] = []  # to be dealt again, before those that nobody has had
         self._hands: dict[int, _Hand] = {}
         self._asked: dict[int, _Asked] = {}
-        self._workers: dict[int, tuple[int, int, int]] = {}  # process, liveness, participation
+        self._workers: dict[int, Line] = {}
 
     def ask(self, worker: int, number: int, question: Batches) -> list[AnswerTo]:
         """A worker asks for batches."""
@@ -139,29 +142,25 @@ class Deals:
             hand.done = max(hand.done, saying.left)
         return self._look()
 
-    def note(self, lines: Iterable[Mapping[int, int] | list[int]]) -> list[AnswerTo]:
-        """Workers have come, left or died.
-
-        Args:
-            lines: their number, process, liveness and participation first.
-        """
+    def note(self, lines: Iterable[Line]) -> list[AnswerTo]:
+        """Workers have come, left or died."""
         for line in lines:
-            worker, process, liveness, participation = line[0], line[1], line[2], line[3]
-            known, was = self._hands.get(worker), self._workers.get(worker, (0, at.FREE, at.NEVER))[1]
-            is_new = known is not None and (known.process != process or was in (at.LOST, at.GONE))
-            if known is not None and is_new and liveness == at.ALIVE:
-                if known.begun == self._number:  # what the last process of this number was given
-                    self._returned += known.out
+            worker = line.worker_id
+            hand, was = self._hands.get(worker), self._workers.get(worker, _UNKNOWN).liveness
+            is_new = hand is not None and (hand.process != line.pid or was in (at.LOST, at.GONE))
+            if hand is not None and is_new and line.liveness == at.ALIVE:
+                if hand.begun == self._number:  # what the last process of this number was given
+                    self._returned += hand.out
                 del self._hands[worker]
-            self._workers[worker] = process, liveness, participation
-            if not self._is_live(worker):
+            self._workers[worker] = copy(line)  # it changes when its host is lost
+            if not line.is_live:
                 self._asked.pop(worker, None)
         return self._look() if self._asked else []
 
     # -- the rules -------------------------------------------------------------------------------------------
 
     def _hand(self, worker: int) -> _Hand:
-        return self._hands.setdefault(worker, _Hand(self._workers.get(worker, (0, 0, 0))[0]))
+        return self._hands.setdefault(worker, _Hand(self._workers.get(worker, _UNKNOWN).pid))
 
     def _note_finished(self, worker: int, deal: int, finished: int) -> None:
         hand = self._hand(worker)
@@ -169,8 +168,7 @@ class Deals:
             hand.finished = max(hand.finished, min(finished, len(hand.given)))
 
     def _is_live(self, worker: int) -> bool:
-        _, liveness, participation = self._workers.get(worker, (0, at.FREE, at.NEVER))
-        return liveness == at.ALIVE and participation == at.ACTIVE
+        return self._workers.get(worker, _UNKNOWN).is_live
 
     def _look(self) -> list[AnswerTo]:
         """Answers the workers that can be answered; tells the others whom they wait for, when that has changed."""
@@ -233,7 +231,7 @@ class Deals:
                 if hand.done < self._number:
                     works.append(other)
                 continue
-            lost = self._workers[other][1] == at.LOST
+            lost = self._workers[other].liveness == at.LOST
             if hand.done >= self._number and not lost:
                 continue  # what it had taken ahead it has worked on before it left
             if lost and not question.continues:
@@ -277,7 +275,7 @@ class Desk:
         except msgspec.ValidationError:
             return []
 
-    def note(self, lines: list[list[int]]) -> list[AnswerTo]:
+    def note(self, lines: list[Line]) -> list[AnswerTo]:
         """Workers have come, left or died: their lines, as the coordinator has them."""
         return self._deals.note(lines)
 

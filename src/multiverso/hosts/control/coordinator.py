@@ -18,7 +18,7 @@ from typing import Any
 
 from multiverso.hosts.control.answers import AnswerTo, Desk
 from multiverso.hosts.control.barriers import Barriers
-from multiverso.hosts.control.known_hosts import BARRIER, FATE, ID, KnownHost, KnownHosts
+from multiverso.hosts.control.known_hosts import KnownHost, KnownHosts
 from multiverso.hosts.control.messages import (
     Address,
     Agreed,
@@ -32,6 +32,7 @@ from multiverso.hosts.control.messages import (
     Gone,
     Hello,
     Joined,
+    Line,
     Lost,
     Options,
     Over,
@@ -125,9 +126,9 @@ class Coordinator:
         lost.lost = True
         self._survivors.append(self._hosts.left())
         for worker_id in self._roster.workers_of(host):
-            line = lost.workers.setdefault(worker_id, [worker_id, 0, at.FREE, at.NEVER, 0, 0])
-            if line[FATE] != at.GONE:
-                line[FATE] = at.LOST
+            line = lost.workers.setdefault(worker_id, Line(worker_id))
+            if line.liveness != at.GONE:
+                line.liveness = at.LOST
                 self._dead.add(worker_id)
         orders = self._hosts.to_all(Lost(host, why), but=host)
         orders += self._hosts.to_all(Workers(list(lost.workers.values())), but=host)
@@ -206,14 +207,14 @@ class Coordinator:
     def _note_workers(self, host: int, report: Workers) -> list[ToHost]:
         """What a host's workers do: the others' mirrors show it."""
         own = self._roster.workers_of(host)
-        lines = [line for line in report.workers if line[ID] in own]
+        lines = [line for line in report.workers if line.worker_id in own]
         for line in lines:
-            self._hosts[host].workers[line[ID]] = line
-            if line[FATE] == at.LOST:
-                self._dead.add(line[ID])
-            elif line[ID] in self._dead:
-                self._dead.remove(line[ID])
-                self._since[line[ID]] = self._barriers.released
+            self._hosts[host].workers[line.worker_id] = line
+            if line.liveness == at.LOST:
+                self._dead.add(line.worker_id)
+            elif line.worker_id in self._dead:
+                self._dead.remove(line.worker_id)
+                self._since[line.worker_id] = self._barriers.released
         orders = self._hosts.to_all(Workers(lines, report.now), but=host)
         if not self._hosts[host].is_live:  # the creation of a table waits for those who count
             orders += self._tables.proceed()
@@ -252,24 +253,24 @@ class Coordinator:
         return self._hand_round()
 
     def _hand_round(self) -> list[ToHost]:
-        live = [known.workers[i] for known in self._hosts if not known.lost for i in known.live]
+        there = [line for known in self._hosts if not known.lost for line in known.workers.values()]
         ready = []
         for number, notes in self._notes.items():
-            awaited = {line[ID]: line for line in live if self._is_to_tell(line, number)}
+            awaited = {line.worker_id: line for line in there if self._is_to_tell(line, number)}
             # it was interrupted where it was to tell: it comes to the next barrier, and never back to this one
-            past = {worker: None for worker, line in awaited.items() if line[BARRIER] > number}
+            past = {worker: None for worker, line in awaited.items() if line.barrier > number}
             if awaited.keys() <= notes.keys() | past.keys():
                 notes |= past | notes
                 ready.append(number)
         return [order for number in ready for order in self._hosts.to_all(Told(number, self._notes.pop(number)))]
 
-    def _is_to_tell(self, line: list[int], number: int) -> bool:
+    def _is_to_tell(self, line: Line, number: int) -> bool:
         """Whether others wait for a worker's note, which it tells between the barrier of that number and the next.
 
         Not of one in a dead one's place that came when the barrier was over, or counts as past the next one.
         """
-        came = self._since.get(line[ID])
-        return came is None or (came < number and line[BARRIER] <= number)
+        came = self._since.get(line.worker_id)
+        return line.is_live and (came is None or (came < number and line.barrier <= number))
 
     # -- what workers ask -------------------------------------------------------------------------------------
 

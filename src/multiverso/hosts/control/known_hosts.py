@@ -5,12 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from multiverso.hosts.control.messages import Address, Order, ToHost
-from multiverso.layout import words as at
-
-ID, PID, FATE, STATE, BARRIER, CREATED = range(6)
-"""Where a worker's line has what: the first columns. The others are for the mirror only
-(`runtime/several_hosts/mirror.py`)."""
+from multiverso.hosts.control.messages import Address, Line, Order, ToHost
 
 
 @dataclass
@@ -28,20 +23,15 @@ class KnownHost:
 
     address: Address | None = None
     options: dict[str, Any] | None = None
-    workers: dict[int, list[int]] = field(default_factory=dict)
+    workers: dict[int, Line] = field(default_factory=dict)
     settled: int = 0
     gone: bool = False
     lost: bool = False
 
     @property
-    def live(self) -> list[int]:
-        """Its workers that live and have not left."""
-        return [w[ID] for w in self.workers.values() if w[FATE] == at.ALIVE and w[STATE] == at.ACTIVE]
-
-    @property
     def is_live(self) -> bool:
-        """Whether it has one."""
-        return bool(self.live)
+        """Whether a worker of it lives and has not left."""
+        return any(line.is_live for line in self.workers.values())
 
 
 class KnownHosts(list[KnownHost]):

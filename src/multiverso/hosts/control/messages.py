@@ -7,17 +7,16 @@ Anything else ends the connection, and has no effect.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from multiverso.hosts.peer.frames import ProtocolError
+from multiverso.layout import words as at
 
 Key = tuple[str, int | str]
 Address = tuple[str, int]
-Line = Annotated[list[int], Meta(min_length=6)]
-"""A worker's state: the first columns are ``known_hosts.ID`` and so on."""
 Reached = dict[int, dict[int, list[int]]]
 """By table and worker, how far the worker is."""
 Step = Literal["make", "write", "join", "push"]
@@ -33,6 +32,44 @@ class _OfTable(_Message):
 
 class _OfNumber(_OfTable):
     number: int
+
+
+class WaitOf(Struct, array_like=True, forbid_unknown_fields=True):
+    """What a worker waits for, as ``layout/words.py`` names it, and since when on its host's clock."""
+
+    kind: int
+    table: int
+    stage: int
+    target: int
+    since_ns: int
+
+
+class Line(Struct, array_like=True, forbid_unknown_fields=True):
+    """A worker as its node sees it: some of the words of its block of the control segment (``layout/words.py``).
+
+    Attributes:
+        pid: of its process; 0 of one that never came, of which nothing else is known.
+        clocks: while it waits, its clock in each table with a bound, by the table's number.
+    """
+
+    worker_id: int
+    pid: int = 0
+    liveness: int = at.FREE
+    participation: int = at.NEVER
+    barrier: int = 0
+    created: int = 0
+    incarnation: int = 0
+    checkpoint: int = 0
+    threaded: bool = False
+    gave_up_ns: int = 0
+    waited_ns: int = 0
+    wait: WaitOf | None = None
+    clocks: dict[int, int] = {}
+
+    @property
+    def is_live(self) -> bool:
+        """Alive and not left: others wait for it."""
+        return self.liveness == at.ALIVE and self.participation == at.ACTIVE
 
 
 # -- both ways ---------------------------------------------------------------------------------------------------

@@ -11,16 +11,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 
+from multiverso.hosts.control.messages import Reached
 from multiverso.kernels import waits
 from multiverso.kernels.between_hosts import node as chained_node
 from multiverso.layout import words as at
 from multiverso.memory.words import load32
-from multiverso.runtime.several_hosts.mirror import Line, read_progress, write_progress
+from multiverso.runtime.several_hosts.mirror import read_progress, write_progress
 from multiverso.shards.shard import Shard
 
 _LONGEST_SECONDS = 0.5
-
-Lines = dict[int, dict[int, Line]]
 
 
 class Clocks:
@@ -43,15 +42,15 @@ class Clocks:
         shards: Callable[[], Mapping[int, Shard]],
         settle: Callable[[Iterable[int]], None],
         take: Callable[[Iterable[int]], None],
-        tell: Callable[[Lines], None],
+        tell: Callable[[Reached], None],
         gone_wrong: Callable[[Exception], None],
     ) -> None:
         self._control, self._local = control, list(local)
         self._shards, self._settle, self._take, self._tell = shards, settle, take, tell
         self._gone_wrong = gone_wrong
         self._tables: set[int] = set()
-        self._reported: Lines = {}
-        self._received: Lines = {}
+        self._reported: Reached = {}
+        self._received: Reached = {}
         self._lock = threading.Lock()
         self._sleep, self._wake = chained_node.sleep.compiled(), waits.wake.compiled()
         self._closing = threading.Event()
@@ -71,7 +70,7 @@ class Clocks:
             self._reported.pop(number, None)
             self._received.pop(number, None)
 
-    def hear(self, lines: Lines) -> None:
+    def hear(self, lines: Reached) -> None:
         """Another host has told how far its workers are; what they have added is at the homes."""
         with self._lock:
             for number, workers in lines.items():

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from multiverso.hosts.control.messages import Clocks as ClocksReport
-from multiverso.hosts.control.messages import Report
+from multiverso.hosts.control.messages import Reached, Report
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.values.options import ExchangeOptions
@@ -17,7 +17,7 @@ from multiverso.kernels.between_hosts import node as chained_node
 from multiverso.layout import words as at
 from multiverso.memory.words import load32
 from multiverso.runtime.job.control import Control
-from multiverso.runtime.several_hosts.clocks import Clocks, Lines
+from multiverso.runtime.several_hosts.clocks import Clocks
 from multiverso.runtime.several_hosts.mirror import write_progress
 from multiverso.runtime.several_hosts.moving import Mover, move_deadline
 from multiverso.shards.shard import Shard
@@ -156,12 +156,12 @@ class ExchangedTables:
 
     # -- what other hosts' workers do with them --------------------------------------------------------------
 
-    def hear_clocks(self, tables: Lines) -> None:
+    def hear_clocks(self, tables: Reached) -> None:
         """Other hosts' workers have ticked: shown once what they added before is in this host's copies."""
         if self._clocks is not None:
             self._clocks.hear(tables)
 
-    def show_progress(self, tables: Lines) -> None:
+    def show_progress(self, tables: Reached) -> None:
         """Shows how far other hosts' workers are, whose adds up to there are in this host's copies."""
         shards = self._shards()
         for number, lines in tables.items():

@@ -258,7 +258,9 @@ class OtherHosts(Hosts):
         match order:
             case Workers():
                 shards = self._shards()
-                changed = [line[0] for line in order.workers if write_line(self.control, line, order.now, shards)]
+                changed = [
+                    line.worker_id for line in order.workers if write_line(self.control, line, order.now, shards)
+                ]
                 if changed:
                     self._refuse_told()
                 for worker_id in changed:

@@ -7,10 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from multiverso.hosts.control.messages import Progress, Report, Statistics, Workers
+from multiverso.hosts.control.messages import Line, Progress, Report, Statistics, Workers
 from multiverso.hosts.roster import Roster
 from multiverso.runtime.job.control import Control
-from multiverso.runtime.several_hosts.mirror import Line, read_lines, read_progress
+from multiverso.runtime.several_hosts.mirror import read_lines, read_progress
 from multiverso.shards.shard import Shard
 
 _LOOK_SECONDS = 0.05
@@ -86,7 +86,7 @@ class Teller:
 
     def _tell_changes(self) -> None:
         now = time.monotonic_ns()
-        lines = {line[0]: line for line in read_lines(self._control, self._roster.local, self._shards())}
+        lines = {line.worker_id: line for line in read_lines(self._control, self._roster.local, self._shards())}
         changed = [line for worker_id, line in lines.items() if self._last_lines.get(worker_id) != line]
         lines_of_tables = self._progress()
         if lines_of_tables:

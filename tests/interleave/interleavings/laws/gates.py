@@ -12,6 +12,7 @@ from random import Random
 
 from interleavings.source import Source
 from interleavings.world import DRAWN, LOST, How, World, schedule_of
+from multiverso.hosts.control.messages import Line
 
 
 class Elsewhere:
@@ -29,8 +30,7 @@ class Elsewhere:
         """A line of a worker has come."""
         at, liveness = self._world.at, self.ended.get(worker, self._world.at.ALIVE)
         state = at.LEFT if liveness == at.GONE else at.ACTIVE
-        known = [worker, 1, liveness, state, self.reached[worker]]
-        line = known + [0] * (self._mirror._COLUMNS - len(known))
+        line = Line(worker, 1, liveness, state, self.reached[worker])
         self._mirror.write_line(self._world.control, line, 0)
         self.look()
 
