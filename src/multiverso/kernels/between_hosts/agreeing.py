@@ -104,7 +104,7 @@ def toward(value, theirs, x):
 
 
 @inner
-def _push(values, agreed, frame, one):
+def _push(values, agreed, frame, one, convex):
     found = 0
     for a in range(0, values.size, _PART):
         v, s, f = values[a : a + _PART], agreed[a : a + _PART], frame[a : a + _PART]
@@ -150,11 +150,14 @@ def _push_any(values, agreed, frame, one):
 
 
 @inner
-def _serve(values, agreed, frame, one):
+def _serve(values, agreed, frame, one, convex):
     found = 0
     for a in range(0, values.size, _PART):
         v, s, f = values[a : a + _PART], agreed[a : a + _PART], frame[a : a + _PART]
-        found |= _serve_finite(v, s, f) if _are_sums_finite(v, s, f) else _serve_any(v, s, f, one)
+        if not convex and _are_sums_finite(v, s, f):
+            found |= _serve_finite(v, s, f)
+        else:
+            found |= _serve_any(v, s, f, one, convex)
     return found
 
 
@@ -184,13 +187,13 @@ def _serve_finite(values, agreed, frame):
 
 
 @inner
-def _serve_any(values, agreed, frame, one):
+def _serve_any(values, agreed, frame, one, convex):
     some, rest, touched = 0, 0, 0
     for i in range(values.size):
         x = frame[i]
         touched |= x != 0
-        mine = move(values[i], x)
         ours = move(agreed[i], x)
+        mine = toward(values[i], ours, x) if convex else move(values[i], x)
         values[i] = mine
         b = difference(mine, ours, one)
         ours = move(ours, b)
@@ -202,29 +205,14 @@ def _serve_any(values, agreed, frame, one):
 
 
 @inner
-def _serve_convex(values, agreed, frame, one):
-    some, rest, touched = 0, 0, 0
-    for i in range(values.size):
-        x = frame[i]
-        touched |= x != 0
-        ours = move(agreed[i], x)
-        mine = toward(values[i], ours, x)
-        values[i] = mine
-        b = difference(mine, ours, one)
-        ours = move(ours, b)
-        frame[i] = b
-        agreed[i] = ours
-        some |= b != 0
-        rest |= ours != mine
-    return some | rest << 1 | touched << 2
-
-
-@inner
-def _land(values, agreed, frame, one):
+def _land(values, agreed, frame, one, convex):
     found = 0
     for a in range(0, values.size, _PART):
         v, s, f = values[a : a + _PART], agreed[a : a + _PART], frame[a : a + _PART]
-        found |= _land_finite(v, s, f) if _are_sums_finite(v, s, f) else _land_any(v, s, f)
+        if not convex and _are_sums_finite(v, s, f):
+            found |= _land_finite(v, s, f)
+        else:
+            found |= _land_any(v, s, f, convex)
     return found
 
 
@@ -239,52 +227,30 @@ def _land_finite(values, agreed, frame):
 
 
 @inner
-def _land_any(values, agreed, frame):
-    touched = 0
-    for i in range(values.size):
-        x = frame[i]
-        touched |= x != 0
-        values[i] = move(values[i], x)
-        agreed[i] = move(agreed[i], x)
-    return touched << 2
-
-
-@inner
-def _land_convex(values, agreed, frame, one):
+def _land_any(values, agreed, frame, convex):
     touched = 0
     for i in range(values.size):
         x = frame[i]
         touched |= x != 0
         theirs = move(agreed[i], x)
-        values[i] = toward(values[i], theirs, x)
+        values[i] = toward(values[i], theirs, x) if convex else move(values[i], x)
         agreed[i] = theirs
     return touched << 2
 
 
 @inner
-def _catch_up(values, agreed, frame, one):
+def _catch_up(values, agreed, frame, one, convex):
     touched = 0
     for i in range(values.size):
         x = difference(frame[i], agreed[i], one)
         touched |= x != 0
-        values[i] = move(values[i], x)
+        values[i] = toward(values[i], frame[i], x) if convex else move(values[i], x)
         agreed[i] = frame[i]
     return touched << 2
 
 
 @inner
-def _catch_up_convex(values, agreed, frame, one):
-    touched = 0
-    for i in range(values.size):
-        x = difference(frame[i], agreed[i], one)
-        touched |= x != 0
-        values[i] = toward(values[i], frame[i], x)
-        agreed[i] = frame[i]
-    return touched << 2
-
-
-@inner
-def _begin(values, agreed, frame, one):
+def _begin(values, agreed, frame, one, convex):
     touched = 0
     for i in range(values.size):
         touched |= frame[i] != 0
@@ -296,7 +262,7 @@ def _begin(values, agreed, frame, one):
 
 
 @inner
-def _differ(values, agreed, frame, one):
+def _differ(values, agreed, frame, one, convex):
     some = 0
     for i in range(values.size):
         x = difference(values[i], agreed[i], one)
@@ -310,7 +276,7 @@ def _differ(values, agreed, frame, one):
 
 @inner
 def _each_block(control, base, low, agreed, frame, record, do):
-    one = frame.dtype.type(1)
+    one, convex = frame.dtype.type(1), load64(record + AGREEING_CONVEX) != 0
     length, size = header_of(base).stripe_size, frame.size
     values = array_at(base + header_of(base).buffer_0, low + size, frame)
     a = load64(record + AGREEING_DONE)
@@ -320,7 +286,7 @@ def _each_block(control, base, low, agreed, frame, record, do):
         code = hold_block(control, base, block)
         if code != HELD:
             return code
-        found = do(values[low + a : low + b], agreed[a:b], frame[a:b], one)
+        found = do(values[low + a : low + b], agreed[a:b], frame[a:b], one, convex)
         if found & (SOME | REST):
             store64(record + AGREEING_FOUND, load64(record + AGREEING_FOUND) | (found & (SOME | REST)))
         store64(record + AGREEING_DONE, b)
@@ -338,24 +304,18 @@ def push(control: Address, base: Address, low: Int, agreed: Data, frame: Data, r
 @kernel
 def serve(control: Address, base: Address, low: Int, agreed: Data, frame: Data, record: Address) -> Int:
     """The home takes what was pushed, and leaves its answer in ``frame``."""
-    if load64(record + AGREEING_CONVEX):
-        return _each_block(control, base, low, agreed, frame, record, _serve_convex)
     return _each_block(control, base, low, agreed, frame, record, _serve)
 
 
 @kernel
 def land(control: Address, base: Address, low: Int, agreed: Data, frame: Data, record: Address) -> Int:
     """What the other side has sent goes into this side's values and S."""
-    if load64(record + AGREEING_CONVEX):
-        return _each_block(control, base, low, agreed, frame, record, _land_convex)
     return _each_block(control, base, low, agreed, frame, record, _land)
 
 
 @kernel
 def catch_up(control: Address, base: Address, low: Int, agreed: Data, frame: Data, record: Address) -> Int:
     """``frame`` is the home's S itself: V goes as far as that is from ours, which it replaces."""
-    if load64(record + AGREEING_CONVEX):
-        return _each_block(control, base, low, agreed, frame, record, _catch_up_convex)
     return _each_block(control, base, low, agreed, frame, record, _catch_up)
 
 
