@@ -12,7 +12,9 @@ from simulated.world import Memory, run
 from multiverso.hosts.peer.frames import ProtocolError
 from multiverso.hosts.rounds import frames
 from multiverso.hosts.rounds.frames import RoundHeader
-from multiverso.hosts.rounds.rounds import WINDOW, Rounds
+from multiverso.hosts.rounds.neighbour import Neighbour
+from multiverso.hosts.rounds.rounds import Rounds
+from multiverso.hosts.rounds.state import WINDOW
 
 SCHEDULES = 88
 JOINS = 12
@@ -126,12 +128,13 @@ def _exchange(hosts: list[Rounds], look: Callable[[], None] = lambda: None) -> N
         for number, host in enumerate(hosts):
             host.look(0.0)
             for peer, other in enumerate(hosts):
-                while peer != number and (out := host.next(peer, 100)) is not None:
+                here, there = Neighbour(host, peer), Neighbour(other, number)
+                while peer != number and (out := here.next(0.0)) is not None:
                     moved = True
-                    room = other.accept(number, out.header)
+                    room = there.accept(out.header)
                     assert room is not None
                     room[:] = out.body
-                    other.arrived(number, out.header, room)
+                    there.arrived(out.header, room, 0.0)
                     look()
 
 
@@ -146,7 +149,7 @@ def test_set_values_come_in_the_order_of_the_head_where_only_that_has_begun_a_ro
 
     for number, host in enumerate(hosts):
         host.attach(rounds.TABLE, staged[number])
-        host.connect(1 - number)
+        Neighbour(host, 1 - number).connect(1)
         host.begin(rounds.TABLE)
     go()
     staged[0].ready = 1
@@ -168,7 +171,7 @@ def test_set_values_come_in_the_order_of_the_head_where_only_that_has_begun_a_ro
             host.overwrite(rounds.TABLE, 0, turn)
         go()
         assert all(host.is_whole(rounds.TABLE) for host in hosts)
-    assert all(len(host._state.tables[rounds.TABLE].overwrites) <= WINDOW for host in hosts)
+    assert all(len(host.state.tables[rounds.TABLE].overwrites) <= WINDOW for host in hosts)
     for each in staged:
         each.ready = 2
     go()
@@ -184,12 +187,12 @@ def test_totals_are_kept_no_longer_than_somebody_can_lack_them() -> None:
 
     def count() -> None:
         nonlocal most
-        most = max(most, *(len(each._state.tables[rounds.TABLE].totals) for each in hosts))
+        most = max(most, *(len(each.state.tables[rounds.TABLE].totals) for each in hosts))
 
     for number, host in enumerate(hosts):
-        host.at_distance(1 - number, 0.0)
+        host.state.at_distance(1 - number, 0.0)
         host.attach(rounds.TABLE, staged[number])
-        host.connect(1 - number)
+        Neighbour(host, 1 - number).connect(1)
         host.begin(rounds.TABLE)
     for ready in range(3):
         for each in staged:
@@ -201,7 +204,7 @@ def test_totals_are_kept_no_longer_than_somebody_can_lack_them() -> None:
     lie = RoundHeader(frames.SUM, 0, 31 << 8, rounds.TABLE, 1, 4, 31)  # all totals that there are; then, none
     for flags, why in ((0, "is said to be known"), (20 << 8, "is said to be known")):
         with pytest.raises(ProtocolError, match=why):
-            hosts[1].accept(0, lie._replace(flags=flags))
+            Neighbour(hosts[1], 0).accept(lie._replace(flags=flags))
 
 
 def test_values_are_asked_of_a_host_that_has_come_again_and_not_made_the_table_yet() -> None:
@@ -218,7 +221,7 @@ def test_values_are_asked_of_a_host_that_has_come_again_and_not_made_the_table_y
         if number:
             host.begin_anew(range(3), 1)
         for peer in {0, 1, 2} - {number}:
-            host.connect(peer)
+            Neighbour(host, peer).connect(1)
     hosts[1].attach(rounds.TABLE, blank[0], blank=True)
     hosts[1].refill(rounds.TABLE, told.append)
     _exchange(hosts)

@@ -220,7 +220,7 @@ class Fabric:
 
     def detach(self, table_id: int) -> None:
         """Releases a table: nothing more is sent, and what still comes for it is dropped."""
-        if table_id in self._rounds:
+        if table_id in self._rounds.state.tables:
             self._rounds.detach(table_id)
             self._tell_settled()
             return
@@ -251,7 +251,9 @@ class Fabric:
 
     def _settle(self, deadline: Deadline, tables: Iterable[int] | None, take: bool) -> None:
         wanted = None if tables is None else set(tables)
-        in_rounds = self._rounds.numbers if wanted is None else self._rounds.numbers & wanted
+        in_rounds = set(self._rounds.state.tables)
+        if wanted is not None:
+            in_rounds &= wanted
         for number in () if take else in_rounds:
             self._rounds.begin(number)
         with self._lock:
@@ -362,7 +364,7 @@ class Fabric:
     def joined(self, peer: int) -> None:
         """A lost host has come again, as one that has nothing: it takes all values. The higher of two connects."""
         self._lost.discard(peer)
-        self._rounds.regroup([*self._rounds.live, peer])
+        self._rounds.regroup([*self._rounds.state.live, peer])
 
     # -- watching ----------------------------------------------------------------------------------------------
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 
 from multiverso.hosts.peer.frames import Outgoing
 from multiverso.hosts.peer.resources import Buffers
@@ -17,84 +16,54 @@ from multiverso.hosts.transport.channel import FAR, megabytes_for
 _EPOCHS = 256
 
 
-class Chain:
-    """One host's place. It changes when hosts are lost or come again, which begins a new *epoch*.
+class ChainState:
+    """The state. Whoever reads or changes it has ``state_lock``, and ``memory_lock`` for tables' memory.
+
+    It changes when hosts are lost or come again, which begins a new *epoch*.
 
     Args:
-        host: its number.
+        host: this host's number.
         live: the hosts of the job.
-        most: steps that may be under way.
+        wake: called with a peer's number when there may be something to send to it.
+        moved: called when all totals of a turn have come.
 
     Attributes:
-        before: the host before, None for the head.
-        next: the host after it, None for the tail.
+        live: the hosts in their order; ``before``: the one before this, None for the head; ``next``: the one after it,
+            None for the tail.
         epoch: how often the hosts have formed a chain anew, modulo 256.
         ahead: how many steps the head begins before the total of the first is there: as the way down the chain is long.
+        tables: by number; ``closed``: those that were released, of which frames may still come.
+        early: what others have asked for of tables that are not here yet.
+        outboxes: of each connected peer what is not a sum.
     """
 
-    def __init__(self, host: int, live: Sequence[int], most: int) -> None:
-        self._host, self._most = host, most
+    def __init__(self, host: int, live: Iterable[int], wake: Callable[[int], None], moved: Callable[[], None]) -> None:
+        self.host, self.wake, self.moved = host, wake, moved
+        self.tables: dict[int, RoundTable] = {}
+        self.closed: set[int] = set()
+        self.early: dict[int, dict[int, Giving]] = {}
+        self.outboxes: dict[int, deque[Outgoing]] = {}
+        self.pool = Buffers(2 * WINDOW)
+        self.memory_lock, self.state_lock = threading.RLock(), threading.RLock()
         self._distances: dict[int, float] = {}
-        self.epoch = 0
-        self._place(live)
+        self.form(live, 0)
 
-    def regroup(self, live: Sequence[int]) -> None:
-        """Continues without lost hosts, or with one that has come again."""
-        self.epoch = (self.epoch + 1) % _EPOCHS
-        self._place(live)
-
-    def begin_anew(self, live: Sequence[int], epoch: int) -> None:
-        """In a host that takes a lost one's place: who is there, and how often that has changed."""
-        self.epoch = epoch % _EPOCHS
-        self._place(live)
-
-    @property
-    def live(self) -> list[int]:
-        """The hosts in their order."""
-        return list(self._live)
+    def form(self, live: Iterable[int], epoch: int) -> None:
+        """Begins an epoch, with those hosts."""
+        self.live, self.epoch = sorted(live), epoch % _EPOCHS
+        index = self.live.index(self.host)
+        self.before: int | None = self.live[index - 1] if index else None
+        self.next: int | None = self.live[index + 1] if index + 1 < len(self.live) else None
+        self._look_ahead()
 
     def at_distance(self, peer: int, seconds: float) -> None:
         """Sets the shortest round-trip time to a host."""
         self._distances[peer] = seconds
         self._look_ahead()
 
-    def _place(self, live: Sequence[int]) -> None:
-        self._live = sorted(live)
-        index = self._live.index(self._host)
-        self.before: int | None = self._live[index - 1] if index else None
-        self.next: int | None = self._live[index + 1] if index + 1 < len(self._live) else None
-        self._look_ahead()
-
     def _look_ahead(self) -> None:
         to_next = megabytes_for(self._distances.get(self.next, FAR)) if self.next is not None else 1
-        self.ahead = min(self._most, 2 * to_next * (len(self._live) - 1) or 1)
-
-
-@dataclass(eq=False)
-class ChainState:
-    """The state. Whoever reads or changes them has ``state_lock``, and ``memory_lock`` for tables' memory.
-
-    Attributes:
-        host: this host's number.
-        chain: where it stands.
-        wake: called with a peer's number when there may be something to send to it.
-        moved: called when all totals of a turn have come.
-        tables: by number; ``closed``: those that were released, of which frames may still come.
-        early: what others have asked for of tables that are not here yet.
-        outboxes: of each connected peer what is not a sum.
-    """
-
-    host: int
-    chain: Chain
-    wake: Callable[[int], None]
-    moved: Callable[[], None]
-    tables: dict[int, RoundTable] = field(default_factory=dict)
-    closed: set[int] = field(default_factory=set)
-    early: dict[int, dict[int, Giving]] = field(default_factory=dict)
-    outboxes: dict[int, deque[Outgoing]] = field(default_factory=dict)
-    pool: Buffers = field(default_factory=lambda: Buffers(2 * WINDOW))
-    memory_lock: threading.RLock = field(default_factory=threading.RLock)
-    state_lock: threading.RLock = field(default_factory=threading.RLock)
+        self.ahead = min(WINDOW, 2 * to_next * (len(self.live) - 1) or 1)
 
     # -- what there is to send ------------------------------------------------------------------------------
 
@@ -111,7 +80,7 @@ class ChainState:
             return None
         if outbox:
             return outbox[0]
-        before, after = self.chain.before, self.chain.next
+        before, after = self.before, self.next
         for table in self.tables.values():
             if peer not in table.theirs:
                 continue
@@ -137,25 +106,25 @@ class ChainState:
 
     def say(self, peer: int, table: RoundTable) -> None:
         """Says to a peer how far this host is with a table, if it is a neighbour and connected."""
-        if peer in self.outboxes and peer in (self.chain.before, self.chain.next):
-            self.outboxes[peer].append(at_frame(table, self.chain.epoch))
+        if peer in self.outboxes and peer in (self.before, self.next):
+            self.outboxes[peer].append(at_frame(table, self.epoch))
 
     def say_to_next(self, table: RoundTable) -> set[int]:
         """Says it to the next host; returns which that is."""
-        if self.chain.next is None:
+        if self.next is None:
             return set()
-        self.say(self.chain.next, table)
-        return {self.chain.next}
+        self.say(self.next, table)
+        return {self.next}
 
     def wake_neighbours(self) -> None:
         """There may be something to send to the neighbours."""
-        for peer in (self.chain.before, self.chain.next):
+        for peer in (self.before, self.next):
             if peer is not None:
                 self.wake(peer)
 
     def tell(self, table: RoundTable, round_number: int) -> int | None:
         """Asks the host before for a round; returns which host that is, or None where it need not be asked."""
-        before = self.chain.before
+        before = self.before
         if before is None or before not in table.theirs or round_number <= table.told:
             return None
         table.told = round_number

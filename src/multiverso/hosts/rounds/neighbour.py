@@ -1,16 +1,31 @@
-"""The frames of rounds as a connection to another host carries them."""
+"""The frames of rounds that go over the connection to another host: what is sent there, and what comes from there."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 
-from multiverso.hosts.peer.frames import LONGEST_BODY, Carried, Header, Outgoing
-from multiverso.hosts.rounds.frames import KINDS, RoundHeader
+from multiverso.hosts.peer.frames import LONGEST_BODY, Carried, Header, Outgoing, ProtocolError
+from multiverso.hosts.peer.resources import view
+from multiverso.hosts.rounds import frames, refills
+from multiverso.hosts.rounds.frames import (
+    CONFIRMS,
+    KINDS,
+    UNPLACED,
+    Reached,
+    RoundHeader,
+    check_same,
+    check_step,
+    memory_for_word,
+    step_frame,
+    sum_of,
+)
 from multiverso.hosts.rounds.rounds import Rounds
+from multiverso.hosts.rounds.state import WINDOW, Giving, RoundTable
 
 
 class Neighbour(Carried):
-    """The rounds' frames between this host and another one.
+    """This host's end of a pair, for rounds.
 
     Args:
         rounds: of this host.
@@ -20,35 +35,184 @@ class Neighbour(Carried):
     kinds = KINDS
 
     def __init__(self, rounds: Rounds, peer: int) -> None:
-        self._rounds, self._peer = rounds, peer
-        self.idle = not rounds  # until there is a table
+        self._rounds, self._state, self._peer = rounds, rounds.state, peer
+        self.idle = not self._state.tables  # until there is a table
 
     def connect(self, incarnation: int) -> None:
-        self._rounds.connect(self._peer)
+        """A connection has begun; nothing came over it yet."""
+        state, peer = self._state, self._peer
+        with state.state_lock:
+            state.outboxes[peer] = deque()
+            state.forget_questions(peer)
+            for table in state.tables.values():
+                table.theirs.discard(peer)
+                state.say(peer, table)
+                if table.refill is not None and table.refill.source == peer:
+                    state.ask(table, peer)
 
     def at_distance(self, seconds: float) -> None:
-        self._rounds.at_distance(self._peer, seconds)
+        """Sets the shortest round-trip time to the peer."""
+        self._state.at_distance(self._peer, seconds)
 
     def cut(self) -> None:
-        self._rounds.cut(self._peer)
+        """The connection has ended."""
+        state, peer = self._state, self._peer
+        with state.state_lock:
+            state.outboxes.pop(peer, None)
+            state.forget_questions(peer)
+            for table in state.tables.values():
+                table.theirs.discard(peer)
+                table.told = 0
+
+    # -- sending ---------------------------------------------------------------------------------------------
 
     @property
     def has_something(self) -> bool:
-        return self._rounds.may_have(self._peer)
+        """Whether there may be something to send: without a table, and what was said of it, there is not."""
+        return bool(self._state.tables or self._state.outboxes.get(self._peer))
 
     def wait(self, now: float) -> float | None:
-        return 0.0 if self._rounds.has(self._peer) else None
+        """Returns 0 where there is something to send."""
+        state, peer = self._state, self._peer
+        with state.state_lock:
+            has = state.find(peer) is not None or state.asked_by(peer) is not None
+        return 0.0 if has else None
 
     def pause(self, now: float) -> float:
-        return 0.0 if self._rounds else math.inf
+        """Workers wait for each step."""
+        return 0.0 if self._state.tables else math.inf
 
     def next(self, now: float, most_new: int = LONGEST_BODY) -> Outgoing | None:
-        return self._rounds.next(self._peer, LONGEST_BODY) if self.has_something else None
+        """Returns the next frame. Its body is there already, so that none is too long."""
+        state, peer = self._state, self._peer
+        if not self.has_something:
+            return None
+        with state.state_lock:
+            found = state.find(peer)
+            if isinstance(found, Outgoing):
+                return state.outboxes[peer].popleft()
+            if found is None:
+                asked = state.asked_by(peer)
+                return None if asked is None else refills.answer(asked, peer)
+            table, kind, step, passed = found
+            if kind == frames.SUM:
+                table.pushed = step
+            else:
+                table.returned = step
+            return step_frame(kind, table, state.epoch, step, passed)
+
+    # -- receiving -------------------------------------------------------------------------------------------
 
     def accept(self, header: Header) -> memoryview | None:
-        return self._rounds.accept(self._peer, RoundHeader(*header))
+        """Checks a header; returns memory for its body, or None for one that nobody wants any more.
+
+        Raises:
+            ProtocolError: no node sends this.
+        """
+        state, peer, header = self._state, self._peer, RoundHeader(*header)
+        if header.kind in (frames.AT, frames.WANT, frames.ASK):
+            return memory_for_word(header)
+        with state.state_lock:
+            table = state.tables.get(header.table)
+            if table is None:
+                if header.table in state.closed:
+                    return None
+                raise ProtocolError(f"a step of table {header.table}, which this side has not opened")
+            if header.kind == frames.FILL:
+                return refills.room(table, peer, header, state.pool)
+            from_whom = state.before if header.kind == frames.SUM else state.next
+            if header.epoch != state.epoch or peer != from_whom or peer not in table.theirs:
+                return None
+            last = table.received if header.kind == frames.SUM else table.arrived
+            if header.number <= last:
+                return None
+            check_step(table, header, last)
+            size = table.size(table.turn_and_chunk(header.number)[1])
+            return view(state.pool.take(size), header.length)
 
     def arrived(self, header: Header, body: memoryview | None, now: float) -> bool:
+        """A frame is whole. Returns False: what it has left to send was sent, by the ``wake`` of the rounds.
+
+        Raises:
+            ProtocolError: it says that a table is another one.
+        """
         if body is not None:
-            self._rounds.arrived(self._peer, RoundHeader(*header), body)
-        return False  # what it has left to send was sent: `wake` of the rounds
+            self._take(RoundHeader(*header), body)
+        return False
+
+    def _take(self, header: RoundHeader, body: memoryview) -> None:
+        state = self._state
+        if header.kind == frames.ASK:
+            self._note_question(header)
+            return
+        table = state.tables.get(header.table)
+        if table is None:
+            return  # opened there before it is here: it is said again when it is
+        if header.kind == frames.AT:
+            self._hear(header, table, Reached.unpack(body))
+        elif header.kind == frames.WANT:
+            self._want(table, header.number)
+        elif header.kind == frames.FILL:
+            with state.memory_lock, state.state_lock:
+                if state.tables.get(header.table) is table:
+                    refills.take(table, self._peer, header, body, state.pool)
+        elif header.kind == frames.SUM:
+            found = sum_of(table, header, body)
+            with state.state_lock:
+                if header.epoch != state.epoch or header.number != table.received + 1:
+                    return
+                table.incoming[header.number] = found
+                table.received, table.known = header.number, max(table.known, found.known)
+        else:
+            with state.memory_lock:
+                if header.epoch != state.epoch or header.number != table.arrived + 1:
+                    return
+                if state.tables.get(header.table) is not table:
+                    return
+                self._rounds.take(table, header.number, sum_of(table, header, body))
+        self._rounds.run(table)
+
+    def _note_question(self, header: RoundHeader) -> None:
+        """Two hosts may come again at once, and one be through with that before the other has made the table."""
+        state, giving = self._state, Giving(header.number, header.epoch, bool(header.flags & CONFIRMS))
+        with state.state_lock:
+            table = state.tables.get(header.table)
+            if table is not None:
+                table.gives[self._peer] = giving
+            elif header.table not in state.closed:
+                state.early.setdefault(header.table, {})[self._peer] = giving
+        if table is not None:
+            self._rounds.run(table)
+
+    def _hear(self, header: RoundHeader, table: RoundTable, theirs: Reached) -> None:
+        """The peer says how far it is."""
+        state, peer = self._state, self._peer
+        check_same(table, theirs, peer)
+        told = {peer}
+        with state.state_lock:
+            near = peer in (state.before, state.next)
+            if header.epoch != state.epoch or peer in table.theirs or not near:
+                return
+            if not header.flags & UNPLACED:
+                if not table.placed and peer == state.before:
+                    refills.place(table, theirs)
+                    told |= state.say_to_next(table)
+                if not table.placed:
+                    return  # it says so again when it has heard from here
+                table.theirs.add(peer)
+                if peer == state.next:
+                    table.pushed = theirs.received
+                else:
+                    table.returned = max(theirs.arrived, table.arrived - WINDOW)
+            if table.placed:
+                state.say(peer, table)  # when it was said before, the peer may not have had the table
+        for other in told:
+            state.wake(other)
+
+    def _want(self, table: RoundTable, round_number: int) -> None:
+        """Somebody behind waits for a round."""
+        with self._state.state_lock:
+            table.wanted = max(table.wanted, round_number)
+            told = self._state.tell(table, round_number)
+        if told is not None:
+            self._state.wake(told)

@@ -57,7 +57,7 @@ def _ask_anew(refill: Refill | None) -> None:
 
 def regrouped(table: RoundTable, live: Iterable[int]) -> None:
     """Other hosts are there than before."""
-    refill = table.refill  # what others have asked for stays: one may have, of whose return this host hears later
+    refill = table.refill  # what others have asked for stays: one may come again of whom this host hears later
     if table.blank:
         table.placed = False
         table.totals.clear()
@@ -199,8 +199,8 @@ def can_answer(table: RoundTable, peer: int) -> bool:
     return giving is not None and giving.ready is not None
 
 
-def answer(table: RoundTable, peer: int, most: int) -> Outgoing | None:
-    """Returns the next piece for a host, unless it has more bytes than that."""
+def answer(table: RoundTable, peer: int) -> Outgoing:
+    """Returns the next piece for a host."""
     giving = table.gives[peer]
     sizes = table.staged.pieces()
     if not giving.ready:
@@ -210,8 +210,6 @@ def answer(table: RoundTable, peer: int, most: int) -> Outgoing | None:
         header = RoundHeader(frames.FILL, giving.epoch, flags, table.number, ahead, 0, giving.step)
         return Outgoing(header, NOTHING)
     piece, size = giving.piece, sizes[giving.piece]
-    if size > most:
-        return None
     buffer = np.empty(size, np.uint8)
     table.staged.give(piece, buffer)
     giving.piece += 1
