@@ -52,7 +52,7 @@ from multiverso.hosts.control.connections import credentials_of
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.credentials import new_credentials
-from multiverso.hosts.transport.listener import ListeningSocket
+from multiverso.hosts.transport.listener import open_port
 from multiverso.runtime import Node, Session
 from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 from namespaces import enter, ip
@@ -368,13 +368,13 @@ class Episode:
         if self._names is not None:
             enter(self._names[host])
             own = replace(self._roster.on(host), coordinator=("10.79.0.1", 29600))
-            listener = ListeningSocket(own.coordinator) if host == 0 else None
+            listener = open_port(own.coordinator) if host == 0 else None
             fabric = Fabric(host, own.hosts, credentials_of(own), bind=(f"10.79.0.{host + 1}", 0))
         else:
             own = replace(self._roster.on(host), coordinator=("127.0.0.1", ports[-1]))
             if host == 0:
-                listener = ListeningSocket(("127.0.0.1", 0))
-                job[PORTS + own.hosts] = listener.address[1]
+                listener = open_port(("127.0.0.1", 0))
+                job[PORTS + own.hosts] = listener.getsockname()[1]
             fabric = Relayed(own, self._shared, ports[host])
         with Node(own.workers_num, on_lost="stop", other_hosts=OtherHosts(own, fabric, listener)) as node:
             os.write(say, node.address.encode())

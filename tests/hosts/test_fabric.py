@@ -20,7 +20,7 @@ from multiverso.hosts.transport import handshake, tls
 from multiverso.hosts.transport.channel import RefusedError
 from multiverso.hosts.transport.credentials import Credentials, new_credentials
 from multiverso.hosts.transport.handshake import Hello
-from multiverso.hosts.transport.listener import ListeningSocket
+from multiverso.hosts.transport.listener import open_port
 from multiverso.hosts.values.copies import CHUNK_BYTES, chunk_bytes_of, chunks_of, homes_of
 from multiverso.layout import words as at
 from multiverso.memory import words
@@ -408,12 +408,12 @@ def test_who_knows_the_job_but_not_the_secret_is_refused(monkeypatch: pytest.Mon
 
 def _refusal(listens: Credentials, connects: Credentials) -> BaseException:
     """What the connecting side is told."""
-    listener = ListeningSocket(("127.0.0.1", 0))
+    listener = open_port(("127.0.0.1", 0))
     errors: list[BaseException] = []
 
     def serve() -> None:
         try:
-            handshake.accept(listener.accept(), listens, Hello(0, 2, 1), Deadline.after(30))
+            handshake.accept(listener.accept()[0], listens, Hello(0, 2, 1), Deadline.after(30))
         except (OSError, StartupError) as error:
             errors.append(error)
 
@@ -421,7 +421,7 @@ def _refusal(listens: Credentials, connects: Credentials) -> BaseException:
     thread.start()
     try:
         with pytest.raises(OSError) as caught:
-            handshake.connect(listener.address, connects, Hello(1, 2, 1), Deadline.after(30))
+            handshake.connect(listener.getsockname(), connects, Hello(1, 2, 1), Deadline.after(30))
     finally:
         thread.join()
         listener.close()

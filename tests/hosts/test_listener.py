@@ -21,7 +21,7 @@ from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport import listener
 from multiverso.hosts.transport.addresses import ANY
 from multiverso.hosts.transport.credentials import new_credentials
-from multiverso.hosts.transport.listener import ListeningSocket
+from multiverso.hosts.transport.listener import open_port
 from multiverso.runtime import Session
 from multiverso.runtime.collective.reducer import Reducer
 
@@ -29,9 +29,9 @@ from multiverso.runtime.collective.reducer import Reducer
 @contextmanager
 def control_port() -> Iterator[tuple[Centre, Roster]]:
     """The coordinator of a job of two hosts, which the second has not reached yet."""
-    listener = ListeningSocket(("127.0.0.1", 0))
+    listener = open_port(("127.0.0.1", 0))
     credentials = new_credentials(encrypted=False).to_text()
-    roster = Roster(0, ("first", "second"), (1, 1), listener.address, credentials, rehearsal=True)
+    roster = Roster(0, ("first", "second"), (1, 1), listener.getsockname(), credentials, rehearsal=True)
     centre = Centre(roster, listener, lambda order: None)
     try:
         yield centre, roster
@@ -58,10 +58,10 @@ def test_a_port_at_all_addresses_is_reached_by_ipv6_too() -> None:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError as error:  # a container's loopback, as a rule
         pytest.skip(f"there is no IPv6 here: {error}")
-    listener = ListeningSocket((ANY, 0))
+    listener = open_port((ANY, 0))
     try:
         for name in ("127.0.0.1", "::1"):
-            with socket.create_connection((name, listener.address[1]), 10), listener.accept():
+            with socket.create_connection((name, listener.getsockname()[1]), 10), listener.accept()[0]:
                 pass
     finally:
         listener.close()
@@ -120,7 +120,7 @@ def test_a_forked_child_keeps_neither_the_port_nor_those_who_knock() -> None:
         wait_for(lambda: len(centre._listener._strangers) == 1)
         child = os.fork()
         if child == 0:
-            sockets = [centre._listener._listener._socket, *centre._listener._strangers]
+            sockets = [centre._listener._port, *centre._listener._strangers]
             os._exit(any(each.fileno() >= 0 for each in sockets))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 

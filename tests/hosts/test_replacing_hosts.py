@@ -21,11 +21,23 @@ import multiverso as mv
 from multiverso.errors import MultiversoError, NodeLostError, StartupError, WaitTimeoutError
 from multiverso.hosts.control.connections import credentials_of, say_absent
 from multiverso.hosts.control.coordinator import Coordinator
-from multiverso.hosts.control.messages import Create, Done, Gone, Hello, Joined, Make, Options, Step, Welcome, Workers
+from multiverso.hosts.control.messages import (
+    Create,
+    Done,
+    Gone,
+    Hello,
+    Joined,
+    Line,
+    Make,
+    Options,
+    Step,
+    Welcome,
+    Workers,
+)
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.credentials import new_credentials
-from multiverso.hosts.transport.listener import ListeningSocket
+from multiverso.hosts.transport.listener import open_port
 from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.layout import words as at
 from multiverso.runtime import Node, Session
@@ -354,9 +366,9 @@ def test_a_host_that_came_again_counts_barriers_from_where_its_workers_had_saved
 def test_a_host_that_was_lost_before_it_had_come_begins_with_the_others() -> None:
     """Its launcher was killed, or ssh failed, before the first host knew of it: there is no place to take."""
     with ExitStack() as stack:
-        listener = ListeningSocket(("127.0.0.1", 0))
+        listener = open_port(("127.0.0.1", 0))
         credentials = new_credentials(encrypted=False).to_text()
-        roster = Roster(0, ("a", "b"), (1, 1), listener.address, credentials, rehearsal=True)
+        roster = Roster(0, ("a", "b"), (1, 1), listener.getsockname(), credentials, rehearsal=True)
         nodes = []
         for here in (roster, replace(roster.on(1), times_replaced=1)):
             fabric = Fabric(here.host, 2, credentials_of(roster))
@@ -369,10 +381,10 @@ def test_a_host_that_was_lost_before_it_had_come_begins_with_the_others() -> Non
 def test_a_host_that_ends_before_it_has_come_is_not_waited_for() -> None:
     """Its launcher says so, as its node cannot; of one that has come nothing is believed that way."""
     with ExitStack() as stack:
-        listener = ListeningSocket(("127.0.0.1", 0))
+        listener = open_port(("127.0.0.1", 0))
         credentials = new_credentials(encrypted=False).to_text()
         names = ("a", "b", "c")
-        roster = Roster(0, names, (1, 1, 1), listener.address, credentials, rehearsal=True)
+        roster = Roster(0, names, (1, 1, 1), listener.getsockname(), credentials, rehearsal=True)
         nodes = []
         for here in (roster, roster.on(2)):
             fabric = Fabric(here.host, 3, credentials_of(roster))
@@ -403,8 +415,8 @@ def test_a_host_that_died_before_it_was_connected_to_is_dialled_where_it_came_ag
         for fabric in fabrics:
             stack.callback(fabric.close)
         address = fabrics[0].listen()
-        gone = ListeningSocket(("127.0.0.1", 0))
-        nobody = gone.address
+        gone = open_port(("127.0.0.1", 0))
+        nobody = gone.getsockname()
         gone.close()
         fabrics[1].connect(0, nobody)
         fabrics[1].connect(0, address)
@@ -434,7 +446,7 @@ def test_a_host_is_let_in_once_no_table_is_half_made() -> None:
     for host in range(3):
         coordinator.receive(host, Hello(("127.0.0.1", host)))
         coordinator.receive(host, Options(options))
-        line = [host, 1000 + host, at.ALIVE, at.ACTIVE, 0, 0]
+        line = Line(host, 1000 + host, at.ALIVE, at.ACTIVE)
         coordinator.receive(host, Workers([line], 5))
     assert coordinator.why_not() == ""
     for host in range(3):

@@ -26,6 +26,7 @@ from multiverso.hosts.transport.handshake import CONTROL, Hello, connect
 from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.runtime import Node, Session
 from multiverso.runtime.collective.agreement import tell_all
+from multiverso.runtime.several_hosts.following import Clocks
 from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 from multiverso.tables import ArrayTableHandler
 
@@ -187,7 +188,8 @@ def test_a_table_that_comes_to_be_while_its_node_ends_does_not_keep_that() -> No
 
         def end_late() -> None:
             end()
-            other_hosts.tables._clocks = other_hosts.tables._new_clocks()
+            tables = other_hosts.tables
+            tables._clocks = Clocks(tables._control.address, [1], dict, tables._fabric, tables._mover, tables._tell)
 
         other_hosts._fabric.close = end_late
         in_threads([job.nodes[1].close])

@@ -15,7 +15,7 @@ from multiverso.errors import StartupError
 from multiverso.hosts.transport import handshake
 from multiverso.hosts.transport.credentials import Credentials, new_credentials
 from multiverso.hosts.transport.handshake import Hello
-from multiverso.hosts.transport.listener import ListeningSocket
+from multiverso.hosts.transport.listener import open_port
 from multiverso.launch import hosts
 from multiverso.launch.options import RunOptions
 
@@ -57,12 +57,12 @@ class Wire:
 
 def _speak(job: Credentials) -> bytes:
     """Two hosts say something to each other; returns what passes between them."""
-    listener = ListeningSocket(("127.0.0.1", 0))
-    wire = Wire(listener.address)
+    listener = open_port(("127.0.0.1", 0))
+    wire = Wire(listener.getsockname())
     got = bytearray(len(SAID))
 
     def listen() -> None:
-        channel, _ = handshake.accept(listener.accept(), job, Hello(0, 2, 1), Deadline.after(30))
+        channel, _ = handshake.accept(listener.accept()[0], job, Hello(0, 2, 1), Deadline.after(30))
         view = memoryview(got)
         while view:
             view = view[channel.recv_into(view) :]
@@ -94,12 +94,12 @@ def test_what_travels_between_hosts_cannot_be_read() -> None:
 @pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_who_shows_no_certificate_or_speaks_an_older_tls_is_not_heard(newest: ssl.TLSVersion) -> None:
     pytest.importorskip("OpenSSL", reason="what encrypts between hosts is not installed")
-    listener = ListeningSocket(("127.0.0.1", 0))
+    listener = open_port(("127.0.0.1", 0))
     said: list[object] = []
 
     def listen() -> None:
         try:
-            said.append(handshake.accept(listener.accept(), new_credentials(), Hello(0, 2, 1), Deadline.after(30)))
+            said.append(handshake.accept(listener.accept()[0], new_credentials(), Hello(0, 2, 1), Deadline.after(30)))
         except (OSError, StartupError) as error:
             said.append(error)
 
@@ -108,7 +108,7 @@ def test_who_shows_no_certificate_or_speaks_an_older_tls_is_not_heard(newest: ss
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.maximum_version = newest
-    with socket.create_connection(listener.address) as plain:
+    with socket.create_connection(listener.getsockname()) as plain:
         try:
             with context.wrap_socket(plain) as stranger:  # 1.3 lets who connects speak before it knows
                 stranger.sendall(b"MVHS")

@@ -298,8 +298,9 @@ class _Shown:
         self._names = names
         self._said: dict[bytes, list[int]] = {}  # nodes' lines: who has said them, the first one first
 
-    def __call__(self, host: int, stream: Stream, lines: bytes, begun: bytes) -> None:
-        shown = b"".join(line for line in lines.splitlines(True) if not self._is_repeated(host, line))
+    def __call__(self, worker_id: int, stream: Stream, lines: bytes, begun: bytes) -> None:
+        """Writes whole lines; what are workers to this launcher are hosts."""
+        shown = b"".join(line for line in lines.splitlines(True) if not self._is_repeated(worker_id, line))
         if shown:
             write_all(unbuffered(sys.stdout if stream == "stdout" else sys.stderr), shown)
 

@@ -10,7 +10,7 @@ from multiverso.hosts.control.connections import credentials_of
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.credentials import new_credentials
-from multiverso.hosts.transport.listener import ListeningSocket
+from multiverso.hosts.transport.listener import open_port
 from multiverso.runtime import Node
 from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 
@@ -42,14 +42,14 @@ def hosts_here(
     Yields:
         Who is on which host, and the hosts' nodes in their order; workers find theirs by its ``address``.
     """
-    listener = ListeningSocket(("127.0.0.1", 0))
+    listener = open_port(("127.0.0.1", 0))
     names = tuple(f"host-{host}" for host in range(len(workers)))
     credentials = new_credentials(encrypted).to_text()
-    roster = Roster(0, names, tuple(workers), listener.address, credentials, rehearsal=True, grace=grace)
+    roster = Roster(0, names, tuple(workers), listener.getsockname(), credentials, rehearsal=True, grace=grace)
     with ExitStack() as stack:
         nodes = []
         for host in range(roster.hosts):
-            own = replace(roster.on(host), coordinator=way(host, listener.address))
+            own = replace(roster.on(host), coordinator=way(host, listener.getsockname()))
             other_hosts = OtherHosts(own, Fabric(host, own.hosts, credentials_of(own)), None if host else listener)
             node = Node(own.workers_num, on_lost=on_lost, secret=secret, other_hosts=other_hosts, replaces=replaces)
             nodes.append(stack.enter_context(node))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.channel import Channel, RefusedError
 from multiverso.hosts.transport.credentials import Credentials
 from multiverso.hosts.transport.handshake import CONTROL, Begun, Hello, connect
-from multiverso.hosts.transport.listener import Listener, ListeningSocket
+from multiverso.hosts.transport.listener import Listener
 from multiverso.node_log import log
 
 _CONNECT_SECONDS = 60.0
@@ -103,11 +104,11 @@ class Centre:
 
     Args:
         roster: the job's hosts.
-        listener: where the other nodes' control connections come in; closed by `close`.
+        port: where the other nodes' control connections come in; closed by `close`.
         deliver: gets the orders for this host, from any thread.
     """
 
-    def __init__(self, roster: Roster, listener: ListeningSocket, deliver: Deliver) -> None:
+    def __init__(self, roster: Roster, port: socket.socket, deliver: Deliver) -> None:
         self._roster = roster
         self._deliver = deliver
         self._coordinator = Coordinator(roster)
@@ -121,7 +122,7 @@ class Centre:
         self._watching = threading.Thread(target=self._watch, name="multiverso-hosts-watch", daemon=True)
         self._watching.start()
         me = _hello(roster, incarnation=0, generation=1)  # nobody asks for the coordinator's
-        self._listener = Listener(listener, credentials_of(roster), me, self._let_in, "multiverso-hosts")
+        self._listener = Listener(port, credentials_of(roster), me, self._let_in, "multiverso-hosts")
 
     def _new_talk(self, host: int) -> Talk:
         def take(body: memoryview) -> None:

@@ -82,7 +82,8 @@ class Coordinator:
         self._came_again = 0
         self._introduced = False
         self._dead: set[int] = set()  # workers that are lost
-        self._since: dict[int, int] = {}  # workers in dead ones' places: which barrier was over when each came
+        # workers in dead ones' places: which barrier was over when each came
+        self._since: dict[int, int] = {}
         self.over = False
         self._handlers: dict[type[Report], Callable[[int, Any], list[ToHost]]] = {
             Hello: self._hello,

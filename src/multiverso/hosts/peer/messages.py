@@ -53,7 +53,8 @@ class Stream(Carried):
         self._received = 0
         self._unsaid_bytes = self._unsaid = 0
         self._say = False
-        self._connected = self._ready = False  # ready: the other side has said on this connection how far it is
+        # ready: the other side has said on this connection how far it is
+        self._connected = self._ready = False
         self._incarnation: int | None = None
 
     def put(self, *parts: Body) -> None:

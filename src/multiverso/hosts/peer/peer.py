@@ -73,7 +73,7 @@ class Peer:
         self._reaching: socket.socket | None = None  # while it dials
         self._dialling = False  # until a connection is there: it may take long, and touches nothing
         self._closing = threading.Event()
-        self._sending = threading.Lock()  # who has it sends: frames go out in the order in which they were made
+        self._sending = threading.Lock()  # frames go out in the order in which they were made
         self._receiving = threading.Lock()
         self._reader: Reader | None = None
         self._leaves_some = False
@@ -337,11 +337,12 @@ class Peer:
                     if not count:
                         return
                     pause = 0.0
-                    if self._uncounted >= _COUNTED_TOGETHER:  # a small frame takes as long as counting it does
+                    if self._uncounted >= _COUNTED_TOGETHER:  # counting takes as long as a small frame
                         used, self._uncounted = self._spend(used), 0
                         pause = self._carried.pause(time.monotonic())
                     self._tell()
-                    if pause:  # this node has done enough for others lately: what they push waits in the connection
+                    # this node may have done enough for others lately: what they push waits in the connection
+                    if pause:
                         self._closing.wait(min(pause, _MOST_PAUSE_SECONDS))
 
     def receive_now(self) -> None:

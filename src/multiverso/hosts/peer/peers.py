@@ -19,7 +19,7 @@ from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.transport.channel import Channel, RefusedError
 from multiverso.hosts.transport.credentials import Credentials
 from multiverso.hosts.transport.handshake import ROLES, Begun, Hello, connect
-from multiverso.hosts.transport.listener import Listener, ListeningSocket
+from multiverso.hosts.transport.listener import Listener, open_port
 
 Address = tuple[str, int]
 
@@ -51,7 +51,7 @@ class Peers:
             StartupError: there can be none at that address.
         """
         me = Hello(self.host, self.hosts, self._incarnation)
-        self._listener = Listener(ListeningSocket(self._bind), self._credentials, me, self._let_in, "multiverso-fabric")
+        self._listener = Listener(open_port(self._bind), self._credentials, me, self._let_in, "multiverso-fabric")
         for peer in list(self._peers.values()):
             self._start(peer)
         return self._listener.address

@@ -29,14 +29,30 @@ _AGAIN_SECONDS = 0.05  # after a connection could not be taken
 _ROOM_SECONDS = 1.0  # until a thread whose connection was ended is over
 _LEAVE_SECONDS = 1.0  # that those who are not let in yet have left when it is shut
 _JOIN_SECONDS = 10.0
+_BACKLOG = 128
 _listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
+
+
+def open_port(address: tuple[str, int]) -> socket.socket:
+    """Opens the port where a node's peers connect.
+
+    Args:
+        address: host name or address, and port, as for `listen_at`.
+
+    Raises:
+        StartupError: there can be none at that address.
+    """
+    try:
+        return listen_at(*address, _BACKLOG)
+    except OSError as error:
+        raise StartupError(f"no connections can be taken at {address[0]}:{address[1]}: {error}") from error
 
 
 class Listener:
     """Takes connections, and hands on those of the job's own hosts.
 
     Args:
-        listener: where they come in; closed by ``shut``.
+        port: where they come in, as of `open_port`; closed by ``shut``.
         credentials: the job's.
         me: what this node says of itself.
         welcome: gets the channel of each host that is let in, and what that host says of itself, in a thread of that
@@ -48,13 +64,13 @@ class Listener:
 
     def __init__(
         self,
-        listener: ListeningSocket,
+        port: socket.socket,
         credentials: Credentials,
         me: Hello,
         welcome: Callable[[Channel, Hello], None],
         name: str,
     ) -> None:
-        self._listener, self._credentials, self._me = listener, credentials, me
+        self._port, self._credentials, self._me = port, credentials, me
         self._welcome, self._name = welcome, name
         self._refusals, self._crowds = Seldom(_LOG_SECONDS), Seldom(_LOG_SECONDS)
         self._changed = threading.Condition()
@@ -68,12 +84,13 @@ class Listener:
     @property
     def address(self) -> tuple[str, int]:
         """Where it listens."""
-        return self._listener.address
+        name = self._port.getsockname()
+        return name[0], name[1]
 
     def _accept(self) -> None:
         while not self._closing.is_set():
             try:
-                connection = self._listener.accept()
+                connection = self._port.accept()[0]
             except OSError:
                 if self._closing.wait(_AGAIN_SECONDS):  # out of descriptors, perhaps not for long
                     return
@@ -129,7 +146,8 @@ class Listener:
     def shut(self) -> None:
         """Takes no more connections. Those that are showing what they are have a second left. May be called again."""
         self._closing.set()
-        self._listener.close()
+        _end(self._port)  # whoever waits in accept gets an OSError
+        self._port.close()
         with self._changed:
             self._changed.wait_for(lambda: not self._strangers, _LEAVE_SECONDS)
             for connection in self._strangers:
@@ -144,7 +162,7 @@ class Listener:
 
     def forget(self) -> None:
         """In a forked child: releases the sockets."""
-        self._listener.forget()
+        self._port.close()
         for connection in self._strangers:
             connection.close()
 
@@ -172,44 +190,3 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-_BACKLOG = 128
-
-
-class ListeningSocket:
-    """Where a node's peers connect.
-
-    Args:
-        address: host name or address, and port, as for `listen_at`.
-    """
-
-    def __init__(self, address: tuple[str, int]) -> None:
-        try:
-            self._socket = listen_at(*address, _BACKLOG)
-        except OSError as error:
-            raise StartupError(f"no connections can be taken at {address[0]}:{address[1]}: {error}") from error
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Where it listens."""
-        name = self._socket.getsockname()
-        return name[0], name[1]
-
-    def accept(self) -> socket.socket:
-        """Waits for a connection, which nobody has checked yet.
-
-        Raises:
-            OSError: the listener is closed.
-        """
-        return self._socket.accept()[0]
-
-    def forget(self) -> None:
-        """In a forked child: releases the socket."""
-        self._socket.close()
-
-    def close(self) -> None:
-        """Ends it; whoever waits in accept gets an OSError."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()

@@ -155,7 +155,8 @@ class Copy:
         try:
             record = _Record(0, 0, self.convex)
             where = (self._control, self.shard.base, chunk.low, agreed, frame, addressof(record))
-            while (code := kernel(*where)) == TIMED_OUT:  # a lock's owner is stopped: it is waited for, as workers do
+            # a lock's owner that is stopped is waited for, as workers do
+            while (code := kernel(*where)) == TIMED_OUT:
                 self._check_open()
             if code != DONE:
                 raise MultiversoError(f"a lock of table {self.shard.header['table_id']} is broken ({code})")

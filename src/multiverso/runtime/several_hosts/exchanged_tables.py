@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from multiverso.hosts.control.messages import Clocks as ClocksReport
 from multiverso.hosts.control.messages import Reached, Report
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.values.options import ExchangeOptions
-from multiverso.kernels import waits
-from multiverso.kernels.between_hosts import node as chained_node
-from multiverso.layout import words as at
-from multiverso.memory.words import load32
 from multiverso.runtime.job.control import Control
-from multiverso.runtime.several_hosts.clocks import Clocks
+from multiverso.runtime.several_hosts.following import Clocks, Follower
 from multiverso.runtime.several_hosts.mirror import write_progress
 from multiverso.runtime.several_hosts.moving import Mover, move_deadline
 from multiverso.shards.shard import Shard
@@ -64,13 +58,14 @@ class ExchangedTables:
         self._shards = shards
         self.report, self._tell = report, tell
         self._attached: set[int] = set()  # those that the fabric knows; of the thread that moves
-        self._follower: RoundFollower | None = None  # once there is a synchronous table
+        self._follower: Follower | None = None  # once there is a synchronous table
         self._clocks: Clocks | None = None  # once there is one with a bound
 
     def close(self) -> None:
         """Ends what follows rounds and clocks; before the fabric is closed."""
         if self._follower is not None:
             self._follower.close()
+            self._follower.join()
         if self._clocks is not None:
             self._clocks.close()
 
@@ -101,11 +96,14 @@ class ExchangedTables:
         self._attached.add(number)
         self.joined.add(number)
         if self._follower is None:
-            self._follower = RoundFollower(control, self._fabric.follow_rounds, self._mover.broken)
+            self._follower = Follower(control, "rounds", self._fabric.follow_rounds, self._mover.broken)
 
     def _join_copies(self, number: int, shard: Shard) -> None:
         if shard.consistency.has_clocks and self._clocks is None:
-            self._clocks = self._new_clocks()  # others tell theirs as soon as this host is attached
+            # others tell theirs as soon as this host is attached
+            self._clocks = Clocks(
+                self._control.address, self._roster.local, self._shards, self._fabric, self._mover, self._tell
+            )
         how = self.exchange.of_table(shard.spec.wire, shard.spec.every)
         rule = how.rule_of(np.dtype(shard.spec.dtype))
         self._fabric.attach(number, shard, wire=how.wire, every=how.every, rule=rule, control=self._control.address)
@@ -172,52 +170,3 @@ class ExchangedTables:
         """Other hosts have told what their workers have done."""
         for number, lines in tables.items():
             self.remote_statistics.setdefault(number, {}).update(lines)
-
-    def _new_clocks(self) -> Clocks:
-        return Clocks(
-            self._control.address,
-            self._roster.local,
-            self._shards,
-            lambda tables: self._mover.again(lambda: self._fabric.settle(move_deadline(), tables)),
-            lambda tables: self._mover.again(lambda: self._fabric.take(move_deadline(), tables)),
-            lambda lines: self._tell(ClocksReport(lines)),
-            self._mover.broken,
-        )
-
-
-_LONGEST_SECONDS = 0.5
-
-
-class RoundFollower:
-    """Owner: whoever made it; ``close`` ends it.
-
-    Args:
-        control: address of the control segment, whose event word tells.
-        look: called after each event; returns the seconds after which it wants to be called without one, or None.
-        gone_wrong: called with an error that ends it.
-    """
-
-    def __init__(self, control: int, look: Callable[[], float | None], gone_wrong: Callable[[Exception], None]) -> None:
-        self._control, self._look, self._gone_wrong = control, look, gone_wrong
-        self._sleep, self._wake = chained_node.sleep.compiled(), waits.wake.compiled()
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="multiverso-hosts-rounds", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Ends the thread."""
-        self._closing.set()
-        self._wake(self._control)
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._closing.is_set():
-            event = load32(self._control + at.EVENT)
-            try:
-                wait = self._look()
-            except Exception as error:
-                self._gone_wrong(error)
-                return
-            seconds = _LONGEST_SECONDS if wait is None else min(wait, _LONGEST_SECONDS)
-            if not self._closing.is_set():
-                self._sleep(self._control, event, int(seconds * 1e9))

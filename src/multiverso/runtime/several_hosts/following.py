@@ -1,9 +1,10 @@
-"""Bounded staleness between hosts: a tick counts on another host once what was added before it is there.
+"""Threads of a node that follow what its workers do, woken by the control segment's event word.
 
-Each node looks at the clocks of its own workers, brings what they have added to the homes, and then tells the other
-nodes how far they are. A node that is told takes what the homes have, and only then shows the clocks to its own
-workers, whose reads wait for them. So a read that goes ahead sees all adds of all workers up to its own clock less
-the bound, whatever the network does; where that is slow, reads wait.
+Bounded staleness between hosts: a tick counts on another host once what was added before it is there. Each node looks
+at the clocks of its own workers, brings what they have added to the homes, and then tells the other nodes how far they
+are. A node that is told takes what the homes have, and only then shows the clocks to its own workers, whose reads wait
+for them. So a read that goes ahead sees all adds of all workers up to its own clock less the bound, whatever the
+network does; where that is slow, reads wait.
 """
 
 from __future__ import annotations
@@ -11,28 +12,76 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 
-from multiverso.hosts.control.messages import Reached
+from multiverso.hosts.control.messages import Clocks as ClocksReport
+from multiverso.hosts.control.messages import Reached, Report
+from multiverso.hosts.fabric import Fabric
 from multiverso.kernels import waits
 from multiverso.kernels.between_hosts import node as chained_node
 from multiverso.layout import words as at
 from multiverso.memory.words import load32
 from multiverso.runtime.several_hosts.mirror import read_progress, write_progress
+from multiverso.runtime.several_hosts.moving import Mover, move_deadline
 from multiverso.shards.shard import Shard
 
 _LONGEST_SECONDS = 0.5
 
 
-class Clocks:
-    """A thread that tells this host's clocks and shows the others'. Owner: whoever made it; ``close`` ends it.
+class Follower:
+    """A thread that looks after each event of this host's workers. Owner: whoever made it; ``close`` ends it.
 
     Args:
-        control: address of the control segment, whose event word tells that a clock has moved.
+        control: address of the control segment, whose event word tells.
+        name: what is followed.
+        look: returns the seconds after which it wants to be called without an event, or None.
+        gone_wrong: called with an error that ends it.
+    """
+
+    def __init__(
+        self, control: int, name: str, look: Callable[[], float | None], gone_wrong: Callable[[Exception], None]
+    ) -> None:
+        self._control, self._look, self._gone_wrong = control, look, gone_wrong
+        self._sleep, self._wake = chained_node.sleep.compiled(), waits.wake.compiled()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"multiverso-hosts-{name}", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Wakes it, and all of this host that wait for an event."""
+        self._wake(self._control)
+
+    def close(self) -> None:
+        """Ends the thread, once what it waits for has ended."""
+        self._closing.set()
+        self.wake()
+
+    def join(self) -> None:
+        """Waits for its end."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            event = load32(self._control + at.EVENT)
+            try:
+                wait = self._look()
+            except Exception as error:
+                if not self._closing.is_set():
+                    self._gone_wrong(error)
+                return
+            seconds = _LONGEST_SECONDS if wait is None else min(wait, _LONGEST_SECONDS)
+            if not self._closing.is_set():
+                self._sleep(self._control, event, int(seconds * 1e9))
+
+
+class Clocks:
+    """Tells this host's clocks and shows the others'. Owner: whoever made it; ``close`` ends its thread.
+
+    Args:
+        control: address of the control segment.
         local: the workers of this host.
         shards: returns the tables by number.
-        settle: brings what is in this host's copies of some tables to their homes.
-        take: brings what is at the homes into the copies.
-        tell: tells the other hosts how far this host's workers are in each table.
-        gone_wrong: called with an error that ends it.
+        fabric: moves their values.
+        mover: has it do so again where a host was lost.
+        tell: tells the coordinator.
     """
 
     def __init__(
@@ -40,28 +89,24 @@ class Clocks:
         control: int,
         local: Iterable[int],
         shards: Callable[[], Mapping[int, Shard]],
-        settle: Callable[[Iterable[int]], None],
-        take: Callable[[Iterable[int]], None],
-        tell: Callable[[Reached], None],
-        gone_wrong: Callable[[Exception], None],
+        fabric: Fabric,
+        mover: Mover,
+        tell: Callable[[Report], None],
     ) -> None:
-        self._control, self._local = control, list(local)
-        self._shards, self._settle, self._take, self._tell = shards, settle, take, tell
-        self._gone_wrong = gone_wrong
+        self._local, self._shards = list(local), shards
+        self._fabric, self._mover, self._tell = fabric, mover, tell
         self._tables: set[int] = set()
         self._reported: Reached = {}
         self._received: Reached = {}
         self._lock = threading.Lock()
-        self._sleep, self._wake = chained_node.sleep.compiled(), waits.wake.compiled()
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="multiverso-hosts-clocks", daemon=True)
-        self._thread.start()
+        self._follower = Follower(control, "clocks", self._look, mover.broken)
+        self.close, self.join = self._follower.close, self._follower.join
 
     def follow(self, number: int) -> None:
         """A table has joined the exchange between hosts."""
         with self._lock:
             self._tables.add(number)
-        self._wake(self._control)
+        self._follower.wake()
 
     def forget(self, number: int) -> None:
         """It is about to leave."""
@@ -75,28 +120,10 @@ class Clocks:
         with self._lock:
             for number, workers in lines.items():
                 self._received.setdefault(number, {}).update(workers)
-        self._wake(self._control)
+        self._follower.wake()
 
-    def close(self) -> None:
-        """Ends the thread. What it waits for has to end, too: the fabric is closed before, or soon."""
-        self._closing.set()
-        self._wake(self._control)
-
-    def join(self) -> None:
-        """Waits for its end."""
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._closing.is_set():
-            event = load32(self._control + at.EVENT)
-            try:
-                moved = self._show() | self._say()
-            except Exception as error:
-                if not self._closing.is_set():
-                    self._gone_wrong(error)
-                return
-            if not moved and not self._closing.is_set():
-                self._sleep(self._control, event, int(_LONGEST_SECONDS * 1e9))
+    def _look(self) -> float | None:
+        return 0.0 if self._show() | self._say() else None
 
     def _show(self) -> bool:
         """Takes what those who have told have added, and shows how far they are."""
@@ -106,13 +133,13 @@ class Clocks:
                 del self._received[number]
         if not heard:
             return False
-        self._take(heard)
+        self._mover.again(lambda: self._fabric.take(move_deadline(), heard))
         shards = self._shards()
         with self._lock:  # one that is forgotten after this may be freed, and its memory another's
             for number, lines in heard.items():
                 if number in self._tables and number in shards:
                     write_progress(shards[number], lines)
-        self._wake(self._control)
+        self._follower.wake()
         return True
 
     def _say(self) -> bool:
@@ -124,8 +151,8 @@ class Clocks:
         changed = {number: lines for number, lines in found.items() if lines != self._reported.get(number)}
         if not changed:
             return False
-        self._settle(changed)
-        self._tell(changed)
+        self._mover.again(lambda: self._fabric.settle(move_deadline(), changed))
+        self._tell(ClocksReport(changed))
         with self._lock:
             self._reported.update({number: lines for number, lines in changed.items() if number in self._tables})
         return True

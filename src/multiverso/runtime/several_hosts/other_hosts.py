@@ -53,7 +53,7 @@ from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.peer.frames import Body
 from multiverso.hosts.peer.messages import Messages
 from multiverso.hosts.roster import Roster
-from multiverso.hosts.transport.listener import ListeningSocket
+from multiverso.hosts.transport.listener import open_port
 from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.layout import words as at
 from multiverso.node_log import log
@@ -97,7 +97,7 @@ class OtherHosts(Hosts):
 
     several = True
 
-    def __init__(self, roster: Roster, fabric: Fabric, listener: ListeningSocket | None = None) -> None:
+    def __init__(self, roster: Roster, fabric: Fabric, listener: socket.socket | None = None) -> None:
         self.roster = roster
         self.is_entering = roster.times_replaced > 0
         self.over = threading.Event()
@@ -114,7 +114,7 @@ class OtherHosts(Hosts):
         self._messages = Messages(self._fabric.peers, self._deliver)
         self._centre = self._meet(self._listener)
 
-    def _meet(self, listener: ListeningSocket | None) -> Centre | Outpost:
+    def _meet(self, listener: socket.socket | None) -> Centre | Outpost:
         """Begins to listen for the other hosts, and to talk with the coordinator."""
         roster = self.roster
         address = self._fabric.listen()
@@ -281,7 +281,8 @@ class OtherHosts(Hosts):
             case Make() | Write() | Join() | Push() | Finish() | Drop() | Used() | Part() | Free():
                 self._creations.obey(order)
             case Peers():
-                self.is_entering = False  # all hosts begin: what was lost of this one had not come to the others
+                # all hosts begin: what was lost of this one had not come to the others
+                self.is_entering = False
                 for peer, address in enumerate(order.addresses[: self.roster.host]):
                     if address is not None:  # it was lost before it came
                         self._connect(peer, address)
@@ -371,20 +372,13 @@ def other_hosts_of(roster: Roster, descriptor: int | None) -> OtherHosts:
 
     Args:
         roster: the job's hosts.
-        descriptor: a listening socket of the coordinator's, where one was opened before this process began.
+        descriptor: of the coordinator's port, where the launcher has opened it before this process began.
     """
-    listener: ListeningSocket | None = None
+    listener: socket.socket | None = None
     if descriptor is not None:
-        listener = _Inherited(descriptor)
+        listener = socket.socket(fileno=descriptor)
+        listener.set_inheritable(False)
     elif roster.leads:
-        listener = ListeningSocket((roster.bind, roster.coordinator[1]))
+        listener = open_port((roster.bind, roster.coordinator[1]))
     fabric = Fabric(roster.host, roster.hosts, credentials_of(roster), bind=(roster.bind, 0))
     return OtherHosts(roster, fabric, listener)
-
-
-class _Inherited(ListeningSocket):
-    """A listening socket that the launcher has opened, so that its port was known before this process began."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._socket = socket.socket(fileno=descriptor)
-        self._socket.set_inheritable(False)

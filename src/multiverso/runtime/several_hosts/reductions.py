@@ -154,7 +154,8 @@ class Reductions:
         """Returns what this host's workers give together; a worker may write its slot once more, with the same."""
         if len(slots) == 1:
             return slots[0]
-        if not self._sums:  # as long in use as the slots are; fresh memory for each would cost more than the sum
+        # as long in use as the slots are; fresh memory for each would cost more than the sum
+        if not self._sums:
             self._sums = [np.empty(PIECE_BYTES, np.uint8) for _ in range(PIECES)]
         own = self._sums[piece.number % PIECES][: piece.nbytes].view(piece.dtype)
         combine, length = COMBINE[piece.operation], _CACHED_BYTES // piece.dtype.itemsize
