@@ -41,6 +41,7 @@ from multiverso.hosts.values.copies import Changes, Copy
 from multiverso.hosts.values.frames import Opened
 from multiverso.hosts.values.link import Link
 from multiverso.hosts.values.options import Every
+from multiverso.hosts.values.state import Held
 from multiverso.shards.shard import Shard
 from multiverso.spec.table import TableSpec
 
@@ -128,7 +129,7 @@ def _until_refused(source: random.Random, most: int) -> int:
     copy, link = Copy(shard, 64), Link(0, 1, Pace(0))
     homes = [source.randrange(2) for _ in copy.chunks]
     wire = Wire.of(source.choice(NAMES), spec.dtype)
-    link.attach(1, copy, Changes(), homes, wire, Every())
+    link.attach(1, Held(copy, Changes(), homes, wire, Every()))
     link.connect(1)
     around = Neighbour(Rounds(0, range(2), lambda peer: None), 1)
     around.connect(1)

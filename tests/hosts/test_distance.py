@@ -15,6 +15,7 @@ from multiverso.hosts.values.codecs import Wire
 from multiverso.hosts.values.copies import Changes, Copy
 from multiverso.hosts.values.link import Link
 from multiverso.hosts.values.options import Every
+from multiverso.hosts.values.state import Held
 from multiverso.spec.table import TableSpec
 
 
@@ -44,7 +45,7 @@ def test_a_link_pushes_as_many_bytes_before_an_answer(seconds: float, kibibytes:
         copy = Copy(new_shard(TableSpec("array", 1, elements)), chunk_bytes=kibibytes * 1024)
         copy.shard.values()[:] = np.arange(elements)
         link = Link(me, 1 - me, Pace(0))
-        link.attach(1, copy, Changes(), [1] * len(copy.chunks), Wire.of("native", copy.dtype), Every())
+        link.attach(1, Held(copy, Changes(), [1] * len(copy.chunks), Wire.of("native", copy.dtype), Every()))
         link.connect(1)
         link.at_distance(seconds)
         links.append(link)
@@ -68,4 +69,4 @@ def test_a_link_pushes_as_many_bytes_before_an_answer(seconds: float, kibibytes:
     while go(receiver, sender) + go(sender, receiver):
         pass
     assert ticket.done
-    assert receiver._state.tables[1].copy.shard.values()[39] == 78
+    assert receiver._state.tables[1].held.copy.shard.values()[39] == 78

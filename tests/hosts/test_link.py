@@ -15,6 +15,7 @@ from multiverso.hosts.values.codecs import Wire
 from multiverso.hosts.values.copies import Changes, Copy
 from multiverso.hosts.values.link import Link
 from multiverso.hosts.values.options import Every
+from multiverso.hosts.values.state import Held
 from multiverso.spec.table import TableSpec
 
 
@@ -37,7 +38,7 @@ def test_a_push_whose_answer_crosses_new_homes_does_not_go_again() -> None:
         copy = Copy(new_shard(TableSpec("array", 1, 4)))
         copy.shard.values()[:] = np.arange(4)
         link = Link(me, 1 - me, Pace(0))
-        link.attach(1, copy, Changes(), [1], Wire.of("native", copy.dtype), Every())
+        link.attach(1, Held(copy, Changes(), [1], Wire.of("native", copy.dtype), Every()))
         link.connect(1)
         links.append(link)
     pusher, home = links
@@ -59,7 +60,7 @@ def opened(wire: str = "native", read: Callable[[], int] | None = None) -> tuple
     changes = [Changes(read), Changes()]
     links = [Link(me, 1 - me, Pace(0)) for me in range(2)]
     for link, copy, counted in zip(links, copies, changes, strict=True):
-        link.attach(1, copy, counted, [1], Wire.of(wire, copy.dtype), Every())
+        link.attach(1, Held(copy, counted, [1], Wire.of(wire, copy.dtype), Every()))
         link.connect(1)
     links[0].settle(take=False)
     exchange(*links)

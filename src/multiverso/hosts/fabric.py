@@ -24,11 +24,11 @@ from multiverso.hosts.rounds.rounds import Rounds
 from multiverso.hosts.transport.credentials import Credentials
 from multiverso.hosts.transport.handshake import DATA
 from multiverso.hosts.values.copies import Copy, chunk_bytes_of
-from multiverso.hosts.values.held_tables import Held, HeldTables
+from multiverso.hosts.values.held_tables import HeldTables
 from multiverso.hosts.values.link import Link
 from multiverso.hosts.values.loop import Loop
 from multiverso.hosts.values.options import Every
-from multiverso.hosts.values.state import Ticket
+from multiverso.hosts.values.state import Held, Ticket
 from multiverso.shards.shard import Shard
 
 _SOON_SECONDS, _LATER_SECONDS = 0.002, 0.05

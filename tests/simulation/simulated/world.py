@@ -18,7 +18,7 @@ from multiverso.hosts.values.codecs import Wire
 from multiverso.hosts.values.copies import Changes, Copy, homes_of, rehomed
 from multiverso.hosts.values.link import Link
 from multiverso.hosts.values.options import Every
-from multiverso.hosts.values.state import Ticket
+from multiverso.hosts.values.state import Held, Ticket
 from multiverso.layout import words as at
 from multiverso.memory import heap
 from multiverso.memory.segment import Segment
@@ -196,7 +196,7 @@ class World:
                 host.homes[number] = homes
                 wire = Wire.of(scene.wire, dtype)
                 for link in host.links.values():
-                    link.attach(number, copy, changes, homes, wire, scene.every)
+                    link.attach(number, Held(copy, changes, homes, wire, scene.every))
         for high in range(scene.hosts):
             for low in range(min(high, 1) if scene.star else high):
                 self._later(0.001, self._connect, low, high)
@@ -532,7 +532,8 @@ class World:
         link = host.links[other.number] = self._new_link(host, other.number)
         for number, copy in host.copies.items():
             wire = Wire.of(self.scene.wire, self.scene.dtypes[number - 1])
-            link.attach(number, copy, host.changes[number], host.homes[number], wire, self.scene.every, 1)
+            held = Held(copy, host.changes[number], host.homes[number], wire, self.scene.every)
+            link.attach(number, held, 1)
 
     def _join(self, host: Host) -> None:
         """Another node takes a lost host's place: it has nothing, and takes all values before its workers begin."""

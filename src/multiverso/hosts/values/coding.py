@@ -27,12 +27,12 @@ def make_push(table: LinkTable, part: Away, header: Header, ticket: int, pool: B
     frame = numbers(part, buffer)
     kind, wire, flags, table_number, chunk, length, number = header
     if wire == codecs.NATIVE:
-        found = table.copy.push(part.chunk, part.agreed, frame)
+        found = table.held.copy.push(part.chunk, part.agreed, frame)
         some, rest = bool(found & SOME), bool(found & REST)
         if some:
             length = frame.nbytes
     else:
-        if table.copy.differ(part.chunk, part.agreed, frame):
+        if table.held.copy.differ(part.chunk, part.agreed, frame):
             wire, length, buffer = _coded(table, part, buffer, frame, pool)
         some, rest = length > 0, True
     made = Header(kind, wire, flags, table_number, chunk, length, number)
@@ -49,16 +49,16 @@ def take_push(
     Raises:
         ProtocolError: it is not a coded difference; nothing has changed.
     """
-    copy, chunk = table.home, part.chunk
+    copy, chunk = table.held.home, part.chunk
     buffer = _decoded(part, header, buffer, pool)
     frame = numbers(part, buffer)
-    if header.flags & frames.RULED and table.outer is not None and header.length:
+    if header.flags & frames.RULED and table.held.outer is not None and header.length:
         spare = pool.take(frame.nbytes)  # all memory that this needs comes before anything is changed
         before = numbers(part, spare)
-        table.outer.make_room(chunk.number, frame)
+        table.held.outer.make_room(chunk.number, frame)
         if not header.flags & frames.FRESH:
             copy.advance(part.agreed, frame)
-        table.outer.step(chunk.number, None if header.flags & frames.REST else peer, frame, before)
+        table.held.outer.step(chunk.number, None if header.flags & frames.REST else peer, frame, before)
         if not header.flags & frames.FRESH:
             if copy.convex:  # what the host has, less what comes: S as it would be before
                 np.subtract(part.agreed, frame, out=before)
@@ -71,7 +71,7 @@ def take_push(
         part.applied = header.number
         length = frame.nbytes if frame.any() else 0
         return _answer(header, frames.VALUE, codecs.NATIVE, length, frames.WHOLE), buffer
-    wire = codecs.NATIVE if header.flags & frames.URGENT else table.wire.number
+    wire = codecs.NATIVE if header.flags & frames.URGENT else table.held.wire.number
     if wire == codecs.NATIVE:
         found = copy.serve(chunk, part.agreed, frame) if header.length else copy.push(chunk, part.agreed, frame)
         part.applied = header.number
@@ -104,7 +104,7 @@ def take_answer(table: LinkTable, part: Away, header: Header, buffer: Array, poo
         ProtocolError: it is not a coded difference; nothing has changed.
     """
     buffer = _decoded(part, header, buffer, pool)
-    do = table.copy.catch_up if header.kind == frames.VALUE else table.copy.land
+    do = table.held.copy.catch_up if header.kind == frames.VALUE else table.held.copy.land
     do(part.chunk, part.agreed, numbers(part, buffer))
     pool.give(buffer)
 
@@ -119,15 +119,15 @@ def take_back(table: LinkTable, part: Away, frame: UnderWay, pool: Buffers) -> N
 
 def _coded(table: LinkTable, part: Away | Here, buffer: Array, frame: Array, pool: Buffers) -> tuple[int, int, Array]:
     """Codes a difference; S goes as far as the other side will read. Returns the format, bytes, and where they are."""
-    coded = pool.take(codecs.longest(table.wire.number, frame.size, frame.itemsize))
-    length = codecs.encode(table.wire, frame, coded)
+    coded = pool.take(codecs.longest(table.held.wire.number, frame.size, frame.itemsize))
+    length = codecs.encode(table.held.wire, frame, coded)
     if length:
-        table.copy.advance(part.agreed, frame)
+        table.held.copy.advance(part.agreed, frame)
     if length < 0:
         pool.give(coded)
         return codecs.NATIVE, frame.nbytes, buffer
     pool.give(buffer)
-    return table.wire.number, length, coded
+    return table.held.wire.number, length, coded
 
 
 def _decoded(part: Away | Here, header: Header, buffer: Array, pool: Buffers) -> Array:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from ctypes import addressof, c_int32
-from dataclasses import dataclass, replace
 
 from multiverso.errors import MultiversoError
 from multiverso.hosts.peer.resources import Array
@@ -17,35 +16,9 @@ from multiverso.hosts.values.copies import Changes, Copy, Versions, homes_of, re
 from multiverso.hosts.values.link import Link
 from multiverso.hosts.values.options import Every, RuleBetween
 from multiverso.hosts.values.shared_values import SharedValues
+from multiverso.hosts.values.state import Held
 from multiverso.layout import words as at
 from multiverso.memory import words
-
-
-@dataclass(frozen=True, eq=False)
-class Held:
-    """A table on this host.
-
-    Attributes:
-        copy: the host's own.
-        changes: of it, counted by all links together.
-        homes: of each chunk, the host where it lives.
-        wire: the format of what this host sends.
-        every: how often a pass begins.
-        outer: the rule between hosts, with the shared values of what lives here; None where they are summed.
-    """
-
-    copy: Copy
-    changes: Changes
-    homes: list[int]
-    wire: Wire
-    every: Every
-    outer: SharedValues | None
-
-    def close(self) -> None:
-        """Releases the memory: nothing is in it afterwards."""
-        self.copy.close()
-        if self.outer is not None:
-            self.outer.copy.close()
 
 
 class HeldTables:
@@ -97,8 +70,7 @@ class HeldTables:
 
     def attach_to(self, link: Link, number: int) -> None:
         """Gives a table to a link."""
-        held = self._held[number]
-        link.attach(number, held.copy, held.changes, held.homes, held.wire, held.every, len(self.survivors), held.outer)
+        link.attach(number, self._held[number], len(self.survivors))
 
     def attach_all_to(self, link: Link) -> None:
         """Gives all tables to a link."""
@@ -127,7 +99,7 @@ class HeldTables:
             for link in lost:
                 agreed.update(link.hand_over(number))
             here = [chunk for chunk in moved if homes[chunk] == self._host]
-            self._held[number] = replace(held, homes=homes)
+            held.homes = homes
             if held.outer is not None:
                 held.outer.regroup(len(hosts), {chunk: agreed[chunk] for chunk in here})
             for peer, link in left.items():

@@ -34,14 +34,11 @@ from multiverso.hosts.peer.frames import LONGEST_BODY, Carried, Header, Outgoing
 from multiverso.hosts.peer.resources import Array, Buffers, Pace
 from multiverso.hosts.transport.channel import megabytes_for
 from multiverso.hosts.values import codecs, frames
-from multiverso.hosts.values.codecs import Wire
 from multiverso.hosts.values.coding import make_push, take_back
-from multiverso.hosts.values.copies import Changes, Chunk, Copy
+from multiverso.hosts.values.copies import Chunk, Copy
 from multiverso.hosts.values.frames import Opened
-from multiverso.hosts.values.options import Every
 from multiverso.hosts.values.receiving import Receiving
-from multiverso.hosts.values.shared_values import SharedValues
-from multiverso.hosts.values.state import Away, Here, LinkState, LinkTable, Queues, Ticket, Traffic, UnderWay
+from multiverso.hosts.values.state import Away, Held, Here, LinkState, LinkTable, Queues, Ticket, Traffic, UnderWay
 from multiverso.spec.table import DTYPES
 
 WINDOW = 8
@@ -88,31 +85,17 @@ class Link(Carried):
 
     # -- tables ----------------------------------------------------------------------------------------------
 
-    def attach(
-        self,
-        number: int,
-        copy: Copy,
-        changes: Changes,
-        homes: list[int],
-        wire: Wire,
-        every: Every,
-        epoch: int = 0,
-        outer: SharedValues | None = None,
-    ) -> None:
+    def attach(self, number: int, held: Held, epoch: int = 0) -> None:
         """Begins to keep a table near the peer's, once that has it too.
 
         Args:
             number: of the table in the job.
-            copy: of this host.
-            changes: counted by all links of this host together.
-            homes: of each chunk, the host where it lives.
-            wire: the format of what this side sends.
-            every: how often a pass begins.
+            held: what this host has of it.
             epoch: how often homes have been given out anew.
-            outer: the rule between hosts, with the shared values of what lives here; None where they are summed.
         """
+        copy, homes = held.copy, held.homes
         opened = Opened(copy.elements, DTYPES.index(copy.dtype.name), copy.chunks[0].size, epoch)
-        table = LinkTable(number, copy, changes, outer, wire, every, opened)
+        table = LinkTable(number, held, opened)
         table.away = {c.number: Away(c, s) for c, s in _agreed(copy, homes, self.peer)}
         table.here = {c.number: Here(c, s) for c, s in _agreed(copy, homes, self.me)}
         with self._state.lock:
@@ -163,11 +146,11 @@ class Link(Carried):
             table = self._state.tables[number]
             was_ready = table.ready
             for chunk, agreed in away.items():
-                table.away[chunk] = Away(table.copy.chunks[chunk], agreed.copy())
+                table.away[chunk] = Away(table.held.copy.chunks[chunk], agreed.copy())
                 table.again.add(chunk)
             for chunk in here:
-                part = table.copy.chunks[chunk]
-                table.here[chunk] = Here(part, np.zeros(part.size, table.copy.dtype))
+                part = table.held.copy.chunks[chunk]
+                table.here[chunk] = Here(part, np.zeros(part.size, table.held.copy.dtype))
             table.opened = replace(table.opened, epoch=epoch)
             self._state.say_open(table)
             if table.ready and not was_ready:
@@ -344,7 +327,7 @@ class Link(Carried):
         if table.first:
             flags |= frames.FIRST
             table.first = False
-        wire = codecs.NATIVE if urgent else table.wire.number
+        wire = codecs.NATIVE if urgent else table.held.wire.number
         return Header(frames.PUSH, wire, flags, table.number, part.chunk.number, 0, part.number)
 
     def _give_up(self, table: LinkTable, part: Away, header: Header) -> None:

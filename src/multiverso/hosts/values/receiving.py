@@ -113,7 +113,7 @@ class Receiving:
             if table is None or not table.ready:  # closed while the body came
                 state.answering -= 1
                 return
-            part, changes = table.here[header.chunk], table.home_changes
+            part, changes = table.here[header.chunk], table.held.home_changes
             state.serving_urgent = flags & frames.URGENT != 0
             if flags & frames.FIRST:
                 table.marked, table.told = changes.for_peer(state.peer), False
@@ -169,7 +169,7 @@ class Receiving:
             if part.goal > part.done:
                 state.queues.ask(table, part)
         if state.queues.passed(table, part, again=some):
-            table.changes.look()
+            table.held.changes.look()
             state.begin_what_is_due(table, now)  # the next pass does not wait until somebody looks
 
 

@@ -74,15 +74,47 @@ class Here:
 
 
 @dataclass(eq=False)
+class Held:
+    """A table on this host, which all links share.
+
+    Attributes:
+        copy: the host's own.
+        changes: of it, counted by all links together.
+        homes: of each chunk, the host where it lives.
+        wire: the format of what this host sends.
+        every: how often a pass begins.
+        outer: the rule between hosts, with the shared values of what lives here; None where they are summed.
+    """
+
+    copy: Copy
+    changes: Changes
+    homes: list[int]
+    wire: Wire
+    every: Every
+    outer: SharedValues | None = None
+
+    @property
+    def home(self) -> Copy:
+        """The shared values of the chunks that live here."""
+        return self.copy if self.outer is None else self.outer.copy
+
+    @property
+    def home_changes(self) -> Changes:
+        """Of these."""
+        return self.changes if self.outer is None else self.outer.changes
+
+    def close(self) -> None:
+        """Releases the memory: nothing is in it afterwards."""
+        self.copy.close()
+        self.home.close()
+
+
+@dataclass(eq=False)
 class LinkTable:
     """A table as one link has it."""
 
     number: int
-    copy: Copy
-    changes: Changes
-    outer: SharedValues | None  # where the shared values are no host's own
-    wire: Wire
-    every: Every
+    held: Held
     opened: Opened
     theirs: Opened | None = None
     away: dict[int, Away] = field(default_factory=dict)
@@ -100,19 +132,9 @@ class LinkTable:
     ruling: bool = False  # pushes go through the rule: not those of initial values
 
     @property
-    def home(self) -> Copy:
-        """The shared values of the chunks that live here."""
-        return self.copy if self.outer is None else self.outer.copy
-
-    @property
-    def home_changes(self) -> Changes:
-        """Of these."""
-        return self.changes if self.outer is None else self.outer.changes
-
-    @property
     def chunk_bytes(self) -> int:
         """The most that a frame of it carries."""
-        return self.opened.chunk * self.copy.dtype.itemsize
+        return self.opened.chunk * self.held.copy.dtype.itemsize
 
     @property
     def ready(self) -> bool:
@@ -317,22 +339,22 @@ class LinkState:
 
     def begin_what_is_due(self, table: LinkTable, now: float) -> None:
         """Tells the peer news of what lives here, and begins a pass over what lives there, if it is time."""
-        changes = table.changes
-        if table.here and not table.told and table.home_changes.for_peer(self.peer) != table.marked:
+        changes = table.held.changes
+        if table.here and not table.told and table.held.home_changes.for_peer(self.peer) != table.marked:
             table.told = True
             self.traffic.news += 1
             self.queues.words.append(Outgoing(Header(frames.NEWS, table=table.number)))
-        if table.passing or not table.away or now - table.began < table.every.seconds:
+        if table.passing or not table.away or now - table.began < table.held.every.seconds:
             return
         moved = changes.version - table.seen
-        if table.every.changes:
-            whole = moved >= table.every.changes
+        if table.held.every.changes:
+            whole = moved >= table.held.every.changes
         else:
             whole = moved != 0 or table.news
         if whole:
             table.seen, table.news, table.first = changes.version, False, True
             parts: Iterable[Away] = table.away.values()
-        elif table.again and not table.every.changes:
+        elif table.again and not table.held.every.changes:
             parts = [table.away[number] for number in sorted(table.again)]
         else:
             return
