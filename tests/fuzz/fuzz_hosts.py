@@ -65,7 +65,7 @@ def run(seconds: float, seed: int, least: int = 0) -> int:
             Adder(shard).add(np.ones(1000))
         barrier(made)
         hello = Hello(1, 2, 5).pack(job_of(job), os.urandom(32))
-        place = made[0].address
+        place = made[0].peers.address
         grown, until = 0, time.monotonic() + seconds
         while rounds < _LEAST_ROUNDS or tried < least or time.monotonic() < until:
             rounds += 1
@@ -165,7 +165,7 @@ def _frame(source: random.Random, spec: TableSpec, sent: Header | None) -> bytes
         fields |= {"kind": frames.ANSWER, "chunk": sent.chunk, "number": sent.number}
     if fields["kind"] == frames.PUSH and fields["number"] == 1:
         fields["flags"] = frames.FRESH
-    if fields["kind"] in (frames.CLOSE, frames.NEWS, frames.BYE):
+    if fields["kind"] in (frames.CLOSE, frames.NEWS):
         fields["length"] = 0
     if fields["kind"] == frames.OPEN:
         fields["length"] = 24

@@ -18,7 +18,7 @@ from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.transport.channel import Channel, Plain, RefusedError
 from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.hosts.transport.tls import Encrypted, context_of, encrypt
-from multiverso.hosts.values.frames import BYE
+from multiverso.hosts.values.frames import NEWS
 from multiverso.hosts.values.link import Link
 
 
@@ -197,7 +197,7 @@ def test_who_waits_leaves_nothing_in_openssl_that_would_wake_nobody() -> None:
         peer = Peer(1, Link(0, 1, Pace(0)), Pace(0), None, "test")
         peer._channel, peer._reader = first, Reader(peer._carried.accept)
         many = 1000  # more than is read at a time
-        second.send(Header(BYE).pack() * many)
+        second.send(Header(NEWS).pack() * many)
         peer.receive_now()
         assert peer.traffic.bytes_received == many * HEADER_BYTES
 

@@ -308,7 +308,7 @@ def test_rounds_go_on_though_the_thread_that_moves_waits_for_values_that_they_br
     released: list[int] = []
     control = cast(Any, SimpleNamespace(continues=True))
     mover = Mover(lambda order: None, control, threading.Event())  # not begun: what is left to it waits
-    fabric: Any = SimpleNamespace(release=released.append)
+    fabric: Any = SimpleNamespace(rounds=SimpleNamespace(release=released.append))
     roster = Roster(0, ("a", "b"), (1, 1), ("127.0.0.1", 1))
     tables = ExchangedTables(roster, fabric, mover, control, dict, lambda report: None, lambda message: None)
     tables.release(7)

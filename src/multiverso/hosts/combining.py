@@ -110,9 +110,9 @@ class Combining:
         if piece.nbytes <= SMALL_BYTES:
             own = own.copy()
         under.piece, under.own, under.out = piece, own, out
-        if any(not self._fits(piece, *said) for said in under.said):
+        if any(said != (piece.signature, piece.nbytes) for said in under.said):
             raise self._mismatch(piece.number)
-        for chunk in range(self._chunks(piece)):
+        for chunk in range(_chunks(piece.nbytes)):
             data = self._cut(own, piece, chunk).data.cast("B")
             home = self._home(piece, chunk)
             for host in self._hosts if home is None else [home]:
@@ -143,7 +143,7 @@ class Combining:
             raise ProtocolError(f"a message of a reduction makes no sense: kind {kind}, piece {number}")
         under = self._under.setdefault(number, _Under())
         under.heard.add(host)
-        if under.piece is not None and not self._fits(under.piece, signature, nbytes):
+        if under.piece is not None and (under.piece.signature, under.piece.nbytes) != (signature, nbytes):
             raise self._mismatch(number)
         chunks = _chunks(nbytes)
         if chunk >= chunks or len(body) != _bytes_of(nbytes, chunk):
@@ -164,7 +164,7 @@ class Combining:
         if under is None or under.piece is None:
             return [host for host in self._hosts if host != self._host]
         wanted: set[int] = set()
-        for chunk in range(self._chunks(under.piece)):
+        for chunk in range(_chunks(under.piece.nbytes)):
             if chunk not in under.done:
                 home = self._home(under.piece, chunk)
                 if home in (None, self._host):
@@ -207,7 +207,7 @@ class Combining:
     def _end(self) -> list[int]:
         ended = []
         while (under := self._under.get(self._finished + 1)) is not None and under.piece is not None:
-            if len(under.done) < self._chunks(under.piece):
+            if len(under.done) < _chunks(under.piece.nbytes):
                 break
             self._finished += 1
             ended.append(self._finished)
@@ -220,19 +220,12 @@ class Combining:
             return None
         return self._hosts[(piece.number * (PIECE_BYTES // CHUNK_BYTES) + chunk) % len(self._hosts)]
 
-    def _chunks(self, piece: Piece) -> int:
-        return _chunks(piece.nbytes)
-
     def _cut(self, array: Array, piece: Piece, chunk: int) -> Array:
         low = chunk * CHUNK_BYTES // piece.dtype.itemsize
         return array[low : low + _bytes_of(piece.nbytes, chunk) // piece.dtype.itemsize]
 
     def _head(self, kind: int, chunk: int, piece: Piece) -> bytes:
         return _HEAD.pack(kind, chunk, piece.number, piece.signature, piece.nbytes)
-
-    @staticmethod
-    def _fits(piece: Piece, signature: int, nbytes: int) -> bool:
-        return (piece.signature, piece.nbytes) == (signature, nbytes)
 
     def _mismatch(self, number: int) -> ShapeMismatchError:
         """Reports it to all other hosts, which may never hear of the difference otherwise."""

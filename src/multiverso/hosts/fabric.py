@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -47,6 +47,10 @@ class Fabric:
         share: of a core, that keeping the copies near may take from the workers; 0 for no limit.
         survivors: the hosts that were left after each loss so far, for one that comes later.
 
+    Attributes:
+        peers: the connections.
+        rounds: of synchronous tables.
+
     Owner: the thread that made it calls ``close``; the other methods may be called by any.
     """
 
@@ -70,7 +74,7 @@ class Fabric:
         self._closing = threading.Event()
         self._turn_over, self._passing = threading.Event(), 0
         self._threads: list[threading.Thread] = []
-        self._rounds = Rounds(host, range(hosts), self._wake, self._end_turn)
+        self.rounds = Rounds(host, range(hosts), self._wake, self._end_turn)
         # by the other host's number; with a rule between hosts there is one to this host itself
         self._links: dict[int, Link] = {}
         self._neighbours: dict[int, Neighbour] = {}
@@ -81,7 +85,7 @@ class Fabric:
 
     def _open(self, peer: int) -> None:
         link = self._links[peer] = Link(self.host, peer, self._pace, settled=self._tell_settled)
-        neighbour = self._neighbours[peer] = Neighbour(self._rounds, peer)
+        neighbour = self._neighbours[peer] = Neighbour(self.rounds, peer)
         carried = Several(neighbour, link)  # rounds first: workers wait for them
         self._ends[peer] = self.peers.open(DATA, peer, carried, self._pace)
 
@@ -102,11 +106,6 @@ class Fabric:
         self._threads.append(watching)
         watching.start()
         return address
-
-    @property
-    def address(self) -> Address:
-        """Where it listens, once it does."""
-        return self.peers.address
 
     def connect(self, peer: int, address: Address) -> None:
         """Begins to connect to a peer of a lower number, and to do so again whenever that is cut. Does not wait."""
@@ -134,7 +133,7 @@ class Fabric:
             control: address of the job's control segment, which tells whose locks are a dead worker's; 0: nobody's.
             rule: what a home makes of what hosts push, see ``hosts/values/options.py``; from the first ``take`` on.
         """
-        self._rest_on(control)
+        self._tables.rest.share(control)
         chunk_bytes = chunk_bytes_of(shard.spec.elements * shard.spec.itemsize, self.hosts)
         copy = Copy(shard, chunk_bytes, control)  # it may have to compile: nobody waits for that
         with self._lock:
@@ -145,10 +144,6 @@ class Fabric:
             for link in self._links_of(held):
                 self._tables.attach_to(link, table_id)
         self._poke()
-
-    def _rest_on(self, control: int) -> None:
-        if control:
-            self._tables.rest_on(control)
 
     def _links_of(self, held: Held) -> list[Link]:
         return [link for peer, link in self._links.items() if peer != self.host or held.outer is not None]
@@ -171,45 +166,18 @@ class Fabric:
             overwritten: where the other hosts have the table already: the last turns that were given to
                 :meth:`overwrite` before this one came, and whose values. It gets values by :meth:`refill`.
         """
-        self._rest_on(control)
+        self._tables.rest.share(control)
         memory = RoundMemory(shard, control, local)
         with self._lock:  # a lost host's place is made free meanwhile, or not: none is left idle
             for neighbour in self._neighbours.values():
                 neighbour.idle = False
-            self._rounds.attach(table_id, memory, blank=overwritten is not None, overwrites=overwritten)
-
-    def refill(self, table_id: int, then: Callable[[bool], None]) -> None:
-        """Begins no turn of a synchronous table until :meth:`release`, and gets its values where they are not here.
-
-        Args:
-            table_id: its number.
-            then: called by any thread, with whether they are here now; no other host has them where not.
-        """
-        self._rounds.refill(table_id, then)
-
-    def release(self, table_id: int) -> None:
-        """Whoever waited for :meth:`refill` takes part from the next turn on."""
-        self._rounds.release(table_id)
-
-    def turns(self) -> dict[int, int]:
-        """Returns how far each synchronous table is here, for :meth:`overwrite`."""
-        return self._rounds.turns()
-
-    def overwrite(self, written: Mapping[int, Sequence[int]]) -> None:
-        """At a barrier, on all hosts: values that a worker has overwritten become everybody's; `take` waits for them.
-
-        Args:
-            written: the host of that worker, the head's turn, and whether all hosts are as far, by the number of the
-                synchronous table.
-        """
-        for number, (host, turn, all_are_there) in written.items():
-            self._rounds.overwrite(number, host, turn, bool(all_are_there))
+            self.rounds.attach(table_id, memory, blank=overwritten is not None, overwrites=overwritten)
 
     def follow_rounds(self) -> float | None:
         """Does what this host's workers are ready for; returns the seconds until it is to be called at the latest."""
         self._turn_over.clear()
-        left = self._rounds.look(time.monotonic())
-        before, self._passing = self._passing, self._rounds.passing
+        left = self.rounds.look(time.monotonic())
+        before, self._passing = self._passing, self.rounds.passing
         if self._passing > before:  # workers are told of each chunk: that would wake this thread each time
             self._turn_over.wait(_SOON_SECONDS)
         return left
@@ -220,8 +188,8 @@ class Fabric:
 
     def detach(self, table_id: int) -> None:
         """Releases a table: nothing more is sent, and what still comes for it is dropped."""
-        if table_id in self._rounds.state.tables:
-            self._rounds.detach(table_id)
+        if table_id in self.rounds.state.tables:
+            self.rounds.detach(table_id)
             self._tell_settled()
             return
         with self._lock:
@@ -251,11 +219,11 @@ class Fabric:
 
     def _settle(self, deadline: Deadline, tables: Iterable[int] | None, take: bool) -> None:
         wanted = None if tables is None else set(tables)
-        in_rounds = set(self._rounds.state.tables)
+        in_rounds = set(self.rounds.state.tables)
         if wanted is not None:
             in_rounds &= wanted
         for number in () if take else in_rounds:
-            self._rounds.begin(number)
+            self.rounds.begin(number)
         with self._lock:
             ends = {peer: end for peer, end in self._ends.items() if not self._went(peer)}
             tickets = {peer: self._links[peer].settle(take, wanted) for peer in ends}
@@ -265,7 +233,7 @@ class Fabric:
         with self._settled:
             while True:
                 left = {peer: ticket for peer, ticket in tickets.items() if not ticket.done}
-                late = take and not all(map(self._rounds.is_whole, in_rounds))
+                late = take and not all(map(self.rounds.is_whole, in_rounds))
                 if not (left or late):
                     break
                 self._check(left or ends, ends)
@@ -345,7 +313,7 @@ class Fabric:
             for peer in gone:  # it may come again: nothing is known of it then
                 self._open(peer.number)
                 self._tables.attach_all_to(self._links[peer.number])
-        self._rounds.regroup(hosts)
+        self.rounds.regroup(hosts)
         self._tell_settled()
         self._poke()
 
@@ -359,12 +327,12 @@ class Fabric:
         """
         self._tables.survivors = [list(left) for left in survivors]
         self._lost = set(lost)
-        self._rounds.begin_anew([host for host in range(self.hosts) if host not in self._lost], epoch)
+        self.rounds.begin_anew([host for host in range(self.hosts) if host not in self._lost], epoch)
 
     def joined(self, peer: int) -> None:
         """A lost host has come again, as one that has nothing: it takes all values. The higher of two connects."""
         self._lost.discard(peer)
-        self._rounds.regroup([*self._rounds.state.live, peer])
+        self.rounds.regroup([*self.rounds.state.live, peer])
 
     # -- watching ----------------------------------------------------------------------------------------------
 
@@ -389,7 +357,7 @@ class Fabric:
                 self._closing.wait(min(_LATER_SECONDS, pause))
             elif resting and not self._closing.is_set():
                 # it has looked since workers know that they are to wake it
-                self._tables.rest(_LATER_SECONDS)
+                self._tables.rest.sleep(_LATER_SECONDS)
             resting = not waits
 
     def _poke(self) -> None:
@@ -421,7 +389,7 @@ class Fabric:
     def close(self) -> None:
         """Ends all threads and connections. May be called again."""
         self._closing.set()
-        self._tables.wake()
+        self._tables.rest.wake()
         self._tell_settled()
         self.peers.shut()
         self._tables.close()

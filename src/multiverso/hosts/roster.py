@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from multiverso.errors import StartupError
 
@@ -112,7 +112,7 @@ class Roster:
 
     def as_text(self) -> str:
         """Returns it as one line."""
-        return json.dumps(asdict(self))
+        return msgspec.json.encode(self).decode()
 
     @classmethod
     def from_text(cls, text: str) -> Roster:
@@ -122,10 +122,6 @@ class Roster:
             StartupError: it is not a roster.
         """
         try:
-            found: dict[str, Any] = json.loads(text)
-            address, port = found["coordinator"]
-            texts = {name: tuple(map(str, found[name])) for name in ("names", "addresses")}
-            numbers = {name: tuple(map(int, found[name])) for name in ("workers", "order")}
-            return cls(**{**found, **texts, **numbers, "coordinator": (str(address), int(port))})
-        except (KeyError, TypeError, ValueError) as error:
+            return msgspec.json.decode(text, type=cls)
+        except (msgspec.MsgspecError, ValueError) as error:
             raise StartupError(f"{ROSTER_VARIABLE} is not a roster of hosts ({error!r})") from error

@@ -1,4 +1,4 @@
-"""Deals the batches of an epoch to the workers of all hosts: what the coordinator keeps instead of shared memory.
+"""Deals batches to the workers of all hosts, and counts for them: what the coordinator keeps instead of shared memory.
 
 The rules are those of `multiverso.tables.batches` on one host; here they are a state machine that gets what workers
 ask and say, and who is there. A worker is given several batches at a time, fewer towards the end, so that it
@@ -25,6 +25,8 @@ AnswerTo = tuple[int, int, Message]
 
 _UNKNOWN = Line(-1)
 MOST_AT_ONCE = 8
+_LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
+_MOST_COUNTERS = 100_000
 _PARTS = 4  # a worker is given at most its share of what is left, divided by this: so one slow hand ends soon enough
 _Size = Annotated[int, Meta(ge=0, le=1 << 62)]
 
@@ -101,15 +103,16 @@ class _Asked:
     told: tuple[int, ...] = ()
 
 
-class Deals:
-    """Owner: the coordinator, one call at a time.
+class Desk:
+    """Counts, and deals. Owner: the coordinator, one call at a time.
 
-    An answer has ``batches``; or ``over``; ``wait``: for whom, and another answer follows; ``differs``: what the others
-    asked for; ``lost``: the worker that died with a batch.
+    An answer to a question for batches has ``batches``; or ``over``; ``wait``: for whom, and another answer follows;
+    ``differs``: what the others asked for; ``lost``: the worker that died with a batch.
     """
 
     def __init__(self) -> None:
-        self._number = 0
+        self._counters: dict[str, int] = {}
+        self._number = 0  # of the deal
         self._what: tuple[int, ...] = ()
         self._batches = self._next = 0
         self._returned: list[int] = []  # to be dealt again, before those that nobody has had
@@ -117,29 +120,39 @@ class Deals:
         self._asked: dict[int, _Asked] = {}
         self._workers: dict[int, Line] = {}
 
-    def ask(self, worker: int, number: int, question: Batches) -> list[AnswerTo]:
-        """A worker asks for batches."""
+    def ask(self, worker: int, number: int, question: Message) -> list[AnswerTo]:
+        """A worker asks something; the answers may be to others, too, and its own may come later."""
+        try:
+            asked = msgspec.convert(question, Count | Batches)
+        except msgspec.ValidationError as error:  # its own mistake, not its host's
+            return [(worker, number, {"error": f"the question cannot be understood: {error}"})]
+        if isinstance(asked, Count):
+            return [(worker, number, self._count(asked.name, asked.amount))]
         hand = self._hand(worker)
-        if hand.begun == question.deal and hand.turn == question.turn and hand.answer:
+        if hand.begun == asked.deal and hand.turn == asked.turn and hand.answer:
             return [(worker, number, hand.answer)]  # it was interrupted before it had this
-        self._note_finished(worker, question.deal, question.finished)
-        self._asked[worker] = _Asked(number, question)
+        self._note_finished(worker, asked.deal, asked.finished)
+        self._asked[worker] = _Asked(number, asked)
         return self._look()
 
-    def say(self, worker: int, saying: Finished) -> list[AnswerTo]:
-        """A worker is done with batches, or leaves its loop."""
-        self._note_finished(worker, saying.deal, saying.finished)
-        if saying.left is not None:
+    def say(self, worker: int, saying: Message) -> list[AnswerTo]:
+        """A worker is done with batches, or leaves its loop; nonsense is no reason to end its host's connection."""
+        try:
+            said = msgspec.convert(saying, Finished)
+        except msgspec.ValidationError:
+            return []
+        self._note_finished(worker, said.deal, said.finished)
+        if said.left is not None:
             self._asked.pop(worker, None)
             hand = self._hand(worker)
             hand.answer = {}
-            if hand.begun == saying.deal == self._number:
-                begun = max(hand.finished, saying.begun)
+            if hand.begun == said.deal == self._number:
+                begun = max(hand.finished, said.begun)
                 self._returned += hand.given[begun:]
                 del hand.given[begun:]
-                if not saying.kept:
+                if not said.kept:
                     hand.finished = len(hand.given)
-            hand.done = max(hand.done, saying.left)
+            hand.done = max(hand.done, said.left)
         return self._look()
 
     def note(self, lines: Iterable[Line]) -> list[AnswerTo]:
@@ -245,39 +258,6 @@ class Deals:
         if works and not question.ahead:
             return works
         return {"over": True}
-
-
-_LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
-_MOST_COUNTERS = 100_000
-
-
-class Desk:
-    """Owner: the coordinator, one call at a time."""
-
-    def __init__(self) -> None:
-        self._counters: dict[str, int] = {}
-        self._deals = Deals()
-
-    def ask(self, worker: int, number: int, question: Message) -> list[AnswerTo]:
-        """A worker asks something; the answers may be to others, too, and its own may come later."""
-        try:
-            asked = msgspec.convert(question, Count | Batches)
-        except msgspec.ValidationError as error:  # its own mistake, not its host's
-            return [(worker, number, {"error": f"the question cannot be understood: {error}"})]
-        if isinstance(asked, Batches):
-            return self._deals.ask(worker, number, asked)
-        return [(worker, number, self._count(asked.name, asked.amount))]
-
-    def say(self, worker: int, saying: Message) -> list[AnswerTo]:
-        """A worker says what needs no answer; nonsense is no reason to end its host's connection."""
-        try:
-            return self._deals.say(worker, msgspec.convert(saying, Finished))
-        except msgspec.ValidationError:
-            return []
-
-    def note(self, lines: list[Line]) -> list[AnswerTo]:
-        """Workers have come, left or died: their lines, as the coordinator has them."""
-        return self._deals.note(lines)
 
     def _count(self, name: str, amount: int) -> Message:
         before = self._counters.get(name, 0)

@@ -7,7 +7,7 @@ Anything else ends the connection, and has no effect.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -15,6 +15,7 @@ from msgspec import Struct
 from multiverso.hosts.peer.frames import ProtocolError
 from multiverso.layout import words as at
 
+_Any = TypeVar("_Any")
 Key = tuple[str, int | str]
 Address = tuple[str, int]
 Reached = dict[int, dict[int, list[int]]]
@@ -351,7 +352,8 @@ ToHost = tuple[int, Order]
 """A host's number, and what it is told."""
 
 _encoder = msgspec.json.Encoder()
-_reports, _orders = msgspec.json.Decoder(Report), msgspec.json.Decoder(Order)
+_reports: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
+_orders: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
 
 
 @dataclass(frozen=True)
@@ -372,11 +374,7 @@ def report_of(body: bytes | memoryview) -> Report:
     Raises:
         ProtocolError: no host sends that.
     """
-    try:
-        report: Report = _reports.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ProtocolError(f"that is no report: {error}") from error
-    return report
+    return _decoded(_reports, body, "report")
 
 
 def order_of(body: bytes | memoryview) -> Order:
@@ -385,8 +383,11 @@ def order_of(body: bytes | memoryview) -> Order:
     Raises:
         ProtocolError: no coordinator sends that.
     """
+    return _decoded(_orders, body, "order")
+
+
+def _decoded(decoder: msgspec.json.Decoder[_Any], body: bytes | memoryview, what: str) -> _Any:
     try:
-        order: Order = _orders.decode(body)
+        return decoder.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ProtocolError(f"that is no order: {error}") from error
-    return order
+        raise ProtocolError(f"that is no {what}: {error}") from error

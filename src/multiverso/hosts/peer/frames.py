@@ -187,9 +187,6 @@ class Carried:
     def cut(self) -> None:
         """The connection has ended."""
 
-    def bye(self) -> None:
-        """This side ends on purpose."""
-
     def wait(self, now: float) -> float | None:
         """Returns the seconds until `next` has something: 0 for at once, None when only an event can tell."""
         return None
@@ -270,11 +267,6 @@ class Several(Carried):
         """The connection has ended."""
         for each in self._parts:
             each.cut()
-
-    def bye(self) -> None:
-        """This side ends on purpose."""
-        for each in self._parts:
-            each.bye()
 
     def wait(self, now: float) -> float | None:
         """Returns the seconds until one of them has something."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from multiverso.hosts.peer.frames import LONGEST_BODY, NOTHING, Body, Carried, Header, Outgoing, ProtocolError
 from multiverso.hosts.peer.peer import Peer
@@ -180,11 +180,6 @@ class Messages:
         """Takes the memory of a message back, or of a part of it; nobody reads it any more."""
         if isinstance(message, memoryview):
             self._pool.give(owner(message))
-
-    def failed(self, hosts: Iterable[int]) -> str | None:
-        """Returns why one of these hosts will never be reached, if that is so."""
-        whys = (self._open[host].failed for host in hosts if host in self._open)
-        return next((why for why in whys if why is not None), None)
 
     def interrupt(self, host: int) -> None:
         """Cuts the connection to a host, as a fault of the network would: for tests."""

@@ -190,19 +190,18 @@ class Peer:
             if self._channel is not None:
                 self._channel.shutdown()
 
-    def close(self, deadline: Deadline, goodbye_seconds: float = 0.2) -> None:
-        """Says goodbye and ends the threads.
+    def close(self, deadline: Deadline, last_words_seconds: float = 0.2) -> None:
+        """Says what is left to say, and ends the threads.
 
         Args:
             deadline: until when what is left may be sent.
-            goodbye_seconds: and for how long at most.
+            last_words_seconds: and for how long at most.
         """
         self._closing_soon = True
-        self._carried.bye()
         self.poke()
         with self._wake:
             # what is said last is sent, if the peer takes it
-            self._wake.wait_for(lambda: not self._has_words, deadline.left(goodbye_seconds))
+            self._wake.wait_for(lambda: not self._has_words, deadline.left(last_words_seconds))
         self._closing.set()
         self._interrupt_wait()
         if self._thread.ident is not None:

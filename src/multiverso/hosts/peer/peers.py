@@ -130,7 +130,7 @@ class Peers:
             self._listener.shut()
 
     def close(self, peers: Iterable[Peer]) -> None:
-        """Says goodbye to peers and ends their threads, within a second."""
+        """Ends the threads of peers, within a second."""
         deadline = Deadline.after(1.0)
         for peer in peers:
             peer.close(deadline)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import base64
 import datetime
 import hmac
-import json
 import os
 from dataclasses import dataclass, field
-from typing import Any
+
+import msgspec
 
 from multiverso.errors import StartupError
 
@@ -48,8 +48,7 @@ class Credentials:
 
     def to_text(self) -> str:
         """Returns it as one line of text, as an environment variable carries it."""
-        parts = {name: base64.b64encode(getattr(self, name)).decode() for name in _FIELDS}
-        return base64.b64encode(json.dumps(parts).encode()).decode()
+        return base64.b64encode(msgspec.json.encode(self)).decode()
 
     @classmethod
     def from_text(cls, text: str) -> Credentials:
@@ -62,20 +61,16 @@ class Credentials:
         try:
             if len(text) > _LONGEST_TEXT:
                 raise ValueError("it is too long")
-            parts: Any = json.loads(base64.b64decode(text, validate=True))
-            made = cls(**{name: base64.b64decode(parts[name], validate=True) for name in _FIELDS})
+            made = msgspec.json.decode(base64.b64decode(text, validate=True), type=cls)
             if len(made.secret) < _SECRET_BYTES or bool(made.certificate) != bool(made.key):
                 raise ValueError("a part is missing")
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, msgspec.MsgspecError) as error:
             raise StartupError(
                 f"the job's credentials are damaged ({error}); pass them on unchanged from where the job was started"
             ) from error
         if made.encrypted:
             check_installed()
         return made
-
-
-_FIELDS = ("secret", "certificate", "key")
 
 
 def new_credentials(encrypted: bool = True) -> Credentials:

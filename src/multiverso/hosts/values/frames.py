@@ -14,8 +14,7 @@ PUSH = 3  # host to home: a difference
 ANSWER = 4  # home to host: a difference
 VALUE = 5  # home to host: S itself, where the answer was lost, or to a first push
 NEWS = 6  # home to host: its values have changed since its last answers
-BYE = 7  # this side ends on purpose
-KINDS = frozenset((OPEN, CLOSE, PUSH, ANSWER, VALUE, NEWS, BYE))
+KINDS = frozenset((OPEN, CLOSE, PUSH, ANSWER, VALUE, NEWS))
 
 # flags
 FRESH = 1  # of PUSH: the first between the two since the table was opened

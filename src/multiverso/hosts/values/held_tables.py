@@ -28,6 +28,10 @@ class HeldTables:
         host: this host's number.
         hosts: how many there are.
         survivors: the hosts that were left after each loss so far.
+
+    Attributes:
+        survivors: as above, with those since.
+        rest: how whoever looks at the tables sleeps; the one thing that is used without the fabric's lock.
     """
 
     def __init__(self, host: int, hosts: int, survivors: Sequence[Sequence[int]]) -> None:
@@ -35,7 +39,7 @@ class HeldTables:
         self.survivors = [list(left) for left in survivors]
         self._held: dict[int, Held] = {}
         self._versions = Versions()
-        self._rest = Rest()
+        self.rest = Rest()
 
     def add(self, number: int, copy: Copy, wire: str, every: Every | None, rule: str) -> Held:
         """Makes what a table needs, and gives its chunks homes; the other arguments are those of ``Fabric.attach``.
@@ -111,28 +115,16 @@ class HeldTables:
         """Asks the versions of all tables; returns whether this host's workers have changed one.
 
         Args:
-            resting: workers that change one from now on are to end the next :meth:`rest`.
+            resting: workers that change one from now on are to end the next sleep of ``rest``.
         """
         if resting:
-            self._rest.announce()
+            self.rest.announce()
         moved = False
         for number, version in self._versions.read().items():
             changes = self._held[number].changes
             moved |= changes.version != version
             changes.version = version
         return moved
-
-    def rest(self, seconds: float) -> None:
-        """Sleeps until a worker changes a table, or somebody calls :meth:`wake`. The one method without the lock."""
-        self._rest.sleep(seconds)
-
-    def wake(self) -> None:
-        """Ends :meth:`rest`."""
-        self._rest.wake()
-
-    def rest_on(self, control: int) -> None:
-        """Says where a job's control segment is, whose workers end :meth:`rest`."""
-        self._rest.share(control)
 
     def close(self) -> None:
         """Refuses whatever would still go into a table's memory."""
@@ -155,8 +147,9 @@ class Rest:
         self._word = addressof(self._own)
 
     def share(self, control: int) -> None:
-        """Says where the control segment is, in which workers find the word. Until then a sleep is a nap."""
-        self._word = control + at.NODE_RESTS
+        """Says where the control segment is, in which workers find the word, or 0. Until then a sleep is a nap."""
+        if control:
+            self._word = control + at.NODE_RESTS
 
     def announce(self) -> None:
         """Asks workers to end the sleep that may follow."""

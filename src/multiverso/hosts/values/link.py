@@ -73,16 +73,6 @@ class Link(Carried):
         """What it has done since it was made."""
         return self._state.traffic
 
-    @property
-    def connected(self) -> bool:
-        """Whether there is a connection."""
-        return self._state.connected
-
-    @property
-    def peer_left(self) -> bool:
-        """Whether the peer has said goodbye over it."""
-        return self._state.peer_left
-
     # -- tables ----------------------------------------------------------------------------------------------
 
     def attach(self, number: int, held: Held, epoch: int = 0) -> None:
@@ -114,7 +104,7 @@ class Link(Carried):
             if self._state.connected:
                 self._state.queues.words.append(Outgoing(Header(frames.CLOSE, table=number)))
             for ticket in self._state.tickets:
-                ticket.left -= {id(part) for part in table.away.values()}
+                ticket.left -= set(table.away.values())
 
     def begin_ruling(self, number: int) -> None:
         """From now on what this side pushes goes through the rule between hosts: initial values are there."""
@@ -173,7 +163,7 @@ class Link(Carried):
                         here.applied = 0
             self._incarnation = incarnation
             self._drop()
-            self._state.connected, self._state.peer_left = True, False
+            self._state.connected = True
             for table in self._state.tables.values():
                 self._state.say_open(table)
 
@@ -196,12 +186,6 @@ class Link(Carried):
             self.sent(self._state.queues.answers.popleft())
         for table in self._state.tables.values():
             table.theirs, table.told = None, False
-
-    def bye(self) -> None:
-        """Says that this side ends on purpose."""
-        with self._state.lock:
-            if self._state.connected:
-                self._state.queues.words.append(Outgoing(Header(frames.BYE)))
 
     # -- what is to do ---------------------------------------------------------------------------------------
 
@@ -231,16 +215,16 @@ class Link(Carried):
         """
         with self._state.lock:
             self._ticket += 1
-            parts: dict[int, Away] = {}
+            parts: set[Away] = set()
             for table in self._state.tables.values():
                 if tables is not None and table.number not in tables:
                     continue
                 for part in table.away.values():
                     part.take = take or (part.take and part.goal > part.done)
                     part.goal, part.tries = self._ticket, 0
-                    parts[id(part)] = part
+                    parts.add(part)
                     self._state.queues.ask(table, part)
-            ticket = Ticket(self._ticket, set(parts), parts)
+            ticket = Ticket(self._ticket, parts)
             self._state.tickets = [t for t in self._state.tickets if t.left] + [ticket]
             return ticket
 

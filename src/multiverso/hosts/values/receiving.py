@@ -13,7 +13,7 @@ from multiverso.hosts.values.frames import Opened
 from multiverso.hosts.values.state import Away, Here, LinkState, LinkTable, UnderWay
 
 _ENOUGH = 8  # frames of a chunk that a settle waits for while workers keep adding
-_WORDS = frozenset((frames.OPEN, frames.CLOSE, frames.NEWS, frames.BYE))
+_WORDS = frozenset((frames.OPEN, frames.CLOSE, frames.NEWS))
 
 
 class Receiving:
@@ -83,11 +83,9 @@ class Receiving:
     def _take_word(self, header: Header, body: memoryview, now: float) -> None:
         state = self._state
         table = state.tables.get(header.table)
-        if header.kind == frames.BYE:
-            state.peer_left = True
-        elif table is None:
+        if table is None:
             return  # opened there before it is here: it is said again when it is
-        elif header.kind == frames.NEWS:
+        if header.kind == frames.NEWS:
             table.news = True
             if table.ready:
                 state.begin_what_is_due(table, now)
@@ -164,7 +162,7 @@ class Receiving:
                     part.done = part.goal
                     for ticket in state.tickets:
                         if ticket.number <= part.goal and ticket.left:
-                            ticket.left.discard(id(part))
+                            ticket.left.discard(part)
                             self._some_settled |= ticket.done
             if part.goal > part.done:
                 state.queues.ask(table, part)
@@ -177,7 +175,7 @@ MOST_ANSWERS = 64  # of a peer whose window we do not know; a peer that sends mo
 
 
 def check_word(header: Header) -> None:
-    """Of OPEN, CLOSE, NEWS and BYE.
+    """Of OPEN, CLOSE and NEWS.
 
     Raises:
         ProtocolError: no node sends this.

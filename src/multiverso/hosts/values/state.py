@@ -147,8 +147,7 @@ class Ticket:
     """A settle: over when nothing is left in it."""
 
     number: int
-    left: set[int]
-    parts: dict[int, Away] = field(repr=False)
+    left: set[Away]
 
     @property
     def done(self) -> bool:
@@ -327,7 +326,6 @@ class LinkState:
     answering: int = 0
     serving_urgent: bool = False
     connected: bool = False
-    peer_left: bool = False
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def say_open(self, table: LinkTable) -> None:

@@ -101,7 +101,8 @@ class HostBarriers:
         def take() -> None:
             if self._overwritten < barrier:
                 self._overwritten = barrier
-                self._fabric.overwrite(order.written)
+                for number, (host, turn, all_are_there) in order.written.items():
+                    self._fabric.rounds.overwrite(number, host, turn, all_are_there)
             self._fabric.take(move_deadline(), self._joined)
 
         self._mover.do(take, lambda: self._release(barrier))
@@ -124,7 +125,7 @@ class HostBarriers:
 
     def _settle_at(self, barrier: int) -> None:
         self._fabric.settle(move_deadline(), self._joined)
-        self._report(Settled(barrier, self._newly_written(), self._fabric.turns()))
+        self._report(Settled(barrier, self._newly_written(), self._fabric.rounds.turns()))
 
     def _newly_written(self) -> list[int]:
         """The synchronous tables that workers of this host have overwritten since the last barrier."""

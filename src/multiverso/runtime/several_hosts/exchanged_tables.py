@@ -123,12 +123,12 @@ class ExchangedTables:
     def refill(self, number: int, then: Callable[[bool], None]) -> None:
         """Holds a synchronous table's rounds with its values here, then calls `then` in the node's thread."""
         post = self._mover.post
-        self._mover.put(lambda: self._fabric.refill(number, lambda here: post(lambda: then(here))))
+        self._mover.put(lambda: self._fabric.rounds.refill(number, lambda here: post(lambda: then(here))))
 
     def release(self, number: int) -> None:
         """Lets the rounds of a table continue, with those who take part now."""
         # now: the thread that moves may be waiting for what this allows to continue
-        self._fabric.release(number)
+        self._fabric.rounds.release(number)
 
     def after(self, then: Callable[[], None]) -> None:
         """Calls `then` in the node's thread once all that was asked for before is done."""

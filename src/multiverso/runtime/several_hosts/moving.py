@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from multiverso.deadline import Deadline
-from multiverso.errors import MultiversoError
 from multiverso.hosts.control import messages
 from multiverso.runtime.job.control import Control
 
@@ -69,7 +68,7 @@ class Mover:
             regroups = self._regroups
             try:
                 return action()
-            except MultiversoError:
+            except Exception:
                 if self._closing.is_set() or not self._goes_on(regroups):
                     raise
 
@@ -98,16 +97,13 @@ class Mover:
 
     def _move(self) -> None:
         while (task := self._tasks.get()) is not None:
-            while not self._closing.is_set():
-                regroups = self._regroups
-                try:
-                    task()
-                    break
-                except Exception as error:
-                    if self._closing.is_set() or self._goes_on(regroups):
-                        continue  # a host was lost meanwhile: once more, without it
+            if self._closing.is_set():
+                continue
+            try:
+                self.again(task)
+            except Exception as error:
+                if not self._closing.is_set():
                     self.broken(error)
-                    break
 
 
 def move_deadline() -> Deadline:
