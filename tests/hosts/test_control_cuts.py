@@ -61,6 +61,7 @@ def test_cuts_lose_nothing_and_nobody(capfd: pytest.CaptureFixture[str]) -> None
         cutter.start()
         try:
             assert job.run(work) == [True] * 3
+            assert all(node.stay() for node in job.nodes)  # what was said last has reached all
         finally:
             over.set()
             cutter.join()
