@@ -159,7 +159,9 @@ def test_sigterm_ends_everything(experiment: Any, wait_until: Any) -> None:
     for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):  # `timeout` and some terminals send several
         os.kill(launcher.pid, number)
         threading.Event().wait(0.02)
-    assert "interrupted" in experiment.finish(launcher, 128 + signal.SIGTERM)
+    assert "interrupted" in experiment.finish(launcher, None)
+    # of those that came while it was not run the system delivers the lowest number first
+    assert launcher.returncode in (128 + signal.SIGTERM, 128 + signal.SIGINT)
     wait_until(lambda: not left_running(experiment.folder))
 
 

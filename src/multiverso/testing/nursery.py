@@ -6,6 +6,7 @@ as what was imported has started nothing yet: PyTorch, JAX, Keras and their trai
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib
 import multiprocessing
@@ -45,13 +46,13 @@ def run_forked(
     Returns:
         What each returned; a WorkerLostError in the place of one that was killed or ended before.
     """
-    nursed = (number, tuple(preload), function, tuple(args))
+    nursed = (number, tuple(preload), 0.8 * timeout_seconds, function, tuple(args))
     answers = mv.run(_nurse, 1, args=nursed, timeout_seconds=timeout_seconds, env=env)[0]
     return [answer if isinstance(answer, WorkerLostError) else pickle.loads(answer) for answer in answers]
 
 
 def _nurse(
-    number: int, preload: Preload, function: Callable[..., Any], args: Sequence[Any]
+    number: int, preload: Preload, seconds: float, function: Callable[..., Any], args: Sequence[Any]
 ) -> list[bytes | WorkerLostError]:
     gc.disable()  # the million objects of an import are there to stay
     for what in preload:
@@ -63,7 +64,7 @@ def _nurse(
     children = []
     for me in range(number):
         answer, there = context.Pipe(duplex=False)
-        child = context.Process(target=_child, args=(there, me, function, args))
+        child = context.Process(target=_child, args=(there, seconds, me, function, args))
         with warnings.catch_warnings():
             # JAX, about the threads that it starts later.
             warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
@@ -89,8 +90,12 @@ def _end(code: int | None) -> str:
     return f"ended with exit code {code} before the function returned"
 
 
-def _child(answer: Connection, me: int, function: Callable[..., Any], args: Sequence[Any]) -> None:
+def _child(answer: Connection, seconds: float, me: int, function: Callable[..., Any], args: Sequence[Any]) -> None:
     import cloudpickle  # as `multiverso.run` sends what a worker returns
 
-    with answer:
-        answer.send_bytes(cloudpickle.dumps(function(me, *args)))
+    faulthandler.dump_traceback_later(seconds)  # then it hangs: this says where
+    try:
+        with answer:
+            answer.send_bytes(cloudpickle.dumps(function(me, *args)))
+    finally:
+        faulthandler.cancel_dump_traceback_later()
