@@ -6,8 +6,9 @@ import contextlib
 import io
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import ray
@@ -18,8 +19,8 @@ from multiverso.launch.outcomes import Failed, read_answer
 from multiverso.launch.restarting import Replacements
 from multiverso.launch.results import WorkerExit
 from multiverso.ray.nodes import START_SECONDS, Nodes, asked
+from multiverso.ray.placement import Placement
 from multiverso.ray.progress import Progress
-from multiverso.ray.rooms import Rooms
 from multiverso.ray.workers import Worker
 
 _LOOK_SECONDS = 0.5
@@ -30,7 +31,7 @@ _GRACE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Wish:
+class JobSpec:
     """What was asked for.
 
     Attributes:
@@ -60,6 +61,80 @@ class Wish:
     progress: Progress | None
 
 
+@dataclass
+class _WorkerState:
+    """One worker. What Ray was asked for is a reference of the answer, and None when nothing is waited for.
+
+    Attributes:
+        number: its own.
+        host: the number of its host.
+        actor: its process.
+        pid: that process's number; ``new_pid``: the answer, where it was started again.
+        began: when the function was called in it, the last time.
+        call: the function's answer.
+        question: whether another may take its place.
+        outcome: what the function has returned, or how it failed.
+        due: when it is started again.
+        unseen: the first host's node still shows the dead one in whose place it is.
+        over: it has failed, and is not started again.
+        silent_since: when the node that calls it lost did so first.
+    """
+
+    number: int
+    host: int
+    actor: Any = None
+    pid: int = 0
+    new_pid: Any = None
+    began: float = 0.0
+    call: Any = None
+    question: Any = None
+    outcome: Any = None
+    due: float | None = None
+    unseen: bool = False
+    over: bool = False
+    silent_since: float | None = None
+
+    def __str__(self) -> str:
+        return f"Worker {self.number} (pid {self.pid})"
+
+    def exit(self, code: int, signal: str | None, by_us: bool) -> WorkerExit:
+        """Returns how its process has ended."""
+        return WorkerExit(self.number, self.pid, code, signal, by_us, time.monotonic() - self.began)
+
+    def kill(self) -> None:
+        """Ends its process, if that is there."""
+        with contextlib.suppress(Exception):
+            ray.kill(self.actor)
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether it has failed, and may be started again."""
+        return isinstance(self.outcome, Failed) and not self.over
+
+
+@dataclass
+class _HostState:
+    """One host.
+
+    Attributes:
+        number: its own.
+        name: what errors call it.
+        began: when its node did, the last time.
+        lost: it does not come again, or not yet.
+        due: when its node is started again.
+        coming: the answer of its node that takes a lost one's place.
+        entering: the first host's node still shows it as lost.
+    """
+
+    number: int
+    name: str
+    began: float = field(default_factory=time.monotonic)
+    lost: bool = False
+    due: float | None = None
+    coming: Any = None
+    entering: bool = False
+
+
 class Job:
     """The workers of one start. Owner: the thread that runs it.
 
@@ -68,32 +143,16 @@ class Job:
     has room for the host, takes the tables' values, and then its workers are started.
     """
 
-    def __init__(self, wish: Wish, nodes: Nodes, rooms: Rooms) -> None:
-        self._wish, self._nodes, self._rooms = wish, nodes, rooms
-        self._replacements = Replacements(wish.replace)
-        self._hosts_again = Replacements(wish.replace)
+    def __init__(self, spec: JobSpec, nodes: Nodes, placement: Placement) -> None:
+        self._spec, self._nodes, self._placement = spec, nodes, placement
+        self._replacements = Replacements(spec.replace)
+        self._hosts_again = Replacements(spec.replace)
         self._environ: Mapping[str, str] = {}
-        self._actors: dict[int, Any] = {}
-        self._pids: dict[int, int] = {}
-        self._outcomes: dict[int, Any] = {}
-        self._began: dict[int, float] = {}  # each worker, the last time
-        self._hosts_began = dict.fromkeys(range(len(nodes.hosts)), time.monotonic())
+        self._workers = [_WorkerState(number, nodes.number_of(number)) for number in range(spec.workers)]
+        self._hosts = [_HostState(number, host.name) for number, host in enumerate(nodes.hosts)]
+        self._ends = spec.until
         self._call: Any = None
-        # what Ray was asked for, by its reference of the answer
-        self._pending: dict[Any, int] = {}  # the function's call in each worker
-        self._questions: dict[Any, WorkerExit] = {}  # whether another may take its place
-        self._coming: dict[Any, int] = {}  # nodes of hosts that take lost ones' places
-        self._pid_of: dict[int, Any] = {}  # of workers that are started again
         self._status: Any = None
-        # when what has failed is started again
-        self._due: dict[int, float] = {}
-        self._hosts_due: dict[int, float] = {}
-        # what the first host's node does not know yet
-        self._unseen: set[int] = set()  # workers in dead ones' places that it still shows as these
-        self._entering: set[int] = set()  # hosts that it still shows as lost
-        self._lost: set[int] = set()  # hosts that do not come again, or not yet
-        self._over: set[int] = set()  # workers that have failed, and are not started again
-        self._silent: dict[Any, float] = {}
 
     def start(self, environ: Mapping[str, str]) -> None:
         """Starts the workers and calls the function in them.
@@ -101,205 +160,186 @@ class Job:
         Args:
             environ: what they find in their environment beside what was asked for.
         """
-        self._environ = {**self._wish.environ, **environ}
-        for worker_id in range(self._wish.workers):
-            self._place(worker_id)
-        pids = asked(
-            "a worker cannot begin",
-            lambda: ray.get([a.pid.remote() for a in self._actors.values()], timeout=START_SECONDS),
-        )
-        self._pids = dict(enumerate(pids))
-        self._call = ray.put(self._wish.call)
-        for worker_id in self._actors:
-            self._begin(worker_id)
+        self._environ = {**self._spec.environ, **environ}
+        for worker in self._workers:
+            self._place(worker)
+        answers = [worker.actor.pid.remote() for worker in self._workers]
+        pids = asked("a worker cannot begin", lambda: ray.get(answers, timeout=START_SECONDS))
+        self._call = ray.put(self._spec.call)
+        for worker, pid in zip(self._workers, pids, strict=True):
+            worker.pid = pid
+            self._begin(worker)
 
-    def _place(self, worker_id: int) -> None:
+    def _place(self, worker: _WorkerState) -> None:
         """Starts a worker's process where Ray has set aside room for it."""
-        resources = dict(self._wish.resources)
+        resources = dict(self._spec.resources)
         options = {
             "num_cpus": resources.pop("CPU", 0),
             "num_gpus": resources.pop("GPU", 0),
             "resources": resources,
-            "scheduling_strategy": self._rooms.places[worker_id],
+            "scheduling_strategy": self._placement.places[worker.number],
         }
-        self._actors[worker_id] = ray.remote(Worker).options(**options).remote(worker_id)
+        worker.actor = ray.remote(Worker).options(**options).remote(worker.number)
 
-    def _begin(self, worker_id: int) -> None:
+    def _begin(self, worker: _WorkerState) -> None:
         """Calls the function in it."""
-        environ = {**self._environ, **self._nodes.environ(worker_id)}
-        self._began[worker_id] = time.monotonic()
-        self._pending[self._actors[worker_id].call.remote(environ, self._call)] = worker_id
+        environ = {**self._environ, **self._nodes.environ(worker.number)}
+        worker.began, worker.silent_since = time.monotonic(), None
+        worker.call = worker.actor.call.remote(environ, self._call)
 
-    def _begin_again(self, worker_id: int) -> None:
-        self._place(worker_id)
-        self._pid_of[worker_id] = self._actors[worker_id].pid.remote()
-        self._unseen.add(worker_id)
+    def _begin_again(self, worker: _WorkerState) -> None:
+        self._place(worker)
+        worker.new_pid = worker.actor.pid.remote()
+        worker.unseen = True
         self._status = None  # what was asked before that may not know of the death yet
-        self._begin(worker_id)
+        self._begin(worker)
 
     def finish(self) -> list[Any]:
         """Waits for all workers, or until one's failure ends the job, or the time is over."""
-        ends = self._wish.until
-        while (self._pending or self._questions or self._due) and time.monotonic() < ends:
+        while time.monotonic() < self._ends and any(
+            worker.call is not None or worker.question is not None or worker.due is not None for worker in self._workers
+        ):
             self._start_due()
-            waited = [*self._pending, *self._questions, *self._coming]
+            waited: dict[Any, Callable[[Any], None]] = {}
+            for worker in self._workers:
+                waited |= {worker.call: partial(self._ended, worker), worker.question: partial(self._answered, worker)}
+            for host in self._hosts:
+                waited[host.coming] = partial(self._came, host)
+            waited.pop(None, None)
             if not waited:
                 time.sleep(_LOOK_SECONDS)
                 continue
-            for reference in ray.wait(waited, timeout=_LOOK_SECONDS)[0]:
-                if reference in self._questions:
-                    self._answered(reference)
-                elif reference in self._coming:
-                    self._came(reference)
-                elif reference in self._pending:  # and not given up with its host
-                    outcome = self._ended(reference, self._pending.pop(reference))
-                    if isinstance(outcome, Failed) and self._wish.on_failure == "stop":
-                        ends = min(ends, time.monotonic() + _GRACE_SECONDS)
+            for reference in ray.wait(list(waited), timeout=_LOOK_SECONDS)[0]:
+                waited[reference](reference)
             self._look()
-        for worker_id in self._pending.values():
-            where = self._nodes.host_of(worker_id).name
-            self._fail(worker_id, f"{self._who(worker_id)} on {where} had not ended and was ended.", by_us=True)
-        return [self._outcomes[worker_id] for worker_id in sorted(self._outcomes)]
+        for worker in self._workers:
+            if worker.call is not None:
+                where = self._hosts[worker.host].name
+                self._fail(worker, f"{worker} on {where} had not ended and was ended.", by_us=True)
+        return [worker.outcome for worker in self._workers]
 
     def end(self) -> None:
         """Ends all workers."""
-        for actor in self._actors.values():
-            with contextlib.suppress(Exception):
-                ray.kill(actor)
+        for worker in self._workers:
+            worker.kill()
 
     def _start_due(self) -> None:
         now = time.monotonic()
-        for worker_id in [worker_id for worker_id, at in self._due.items() if at <= now]:
-            del self._due[worker_id]
-            self._begin_again(worker_id)
-        for host in [host for host, at in self._hosts_due.items() if at <= now]:
-            del self._hosts_due[host]
-            self._hosts_began[host] = now
-            self._coming[self._nodes.begin_again(host)] = host
-        for worker_id, answer in list(self._pid_of.items()):
-            if ray.wait([answer], timeout=0)[0]:
-                del self._pid_of[worker_id]
+        for worker in self._workers:
+            if worker.due is not None and worker.due <= now:
+                worker.due = None
+                self._begin_again(worker)
+            if worker.new_pid is not None and ray.wait([worker.new_pid], timeout=0)[0]:
+                answer, worker.new_pid = worker.new_pid, None
                 with contextlib.suppress(ray.exceptions.RayError):
-                    self._pids[worker_id] = ray.get(answer)
+                    worker.pid = ray.get(answer)
+        for host in self._hosts:
+            if host.due is not None and host.due <= now:
+                host.due, host.began = None, now
+                host.coming = self._nodes.begin_again(host.number)
 
     # -- a worker has ended ----------------------------------------------------------------------------------
 
-    def _ended(self, reference: Any, worker_id: int) -> Any:
-        end = WorkerExit(worker_id, self._pids[worker_id], 0, None, False, time.monotonic() - self._began[worker_id])
+    def _ended(self, worker: _WorkerState, reference: Any) -> None:
+        if worker.call != reference:
+            return  # it was given up with its host
+        worker.call = None
         try:
-            self._outcomes[worker_id] = read_answer(io.BytesIO(ray.get(reference)), end)
+            answer = io.BytesIO(ray.get(reference))
+            worker.outcome = read_answer(answer, worker.exit(0, None, by_us=False))
         except ray.exceptions.RayError as error:
             why = " ".join(str(error).split())[:_MOST_WORDS]
-            where = self._nodes.host_of(worker_id).name
-            self._fail(worker_id, f"{self._who(worker_id)} on {where} died. Ray says: {why}", by_us=False)
-        outcome = self._outcomes[worker_id]
-        if isinstance(outcome, Failed):
-            # the process stays, and with it what tells the others that it lives
-            with contextlib.suppress(Exception):
-                ray.kill(self._actors[worker_id])
-            if self._wish.replace:
-                self._questions[self._nodes.ask_replaced(worker_id)] = outcome.end
-            else:
-                self._nodes.absent(worker_id)
-        return outcome
+            where = self._hosts[worker.host].name
+            self._fail(worker, f"{worker} on {where} died. Ray says: {why}", by_us=False)
+        if not isinstance(worker.outcome, Failed):
+            return
+        worker.kill()  # the process stays, and with it what tells the others that it lives
+        if self._spec.replace:
+            worker.question = self._nodes.ask_replaced(worker.number)
+        else:
+            self._nodes.absent(worker.number)
+        if self._spec.on_failure == "stop":
+            self._ends = min(self._ends, time.monotonic() + _GRACE_SECONDS)
 
-    def _answered(self, reference: Any) -> None:
+    def _answered(self, worker: _WorkerState, reference: Any) -> None:
         """A worker's node has said whether another may take its place, or is not there any more."""
-        end = self._questions.pop(reference)
-        worker_id = end.worker_id
+        if worker.question != reference:
+            return  # it was given up with its host
+        worker.question = None
         try:
             may_be = ray.get(reference)
         except ray.exceptions.ActorUnavailableError:  # it may be again
-            self._questions[self._nodes.ask_replaced(worker_id)] = end
+            worker.question = self._nodes.ask_replaced(worker.number)
             time.sleep(_LOOK_SECONDS)
             return
         except ray.exceptions.RayError:
             may_be = None
         if may_be is None:
-            self._lose(self._nodes.number_of(worker_id), "its node has ended")
+            self._lose(self._hosts[worker.host], "its node has ended")
             return
-        seconds = self._replacements.after(end) if may_be else None
+        seconds = self._replacements.after(worker.outcome.end) if may_be else None
         if seconds is None:
-            self._over.add(worker_id)
-            self._nodes.absent(worker_id)
+            worker.over = True
+            self._nodes.absent(worker.number)
             return
-        self._due[worker_id] = time.monotonic() + seconds
-        _say(
-            f"{self._who(worker_id)} failed; it is started again "
-            f"({self._replacements.done} of at most {self._replacements.most} replacements)."
-        )
+        worker.due = time.monotonic() + seconds
+        _say(f"{worker} failed; it is started again ({_so_many(self._replacements)}).")
 
-    def _fail(self, worker_id: int, text: str, by_us: bool) -> None:
+    def _fail(self, worker: _WorkerState, text: str, by_us: bool) -> None:
         signal = None if by_us else "SIGKILL"  # so that it is told before those who only noticed
-        end = WorkerExit(worker_id, self._pids[worker_id], 1, signal, by_us, time.monotonic() - self._began[worker_id])
-        self._outcomes[worker_id] = Failed(WorkerLostError(text, [worker_id]), end)
-
-    def _who(self, worker_id: int) -> str:
-        return f"Worker {worker_id} (pid {self._pids[worker_id]})"
+        worker.call = None
+        worker.outcome = Failed(WorkerLostError(text, [worker.number]), worker.exit(1, signal, by_us))
 
     # -- a host is lost --------------------------------------------------------------------------------------
 
-    def _lose(self, host: int, why: str) -> None:
+    def _lose(self, host: _HostState, why: str) -> None:
         """Nobody waits for a host's workers any more; another host takes its place, if it may."""
-        if host in self._lost:
+        if host.lost:
             return
-        self._lost.add(host)
-        self._entering.discard(host)
-        workers, name = self._nodes.hosts[host].workers, self._nodes.hosts[host].name
-        for worker_id in workers:
-            with contextlib.suppress(Exception):
-                ray.kill(self._actors[worker_id])
-            self._due.pop(worker_id, None)
-            self._pid_of.pop(worker_id, None)
-        for reference, worker_id in list(self._pending.items()):
-            if worker_id in workers:
-                del self._pending[reference]
-                self._fail(worker_id, f"{self._who(worker_id)} is lost with its host: {name}: {why}.", by_us=False)
-        self._questions = {reference: end for reference, end in self._questions.items() if end.worker_id not in workers}
-        if 0 in self._lost:
+        host.lost, host.entering = True, False
+        workers = [worker for worker in self._workers if worker.host == host.number]
+        for worker in workers:
+            worker.kill()
+            worker.due = worker.new_pid = worker.question = None
+            if worker.call is not None:
+                self._fail(worker, f"{worker} is lost with its host: {host.name}: {why}.", by_us=False)
+        if self._hosts[0].lost:
             return  # the job is over
-        if any(map(self._is_unfinished, workers)):
+        if any(worker.is_unfinished for worker in workers):
             self._replace(host, why)
 
-    def _replace(self, host: int, why: str) -> None:
+    def _replace(self, host: _HostState, why: str) -> None:
         """Another host takes a lost one's place, unless there have been as many as there may be."""
-        end = WorkerExit(host, 0, 1, "SIGKILL", False, time.monotonic() - self._hosts_began[host])
-        name, seconds = self._nodes.hosts[host].name, self._hosts_again.after(end)
-        if seconds is None:
-            if self._hosts_again.most:
-                _say(f"{name} is lost ({why}), and does not come again: it has done so as often as it may.")
-            return
-        self._hosts_due[host] = time.monotonic() + seconds
-        _say(
-            f"{name} is lost ({why}); it is started again where Ray has room for it "
-            f"({self._hosts_again.done} of at most {self._hosts_again.most} replacements)."
-        )
+        end = WorkerExit(host.number, 0, 1, "SIGKILL", False, time.monotonic() - host.began)
+        seconds = self._hosts_again.after(end)
+        if seconds is not None:
+            host.due = time.monotonic() + seconds
+            so_many = _so_many(self._hosts_again)
+            _say(f"{host.name} is lost ({why}); it is started again where Ray has room for it ({so_many}).")
+        elif self._hosts_again.most:
+            _say(f"{host.name} is lost ({why}), and does not come again: it has done so as often as it may.")
 
-    def _came(self, reference: Any) -> None:
+    def _came(self, host: _HostState, reference: Any) -> None:
         """A node takes a lost one's place, or cannot."""
-        host = self._coming.pop(reference)
+        host.coming = None
         try:
             address = asked("a lost host's place cannot be taken", lambda: ray.get(reference))
         except StartupError as error:
             if not isinstance(error.__cause__, ray.exceptions.RayActorError):
-                _say(f"{self._nodes.hosts[host].name} does not come again: {error}")
-            elif self._nodes.never_ran(host):  # Ray had not noticed yet that its place is gone
-                self._hosts_due[host] = time.monotonic() + _AGAIN_SECONDS
+                _say(f"{host.name} does not come again: {error}")
+            elif self._nodes.never_ran(host.number):  # Ray had not noticed yet that its place is gone
+                host.due = time.monotonic() + _AGAIN_SECONDS
             else:
                 self._replace(host, "its node died while it began")
             return
-        self._nodes.begun(host, str(address))
-        self._lost.discard(host)
-        self._entering.add(host)
+        self._nodes.begun(host.number, str(address))
+        host.lost, host.entering = False, True
         self._status = None  # what was asked before that knows nothing of it
-        for worker_id in self._nodes.hosts[host].workers:
-            if self._is_unfinished(worker_id):
-                self._begin_again(worker_id)
-            else:
-                self._nodes.absent(worker_id)
-
-    def _is_unfinished(self, worker_id: int) -> bool:
-        return isinstance(self._outcomes.get(worker_id), Failed) and worker_id not in self._over
+        for worker in self._workers:
+            if worker.host == host.number and worker.is_unfinished:
+                self._begin_again(worker)
+            elif worker.host == host.number:
+                self._nodes.absent(worker.number)
 
     def _look(self) -> None:
         """Asks the first node how the job fares: workers on a lost host do not answer, and Ray notices late."""
@@ -310,30 +350,32 @@ class Job:
         answer, self._status = self._status, None
         with contextlib.suppress(ray.exceptions.RayError):
             status = ray.get(answer)
-            if self._wish.progress is not None:
-                self._wish.progress.show(status)
-            if self._wish.on_failure == "continue":
+            if self._spec.progress is not None:
+                self._spec.progress.show(status)
+            if self._spec.on_failure == "continue":
                 self._note(status)
 
     def _note(self, status: Mapping[str, Any]) -> None:
         """Takes note of who is lost."""
-        lost = [host for host, known in enumerate(self._nodes.hosts) if known.name in status["lost_hosts"]]
-        self._entering &= set(lost)
-        for host in lost:
-            if host not in self._entering:
+        for host in self._hosts:
+            lost = host.name in status["lost_hosts"]
+            host.entering = host.entering and lost
+            if lost and not host.entering:
                 self._lose(host, "it does not answer")
-        self._unseen &= set(status["lost"])
-        for reference, worker_id in list(self._pending.items()):
-            shown = worker_id in status["lost"] and worker_id not in self._unseen
-            if shown and self._is_silent(reference):
-                del self._pending[reference]
-                where = self._nodes.host_of(worker_id).name
-                self._fail(worker_id, f"{self._who(worker_id)} on {where} is lost, and does not answer.", by_us=False)
+        for worker in self._workers:
+            lost = worker.number in status["lost"]
+            worker.unseen = worker.unseen and lost
+            if worker.call is None or not lost or worker.unseen:
+                continue
+            # its last answer may still be on its way
+            worker.silent_since = worker.silent_since or time.monotonic()
+            if time.monotonic() - worker.silent_since > _GRACE_SECONDS:
+                where = self._hosts[worker.host].name
+                self._fail(worker, f"{worker} on {where} is lost, and does not answer.", by_us=False)
 
-    def _is_silent(self, reference: Any) -> bool:
-        """Whether a worker that its node calls lost stays without a word, for the time that its last one may take."""
-        since = self._silent.setdefault(reference, time.monotonic())
-        return time.monotonic() - since > _GRACE_SECONDS
+
+def _so_many(replacements: Replacements) -> str:
+    return f"{replacements.done} of at most {replacements.most} replacements"
 
 
 def _say(text: str) -> None:

@@ -16,10 +16,10 @@ from multiverso.hosts.values.options import VARIABLES, ExchangeOptions
 from multiverso.launch.function import check_call
 from multiverso.launch.job import OnFailure
 from multiverso.launch.outcomes import conclude, write_call
-from multiverso.ray.job import Job, Wish
+from multiverso.ray.job import Job, JobSpec
 from multiverso.ray.nodes import Nodes
+from multiverso.ray.placement import placement
 from multiverso.ray.progress import Progress
-from multiverso.ray.rooms import rooms
 from multiverso.runtime.discovery.restarts import RESTARTS_VARIABLE
 
 
@@ -106,7 +106,7 @@ def run(
     write_call(call, function, tuple(args), dict(kwargs or {}))
     if not ray.is_initialized():
         ray.init()
-    wish = Wish(
+    spec = JobSpec(
         workers,
         call.getvalue(),
         {name: float(amount) for name, amount in resources.items() if amount},
@@ -122,8 +122,8 @@ def run(
     late = f"multiverso.ray.run took longer than timeout_seconds={timeout_seconds:g}" if timeout_seconds else ""
     for restarts in range(max_restarts + 1):
         try:
-            outcomes = _once(wish, restarts)
-            in_time = time.monotonic() < wish.until
+            outcomes = _once(spec, restarts)
+            in_time = time.monotonic() < spec.until
             return conclude(outcomes, on_failure, None if in_time else late)
         except (WorkerLostError, NodeLostError) as error:
             if restarts == max_restarts:
@@ -133,21 +133,21 @@ def run(
     raise AssertionError
 
 
-def _once(wish: Wish, restarts: int) -> list[Any]:
+def _once(spec: JobSpec, restarts: int) -> list[Any]:
     """Starts all workers, and returns what each returned or how it failed."""
     with contextlib.ExitStack() as stack:
-        seconds = max(1.0, wish.until - time.monotonic())
-        whole = wish.replace > 0
-        found = stack.enter_context(rooms(wish.workers, wish.resources, wish.strategy, whole, seconds))
+        seconds = max(1.0, spec.until - time.monotonic())
+        whole = spec.replace > 0
+        found = stack.enter_context(placement(spec.workers, spec.resources, spec.strategy, whole, seconds))
         nodes = Nodes(
             found.hosts,
-            on_lost=wish.on_failure,
-            encrypted=wish.encrypted,
-            replaces=wish.replace > 0,
-            grace=wish.host_grace,
+            on_lost=spec.on_failure,
+            encrypted=spec.encrypted,
+            replaces=spec.replace > 0,
+            grace=spec.host_grace,
         )
         stack.callback(nodes.close)
-        job = Job(wish, nodes, found)
+        job = Job(spec, nodes, found)
         stack.callback(job.end)
         job.start({RESTARTS_VARIABLE: str(restarts)} if restarts else {})
         return job.finish()

@@ -17,7 +17,7 @@ from multiverso.ray.nodes import START_SECONDS, Host, hosts_at, hosts_of
 
 
 @dataclass(frozen=True)
-class Rooms:
+class Placement:
     """What Ray has set aside.
 
     Attributes:
@@ -30,7 +30,9 @@ class Rooms:
 
 
 @contextlib.contextmanager
-def rooms(workers: int, resources: Mapping[str, float], strategy: str, whole: bool, seconds: float) -> Iterator[Rooms]:
+def placement(
+    workers: int, resources: Mapping[str, float], strategy: str, whole: bool, seconds: float
+) -> Iterator[Placement]:
     """Gives room for all workers, until the context ends: a job never waits for its last worker with the others there.
 
     Args:
@@ -50,7 +52,7 @@ def rooms(workers: int, resources: Mapping[str, float], strategy: str, whole: bo
         hosts = hosts_of([placed[bundle] for bundle in order])
         counts = [len(host.workers) for host in hosts]
         if not whole or max(counts) == 1 or len(hosts) == 1:
-            yield _rooms(hosts, group, order)
+            yield _placement(hosts, group, order)
             return
     # Ray moves each bundle of a lost host by itself: what has to stay together has to be one
     bundles = [{name: count * amount for name, amount in resources.items()} for count in counts]
@@ -60,12 +62,12 @@ def rooms(workers: int, resources: Mapping[str, float], strategy: str, whole: bo
         of_workers = [bundle for bundle, count in enumerate(counts) for _ in range(count)]
         numbers = iter(range(workers))
         on = [(placed[bundle], tuple(itertools.islice(numbers, count))) for bundle, count in enumerate(counts)]
-        yield _rooms(hosts_at(on), group, of_workers)  # two on one machine are two hosts all the same
+        yield _placement(hosts_at(on), group, of_workers)  # two on one machine are two hosts all the same
 
 
-def _rooms(hosts: Sequence[Host], group: PlacementGroup, bundles: Sequence[int]) -> Rooms:
+def _placement(hosts: Sequence[Host], group: PlacementGroup, bundles: Sequence[int]) -> Placement:
     places = tuple(PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle) for bundle in bundles)
-    return Rooms(tuple(replace(host, place=places[host.workers[0]]) for host in hosts), places)
+    return Placement(tuple(replace(host, place=places[host.workers[0]]) for host in hosts), places)
 
 
 def _placed(group: PlacementGroup) -> dict[int, str]:
