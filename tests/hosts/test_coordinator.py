@@ -433,4 +433,4 @@ def test_a_host_gathers_what_the_others_have_not_sent_and_waits_for_no_lost_one(
     coordinator.receive(0, {"do": "gather", "number": 9})
     coordinator.receive(1, {"do": "brought", "host": 0, "number": 9})
     coordinator.receive(0, {"do": "gone"})  # it has nothing to bring any more, and nobody there waits
-    assert coordinator._barriers._gatherings == {}
+    assert coordinator._gatherings == {}

@@ -189,7 +189,7 @@ def test_a_table_that_comes_to_be_while_its_node_ends_does_not_keep_that() -> No
         def end_late() -> None:
             end()
             tables = other_hosts.tables
-            tables._clocks = Clocks(tables._control.address, [1], dict, tables._fabric, tables._mover, tables._tell)
+            tables._clocks = Clocks(tables._control.address, [1], dict, tables.fabric, tables.mover, tables._tell)
 
         other_hosts._fabric.close = end_late
         in_threads([job.nodes[1].close])

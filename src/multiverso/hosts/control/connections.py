@@ -167,7 +167,6 @@ class Centre:
             talk = self._talk_with(theirs)
         except _TurnedAwayError as error:
             _say_end(channel, str(error))
-            channel.shutdown()
             channel.close()
             return
         if talk.conversation.cuts:

@@ -5,7 +5,11 @@ records of ``messages.py``. Each host's reports come in the order in which it se
 order in which they were given. ``hosts/peer/conversation.py`` decides that a host is lost, and ``connections.py``
 reports it here.
 
-Its parts: tables that come to be and end (`table_steps`), barriers (`barriers`), what workers ask (`answers`).
+Its parts: tables that come to be and end (`table_steps`), what workers ask (`answers`).
+
+A barrier takes two steps: a host whose workers are all there pushes what they have added and says so (*settled*); when
+all have, everyone takes what the others pushed and lets its workers go (*take*). A *gathering* is the same for one
+host, while all continue: each *brings* what it has not sent yet.
 
 A lost host's place is taken by another node, which says hello again. Once no table is half made it is *welcome*: it
 hears what there is, makes and takes it, and its workers begin; the others hear that it has *joined*.
@@ -17,18 +21,19 @@ from collections.abc import Callable
 from typing import Any
 
 from multiverso.hosts.control.answers import AnswerTo, Desk
-from multiverso.hosts.control.barriers import Barriers
 from multiverso.hosts.control.known_hosts import KnownHost, KnownHosts
 from multiverso.hosts.control.messages import (
     Address,
     Agreed,
     Answer,
     Ask,
+    Bring,
     Brought,
     Clocks,
     Create,
     Done,
     Gather,
+    Gathered,
     Gone,
     Hello,
     Joined,
@@ -44,6 +49,7 @@ from multiverso.hosts.control.messages import (
     Say,
     Settled,
     Statistics,
+    Take,
     Tell,
     ToHost,
     Told,
@@ -56,6 +62,9 @@ from multiverso.hosts.control.messages import (
 from multiverso.hosts.control.table_steps import TableSteps
 from multiverso.hosts.roster import Roster
 from multiverso.layout import words as at
+
+# turns that a host which comes later might not have gone through: the others are at most a few behind
+_KEPT = 64
 
 
 class Coordinator:
@@ -73,7 +82,11 @@ class Coordinator:
         self._hosts = KnownHosts(KnownHost() for _ in range(roster.hosts))
         self._coming: dict[int, Address] = {}  # hosts that take a lost one's place, and their addresses
         self._tables = TableSteps(roster.names, self._hosts, self._coming)
-        self._barriers = Barriers(self._hosts, self._tables.overwritten)
+        self._released = 0  # the last barrier that all have passed
+        self._written: dict[int, int] = {}  # since then: whose values a synchronous table has got
+        self._turns: dict[int, dict[int, int]] = {}  # how far each host's rounds are, by table
+        # by host and number: the hosts that still have to bring what that one gathers
+        self._gatherings: dict[tuple[int, int], set[int]] = {}
         # what workers tell each other: by number, then by worker; None of one that has gone on without a word
         self._notes: dict[int, dict[int, str | None]] = {}
         self._options: dict[str, Any] | None = None
@@ -89,15 +102,15 @@ class Coordinator:
             Hello: self._hello,
             Options: self._check_options,
             Workers: self._note_workers,
-            Settled: self._barriers.note_settled,
+            Settled: self._settled,
             Create: self._tables.create,
             Withdraw: self._tables.withdraw,
             Done: self._tables.done,
             Unused: self._tables.note_unused,
             Used: self._tables.note_used,
             Parted: self._tables.note_parted,
-            Gather: self._barriers.gather,
-            Brought: self._barriers.note_brought,
+            Gather: self._gather,
+            Brought: self._brought,
             Tell: self._tell,
             Ask: self._ask,
             Say: self._say,
@@ -135,7 +148,7 @@ class Coordinator:
         orders += self._hosts.to_all(Workers(list(lost.workers.values())), but=host)
         orders += self._introduce() + self._answers(self._desk.note(list(lost.workers.values())))
         orders += self._tables.lose(host) + self._welcome()
-        return orders + self._barriers.look() + self._hand_round() + self._end()
+        return orders + self._look() + self._hand_round() + self._end()
 
     # -- who comes in a lost one's place -----------------------------------------------------------------------
 
@@ -159,7 +172,7 @@ class Coordinator:
         self._coming.clear()
         orders: list[ToHost] = []
         for host, address in coming.items():
-            self._hosts[host] = KnownHost(address, settled=self._barriers.released)
+            self._hosts[host] = KnownHost(address, settled=self._released)
             self._came_again += 1
             orders += self._hosts.to_all(Joined(host, address), but=host)
             lines = [line for known in self._hosts for line in known.workers.values()]
@@ -169,7 +182,7 @@ class Coordinator:
                 lost=[other for other, known in enumerate(self._hosts) if known.lost],
                 addresses=[known.address for known in self._hosts],
                 options=self._options or {},
-                released=self._barriers.released,
+                released=self._released,
                 workers=lines,
                 clocks=self._tables.clocks,
                 progress=self._tables.progress,
@@ -215,7 +228,7 @@ class Coordinator:
                 self._dead.add(line.worker_id)
             elif line.worker_id in self._dead:
                 self._dead.remove(line.worker_id)
-                self._since[line.worker_id] = self._barriers.released
+                self._since[line.worker_id] = self._released
         orders = self._hosts.to_all(Workers(lines, report.now), but=host)
         if not self._hosts[host].is_live:  # the creation of a table waits for those who count
             orders += self._tables.proceed()
@@ -237,13 +250,68 @@ class Coordinator:
     def _gone(self, host: int, report: Gone) -> list[ToHost]:
         """The last worker of a host has gone, and what they added is at the homes."""
         self._hosts[host].gone = True
-        return self._barriers.look() + self._end()
+        return self._look() + self._end()
 
     def _end(self) -> list[ToHost]:
         if not all(known.gone or known.lost for known in self._hosts):
             return []
         self.over = True
         return self._hosts.to_all(Over())
+
+    # -- barriers, and everything to one host ----------------------------------------------------------------
+
+    def _look(self) -> list[ToHost]:
+        """Looks what nobody has to be waited for any more: a host is lost, or its workers have gone."""
+        return self._release() + self._gathered()
+
+    def _settled(self, host: int, report: Settled) -> list[ToHost]:
+        """A host's workers have all reached a barrier, and what they added is at the homes."""
+        self._hosts[host].settled = max(self._hosts[host].settled, report.barrier)
+        for number in report.written:
+            self._written[number] = min(self._written.get(number, host), host)
+        self._turns[host] = report.turns
+        return self._release()
+
+    def _release(self) -> list[ToHost]:
+        reached = min((self._hosts[host].settled for host in self._hosts.there()), default=self._released)
+        if reached <= self._released:
+            return []
+        self._released = reached
+        written, self._written = self._written, {}
+        return self._hosts.to_all(Take(reached, self._in_turn(written)))
+
+    def _in_turn(self, written: dict[int, int]) -> dict[int, tuple[int, int, bool]]:
+        """Returns whose values come when in each table's rounds, and whether all hosts are as far as that."""
+        there = self._hosts.there()
+        found = {}
+        for number, writer in written.items():
+            turns = [self._turns[host][number] for host in there if number in self._turns.get(host, {})]
+            if turns:  # else it is closed
+                found[number] = (writer, max(turns), min(turns) == max(turns))
+                kept = self._tables.overwritten.setdefault(number, {})
+                kept[max(turns)] = writer
+                while len(kept) > _KEPT:
+                    del kept[next(iter(kept))]
+        return found
+
+    def _gather(self, host: int, report: Gather) -> list[ToHost]:
+        """A host wants what the others have and have not sent yet, while all continue: each brings it to the homes."""
+        there = set(self._hosts.there())
+        self._gatherings[host, report.number] = there
+        orders = self._hosts.to_all(Bring(host, report.number))
+        return [order for order in orders if order[0] in there] + self._gathered()
+
+    def _brought(self, host: int, report: Brought) -> list[ToHost]:
+        """A host has brought what it had not sent yet."""
+        self._gatherings.get((report.host, report.number), set()).discard(host)
+        return self._gathered()
+
+    def _gathered(self) -> list[ToHost]:
+        there = set(self._hosts.there())
+        done = [which for which, left in self._gatherings.items() if not left & there]
+        for which in done:
+            del self._gatherings[which]
+        return [(host, Gathered(number)) for host, number in done if host in there]
 
     # -- what workers tell each other ------------------------------------------------------------------------
 

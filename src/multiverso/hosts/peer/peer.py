@@ -181,7 +181,6 @@ class Peer:
             self._wake.notify_all()
         for unwanted in (refused, offered[0] if offered else None):
             if unwanted is not None:
-                unwanted.shutdown()
                 unwanted.close()
 
     def interrupt(self) -> None:

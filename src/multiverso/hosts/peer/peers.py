@@ -107,20 +107,20 @@ class Peers:
         me = Hello(self.host, self.hosts, self._incarnation, generation, role)
         channel, theirs = connect(self._addresses[number], self._credentials, me, deadline, begun)
         if (theirs.host, theirs.hosts) != (number, self.hosts):
-            _refuse(channel)
+            channel.close()
             raise RefusedError(f"host {theirs.host} of {theirs.hosts} listens where host {number} should")
         return channel, theirs
 
     def _let_in(self, channel: Channel, theirs: Hello) -> None:
         wanted = theirs.host > self.host and theirs.hosts == self.hosts
         if not wanted or theirs.incarnation in self._fenced:
-            _refuse(channel)
+            channel.close()
             return
         if (theirs.role, theirs.host) not in self._peers and theirs.role in self._opens:
             self._opens[theirs.role]()
         peer = self._peers.get((theirs.role, theirs.host))
         if peer is None:
-            _refuse(channel)
+            channel.close()
         else:
             peer.offer(channel, theirs)
 
@@ -139,8 +139,3 @@ class Peers:
         """After `shut`, and once all peers are closed: waits for the threads of the port."""
         if self._listener is not None:
             self._listener.join()
-
-
-def _refuse(channel: Channel) -> None:
-    channel.shutdown()
-    channel.close()

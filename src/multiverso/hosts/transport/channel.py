@@ -12,7 +12,6 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from typing import Protocol
 
 from multiverso.deadline import Deadline
 from multiverso.errors import StartupError
@@ -35,50 +34,11 @@ class RefusedError(StartupError, ConnectionError):
     """The other node refuses this one, or is not one of ours. Trying again does not help."""
 
 
-class Channel(Protocol):
-    """What the fabric and the control plane need of a connection. All of it raises OSError when that has ended."""
+class Channel:
+    """What the fabric and the control plane need of a connection. All of it raises OSError when that has ended.
 
-    def send(self, *parts: bytes | bytearray | memoryview) -> None:
-        """Sends all of the parts, one after another; one thread at a time."""
-
-    def send_now(self, *parts: bytes | bytearray | memoryview) -> bool:
-        """Sends without waiting for the other side; False if some of it is left for :meth:`flush`, or the next send.
-
-        What is left is not copied: it must not change until then.
-        """
-
-    def flush(self) -> None:
-        """Sends what is left."""
-
-    def recv_into(self, view: memoryview) -> int:
-        """Waits for bytes, of some channels until the view is full; returns how many came, 0 at the end. One thread."""
-
-    def recv_now(self, view: memoryview) -> int:
-        """Returns how many bytes came, 0 at the end. One thread, which may be another than that of ``recv_into``.
-
-        Raises:
-            BlockingIOError: nothing is there yet.
-        """
-
-    def await_some(self) -> None:
-        """Waits until there is something to receive, or the end. Another thread may receive it meanwhile."""
-
-    @property
-    def holds_some(self) -> bool:
-        """Whether it may have bytes that ``await_some`` does not see in another thread: they have left the socket."""
-
-    def round_trip(self) -> float:
-        """Returns the shortest time in seconds that the way there and back has taken."""
-
-    def shutdown(self) -> None:
-        """Ends it for both sides: whoever waits in here continues. Any thread may call it, more than once."""
-
-    def close(self) -> None:
-        """Frees the socket, once no thread is in here."""
-
-
-class OnSocket:
-    """What all channels do with their socket."""
+    How bytes are sent and received is a transport's own: `Plain` here, and `Encrypted` in ``tls.py``.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -86,25 +46,64 @@ class OnSocket:
         self._poll.register(connection, select.POLLIN)
         sockets.add(connection)
 
+    def send(self, *parts: bytes | bytearray | memoryview) -> None:
+        """Sends all of the parts, one after another; one thread at a time."""
+        raise NotImplementedError
+
+    def send_now(self, *parts: bytes | bytearray | memoryview) -> bool:
+        """Sends without waiting for the other side; False if some of it is left for :meth:`flush`, or the next send.
+
+        What is left is not copied: it must not change until then.
+        """
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """Sends what is left."""
+        raise NotImplementedError
+
+    def recv_into(self, view: memoryview) -> int:
+        """Waits for bytes, of some channels until the view is full; returns how many came, 0 at the end. One thread."""
+        raise NotImplementedError
+
+    def recv_now(self, view: memoryview) -> int:
+        """Returns how many bytes came, 0 at the end. One thread, which may be another than that of ``recv_into``.
+
+        Raises:
+            BlockingIOError: nothing is there yet.
+        """
+        raise NotImplementedError
+
     def await_some(self) -> None:
+        """Waits until there is something to receive, or the end. Another thread may receive it meanwhile."""
         self._poll.poll()
 
     @property
     def holds_some(self) -> bool:
+        """Whether it may have bytes that ``await_some`` does not see in another thread: they have left the socket."""
         return False
 
     def round_trip(self) -> float:
-        return round_trip_of(self._socket)
+        """Returns the shortest way there and back in seconds: the system sees each acknowledgement."""
+        try:
+            told = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT_AT + 4)
+        except OSError:
+            return FAR
+        if len(told) < _MIN_RTT_AT + 4:  # Linux before 4.6
+            return FAR
+        return int.from_bytes(told[_MIN_RTT_AT:], sys.byteorder) * 1e-6
 
     def shutdown(self) -> None:
+        """Ends it for both sides: whoever waits in here continues. Any thread may call it, more than once."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        """Ends it and frees the socket, once no thread is in here."""
+        self.shutdown()
         self._socket.close()
 
 
-class Plain(OnSocket):
+class Plain(Channel):
     """Bytes as they are."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -154,17 +153,6 @@ def drop(parts: list[memoryview], sent: int) -> None:
         sent -= len(parts.pop(0))
     if sent:
         parts[0] = parts[0][sent:]
-
-
-def round_trip_of(connection: socket.socket) -> float:
-    """Returns the shortest way there and back in seconds: the system sees each acknowledgement."""
-    try:
-        told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT_AT + 4)
-    except OSError:
-        return FAR
-    if len(told) < _MIN_RTT_AT + 4:  # Linux before 4.6
-        return FAR
-    return int.from_bytes(told[_MIN_RTT_AT:], sys.byteorder) * 1e-6
 
 
 def receive_some(connection: socket.socket, most: int, deadline: Deadline) -> bytes:

@@ -18,7 +18,7 @@ import threading
 from typing import Any
 
 from multiverso.deadline import Deadline
-from multiverso.hosts.transport.channel import OnSocket, RefusedError, receive_some
+from multiverso.hosts.transport.channel import Channel, RefusedError, receive_some
 
 _PIECE = 256 * 1024  # measured: of a plain stream 28 % with 64 KiB, 32 % with 256
 _SMALL = 256  # bytes
@@ -35,7 +35,7 @@ _NAMES = (
 )
 
 
-class Encrypted(OnSocket):
+class Encrypted(Channel):
     """TLS 1.3, by an ``OpenSSL.SSL.Connection`` over memory BIOs that has done its handshake."""
 
     def __init__(self, connection: socket.socket, tls: Any) -> None:

@@ -6,17 +6,16 @@ have brought is taken. A *gathering* is the same without a wait: one host asks f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from multiverso.hosts.control.messages import Bring, Brought, Gathered, Gone, Report, Settled, Take
-from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
 from multiverso.layout import words as at
 from multiverso.memory.words import load64
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.worker_state import WorkerState
-from multiverso.runtime.several_hosts.moving import Mover, move_deadline
-from multiverso.shards.shard import Shard
+from multiverso.runtime.several_hosts.exchanged_tables import ExchangedTables
+from multiverso.runtime.several_hosts.moving import move_deadline
 
 
 class HostBarriers:
@@ -24,34 +23,17 @@ class HostBarriers:
 
     Args:
         roster: the job's hosts.
-        fabric: moves the values.
-        mover: the thread that has it do so.
         control: the control segment.
-        shards: returns the tables by number.
-        joined: the tables that a worker may still want; of the mover's thread.
-        report: tells the coordinator, after what this host's workers have done so far.
+        tables: what is moved between the hosts, and by what.
         comes_again: whether another process may come for a worker of this host that died.
     """
 
     def __init__(
-        self,
-        roster: Roster,
-        fabric: Fabric,
-        mover: Mover,
-        control: Control,
-        shards: Callable[[], Mapping[int, Shard]],
-        joined: set[int],
-        report: Callable[[Report], None],
-        comes_again: Callable[[int], bool],
+        self, roster: Roster, control: Control, tables: ExchangedTables, comes_again: Callable[[int], bool]
     ) -> None:
-        self._roster = roster
-        self._fabric = fabric
-        self._mover = mover
-        self._control = control
-        self._shards = shards
-        self._joined = joined
-        self._report = report
-        self._comes_again = comes_again
+        self._roster, self._control, self._comes_again = roster, control, comes_again
+        self._fabric, self._mover, self._shards = tables.fabric, tables.mover, tables.shards
+        self._joined, self._report = tables.joined, tables.report
         # by worker of this host: the last barrier that it said it has reached
         self._arrived: dict[int, int] = {}
         self._released = self._settling = 0

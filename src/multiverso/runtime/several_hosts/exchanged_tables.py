@@ -32,7 +32,7 @@ class ExchangedTables:
         tell: tells it at once.
 
     Attributes:
-        report: as above.
+        fabric, mover, shards, report: as above.
         exchange: how tables travel, once a worker has said so.
         joined: the tables that a worker may still want; of the thread that moves.
         remote_statistics: what workers of other hosts have done with each table, by its number and theirs.
@@ -52,10 +52,10 @@ class ExchangedTables:
         self.joined: set[int] = set()
         self.remote_statistics: dict[int, dict[int, dict[str, float]]] = {}
         self._roster = roster
-        self._fabric = fabric
-        self._mover = mover
+        self.fabric = fabric
+        self.mover = mover
         self._control = control
-        self._shards = shards
+        self.shards = shards
         self.report, self._tell = report, tell
         self._attached: set[int] = set()  # those that the fabric knows; of the thread that moves
         self._follower: Follower | None = None  # once there is a synchronous table
@@ -88,25 +88,25 @@ class ExchangedTables:
             else:
                 self._join_copies(number, shard)
 
-        self._mover.do(join, then)
+        self.mover.do(join, then)
 
     def _join_rounds(self, number: int, shard: Shard, overwritten: Mapping[int, int] | None) -> None:
         control = self._control.address
-        self._fabric.attach_rounds(number, shard, control, self._roster.local, overwritten)
+        self.fabric.attach_rounds(number, shard, control, self._roster.local, overwritten)
         self._attached.add(number)
         self.joined.add(number)
         if self._follower is None:
-            self._follower = Follower(control, "rounds", self._fabric.follow_rounds, self._mover.broken)
+            self._follower = Follower(control, "rounds", self.fabric.follow_rounds, self.mover.broken)
 
     def _join_copies(self, number: int, shard: Shard) -> None:
         if shard.consistency.has_clocks and self._clocks is None:
             # others tell theirs as soon as this host is attached
             self._clocks = Clocks(
-                self._control.address, self._roster.local, self._shards, self._fabric, self._mover, self._tell
+                self._control.address, self._roster.local, self.shards, self.fabric, self.mover, self._tell
             )
         how = self.exchange.of_table(shard.spec.wire, shard.spec.every)
         rule = how.rule_of(np.dtype(shard.spec.dtype))
-        self._fabric.attach(number, shard, wire=how.wire, every=how.every, rule=rule, control=self._control.address)
+        self.fabric.attach(number, shard, wire=how.wire, every=how.every, rule=rule, control=self._control.address)
         self._attached.add(number)
         self.joined.add(number)
         if shard.consistency.has_clocks and self._clocks is not None:
@@ -114,29 +114,29 @@ class ExchangedTables:
 
     def push(self, number: int, then: Callable[[], None]) -> None:
         """Brings what is in this host's copy to the homes, then calls `then` in the node's thread."""
-        self._mover.do(lambda: self._fabric.settle(move_deadline(), [number]), then)
+        self.mover.do(lambda: self.fabric.settle(move_deadline(), [number]), then)
 
     def take(self, number: int, then: Callable[[], None]) -> None:
         """Brings what the homes have into this host's copy, then calls `then` in the node's thread."""
-        self._mover.do(lambda: self._fabric.take(move_deadline(), [number]), then)
+        self.mover.do(lambda: self.fabric.take(move_deadline(), [number]), then)
 
     def refill(self, number: int, then: Callable[[bool], None]) -> None:
         """Holds a synchronous table's rounds with its values here, then calls `then` in the node's thread."""
-        post = self._mover.post
-        self._mover.put(lambda: self._fabric.rounds.refill(number, lambda here: post(lambda: then(here))))
+        post = self.mover.post
+        self.mover.put(lambda: self.fabric.rounds.refill(number, lambda here: post(lambda: then(here))))
 
     def release(self, number: int) -> None:
         """Lets the rounds of a table continue, with those who take part now."""
         # now: the thread that moves may be waiting for what this allows to continue
-        self._fabric.rounds.release(number)
+        self.fabric.rounds.release(number)
 
     def after(self, then: Callable[[], None]) -> None:
         """Calls `then` in the node's thread once all that was asked for before is done."""
-        self._mover.do(lambda: None, then)
+        self.mover.do(lambda: None, then)
 
     def part(self, number: int, then: Callable[[], None]) -> None:
         """From here on nobody on this host waits for a table's values to travel; then calls `then`, as above."""
-        self._mover.do(lambda: self.joined.discard(number), then)
+        self.mover.do(lambda: self.joined.discard(number), then)
 
     def detach(self, number: int, then: Callable[[], None]) -> None:
         """Ends a table's part in the exchange, then calls `then` in the node's thread."""
@@ -147,10 +147,10 @@ class ExchangedTables:
             if number in self._attached:
                 self.joined.discard(number)
                 self._attached.remove(number)
-                self._fabric.detach(number)
+                self.fabric.detach(number)
             self.remote_statistics.pop(number, None)
 
-        self._mover.do(part, then)
+        self.mover.do(part, then)
 
     # -- what other hosts' workers do with them --------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class ExchangedTables:
 
     def show_progress(self, tables: Reached) -> None:
         """Shows how far other hosts' workers are, whose adds up to there are in this host's copies."""
-        shards = self._shards()
+        shards = self.shards()
         for number, lines in tables.items():
             if number in shards:
                 write_progress(shards[number], lines)

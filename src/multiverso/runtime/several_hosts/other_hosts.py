@@ -148,9 +148,7 @@ class OtherHosts(Hosts):
         self.teller = Teller(roster, control, self._shards, tell, self._closing)
         self._mover = mover = Mover(self._post, control, self._closing)
         self.tables = ExchangedTables(roster, fabric, mover, control, self._shards, self.report, tell)
-        self.barriers = HostBarriers(
-            roster, fabric, mover, control, self._shards, self.tables.joined, self.report, comes_again
-        )
+        self.barriers = HostBarriers(roster, control, self.tables, comes_again)
         self.reductions = Reductions(roster, control, self._messages, catalogue.whole_memory)
         self._creations = HostCreations(catalogue, control, roster, self.tables)
         mover.begin()
