@@ -201,12 +201,8 @@ class Peer:
         with self._wake:
             # what is said last is sent, if the peer takes it
             self._wake.wait_for(lambda: not self._has_words, deadline.left(last_words_seconds))
-        self._closing.set()
-        self._interrupt_wait()
-        if self._thread.ident is not None:
-            self._thread.join()
-        if self._offered is not None:
-            self._offered[0].close()
+        if (dialling := self.end()) is not None:
+            dialling.join()
 
     def end(self) -> threading.Thread | None:
         """Ends the connection at once, with a peer that is lost; returns the thread if it still waits for one.
@@ -218,11 +214,10 @@ class Peer:
         with self._wake:
             dialling = self._dialling
         self._interrupt_wait()
-        if self._thread.ident is None:
-            return None
-        if dialling:
-            return self._thread
-        self._thread.join()
+        if self._thread.ident is not None:
+            if dialling:
+                return self._thread
+            self._thread.join()
         if self._offered is not None:
             self._offered[0].close()
         return None

@@ -213,14 +213,10 @@ class Queues:
 
     def forget(self, table: LinkTable) -> None:
         """Drops all frames of a table."""
-        for queue in (self._urgent, self._todo):
-            kept = [entry for entry in queue if entry[0] is not table]
-            queue.clear()
-            queue.extend(kept)
-        mine = [part.frame for part in table.away.values() if part.frame is not None]
-        kept_again = [frame for frame in self._again if frame not in mine]
-        self._again.clear()
-        self._again.extend(kept_again)
+        mine = {part.frame for part in table.away.values()}
+        self._urgent = deque(entry for entry in self._urgent if entry[0] is not table)
+        self._todo = deque(entry for entry in self._todo if entry[0] is not table)
+        self._again = deque(frame for frame in self._again if frame not in mine)
         for part in table.away.values():
             if part.frame is not None:
                 # a part of it may still be to send: its memory is not used again
