@@ -81,6 +81,17 @@ class Outgoing:
     more: tuple[Body, ...] = ()  # of the body
 
 
+def memory_for(header: Header, expected: int) -> memoryview:
+    """Returns memory for the body of a frame whose kind fixes its length.
+
+    Raises:
+        ProtocolError: the header announces another one.
+    """
+    if header.length != expected:
+        raise ProtocolError(f"a frame of kind {header.kind} has {expected} bytes, not {header.length}")
+    return memoryview(bytearray(expected))
+
+
 class Reader:
     """Puts a stream of bytes together to frames, in memory that the receiver of a frame provides.
 

@@ -98,23 +98,10 @@ class ChainState:
 
     # -- words to other hosts -------------------------------------------------------------------------------
 
-    def say_all(self) -> None:
-        """Says to all neighbours how far this host is with all tables."""
-        for peer in self.outboxes:
-            for table in self.tables.values():
-                self.say(peer, table)
-
     def say(self, peer: int, table: RoundTable) -> None:
         """Says to a peer how far this host is with a table, if it is a neighbour and connected."""
         if peer in self.outboxes and peer in (self.before, self.next):
             self.outboxes[peer].append(at_frame(table, self.epoch))
-
-    def say_to_next(self, table: RoundTable) -> set[int]:
-        """Says it to the next host; returns which that is."""
-        if self.next is None:
-            return set()
-        self.say(self.next, table)
-        return {self.next}
 
     def wake_neighbours(self) -> None:
         """There may be something to send to the neighbours."""

@@ -117,18 +117,6 @@ def sum_of(table: RoundTable, header: RoundHeader, body: memoryview) -> Sum:
     return Sum(header.contributions, owner(body), size, bool(header.flags & _OVERWRITES), known)
 
 
-def memory_for_word(header: RoundHeader) -> memoryview:
-    """Returns memory for the body of an AT, a WANT or an ASK.
-
-    Raises:
-        ProtocolError: the header announces another length.
-    """
-    expected = REACHED_BYTES if header.kind == AT else 0
-    if header.length != expected:
-        raise ProtocolError(f"a frame of kind {header.kind} has {expected} bytes, not {header.length}")
-    return memoryview(bytearray(expected))
-
-
 def check_step(table: RoundTable, header: RoundHeader, last: int) -> None:
     """Looks whether a SUM or TOTAL can be one of a table.
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from multiverso.hosts.peer.frames import LONGEST_BODY, Carried, Header, Outgoing, ProtocolError
+from multiverso.hosts.peer.frames import LONGEST_BODY, Carried, Header, Outgoing, ProtocolError, memory_for
 from multiverso.hosts.peer.resources import view
 from multiverso.hosts.rounds import frames, refills
 from multiverso.hosts.rounds.frames import (
     CONFIRMS,
     KINDS,
+    REACHED_BYTES,
     UNPLACED,
     Reached,
     RoundHeader,
     check_same,
     check_step,
-    memory_for_word,
     step_frame,
     sum_of,
 )
@@ -111,7 +111,7 @@ class Neighbour(Carried):
         """
         state, peer, header = self._state, self._peer, RoundHeader(*header)
         if header.kind in (frames.AT, frames.WANT, frames.ASK):
-            return memory_for_word(header)
+            return memory_for(header, REACHED_BYTES if header.kind == frames.AT else 0)
         with state.state_lock:
             table = state.tables.get(header.table)
             if table is None:
@@ -196,7 +196,9 @@ class Neighbour(Carried):
             if not header.flags & UNPLACED:
                 if not table.placed and peer == state.before:
                     refills.place(table, theirs)
-                    told |= state.say_to_next(table)
+                    if state.next is not None:
+                        state.say(state.next, table)
+                        told.add(state.next)
                 if not table.placed:
                     return  # it says so again when it has heard from here
                 table.theirs.add(peer)

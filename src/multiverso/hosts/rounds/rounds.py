@@ -75,7 +75,8 @@ class Rounds:
                 table.folded = table.received = table.arrived
                 table.told = 0
                 refills.regrouped(table, self.state.live)
-            self.state.say_all()
+                for peer in self.state.outboxes:
+                    self.state.say(peer, table)
         self.state.wake_neighbours()
         for table in list(self.state.tables.values()):
             self.run(table)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from multiverso.errors import ClosedError
-from multiverso.hosts.peer.frames import NOTHING, Header, Outgoing, ProtocolError
+from multiverso.hosts.peer.frames import NOTHING, Header, Outgoing, ProtocolError, memory_for
 from multiverso.hosts.peer.resources import owner, view
 from multiverso.hosts.values import codecs, frames
 from multiverso.hosts.values.coding import repeat_answer, take_answer, take_push
@@ -38,8 +38,7 @@ class Receiving:
         state, kind, length = self._state, header.kind, header.length
         with state.lock:
             if kind in _WORDS:
-                check_word(header)
-                return memoryview(bytearray(length))
+                return memory_for(header, frames.OPENED_BYTES if kind == frames.OPEN else 0)
             table = state.tables.get(header.table)
             if table is None:
                 if header.table in state.closed:
@@ -172,17 +171,6 @@ class Receiving:
 
 
 MOST_ANSWERS = 64  # of a peer whose window we do not know; a peer that sends more is not one of our nodes
-
-
-def check_word(header: Header) -> None:
-    """Of OPEN, CLOSE and NEWS.
-
-    Raises:
-        ProtocolError: no node sends this.
-    """
-    expected = frames.OPENED_BYTES if header.kind == frames.OPEN else 0
-    if header.length != expected:
-        raise ProtocolError(f"a frame of kind {header.kind} has {expected} bytes, not {header.length}")
 
 
 def check_push(table: LinkTable, header: Header, answering: int) -> Here:
