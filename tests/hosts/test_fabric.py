@@ -251,7 +251,8 @@ def test_a_job_goes_on_without_a_lost_host_which_may_come_again() -> None:
             Adder(shard).add(np.ones(CHUNKS.elements))
         barrier(left)
         assert all(np.all(shard.values() == 5) for shard in shards[:2])
-        with Fabric(2, 3, job, share=0, survivors=[[0, 1]]) as again:
+        with Fabric(2, 3, job, share=0) as again:
+            again.begin_anew([[0, 1]], [], 2)
             again.listen()
             new = new_shard(CHUNKS)
             again.attach(1, new)

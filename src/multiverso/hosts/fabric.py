@@ -45,7 +45,6 @@ class Fabric:
         credentials: the job's.
         bind: the address at which to listen.
         share: of a core, that keeping the copies near may take from the workers; 0 for no limit.
-        survivors: the hosts that were left after each loss so far, for one that comes later.
 
     Attributes:
         peers: the connections.
@@ -62,12 +61,11 @@ class Fabric:
         *,
         bind: tuple[str, int] = ("127.0.0.1", 0),
         share: float = SHARE,
-        survivors: Sequence[Sequence[int]] = (),
     ) -> None:
         self.host, self.hosts = host, hosts
         self.peers = Peers(host, hosts, credentials, bind)
         self._pace = Pace(share)
-        self._tables = HeldTables(host, hosts, survivors)
+        self._tables = HeldTables(host, hosts)
         self._lost: set[int] = set()
         self._lock = threading.RLock()
         self._settled = threading.Condition()

@@ -212,9 +212,8 @@ class Coordinator:
 
     def _check_options(self, host: int, report: Options) -> list[ToHost]:
         """The arguments that a host's first worker gave to init: they have to be the same everywhere."""
-        self._hosts[host].options = options = report.options
-        self._options = self._options or options
-        if options == self._options:
+        self._options = self._options or report.options
+        if report.options == self._options:
             return [(host, Agreed())]
         return [(host, Refuse(self._options))]
 

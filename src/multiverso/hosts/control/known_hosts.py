@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from multiverso.hosts.control.messages import Address, Line, Order, ToHost
 
@@ -14,7 +13,6 @@ class KnownHost:
 
     Attributes:
         address: where its copies are reached, once its node has begun.
-        options: the arguments that its first worker gave to init.
         workers: their lines, by number.
         settled: the last barrier that all of them have reached.
         gone: whether all of them have left, and what they added is at the homes.
@@ -22,7 +20,6 @@ class KnownHost:
     """
 
     address: Address | None = None
-    options: dict[str, Any] | None = None
     workers: dict[int, Line] = field(default_factory=dict)
     settled: int = 0
     gone: bool = False

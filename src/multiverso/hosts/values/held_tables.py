@@ -6,7 +6,7 @@ copy pushes to them over a link to itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from ctypes import addressof, c_int32
 
 from multiverso.errors import MultiversoError
@@ -27,16 +27,15 @@ class HeldTables:
     Args:
         host: this host's number.
         hosts: how many there are.
-        survivors: the hosts that were left after each loss so far.
 
     Attributes:
-        survivors: as above, with those since.
+        survivors: the hosts that were left after each loss so far.
         rest: how whoever looks at the tables sleeps; the one thing that is used without the fabric's lock.
     """
 
-    def __init__(self, host: int, hosts: int, survivors: Sequence[Sequence[int]]) -> None:
+    def __init__(self, host: int, hosts: int) -> None:
         self._host, self._hosts = host, hosts
-        self.survivors = [list(left) for left in survivors]
+        self.survivors: list[list[int]] = []
         self._held: dict[int, Held] = {}
         self._versions = Versions()
         self.rest = Rest()
