@@ -34,8 +34,13 @@ class Coordinator(decided.Coordinator):
 
 def _plain(orders: list[Any]) -> list[tuple[int, Message]]:
     assert all(order_of(encoded(order)) == order for _, order in orders)
-    found = [(host, msgspec.to_builtins(order)) for host, order in orders]
-    return [(host, {**order, "key": list(order["key"])} if "key" in order else order) for host, order in found]
+    return [(host, _named(msgspec.to_builtins(order))) for host, order in orders]
+
+
+def _named(order: Message) -> Message:
+    """An order to begin a step goes by the step's name."""
+    order = {**order, "key": list(order["key"])} if "key" in order else order
+    return {**order, "do": order["step"]} if order["do"] == "begin" else order
 
 
 ROSTER = Roster(0, ("a", "b", "c"), (2, 1, 1), ("127.0.0.1", 1))

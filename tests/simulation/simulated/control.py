@@ -17,23 +17,20 @@ import msgspec
 
 from multiverso.hosts.control.coordinator import Coordinator
 from multiverso.hosts.control.messages import (
+    Begin,
     Create,
     Done,
-    Finish,
     Gone,
     Hello,
-    Join,
     Line,
     Make,
     Order,
     Over,
-    Push,
     Report,
     Settled,
     Take,
     ToHost,
     Workers,
-    Write,
     encoded,
     order_of,
     report_of,
@@ -148,13 +145,9 @@ class Control:
                 self._ask(host, 1) if self.tables else self._settle(host, 1)
         elif isinstance(order, Make):
             self._say(host, Done(order.key, "make"))
-        elif isinstance(order, Write):
-            self._say(host, Done(order.key, "write"))
-        elif isinstance(order, Join):
-            self._say(host, Done(order.key, "join"))
-        elif isinstance(order, Push):
-            self._say(host, Done(order.key, "push"))
-        elif isinstance(order, Finish):
+        elif isinstance(order, Begin) and order.step != "finish":
+            self._say(host, Done(order.key, order.step))
+        elif isinstance(order, Begin):
             host.made.append(order.key)
             number = len(host.made)
             self._ask(host, number + 1) if number < self.tables else self._settle(host, 1)

@@ -148,7 +148,7 @@ class Coordinator:
         orders += self._hosts.to_all(Workers(list(lost.workers.values())), but=host)
         orders += self._introduce() + self._answers(self._desk.note(list(lost.workers.values())))
         orders += self._tables.lose(host) + self._welcome()
-        return orders + self._look() + self._hand_round() + self._end()
+        return orders + self._look_at_barriers() + self._hand_round() + self._end()
 
     # -- who comes in a lost one's place -----------------------------------------------------------------------
 
@@ -249,7 +249,7 @@ class Coordinator:
     def _gone(self, host: int, report: Gone) -> list[ToHost]:
         """The last worker of a host has gone, and what they added is at the homes."""
         self._hosts[host].gone = True
-        return self._look() + self._end()
+        return self._look_at_barriers() + self._end()
 
     def _end(self) -> list[ToHost]:
         if not all(known.gone or known.lost for known in self._hosts):
@@ -259,7 +259,7 @@ class Coordinator:
 
     # -- barriers, and everything to one host ----------------------------------------------------------------
 
-    def _look(self) -> list[ToHost]:
+    def _look_at_barriers(self) -> list[ToHost]:
         """Looks what nobody has to be waited for any more: a host is lost, or its workers have gone."""
         return self._release() + self._gathered()
 

@@ -220,20 +220,14 @@ class Make(_OfNumber):
     workers: list[int] = []
 
 
-class Write(_OfTable):
-    """Let this host's writers write."""
+class Begin(_OfTable):
+    """Begin a table's next step, as all hosts have done the one before.
 
+    ``write``: this host's writers write; ``join``: it exchanges differences; ``push``: what was written goes to the
+    homes; ``finish``: what the others wrote is taken, and the constructors return.
+    """
 
-class Join(_OfTable):
-    """Begin to exchange differences."""
-
-
-class Push(_OfTable):
-    """Bring what was written to the homes."""
-
-
-class Finish(_OfTable):
-    """Take what the others wrote, and let the constructors return."""
+    step: Literal["write", "join", "push", "finish"]
 
 
 class Drop(_OfTable):
@@ -343,7 +337,7 @@ Report = (
     Hello | Options | Workers | Settled | Create | Withdraw | Done | Unused | Used | Parted | Gather | Brought | Tell
     | Ask | Say | Statistics | Progress | Clocks | Gone
 )  # fmt: skip
-TableOrder = Make | Write | Join | Push | Finish | Drop | Used | Part | Free
+TableOrder = Make | Begin | Drop | Used | Part | Free
 HostOrder = (
     Peers | Workers | Statistics | Progress | Clocks | Take | Bring | Gathered | Lost | Joined | Over
 )  # fmt: skip

@@ -14,36 +14,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from multiverso.hosts.control.known_hosts import KnownHosts
 from multiverso.hosts.control.messages import (
     Address,
+    Begin,
     Create,
     Done,
     Drop,
-    Finish,
     Free,
-    Join,
     Key,
     Make,
     Order,
     Part,
     Parted,
-    Push,
     Reached,
     Step,
     ToHost,
     Unused,
     Used,
     Withdraw,
-    Write,
 )
 
-_AFTER: dict[Step, tuple[Step, type[Write | Join | Push]]] = {
-    "make": ("write", Write),
-    "write": ("join", Join),
-    "join": ("push", Push),
-}
+_NEXT: dict[Step, Literal["write", "join", "push"]] = {"make": "write", "write": "join", "join": "push"}
 
 _ORDER = "order"
 
@@ -161,11 +155,11 @@ class TableSteps:
             return self._decide(key, creation) if self._all_asked(key, creation) else []
         if creation.waits_for:
             return []
-        if creation.step in _AFTER:
-            step, order = _AFTER[creation.step]
-            return self._begin(creation, step, order(key))
+        if creation.step != "push":
+            step = _NEXT[creation.step]
+            return self._begin(creation, step, Begin(key, step))
         del self._creations[key]
-        return self._hosts.to_all(Finish(key))
+        return self._hosts.to_all(Begin(key, "finish"))
 
     def _all_asked(self, key: Key, creation: _Creation) -> bool:
         if self._coming:

@@ -23,18 +23,15 @@ from multiverso.hosts.control.messages import (
     Done,
     Drop,
     Free,
-    Join,
     Make,
     Part,
     Parted,
-    Push,
     Step,
     TableOrder,
     Unused,
     Used,
     Welcome,
     Withdraw,
-    Write,
 )
 from multiverso.hosts.roster import Roster
 from multiverso.layout import words as at
@@ -86,15 +83,15 @@ class HostCreations(Creations):
             return  # it was refused here, as a worker is lost
         elif isinstance(order, Drop):
             self._refuse(creation, self._error_of(order))
-        elif isinstance(order, Write):
+        elif order.step == "write":
             creation.step = "write"
             self._proceed(creation)
         elif creation.piece is not None:
             number = creation.piece.number
-            if isinstance(order, Join):
+            if order.step == "join":
                 shard = self._catalogue.whole(creation.piece)
                 self._copies.attach(number, shard, lambda: self._done_between(key, "join"))
-            elif isinstance(order, Push):
+            elif order.step == "push":
                 self._copies.push(number, lambda: self._done_between(key, "push"))
             else:
                 self._copies.take(number, lambda: self._finish(key))

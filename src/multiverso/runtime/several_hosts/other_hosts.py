@@ -20,15 +20,14 @@ from multiverso.hosts.control.messages import (
     Agreed,
     Alone,
     Answer,
+    Begin,
     Bring,
     Clocks,
     Drop,
-    Finish,
     Free,
     Gather,
     Gathered,
     Hello,
-    Join,
     Joined,
     Lost,
     Make,
@@ -38,7 +37,6 @@ from multiverso.hosts.control.messages import (
     Part,
     Peers,
     Progress,
-    Push,
     Refuse,
     Report,
     Statistics,
@@ -47,7 +45,6 @@ from multiverso.hosts.control.messages import (
     Used,
     Welcome,
     Workers,
-    Write,
 )
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.peer.frames import Body
@@ -276,7 +273,7 @@ class OtherHosts(Hosts):
                     if self.control.continues or not self._anybody_lost():  # or all know why it ends
                         log(order.why)
                     end()
-            case Make() | Write() | Join() | Push() | Finish() | Drop() | Used() | Part() | Free():
+            case Make() | Begin() | Drop() | Used() | Part() | Free():
                 self._creations.obey(order)
             case Peers():
                 # all hosts begin: what was lost of this one had not come to the others
