@@ -53,6 +53,8 @@ def as_numpy(value: Any, what: str) -> Array:
         if array.dtype.kind == "O" and any(isinstance(row, list | tuple | np.ndarray) for row in array.flat):
             # what NumPy before 1.24 makes of it
             raise ShapeMismatchError(f"{what} cannot become an array of numbers: its rows differ in length")
+    if array.dtype.isbuiltin == 1:  # NumPy's own: to ask for a dtype's name takes a microsecond
+        return array
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 

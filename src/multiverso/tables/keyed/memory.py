@@ -35,12 +35,17 @@ _COUNTS = (
 
 
 class KeyedMemory:
-    """The memory itself. Owner: the table of its session that was made first."""
+    """The memory itself. Owner: the table of its session that was made first.
+
+    Attributes:
+        bytes_a_key: memory that another key takes; every add asks.
+    """
 
     def __init__(self, memory: SharedMemory, spec: KeyedSpec) -> None:
         self.address = memory.address
         self.memory = memory
         self._spec = spec
+        self.bytes_a_key = spec.row_bytes + _INDEX_BYTES + spec.log_bytes
 
     @classmethod
     def of(cls, session: Session, called: str, spec: KeyedSpec) -> KeyedMemory:
@@ -74,11 +79,6 @@ class KeyedMemory:
                 f"another worker has made a keyed table here with other arguments than the {spec}: dim, dtype, "
                 "initial, seed, updater, admission and eviction must be equal in all workers"
             )
-
-    @property
-    def bytes_a_key(self) -> int:
-        """Memory that another key takes."""
-        return self._spec.row_bytes + _INDEX_BYTES + self._spec.log_bytes
 
     def word(self, name: str) -> int:
         """Returns a 64-bit word of the header, by its name in the layout."""
