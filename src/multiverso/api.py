@@ -240,7 +240,10 @@ def shard(n: int, epoch: int = 0, seed: int = 0, equal: bool = True) -> npt.NDAr
         TypeError: ``n``, ``epoch`` or ``seed`` is not an integer.
         ValueError: ``n`` is below 0.
     """
-    count = index(n)
+    try:
+        count = index(n)
+    except TypeError:
+        raise TypeError(f"n is a number of samples, as len(data) gives; got {type(n).__name__}") from None
     if count < 0:
         raise ValueError(f"n is a number of samples, 0 or more; got {n!r}")
     session = current()

@@ -429,7 +429,7 @@ def test_shards(workers: int, n: int, equal: bool, monkeypatch: pytest.MonkeyPat
 @pytest.mark.usefixtures("initialised")
 def test_shards_refuse_what_is_no_number_of_samples() -> None:
     for n in (-1, 2.5, "3", None):
-        with pytest.raises((ValueError, TypeError)):
+        with pytest.raises((ValueError, TypeError), match="number of samples"):
             mv.shard(n)  # type: ignore[arg-type]
 
 
