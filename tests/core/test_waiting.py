@@ -649,3 +649,15 @@ def test_unequal_numbers_of_rounds_are_told_at_the_end(more: int, capfd: pytest.
     together(work, 2, sync=True)
     said = "table 1: workers ended after different numbers of rounds (worker 0 after 3, worker 1 after 4)"
     assert (said in capfd.readouterr().err) == bool(more)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_unequal_numbers_of_barriers_are_told_at_the_end(more: int, capfd: pytest.CaptureFixture[str]) -> None:
+    def work(session: Session) -> None:
+        session.barrier()
+        if more and session.worker_id == 0:
+            session.barrier()
+
+    together(work, 2)
+    said = "workers ended after different numbers of barriers (worker 1 after 1, worker 0 after 2)"
+    assert (said in capfd.readouterr().err) == bool(more)

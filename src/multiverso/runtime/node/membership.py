@@ -20,22 +20,31 @@ from multiverso.runtime.node.numbers import Attached, Numbers, is_child
 from multiverso.wire import messages
 from multiverso.wire.messages import Message
 
+BARRIERS = (0, "barriers")  # beside the tables, whose numbers begin at 1
+
 
 def unequal(rounds: Mapping[tuple[int, str], Mapping[int, int]]) -> list[str]:
-    """Returns a line for each table in which workers have ended after different numbers of rounds.
+    """Returns a line for each table in which workers have ended after different numbers of rounds, or of barriers.
 
     Args:
-        rounds: how many each worker had been in when it left, by the table's number and name.
+        rounds: how many each worker had been in when it left, by the table's number and name; of barriers: `BARRIERS`.
     """
     lines = []
-    for (_, name), ended in rounds.items():
+    for key, ended in rounds.items():
         if len(set(ended.values())) > 1:
             by_number: dict[int, list[int]] = {}
             for worker, number in sorted(ended.items()):
                 by_number.setdefault(number, []).append(worker)
             said = ", ".join(f"{names(workers)} after {number}" for number, workers in sorted(by_number.items()))
+            if key == BARRIERS:
+                lines.append(
+                    f"workers ended after different numbers of barriers ({said}), so one of them has waited at another "
+                    "line than the others, or for nobody. Every worker has to call every barrier: none belongs in "
+                    "`if mv.is_master_worker():`"
+                )
+                continue
             lines.append(
-                f"{name}: workers ended after different numbers of rounds ({said}). If a worker has skipped a step, "
+                f"{key[1]}: workers ended after different numbers of rounds ({said}). If a worker has skipped a step, "
                 "the rounds after it put together different steps; if it only had less data, all is well. Equal parts: "
                 "multiverso.shard(equal=True)"
             )
@@ -137,7 +146,7 @@ class Membership:
     def end(self) -> None:
         """Frees the memory and tells everybody who still waits in it that the node is gone."""
         left = [i for i in self.attached if self.control.participation(i) == at.LEFT]
-        if len(left) == len(self.attached) and self.mode == "sync":  # who has left may not have been settled yet
+        if len(left) == len(self.attached):  # who has left may not have been settled yet
             for worker_id in left:
                 self._note_rounds(worker_id)
             self._tell_rounds()
@@ -363,12 +372,14 @@ class Membership:
         return f"worker {wish} is already there: two processes have the same worker_id"
 
     def _note_rounds(self, worker_id: int) -> None:
-        """A worker has left a synchronous job: once all have, unequal numbers of rounds are told.
+        """A worker has left: once all have, unequal numbers of rounds, and of barriers, are told.
 
         Fewer in some is an uneven last batch, or a step that one of them has skipped: then all rounds after that have
-        put together what does not belong together, and nothing else would say so.
+        put together what does not belong together, and nothing else would say so. The same holds for barriers.
         """
-        for number, shard in self.catalogue.shards.items():
+        if self.workers_num is not None and not self._incarnations:  # those who come later count from where others are
+            self._rounds.setdefault(BARRIERS, {})[worker_id] = self.control.worker(worker_id).barrier
+        for number, shard in self.catalogue.shards.items() if self.mode == "sync" else ():
             progress = shard.progress()
             mine = progress.members.get(worker_id)
             if mine is not None and mine.first_step <= 1:
@@ -393,7 +404,7 @@ class Membership:
             return
         worker.connection.worker_id = worker.connection.life = None
         self.control.settle(worker_id, liveness)
-        if liveness == at.GONE and self.mode == "sync":
+        if liveness == at.GONE:
             self._note_rounds(worker_id)
         self._drop(worker_id)
         self._answer_ready()
