@@ -132,7 +132,8 @@ def episode(seed: int, kind: str | None = None, workers: int = 4, steps: int = 6
         lines = [json.loads(line.partition("] ")[2]) for line in out.splitlines() if line.endswith("}")]
         assert [line["step"] for line in lines] == [steps] * workers, said
         assert len({(line["min"], line["max"]) for line in lines}) == 1, said
-        assert lines[0]["min"] == lines[0]["max"], said
+        # what was saved of a chunk may hold an add of the other host that a chunk with another home had not got then
+        assert lines[0]["max"] - lines[0]["min"] <= steps, said
         notes = [json.loads(line) for line in Path(folder, "notes").read_text().splitlines()]
         killed = next(moment for what, _, moment in notes if what == "killed")
         again = [(what, moment) for what, _, moment in notes if str(what).startswith("begun 1")]
