@@ -382,14 +382,16 @@ def test_what_is_common_is_written_once_and_kept(tmp_path: Path) -> None:
         shared = _make(session)
         frozen = {"w": np.full(1000, session.worker_id // 2)}  # workers 0 and 1 alike, 2 not
         loaded: list[Any] = []
-        model = Model(read=lambda: Parts(None, frozen), write=lambda _, parts: loaded.append(parts.common["w"][0]))
+        shared.model = Model(
+            read=lambda: Parts(None, frozen), write=lambda _, parts: loaded.append(parts.common["w"][0])
+        )
         inodes = []
         for _ in range(2):
-            shared.save(tmp_path, model=model)
+            shared.save(tmp_path)
             (newest,) = tmp_path.glob("generation-*")
             inodes.append({path.name: path.stat().st_ino for path in newest.glob("common-*")})
             session.barrier()
-        shared.load(tmp_path, model=model)
+        shared.load(tmp_path)
         return inodes, loaded
 
     for me, (inodes, loaded) in enumerate(together(work, 3)):

@@ -6,9 +6,9 @@ from datetime import timedelta
 from typing import Any
 
 from multiverso.checkpoints import Parts
-from multiverso.errors import DtypeMismatchError, SnapshotError
+from multiverso.errors import DtypeMismatchError
 from multiverso.keras.framework import settle
-from multiverso.params import Model, Resumable, SharedParams
+from multiverso.params import Model, Resumable, SharedParams, check_unshared
 from multiverso.rules import Rule, RuleName
 from multiverso.runtime import Session
 
@@ -65,10 +65,10 @@ class ParamManager(Resumable):
         summed = sum(self._trained)
         self._shared = SharedParams(ordered[:summed], ordered[summed:], every=every, rule=rule, session=session)
         self._assign(self._shared.values())
-        self._model = Model(
+        self._shared.model = Model(
             values=self._values,
             read=lambda: Parts([weight.numpy() for weight in self._rest()]),
-            check=self._check_rest,
+            check=lambda parts: check_unshared(parts.own, self._rest()),
             write=self._resume,
         )
 
@@ -104,14 +104,6 @@ class ParamManager(Resumable):
         shared = {id(weight) for weight in self._weights}
         variables = {id(variable): variable for variable in self.model.variables}
         return [variable for key, variable in variables.items() if key not in shared]
-
-    def _check_rest(self, parts: Parts) -> None:
-        kinds = [(tuple(weight.shape), str(weight.dtype)) for weight in self._rest()]
-        saved = [(value.shape, str(value.dtype)) for value in parts.own]
-        if saved != kinds:
-            raise SnapshotError(
-                f"the model was saved with {saved} beside its shared weights, and has {kinds}; nothing was changed"
-            )
 
     def _resume(self, values: list[Any], parts: Parts) -> None:
         settle(self.model)

@@ -6,16 +6,15 @@ import os
 from typing import Any
 
 from multiverso.checkpoints import Parts
-from multiverso.params.resuming import Files, Model
+from multiverso.params.resuming import Files
 from multiverso.params.shared import SharedParams
 from multiverso.tables import TableHandler
 
 
 class Resumable:
-    """A manager that is saved and loaded by one call of all its workers. A subclass makes both attributes."""
+    """A manager that is saved and loaded by one call of all its workers. A subclass makes its shared arrays."""
 
     _shared: SharedParams
-    _model: Model
 
     def save(
         self, directory: str | os.PathLike[str], own: dict[str, Any] | None = None, *, files: Files | None = None
@@ -39,7 +38,7 @@ class Resumable:
             SnapshotError: it went wrong in another worker; or the directory holds something else, which is kept.
             WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: not everyone came.
         """
-        self._shared.save(directory, own, model=self._model, files=files)
+        self._shared.save(directory, own, files=files)
 
     def load(self, directory: str | os.PathLike[str], *, missing_ok: bool = False) -> dict[str, Any] | None:
         """Goes back to what `save` wrote: collective; all of it fits in all workers, or nothing is changed.
@@ -66,19 +65,19 @@ class Resumable:
             >>> if own is not None:  # doctest: +SKIP
             ...     optimizer.load_state_dict(own["optimizer"])
         """
-        return self._shared.load(directory, model=self._model, missing_ok=missing_ok)
+        return self._shared.load(directory, missing_ok=missing_ok)
 
     def collect_parts(self) -> Parts:
         """Returns what is this worker's own, for a `multiverso.Checkpoint`."""
-        return self._shared.collect_parts(model=self._model)
+        return self._shared.collect_parts()
 
     def check_parts(self, parts: Parts) -> None:
         """Raises SnapshotError where what was collected does not fit; changes nothing."""
-        self._shared.check_parts(parts, model=self._model)
+        self._shared.check_parts(parts)
 
     def apply_parts(self, parts: Parts) -> None:
         """Goes on from what was collected, once the tables have their values."""
-        self._shared.apply_parts(parts, model=self._model)
+        self._shared.apply_parts(parts)
 
     def saved_tables(self) -> dict[str, TableHandler]:
         """Returns the tables by what a save calls them."""

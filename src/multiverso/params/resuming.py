@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiverso.checkpoints import Parts
+from multiverso.errors import SnapshotError
 
 Array = NDArray[Any]
 Files = Callable[[Path], None]
@@ -47,6 +48,15 @@ def check_own(own: Mapping[str, Any] | None) -> dict[str, Any]:
             f"own is a dictionary of state, such as {{'optimizer': optimizer.state_dict()}}; got {type(own).__name__}"
         )
     return own
+
+
+def check_unshared(saved: Sequence[Array], now: Sequence[Any]) -> None:
+    """Raises SnapshotError unless what stays with each worker has the shapes and dtypes that it was saved with."""
+    before, kinds = ([(tuple(value.shape), str(value.dtype)) for value in values] for values in (saved, now))
+    if before != kinds:
+        raise SnapshotError(
+            f"the model was saved with {before} beside its shared parameters, and has {kinds}; nothing was changed"
+        )
 
 
 def placed(values: list[Array], narrow: Mapping[int, Array]) -> list[Array]:

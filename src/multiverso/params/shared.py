@@ -50,6 +50,7 @@ class SharedParams:
         newcomer: whether this worker had nothing of its own in what `load` loaded last.
         matrices: the same for the given matrices.
         workers_num: how many workers the job has.
+        model: what a binding knows about the model whose arrays these are, for `save` and `load`.
         by_rows: for each matrix what is told which rows are read and changed (`RowExchange.read`), or None where all
             rows are exchanged each time.
 
@@ -114,6 +115,7 @@ class SharedParams:
         check_mode(rule, session.consistency)  # before any table is made
         self._session = session
         self.workers_num = session.workers_num
+        self.model = Model()
         self.newcomer = False
         self._due = Due(every)
         if self._due.by_time and session.consistency.in_rounds:
@@ -248,12 +250,7 @@ class SharedParams:
         return self._packed.centre()
 
     def save(
-        self,
-        directory: str | os.PathLike[str],
-        own: dict[str, Any] | None = None,
-        *,
-        model: Model = Model(),  # noqa: B008  # frozen
-        files: Files | None = None,
+        self, directory: str | os.PathLike[str], own: dict[str, Any] | None = None, *, files: Files | None = None
     ) -> None:
         """Saves everything that training goes on from: collective, whole or not at all.
 
@@ -266,7 +263,6 @@ class SharedParams:
             own: what this worker wants to have back: a dictionary of state (an optimizer's, random numbers', how
                 many steps there were): numbers, strings, bytes, None, arrays of NumPy or JAX, tensors, and lists,
                 tuples and dictionaries of these. Nothing is pickled.
-            model: what a binding knows about the model.
             files: writes more files of this worker into an empty folder.
 
         Raises:
@@ -275,17 +271,12 @@ class SharedParams:
             InterruptedRoundError: an exchange was interrupted: finish it first, by calling it again.
             WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: not everyone came.
         """
-
-        def collect() -> Parts:
-            return self.collect_parts(own, model=model)
-
-        checkpoints.save(self._session, directory, self.saved_tables(), collect, files)
+        checkpoints.save(self._session, directory, self.saved_tables(), lambda: self.collect_parts(own), files)
 
     def load(
         self,
         directory: str | os.PathLike[str],
         *,
-        model: Model = Model(),  # noqa: B008
         missing_ok: bool = False,
         check: Callable[[dict[str, Any], bool], None] = lambda *_: None,
     ) -> dict[str, Any] | None:
@@ -298,7 +289,6 @@ class SharedParams:
 
         Args:
             directory: as for `save`.
-            model: as for `save`.
             missing_ok: return None where nothing has been saved yet.
             check: raises where ``own`` does not fit; nothing has been changed then. Its other argument says whether
                 that is another worker's.
@@ -312,17 +302,15 @@ class SharedParams:
         """
 
         def check_all(parts: Parts) -> None:
-            self.check_parts(parts, model=model)
+            self.check_parts(parts)
             check(parts.own["own"], parts.newcomer)
 
-        def apply(parts: Parts) -> None:
-            self.apply_parts(parts, model=model)
-
-        found = checkpoints.load(self._session, directory, self.saved_tables(), check_all, apply, missing_ok)
+        tables = self.saved_tables()
+        found = checkpoints.load(self._session, directory, tables, check_all, self.apply_parts, missing_ok)
         own: dict[str, Any] | None = found.own["own"] if found else None
         return own
 
-    def collect_parts(self, own: dict[str, Any] | None = None, *, model: Model = Model()) -> Parts:  # noqa: B008
+    def collect_parts(self, own: dict[str, Any] | None = None) -> Parts:
         """Returns what is this worker's own, for a `multiverso.Checkpoint` too: the arrays themselves, not copies.
 
         Raises:
@@ -330,8 +318,8 @@ class SharedParams:
             InterruptedRoundError: an exchange was interrupted: finish it first, by calling it again.
         """
         handed = check_own(own)
-        narrow = self._values.take_wide(model.values()) if model.values else {}
-        parts = model.read()
+        narrow = self._values.take_wide(self.model.values()) if self.model.values else {}
+        parts = self.model.read()
         if self._at or self._begun:
             raise InterruptedRoundError("an exchange was interrupted; call it again to finish it before saving")
         state = {
@@ -343,13 +331,13 @@ class SharedParams:
         }
         return Parts(state, parts.common)
 
-    def check_parts(self, parts: Parts, *, model: Model = Model()) -> None:  # noqa: B008
+    def check_parts(self, parts: Parts) -> None:
         """Raises SnapshotError where what was collected does not fit; changes nothing."""
         for index, flat in enumerate(self._flats):  # as many as there are tables
             flat.check(parts.own["flats"][index], [left["flats"][index] for left in parts.left])
-        model.check(Parts(parts.own["model"], parts.common, parts.newcomer))
+        self.model.check(Parts(parts.own["model"], parts.common, parts.newcomer))
 
-    def apply_parts(self, parts: Parts, *, model: Model = Model()) -> None:  # noqa: B008
+    def apply_parts(self, parts: Parts) -> None:
         """Goes on from what was collected, once the tables have their values."""
         self._due.resume(parts.own["steps"])
         self._use.shared = True
@@ -361,8 +349,8 @@ class SharedParams:
             else:
                 flat.restore(parts.own["flats"][index], [left["flats"][index] for left in parts.left])
         narrow = {} if parts.newcomer else parts.own["narrow"]
-        values = placed(self.values(), narrow) if model.values else []
-        model.write(values, Parts(parts.own["model"], parts.common, parts.newcomer))
+        values = placed(self.values(), narrow) if self.model.values else []
+        self.model.write(values, Parts(parts.own["model"], parts.common, parts.newcomer))
 
     def saved_tables(self) -> dict[str, TableHandler]:
         """Returns the tables by what a save calls them."""

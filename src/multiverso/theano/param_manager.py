@@ -58,7 +58,7 @@ class ParamManager(Resumable):
             session=session,
         )
         self._set(self._shared.values())
-        self._model = Model(values=self._values, write=lambda values, _: self._set(values))
+        self._shared.model = Model(values=self._values, write=lambda values, _: self._set(values))
 
     def sync_all_param(self) -> None:
         """Adds what this worker changed since the last call, and takes the values of all, in one exchange.

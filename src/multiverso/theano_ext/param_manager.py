@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from multiverso.checkpoints import Parts
-from multiverso.errors import DtypeMismatchError, ShapeMismatchError, SnapshotError
-from multiverso.params import Array, Model, Resumable, SharedParams
+from multiverso.errors import DtypeMismatchError, ShapeMismatchError
+from multiverso.params import Array, Model, Resumable, SharedParams, check_unshared
 from multiverso.rules import Rule, RuleName
 from multiverso.spec.table import Initial
 
@@ -90,7 +90,7 @@ class MVModelParamManager(Resumable, ABC):
         self._shapes = [value.shape for value in values]
         self._places = summed + averaged
         self._write(values, self._shared.values())
-        self._model = Model(
+        self._shared.model = Model(
             values=lambda: [self._checked()[index] for index in self._places],
             read=lambda: Parts([value for i, value in enumerate(self._read()) if i not in self._places]),
             check=self._check_rest,
@@ -98,13 +98,7 @@ class MVModelParamManager(Resumable, ABC):
         )
 
     def _check_rest(self, parts: Parts) -> None:
-        values = self._checked()
-        kinds = [(v.shape, str(v.dtype)) for i, v in enumerate(values) if i not in self._places]
-        saved = [(value.shape, str(value.dtype)) for value in parts.own]
-        if saved != kinds:
-            raise SnapshotError(
-                f"the model was saved with {saved} beside its shared parameters, and has {kinds}; nothing was changed"
-            )
+        check_unshared(parts.own, [v for i, v in enumerate(self._checked()) if i not in self._places])
 
     def _resume(self, shared: list[Array], parts: Parts) -> None:
         rest = iter(parts.own)

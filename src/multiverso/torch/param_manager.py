@@ -122,7 +122,7 @@ class ParamManager(Resumable):
             for part in module.modules():
                 part.register_load_state_dict_post_hook(_Loaded(self))
         state = ModuleState(module, self._groups)
-        self._model = Model(
+        self._shared.model = Model(
             read=lambda: self._read(state),
             check=lambda parts: self._check_parts(state, parts),
             write=lambda _, parts: self._write(state, parts),
