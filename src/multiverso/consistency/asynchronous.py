@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 from multiverso import kernels
 from multiverso.consistency.protocol import Array, Call, CompiledRule, RowIds, TableAccess, Versions, bad_row
@@ -70,8 +70,9 @@ class Asynchronous:
     def apply_rule(
         self, rule: CompiledRule, local: Array, push: bool, pull: bool, call: Call, deadline: Deadline | None
     ) -> None:
-        kernel = rules.apply_rule.compiled(self.access.spec.dtype)
-        arguments = (
+        self._run(
+            rules.apply_rule.compiled(self.access.spec.dtype),
+            deadline,
             self._control,
             self._base,
             self._update,
@@ -85,9 +86,6 @@ class Asynchronous:
             self.ticks if pull else NO_TICK,
             call.address,
         )
-        code = kernel(*arguments)
-        if code:
-            self._resume(code, lambda: kernel(*arguments), deadline)
 
     def add_rows(self, ids: RowIds, delta: Array, call: Call, deadline: Deadline | None = None) -> None:
         # written out: of small calls a tuple of the arguments, and a function that keeps them, are a tenth
@@ -102,10 +100,12 @@ class Asynchronous:
     def get_rows(self, ids: RowIds, out: Array, call: Call, deadline: Deadline | None) -> None:
         code = self._get_rows(self._control, self._base, self._me, ids, out, self.ticks, call.address)
         if code:
-            self._go_on_reading(code, ids, out, call, deadline)
+            self._go_on_reading(code, ids, out, call, deadline, self.ticks)
 
-    def _go_on_reading(self, code: int, ids: RowIds, out: Array, call: Call, deadline: Deadline | None) -> None:
-        arguments = (self._control, self._base, self._me, ids, out, self.ticks, call.address)
+    def _go_on_reading(
+        self, code: int, ids: RowIds, out: Array, call: Call, deadline: Deadline | None, ticks: int
+    ) -> None:
+        arguments = (self._control, self._base, self._me, ids, out, ticks, call.address)
         self._resume_rows(code, ids, lambda: self._get_rows(*arguments), deadline)
 
     def exchange_rows(self, ids: RowIds, local: Array, last: Array, call: Call, deadline: Deadline | None) -> None:
@@ -121,31 +121,22 @@ class Asynchronous:
     def get_stripes(
         self, stripes: Versions, versions: Versions, out: Array, call: Call, deadline: Deadline | None
     ) -> None:
-        arguments = (self._control, self._base, self._me, stripes, versions, out, self.ticks, call.address)
-        code = self._get_stripes(*arguments)
-        if code:
-            self._resume(code, lambda: self._get_stripes(*arguments), deadline)
+        places = (self._control, self._base, self._me)
+        self._run(self._get_stripes, deadline, *places, stripes, versions, out, self.ticks, call.address)
 
     def get_rows_again(self, ids: RowIds, out: Array) -> None:
         call = Call()
-        arguments = (self._control, self._base, self._me, ids, out, NO_TICK, call.address)
-        code = self._get_rows(*arguments)
+        code = self._get_rows(self._control, self._base, self._me, ids, out, NO_TICK, call.address)
         if code:
-            self._resume_rows(code, ids, lambda: self._get_rows(*arguments), None)
+            self._go_on_reading(code, ids, out, call, None, NO_TICK)
 
     def snapshot(self, out: Array) -> None:
         call = Call()
-        arguments = (self._control, self._base, self._me, out, NO_TICK, call.address)
-        code = self._get(*arguments)
-        if code:
-            self._resume(code, lambda: self._get(*arguments), None)
+        self._run(self._get, None, self._control, self._base, self._me, out, NO_TICK, call.address)
 
     def put(self, values: Array) -> None:
         call = Call()
-        arguments = (self._control, self._base, self._me, values, call.address)
-        code = self._put(*arguments)
-        if code:
-            self._resume(code, lambda: self._put(*arguments), None)
+        self._run(self._put, None, self._control, self._base, self._me, values, call.address)
 
     def version(self) -> int:
         return self._version(self._base)
@@ -173,6 +164,12 @@ class Asynchronous:
         stride = load64(self._base + at.HAND_STRIDE)
         first = self._base + load64(self._base + at.HANDS) + stride * at.HANDS_EACH * self._me
         return any(load64(first + stride * hand + at.HAND_USER) != 0 for hand in range(at.HANDS_EACH))
+
+    def _run(self, kernel: Callable[..., int], deadline: Deadline | None, *arguments: Any) -> None:
+        """Runs a kernel to its end; `add`, `get` and `exchange` have it written out, a tenth of a small call."""
+        code = kernel(*arguments)
+        if code:
+            self._resume(code, lambda: kernel(*arguments), deadline)
 
     def _resume(self, code: int, again: Callable[[], int], deadline: Deadline | None) -> None:
         """Goes on where a kernel stopped at a word that it did not get in half a second."""

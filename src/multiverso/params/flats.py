@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from multiverso.tables import TableHandler
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Flat:
     """One table with the buffer that this worker exchanges with it, all of one dtype and size."""
 
@@ -61,18 +61,7 @@ class Flat:
         self.shared.join(self.local, state["rule"])
 
 
-@dataclass
-class _Half:
-    """What an exchange of statistics has done when it raises."""
-
-    changed: bool | None = None  # what it has found out, once it has begun
-    applied: bool = False
-
-    def reset(self) -> None:
-        self.changed, self.applied = None, False
-
-
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Averaged(Flat):
     """Statistics: each moves its share of the way from the table's value to this worker's.
 
@@ -81,23 +70,24 @@ class Averaged(Flat):
     """
 
     last: Array  # what was taken last
-    half: _Half = field(default_factory=_Half)
+    # of an exchange that raised: whether it has found a change, once it has looked, and whether that was applied
+    changed: bool | None = None
+    applied: bool = False
 
     def exchange(self, workers: int, whole: bool = True) -> None:
         """Moves by this worker's share, one of ``workers``."""
         # An unchanged one only reads, so that workers agree after a barrier and an exchange. Bytes: NaN included,
         # and many times quicker than array_equal.
-        half = self.half
-        if half.changed is None:
-            half.changed = self.local.tobytes() != self.last.tobytes()
+        if self.changed is None:
+            self.changed = self.local.tobytes() != self.last.tobytes()
         compiled = self.shared.compiled
         assert compiled is not None  # that of _AVERAGE
         compiled.hyper[0] = 1 / workers
-        if not half.applied:
-            self.shared.ruled.apply(compiled, self.local, half.changed, True)
-            half.applied = True
+        if not self.applied:
+            self.shared.ruled.apply(compiled, self.local, self.changed, True)
+            self.applied = True
         np.copyto(self.last, self.local)
-        half.changed, half.applied = None, False  # no exception comes between this and the return
+        self.changed, self.applied = None, False  # no exception comes between this and the return
 
     def state(self) -> dict[str, Any]:
         """Returns what is this worker's own: the arrays themselves, not copies."""
@@ -106,13 +96,13 @@ class Averaged(Flat):
     def restore(self, state: dict[str, Any], left: Sequence[dict[str, Any]] = ()) -> None:
         """Goes on from what `state` returned, once the table has its values."""
         super().restore(state, left)
-        self.half.reset()
+        self.changed, self.applied = None, False
         np.copyto(self.last, state["last"])
 
     def join(self, state: dict[str, Any]) -> None:
         """Begins with the table's values: for a worker that did not take part when `state` was saved."""
         super().join(state)
-        self.half.reset()
+        self.changed, self.applied = None, False
         np.copyto(self.last, self.local)
 
 

@@ -16,11 +16,12 @@ from multiverso.runtime import Session
 from multiverso.runtime.session.current import current
 from multiverso.spec.modes import MODES, ConsistencyMode
 from multiverso.spec.states import check_numbers
-from multiverso.spec.table import Initial, TableSpec
+from multiverso.spec.table import Initial
 from multiverso.tables.convert import writable
 from multiverso.tables.handler import TableHandler
 from multiverso.tables.pending import Pending
 from multiverso.tables.ruled import Ruled
+from multiverso.tables.table import spec_with
 
 Array = npt.NDArray[Any]
 _DTYPES = ("float32", "float64")
@@ -200,17 +201,14 @@ def share(
     dtype = _dtype_of(local)
     check_numbers(f"the rule {rule.name}", rule.hyper, dtype.name)
     flat = writable(local, int(np.prod(tuple(local.shape))), dtype, "local")
-    spec = TableSpec(
+    spec = spec_with(
+        rule.updater,
         kind="array",
         rows=1,
         columns=flat.size,
         dtype=dtype.name,
-        updater=rule.updater.name,
-        hyper=tuple(map(float, rule.updater.hyper)),
-        states=rule.updater.states,
         initial=initial,
         name=name,
-        mean=rule.updater.mean,
         per_worker=len(rule.per_worker),
         rule=str(rule),
         convex=rule.convex,

@@ -10,8 +10,9 @@ import numpy.typing as npt
 from multiverso.hosts.values.options import table_words
 from multiverso.runtime.session.current import current
 from multiverso.runtime.session.session import Session
-from multiverso.spec.table import Initial, TableSpec, checked_count, checked_dtype
+from multiverso.spec.table import Initial, checked_count, checked_dtype
 from multiverso.tables.handler import TableHandler
+from multiverso.tables.table import spec_with
 from multiverso.tables.typed import Float32, Float64, Int32, Int64, Scalar, TableOptions
 from multiverso.updaters import Updater, UpdaterName, resolve
 
@@ -97,19 +98,15 @@ class ArrayTableHandler(TableHandler[Scalar]):
         wire: str | None = None,
         every: float | str | None = None,
     ) -> None:
-        rule, own = resolve(updater), table_words(wire, every)
-        spec = TableSpec(
+        rule = resolve(updater)
+        spec = spec_with(
+            rule,
             kind="array",
             rows=1,
             columns=checked_count(size, "size"),
             dtype=checked_dtype(dtype),
-            updater=rule.name,
-            hyper=tuple(map(float, rule.hyper)),
-            states=rule.states,
             initial=initial,
             name=name,
-            mean=rule.mean,
-            wire=own["wire"],
-            every=own["every"],
+            **table_words(wire, every),
         )
         super().__init__(session or current(), spec, rule, init_value, master)

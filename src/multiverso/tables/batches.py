@@ -21,16 +21,15 @@ from typing import Protocol
 import numpy as np
 
 from multiverso.deadline import Deadline
-from multiverso.errors import NotInThisJobError, StartupError, TableMismatchError, WorkerLostError
+from multiverso.errors import NotInThisJobError, StartupError
 from multiverso.layout import words as at
 from multiverso.layout.records import Record
 from multiverso.memory.words import load32, wait_for_change
 from multiverso.runtime.collective.shared_lock import held, prepare
-from multiverso.runtime.job.wait_graph import names
 from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.session import Session
 from multiverso.tables.asked_batches import AskedBatches
-from multiverso.tables.epochs import Epoch, Words
+from multiverso.tables.epochs import Epoch, Words, bits_of, lost_in_batch, other_epoch
 
 HEAD = Record(128)
 HEAD.mutex("lock")
@@ -52,8 +51,7 @@ class SharedBatches:
     """What workers of one host take from: memory that they share. Owner: one worker's `Dealer`."""
 
     def __init__(self, session: Session) -> None:
-        self._reference = weakref.ref(session)
-        self._me = session.worker_id
+        self._control, self._me = session.control, session.worker_id
         size = HEAD.size + LINE.size * (at.MAX_WORKERS + 1)
         self._memory = session.shared_memory("multiverso-batches", size, prepare)
         self._head = self._memory.array[: HEAD.size].view(HEAD.dtype)[0]
@@ -61,12 +59,6 @@ class SharedBatches:
         self._deals = 0
         with held(session, self._memory, session.start_deadline(), "the batches"):
             self._give_up_inheritance()
-
-    @property
-    def _session(self) -> Session:
-        session = self._reference()
-        assert session is not None
-        return session
 
     # -- steps, under the lock ---------------------------------------------------------------------------------
 
@@ -83,7 +75,7 @@ class SharedBatches:
         taken[:] = 0
         mine["owner"] = 0
 
-    def begin(self, dealt: Epoch, deadline: Deadline) -> int:
+    def begin(self, session: Session, dealt: Epoch, deadline: Deadline) -> int:
         """Begins the next deal, or joins those who have; waits for whoever is still in the one before."""
         number = self._deals + 1
         head, line = self._head, self._lines[self._me]
@@ -98,21 +90,17 @@ class SharedBatches:
                 head["next"] = 0
                 head["number"] = number
             elif head["number"] == number and tuple(head["what"]) != dealt.words:
-                raise TableMismatchError(
-                    f"mv.batches, call {number}: the others asked for (n, size, seed, epoch) = "
-                    f"{tuple(map(int, head['what']))}, this worker asks for {dealt.words}; all workers have to call "
-                    "it with the same arguments in the same order"
-                )
+                raise other_epoch(number, head["what"], dealt)
             line["done"] = number - 1
             line["begun"] = number
-            line["owner"] = self._session.control.worker(self._me).owner
+            line["owner"] = self._control.worker(self._me).owner
             return []
 
-        self._until_nobody(step, deadline, "the others' last epoch to end")
+        self._until_nobody(session, step, deadline, "the others' last epoch to end")
         self._deals = number
         return number
 
-    def take(self, number: int, dealt: Epoch, ahead: int, deadline: Deadline) -> int | None:
+    def take(self, session: Session, number: int, dealt: Epoch, ahead: int, deadline: Deadline) -> int | None:
         """Returns the next batch for this worker, or None when the epoch is over."""
         head, mine = self._head, self._lines[self._me]["taken"]
         found: int | None = None
@@ -137,9 +125,9 @@ class SharedBatches:
                 return []  # its own last ones are yet to be worked on
             return [i for i in self._members() if i != self._me and self._works(i, number)]
 
-        self._until_nobody(step, deadline, "the epoch's last batches")
+        self._until_nobody(session, step, deadline, "the epoch's last batches")
         if head["next"] >= dealt.batches:
-            self._session.control.notify()  # others may wait for what this worker has just finished
+            self._control.notify()  # others may wait for what this worker has just finished
         return found
 
     @staticmethod
@@ -152,7 +140,7 @@ class SharedBatches:
 
     def _members(self) -> list[int]:
         """Returns the live workers that have ever begun a deal."""
-        workers = (worker for worker in self._session.control.workers() if worker.is_live)
+        workers = (worker for worker in self._control.workers() if worker.is_live)
         return [w.worker_id for w in workers if self._lines[w.worker_id]["owner"] == w.owner]
 
     def _works(self, worker_id: int, number: int) -> bool:
@@ -161,7 +149,7 @@ class SharedBatches:
 
     def _orphan(self, number: int) -> int | None:
         """Returns a batch whose worker is gone."""
-        control = self._session.control
+        control = self._control
         for worker_id in (*range(control.capacity), _NOBODY):
             line = self._lines[worker_id]
             if worker_id == self._me or line["begun"] != number or not line["taken"].any():
@@ -173,12 +161,7 @@ class SharedBatches:
                 if line["done"] >= number and worker.liveness != at.LOST:
                     continue  # what it had taken ahead it has worked on before it left
                 if worker.liveness == at.LOST and not control.continues:
-                    raise WorkerLostError(
-                        f"{names([worker_id])} (pid {worker.pid}) died, or exited without shutdown(), in the middle "
-                        "of a batch. To have it dealt again: init(on_lost='continue'), or "
-                        "`multiverso run --on-failure continue`",
-                        [worker_id],
-                    )
+                    raise lost_in_batch(worker)
             notes = line["taken"]
             return int(notes[notes > 0][0]) - 1
         return None
@@ -192,10 +175,9 @@ class SharedBatches:
 
     # -- around the lock ---------------------------------------------------------------------------------------
 
-    def _until_nobody(self, step: Callable[[], list[int]], deadline: Deadline, what: str) -> None:
+    def _until_nobody(self, session: Session, step: Callable[[], list[int]], deadline: Deadline, what: str) -> None:
         """Takes a step under the lock, again and again until it no longer returns workers to wait for."""
-        session = self._session
-        control = session.control
+        control = self._control
         patience: Patience | None = None
         said = 0
         with ExitStack() as wait:
@@ -205,43 +187,44 @@ class SharedBatches:
                     whom = step()
                 if not whom:
                     return
-                mask = sum(1 << i for i in whom)
+                mask = bits_of(whom)
                 if mask != said or control.worker(self._me).wait is None:
                     said = mask
                     wait.close()
-                    signed = mask - (1 << 64) if mask >> 63 else mask
-                    wait.enter_context(session.waiting(at.FOR_BATCHES, 0, signed))
+                    wait.enter_context(session.waiting(at.FOR_BATCHES, 0, mask))
                 patience = patience or Patience(session, deadline, what)
                 patience.raise_if_over()
                 wait_for_change(control.address + at.EVENT, seen, deadline.slice_left())
 
-    def leave(self, unfinished: bool) -> None:
+    def leave(self, session: Session, unfinished: bool) -> None:
         """The loop is over, and with it what this worker was given, but for what it may have taken ahead."""
-        session = self._reference()
-        if session is None or session.closed is not None:
+        if session.closed is not None:
             return
         line = self._lines[self._me]
         if not unfinished:
             line["taken"] = 0
         line["done"] = self._deals
-        session.control.notify()
+        self._control.notify()
 
 
 class BatchSource(Protocol):
     """What is behind a `Dealer`: who is given which batch."""
 
-    def begin(self, dealt: Epoch, deadline: Deadline) -> int:
+    def begin(self, session: Session, dealt: Epoch, deadline: Deadline) -> int:
         """Begins the next deal, or joins those who have; returns its number."""
 
-    def take(self, number: int, dealt: Epoch, ahead: int, deadline: Deadline) -> int | None:
+    def take(self, session: Session, number: int, dealt: Epoch, ahead: int, deadline: Deadline) -> int | None:
         """Returns the next batch for this worker, or None when the epoch is over."""
 
-    def leave(self, unfinished: bool) -> None:
+    def leave(self, session: Session, unfinished: bool) -> None:
         """The loop is over; with ``unfinished`` what was taken ahead is yet to be worked on."""
 
 
 class Dealer:
-    """One worker's loops over what is dealt. Owner: one thread at a time."""
+    """One worker's loops over what is dealt. Owner: one thread at a time.
+
+    It lives as long as its session, so neither it nor its source keeps that: each call is handed it.
+    """
 
     def __init__(self, session: Session) -> None:
         if session.consistency.reads_wait:
@@ -250,19 +233,13 @@ class Dealer:
                 f"{session.consistency.name} mode all have to read equally often: use mv.shard(n, epoch=...), or "
                 "init() without sync and staleness"
             )
-        self._reference = weakref.ref(session)
-        self.source: BatchSource = AskedBatches(session) if session.hosts else SharedBatches(session)
+        self.source: BatchSource = AskedBatches() if session.hosts else SharedBatches(session)
         self._inside = False
         self._next_epoch: dict[tuple[int, int, int], int] = {}
 
-    @property
-    def _session(self) -> Session:
-        session = self._reference()
-        assert session is not None
-        return session
-
     def deal(
         self,
+        session: Session,
         n: int,
         size: int,
         seed: int = 0,
@@ -272,7 +249,6 @@ class Dealer:
         timeout_seconds: float | None = None,
     ) -> Iterator[Words]:
         """Yields the batches that this worker is given; see `multiverso.batches` and the torch sampler."""
-        session = self._session
         session.check_may_wait()
         if self._inside:
             raise StartupError(
@@ -283,17 +259,17 @@ class Dealer:
         dealt = Epoch(*key, self._next_epoch.get(key, 0) if epoch is None else epoch)
         self._inside = True
         try:
-            number = self.source.begin(dealt, session.start_deadline(timeout_seconds))
+            number = self.source.begin(session, dealt, session.start_deadline(timeout_seconds))
             self._next_epoch[key] = dealt.epoch + 1
             order = dealt.order()
             while True:
-                batch = self.source.take(number, dealt, ahead, session.start_deadline(timeout_seconds))
+                batch = self.source.take(session, number, dealt, ahead, session.start_deadline(timeout_seconds))
                 if batch is None:
                     return
                 yield order[batch * size : (batch + 1) * size].copy()
         finally:
             self._inside = False
-            self.source.leave(unfinished=ahead > 0)
+            self.source.leave(session, unfinished=ahead > 0)
 
 
 _dealers: weakref.WeakKeyDictionary[Session, Dealer] = weakref.WeakKeyDictionary()
@@ -326,5 +302,5 @@ def deal(
         _dealers[session] = Dealer(session)
     number = None if epoch is None else index(epoch)
     return _dealers[session].deal(
-        index(n), index(size), index(seed), number, ahead=index(ahead), timeout_seconds=timeout_seconds
+        session, index(n), index(size), index(seed), number, ahead=index(ahead), timeout_seconds=timeout_seconds
     )

@@ -134,6 +134,19 @@ def check_size(array: Array, shape: tuple[int, ...], spec: TableSpec, what: str)
     raise ShapeMismatchError(f"{what} has shape {array.shape}; this {spec.kind} table expects {expected}")
 
 
+def as_whole(value: Any, spec: TableSpec, what: str) -> Array:
+    """Returns data for a whole table, flat, of its dtype; one number stands for all.
+
+    Raises:
+        ShapeMismatchError, DtypeMismatchError: they do not fit.
+    """
+    array = as_numpy(value, what)
+    if array.ndim == 0:
+        array = np.full(spec.elements, array)
+    check_size(array, spec.shape, spec, what)
+    return as_data(array, np.dtype(spec.dtype), what)
+
+
 def as_row_ids(row_ids: Any, rows: int) -> npt.NDArray[np.int64]:
     """Returns row ids as int64. Duplicates and any order are fine; their range is checked by the kernel.
 
@@ -186,3 +199,11 @@ def writable(array: Any, size: int, dtype: np.dtype[Any], what: str) -> Array:
     if not array.flags.c_contiguous or not array.flags.aligned:
         raise ShapeMismatchError(f"{what} is written to in place, so it must be C-contiguous and aligned")
     return array if array.ndim == 1 else array.reshape(-1)
+
+
+def refuse_overlap(local: Array, last: Array) -> tuple[Array, Array]:
+    """Returns the two arrays of an exchange; raises ShapeMismatchError where they share memory."""
+    # two arrays that own their memory cannot share it, and asking takes as long as the check of both
+    if local is last or ((local.base is not None or last.base is not None) and np.may_share_memory(local, last)):
+        raise ShapeMismatchError("local and last share memory; they must be two arrays (last = local.copy())")
+    return local, last

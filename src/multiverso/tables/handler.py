@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso.deadline import Deadline
-from multiverso.errors import NotInThisJobError, ShapeMismatchError
+from multiverso.errors import NotInThisJobError
 from multiverso.layout import words as at
 from multiverso.memory import words
 from multiverso.runtime.session.patience import await_version
 from multiverso.runtime.session.refusals import refuse_under_rule
 from multiverso.runtime.session.replacing import leaves_values
 from multiverso.tables import saving
-from multiverso.tables.convert import Array, Out, writable
+from multiverso.tables.convert import Array, Out, as_whole, refuse_overlap, writable
 from multiverso.tables.held import HeldTable
 from multiverso.tables.operations import ADD, EXCHANGE, GET, Kind, Posted
 from multiverso.tables.output import Output
@@ -108,7 +108,7 @@ class TableHandler(HeldTable[Scalar]):
                 where this one stopped; any other call on the table does first what is left of it.
         """
         self._ready(None)
-        delta = data if self._is_plain(data) else self._delta(data)
+        delta = data if self._is_plain(data) else as_whole(data, self._spec, "data")
         if self._transforms:
             delta = self._transformed(delta)
         operations = self._operations
@@ -137,13 +137,11 @@ class TableHandler(HeldTable[Scalar]):
         operations.run(EXCHANGE, operations.how.exchange, (a, b), deadline)
 
     def _pair(self, local: Any, last: Any) -> tuple[Array, Array]:
-        self._refuse_clipped()
+        if self._clip is not None:
+            self._refuse_clipped()
         a = local if self._is_plain(local) else writable(local, self._size, self._dtype, "local")
         b = last if self._is_plain(last) else writable(last, self._size, self._dtype, "last")
-        # two arrays that own their memory cannot share it, and asking takes as long as the check of both
-        if a is b or ((a.base is not None or b.base is not None) and np.may_share_memory(a, b)):
-            raise ShapeMismatchError("local and last share memory; they must be two arrays (last = local.copy())")
-        return a, b
+        return refuse_overlap(a, b)
 
     # -- in the background -----------------------------------------------------------------------------------
 
@@ -154,9 +152,8 @@ class TableHandler(HeldTable[Scalar]):
         wait for them. At most 16 are pending; the next call then blocks.
         """
         self._session.check()
-        delta = np.array(self._transformed(self._delta(data)))
-        operations = self._operations
-        return self._later(lambda: operations.run(ADD, operations.how.add, (delta,)), ADD, (delta,))
+        delta = np.array(self._transformed(as_whole(data, self._spec, "data")))
+        return self._later(ADD, (delta,))
 
     @overload
     def get_async(self, out: None = None) -> Pending[npt.NDArray[Scalar]]: ...
@@ -166,20 +163,22 @@ class TableHandler(HeldTable[Scalar]):
         """Like :meth:`get`, in the background; ``wait()`` returns the values."""
         self._session.check()
         output = self._output(out, None, self.shape)
-        return self._later(lambda: self._get(output, None), GET, (id(out),))
+        return self._later(GET, (id(out),), lambda: self._get(output, None))
 
     def exchange_async(self, local: Any, last: Any) -> Pending[None]:
         """Like :meth:`exchange`, in the background. Leave both arrays alone until ``wait()`` returns."""
         self._session.check()
         a, b = self._pair(local, last)
         self._follow_schedule()
-        operations = self._operations
-        return self._later(lambda: operations.run(EXCHANGE, operations.how.exchange, (a, b)), EXCHANGE, (a, b))
+        return self._later(EXCHANGE, (a, b))
 
-    def _later(self, operation: Callable[[], Any], kind: Kind, arguments: tuple[Any, ...]) -> Pending[Any]:
+    def _later(
+        self, kind: Kind, arguments: tuple[Any, ...], operation: Callable[[], Any] | None = None
+    ) -> Pending[Any]:
         """Queues an operation; an equal call repeats one that raised, whose operation may be in the queue already.
 
-        As in `Operations.run` the call is recorded before the queue gets it, and removed in the last step.
+        Without ``operation`` it is what the table's consistency does with the arguments. As in `Operations.run` the
+        call is recorded before the queue gets it, and removed in the last step.
         """
         for earlier in [each for each in list(self._unheard) if each.raised]:
             if earlier.kind is kind and kind.is_same(earlier.arguments, arguments) and self._queue.has(earlier.pending):
@@ -190,8 +189,13 @@ class TableHandler(HeldTable[Scalar]):
 
         def run() -> Any:
             self._session.check()
-            return operation()
+            return (
+                operations.run(kind, getattr(operations.how, kind.name), arguments)
+                if operation is None
+                else operation()
+            )
 
+        operations = self._operations
         call = Posted(kind, arguments, Pending(run, f"{kind.name} of {self!r}"))
         self._unheard[call] = None
         try:
@@ -287,7 +291,7 @@ class TableHandler(HeldTable[Scalar]):
         """
         self._ready(None)
         refuse_under_rule(self._session.hosts, self._session.exchange, "set", self._dtype)
-        new = self._delta(values, "values")
+        new = as_whole(values, self._spec, "values")
         self._operations.settle(None)
         self._how.put(new)
 

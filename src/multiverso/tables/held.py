@@ -24,7 +24,7 @@ from multiverso.runtime.session.session import Session, table_key
 from multiverso.shards.shard import Shard
 from multiverso.spec.table import INITIAL, TableSpec
 from multiverso.tables import loading, saving
-from multiverso.tables.convert import Array, as_data, as_numpy, check_size, readable
+from multiverso.tables.convert import Array, as_whole, readable
 from multiverso.tables.operations import Operations, Posted
 from multiverso.tables.output import Output, fresh, into
 from multiverso.tables.pending import Queue
@@ -211,13 +211,6 @@ class HeldTable(Table[TableSpec], Generic[Scalar]):
 
     # -- arrays in and out -----------------------------------------------------------------------------------
 
-    def _delta(self, data: Any, what: str = "data") -> Array:
-        array = as_numpy(data, what)
-        if array.ndim == 0:  # one number for all
-            array = np.full(self._size, array)
-        check_size(array, self.shape, self._spec, what)
-        return as_data(array, self._dtype, what)
-
     def _output(self, out: Any, dtype: npt.DTypeLike | None, shape: tuple[int, ...]) -> Output:
         if out is None:
             return fresh(shape, self._dtype, dtype)
@@ -262,13 +255,7 @@ def _initial_value(init_value: Any, spec: TableSpec) -> Array | None:
     """
     if spec.initial not in INITIAL:
         raise ValueError(f"initial is one of {', '.join(INITIAL)}; got {spec.initial!r}")
-    if init_value is None:
-        return None
-    array = as_numpy(init_value, "init_value")
-    if array.ndim == 0:
-        array = np.full(spec.elements, array)
-    check_size(array, spec.shape, spec, "init_value")
-    return as_data(array, np.dtype(spec.dtype), "init_value")
+    return None if init_value is None else as_whole(init_value, spec, "init_value")
 
 
 def _fill(shard: Shard, value: Array | None, last: bool, number: int) -> None:

@@ -16,13 +16,24 @@ from multiverso.hosts.values.options import table_words
 from multiverso.kernels.plain_arrays import are_plain_rows
 from multiverso.runtime.session.current import current
 from multiverso.runtime.session.session import Session
-from multiverso.spec.table import Initial, TableSpec, checked_count, checked_dtype
+from multiverso.spec.table import Initial, checked_count, checked_dtype
 from multiverso.tables.changes import Changes
-from multiverso.tables.convert import INT64, Array, Out, as_data, as_numpy, as_row_ids, check_size, writable
+from multiverso.tables.convert import (
+    INT64,
+    Array,
+    Out,
+    as_data,
+    as_numpy,
+    as_row_ids,
+    check_size,
+    refuse_overlap,
+    writable,
+)
 from multiverso.tables.handler import TableHandler
 from multiverso.tables.operations import ADD_ROWS, EXCHANGE_ROWS, GET_ROWS
 from multiverso.tables.output import Output
 from multiverso.tables.pending import Pending
+from multiverso.tables.table import spec_with
 from multiverso.tables.typed import Float16, Float32, Float64, Int32, Int64, Scalar, TableOptions
 from multiverso.updaters import Updater, UpdaterName, resolve
 
@@ -91,20 +102,16 @@ class MatrixTableHandler(TableHandler[Scalar]):
         wire: str | None = None,
         every: float | str | None = None,
     ) -> None:
-        rule, own = resolve(updater), table_words(wire, every)
-        spec = TableSpec(
+        rule = resolve(updater)
+        spec = spec_with(
+            rule,
             kind="matrix",
             rows=checked_count(num_row, "num_row"),
             columns=checked_count(num_col, "num_col"),
             dtype=checked_dtype(dtype),
-            updater=rule.name,
-            hyper=tuple(map(float, rule.hyper)),
-            states=rule.states,
             initial=initial,
             name=name,
-            mean=rule.mean,
-            wire=own["wire"],
-            every=own["every"],
+            **table_words(wire, every),
         )
         super().__init__(session or current(), spec, rule, init_value, master)
         self._changes = Changes(spec)
@@ -295,10 +302,7 @@ class MatrixTableHandler(TableHandler[Scalar]):
         ids, delta = self._rows(data, row_ids)
         ids, delta = np.array(ids), np.array(self._transformed(delta, ids.size))
         self._refuse_bad(ids)
-        operations = self._operations
-        return self._later(
-            lambda: operations.run(ADD_ROWS, operations.how.add_rows, (ids, delta)), ADD_ROWS, (ids, delta)
-        )
+        return self._later(ADD_ROWS, (ids, delta))
 
     @overload  # type: ignore[override]
     def get_async(self, row_ids: Any = None, out: None = None) -> Pending[npt.NDArray[Scalar]]: ...
@@ -314,7 +318,7 @@ class MatrixTableHandler(TableHandler[Scalar]):
         ids = np.array(as_row_ids(row_ids, self._spec.rows))
         self._refuse_bad(ids)
         output = self._output(out, None, (ids.size, self._spec.columns))
-        return self._later(lambda: self._get_rows(ids, output, None), GET_ROWS, (ids.tobytes(), id(out)))
+        return self._later(GET_ROWS, (ids.tobytes(), id(out)), lambda: self._get_rows(ids, output, None))
 
     def exchange_async(self, local: Any, last: Any, row_ids: Any = None) -> Pending[None]:
         """Like :meth:`exchange`, in the background. Leave both arrays alone until ``wait()`` returns."""
@@ -326,7 +330,7 @@ class MatrixTableHandler(TableHandler[Scalar]):
         self._refuse_bad(ids)
         self._follow_schedule()
         operations = self._operations
-        return self._later(lambda: operations.exchange_rows(ids, a, b, None), EXCHANGE_ROWS, (ids, a, b))
+        return self._later(EXCHANGE_ROWS, (ids, a, b), lambda: operations.exchange_rows(ids, a, b, None))
 
     def _refuse_bad(self, ids: RowIds) -> None:
         """Before an operation goes into the queue, where nobody may wait for it."""
@@ -340,13 +344,9 @@ class MatrixTableHandler(TableHandler[Scalar]):
         size = ids.size * self._spec.columns
         a = writable(local, size, self._dtype, "local")
         b = writable(last, size, self._dtype, "last")
-        if np.may_share_memory(a, b):
-            raise ShapeMismatchError("local and last share memory; they must be two arrays (last = local.copy())")
-        return ids, a, b
+        return ids, *refuse_overlap(a, b)
 
     def _rows(self, data: Any, row_ids: Any) -> tuple[RowIds, Array]:
-        if self._are_plain(row_ids, data):
-            return row_ids, data
         ids = as_row_ids(row_ids, self._spec.rows)
         array = as_numpy(data, "data")
         check_size(array, (ids.size, self._spec.columns), self._spec, "data")

@@ -67,11 +67,7 @@ class Ruled:
         array = self._local(local)
         if push:
             self._table._follow_schedule()
-        operations = self._table._operations
-        arguments = (rule, array, push, pull)
-        return self._table._later(
-            lambda: operations.run(APPLY_RULE, operations.how.apply_rule, arguments), APPLY_RULE, arguments
-        )
+        return self._table._later(APPLY_RULE, (rule, array, push, pull))
 
     def staged(self) -> Array | None:
         """Returns a copy of what this worker has added since its last read in a synchronous job, or None.

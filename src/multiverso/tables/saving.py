@@ -23,7 +23,7 @@ PathLike = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Copied:
-    """A table's numbers at one moment, as :func:`save` wants them."""
+    """A table's numbers at one moment: values (flat, in its dtype) and what its updater keeps."""
 
     spec: TableSpec
     version: int
@@ -31,29 +31,24 @@ class Copied:
     states: list[Array]
 
     def save(self, path: PathLike) -> None:
-        """Writes them to a file."""
-        save(path, self.spec, self.version, self.values, self.states)
+        """Writes them to one file, whole or not at all.
 
+        A count of steps comes behind the arrays, as one of a single int64.
+        """
+        from safetensors.numpy import save as serialise
 
-def save(path: PathLike, spec: TableSpec, version: int, values: Array, states: list[Array]) -> None:
-    """Writes a table's values (flat, in its dtype) and updater arrays to one file, whole or not at all.
-
-    A count of steps comes behind the arrays, as one of a single int64.
-    """
-    from safetensors.numpy import save as serialise
-
-    header = {"format": _FORMAT, "table": json.dumps(spec.as_message()), "version": str(version)}
-    arrays = {"values": values.reshape(spec.shape)}
-    named = zip(states_of(spec.states), states, strict=True)
-    arrays |= {
-        f"state.{state.name}": np.asarray(array).reshape(spec.shape if state.per == "element" else (1,))
-        for state, array in named
-    }
-    files.write_whole(path, serialise(arrays, metadata=header))
+        spec = self.spec
+        header = {"format": _FORMAT, "table": json.dumps(spec.as_message()), "version": str(self.version)}
+        arrays = {"values": self.values.reshape(spec.shape)}
+        arrays |= {
+            f"state.{state.name}": np.asarray(array).reshape(spec.shape if state.per == "element" else (1,))
+            for state, array in zip(states_of(spec.states), self.states, strict=True)
+        }
+        files.write_whole(path, serialise(arrays, metadata=header))
 
 
 def load(path: PathLike, spec: TableSpec) -> tuple[Array, list[Array]]:
-    """Returns the values and updater arrays that :func:`save` wrote, flat, if they fit the table.
+    """Returns the values and updater arrays that `Copied.save` wrote, flat, if they fit the table.
 
     Raises:
         SnapshotError: they do not, or this is not a saved table.

@@ -10,6 +10,7 @@ from multiverso.errors import ClosedError, MultiversoError
 from multiverso.in_process import InProcess
 from multiverso.runtime.session.session import Session
 from multiverso.spec.states import check_numbers
+from multiverso.spec.table import TableSpec
 from multiverso.tables.convert import Array
 from multiverso.updaters import BY_NAME, Updater
 from multiverso.updaters.checks import positive
@@ -25,6 +26,13 @@ class _Named(Protocol):
 
 
 Spec = TypeVar("Spec", bound=_Named)
+
+
+def spec_with(updater: Updater, **rest: Any) -> TableSpec:
+    """Returns the spec of a table whose adds an updater applies; ``rest`` says what else it is."""
+    return TableSpec(
+        updater=updater.name, hyper=tuple(map(float, updater.hyper)), states=updater.states, mean=updater.mean, **rest
+    )
 
 
 class Table(InProcess, Generic[Spec]):

@@ -16,7 +16,6 @@ from multiverso.errors import ClosedError, OutOfMemoryError
 from multiverso.kernels.codes import FULL
 from multiverso.kernels.keyed import calls as kernels
 from multiverso.kernels.keyed import removal as removal
-from multiverso.layout import keyed as layout
 from multiverso.memory.heap import free_memory
 from multiverso.runtime.session.session import Session
 from multiverso.tables.keyed.growth import Growth
@@ -30,7 +29,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _MOST_AT_ONCE = 1 << 16
 _SPARE_BYTES = 256 * 1024 * 1024
-_SEGMENT_ENTRIES = layout.BUCKETS * layout.ENTRIES
 
 
 class _Mine(threading.local):
@@ -70,9 +68,8 @@ class KeyedCalls:
 
     # -- rows ------------------------------------------------------------------------------------------------
 
-    def get(self, keys: Keys, out: int, timeout_seconds: float | None = None) -> None:
+    def get(self, keys: Keys, out: int, deadline: Deadline | None) -> None:
         """Writes the rows of keys, or their initial rows, to an address."""
-        deadline = self._deadline(timeout_seconds)
         with turn(self.lock, self._spec):
             self._ready(deadline)
             self.read(keys, out, deadline)
@@ -86,9 +83,9 @@ class KeyedCalls:
             self._release()
             raise
 
-    def add(self, call: Call, timeout_seconds: float | None = None) -> None:
+    def add(self, call: Call, deadline: Deadline | None) -> None:
         """Gives each key's delta to the updater, once it has a row. Then `end`."""
-        self._do(call, self._deadline(timeout_seconds))
+        self._do(call, deadline)
 
     def overwrite(self, keys: Keys, rows: npt.NDArray[np.uint8]) -> None:
         """Gives each key these bytes as its row, while nobody else uses the table."""
@@ -122,9 +119,9 @@ class KeyedCalls:
 
     # -- going -----------------------------------------------------------------------------------------------
 
-    def remove(self, call: Call, timeout_seconds: float | None = None) -> npt.NDArray[np.bool_]:
+    def remove(self, call: Call, deadline: Deadline | None) -> npt.NDArray[np.bool_]:
         """Removes keys; returns which of them had a row. Then `end`."""
-        work = self._do(call, self._deadline(timeout_seconds))
+        work = self._do(call, deadline)
         assert isinstance(work, Removing)
         gone: npt.NDArray[np.bool_] = work.removed != 0
         return gone
@@ -305,10 +302,6 @@ class KeyedCalls:
                 self._closed = reason
 
     # -- inside ----------------------------------------------------------------------------------------------
-
-    def _deadline(self, timeout_seconds: float | None) -> Deadline | None:
-        """None: the session's own time from when it first has to wait."""
-        return None if timeout_seconds is None else self._session.start_deadline(timeout_seconds)
 
     def _find(self, keys: Keys, deadline: Deadline | None) -> Keys:
         rows = np.empty(keys.size, np.int64)

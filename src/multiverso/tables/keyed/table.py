@@ -25,7 +25,6 @@ from multiverso.tables.operations import ADD_ROWS, GET_ROWS
 from multiverso.tables.output import fresh, into
 from multiverso.updaters import Updater, UpdaterName, resolve
 
-_MOST_AT_ONCE = 1 << 16
 _SHORT_SECONDS = 0.001  # what an add spends on keys beyond the most that there may be
 
 
@@ -149,12 +148,11 @@ class KeyedTable(KeyedContents):
         shape = (*array.shape, self.dim)
         output = fresh(shape, self._dtype, dtype) if out is None else into(out, shape, self._dtype, False)
         flat = array.reshape(-1)
-        operations = self._operations
+        operations, deadline = self._operations, self._deadline(timeout_seconds)
         if operations is None:
-            self._calls.get(flat, output.flat.ctypes.data, timeout_seconds)
+            self._calls.get(flat, output.flat.ctypes.data, deadline)
             return output.give()
-        arguments, deadline = (flat, output.flat), self._deadline(timeout_seconds)
-        return operations.run(GET_ROWS, operations.how.get_rows, arguments, deadline, output.give)
+        return operations.run(GET_ROWS, operations.how.get_rows, (flat, output.flat), deadline, output.give)
 
     def add(self, delta: Any, keys: Any, *, timeout_seconds: float | None = None) -> None:
         """Gives each key's delta to the table's updater; a key without a row gets one first.
@@ -182,13 +180,14 @@ class KeyedTable(KeyedContents):
         if self._sums_first and (operations is None or self._clip is not None):
             flat, data = summed(flat, data, self.dim)
         data = self._transformed(data, flat.size)
+        deadline = self._deadline(timeout_seconds)
         if operations is not None:
-            operations.run(ADD_ROWS, operations.how.add_rows, (flat, data), self._deadline(timeout_seconds))
+            operations.run(ADD_ROWS, operations.how.add_rows, (flat, data), deadline)
             return
         this_call = Call(Adding.of(self._update, flat, data, self._spec.admission))
         calls = self._calls  # another thread may close the table once this add is done
         try:
-            calls.add(this_call, timeout_seconds)
+            calls.add(this_call, deadline)
             if self._most_keys and calls.excess() > self._most_keys // 16:
                 calls.evict_excess(_SHORT_SECONDS)
             calls.end(this_call)
@@ -241,11 +240,12 @@ class KeyedTable(KeyedContents):
     def _remove(self, keys: Any, timeout_seconds: float | None = None) -> npt.NDArray[np.bool_]:
         array = as_keys(keys)
         this_call, calls = Call(Removing(array.reshape(-1))), self._calls
-        removed = calls.remove(this_call, timeout_seconds).reshape(array.shape)
+        removed = calls.remove(this_call, self._deadline(timeout_seconds)).reshape(array.shape)
         calls.end(this_call)
         return removed
 
     def _deadline(self, timeout_seconds: float | None) -> Deadline | None:
+        """None: the session's own time from when it first has to wait."""
         return None if timeout_seconds is None else self._session.start_deadline(timeout_seconds)
 
     @property
