@@ -266,7 +266,8 @@ class MatrixTableHandler(TableHandler[Scalar]):
             return
         deadline = self._ready(timeout_seconds)
         ids, a, b = self._pair_of_rows(local, last, row_ids)
-        self._follow_schedule()
+        if self._schedule is not None:
+            self._follow_schedule()
         self._operations.exchange_rows(ids, a, b, deadline)
 
     @overload
@@ -339,7 +340,8 @@ class MatrixTableHandler(TableHandler[Scalar]):
             raise bad_row(ids, int(np.argmax(outside)), self._spec)
 
     def _pair_of_rows(self, local: Any, last: Any, row_ids: Any) -> tuple[RowIds, Array, Array]:
-        self._refuse_clipped()
+        if self._clip is not None:
+            self._refuse_clipped()
         ids = as_row_ids(row_ids, self._spec.rows)
         size = ids.size * self._spec.columns
         a = writable(local, size, self._dtype, "local")

@@ -8,9 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from multiverso.checkpoints import is_newcomer, random_state, read_tree, set_random_state, worker_folder, write_tree
-from multiverso.runtime.session.current import current
-from multiverso.torch.param_manager import ParamManager
+from multiverso.checkpoints import random_state, read_tree, set_random_state, write_tree
+from multiverso.torch.trainers import Trained
 
 _NAMES = {"pytorch_lightning": "pytorch_lightning", "lightning": "lightning.pytorch"}
 _found = [module for name, module in _NAMES.items() if find_spec(name) is not None]
@@ -23,7 +22,7 @@ _CHECKPOINT, _RANDOM = "lightning.ckpt", "random.safetensors"
 _Callback: Any = import_module(_found[0]).Callback
 
 
-class MVCallback(_Callback):  # type: ignore[misc]  # Lightning is seen as untyped
+class MVCallback(Trained, _Callback):  # type: ignore[misc]  # Lightning is seen as untyped
     """Shares the module that is fitted, from the beginning of ``trainer.fit`` on: collective.
 
     Exchanges after every ``every`` steps of the optimizer, and before each validation and at the end what is
@@ -41,14 +40,9 @@ class MVCallback(_Callback):  # type: ignore[misc]  # Lightning is seen as untyp
     """
 
     def __init__(self, *, directory: str | os.PathLike[str] | None = None, **options: Any) -> None:
-        super().__init__()
-        self._directory = directory
-        self._folder: Path | None = None  # to go on from
-        self._apart: int | None = None  # a number of its own for a worker that goes on from another one's
-        self._options = options
-        self.manager: ParamManager | None = None
+        _Callback.__init__(self)
+        Trained.__init__(self, directory, options)
         self._steps = 0
-        self._pending = False
 
     def resume(self) -> str | None:
         """Returns this worker's checkpoint of Lightning's in ``directory``, or None if nothing was saved yet.
@@ -63,12 +57,8 @@ class MVCallback(_Callback):  # type: ignore[misc]  # Lightning is seen as untyp
             ...     module, loader, ckpt_path=callback.resume()
             ... )  # doctest: +SKIP
         """
-        if self._directory is None:
-            raise ValueError("MVCallback was given no directory= to resume from")
-        session = self._options.get("session") or current()
-        self._folder = worker_folder(session, self._directory)
-        self._apart = session.worker_id if is_newcomer(session, self._directory) else None
-        return None if self._folder is None else str(self._folder / _CHECKPOINT)
+        folder = self._find_saved()
+        return None if folder is None else str(folder / _CHECKPOINT)
 
     def on_fit_start(self, *_: Any) -> None:
         """Puts the random numbers back: before the loader is asked for the next epoch."""
@@ -77,29 +67,23 @@ class MVCallback(_Callback):  # type: ignore[misc]  # Lightning is seen as untyp
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Shares the module, which is on its device and has its checkpoint by now."""
-        self.manager = ParamManager(pl_module, **self._options)
+        self._share(pl_module)
         self._steps = trainer.global_step
-        if self._folder is not None and self._directory is not None:
-            own = self.manager.load(self._directory) or {}
-            self._pending = own["pending"]
-            self._folder = None
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Saves, where there is a directory."""
-        if self._directory is None or self.manager is None:
-            return
 
         def write(folder: Path) -> None:
             trainer.save_checkpoint(folder / _CHECKPOINT)
             write_tree(folder / _RANDOM, random_state())
 
-        self.manager.save(self._directory, {"pending": self._pending}, files=write)
+        self._save(write)
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """Exchanges when it is time; batches whose gradients only accumulate do not count."""
-        if self.manager is not None and trainer.global_step != self._steps:
+        if trainer.global_step != self._steps:
             self._steps = trainer.global_step
-            self._pending = not self.manager.step()
+            self._step()
 
     def on_validation_start(self, trainer: Any, *_: Any) -> None:
         """Exchanges what is left, so that the shared parameters are validated."""
@@ -108,10 +92,3 @@ class MVCallback(_Callback):  # type: ignore[misc]  # Lightning is seen as untyp
     def on_train_end(self, *_: Any) -> None:
         """Exchanges what is left."""
         self._finish()
-
-    def _finish(self) -> None:
-        if self.manager is not None:
-            self.manager.flush()
-            if self._pending:
-                self.manager.sync_all_param()
-                self._pending = False
