@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from multiverso.errors import MultiversoError
@@ -27,14 +26,6 @@ _INSECURE_VARIABLE = "MULTIVERSO_INSECURE_FABRIC"
 _LOOPBACK, _ANY = "127.0.0.1", "0.0.0.0"
 
 
-@dataclass(frozen=True)
-class _Met:
-    """What a controller knows of the others."""
-
-    roster: Roster
-    other_hosts: OtherHosts | None
-
-
 class Hosts:
     """This controller's place among the controllers. Used by the thread that made it alone.
 
@@ -48,15 +39,15 @@ class Hosts:
     def __init__(self, local_size: int) -> None:
         self._mpi: Any = None
         try:
-            met = self._told(local_size) if ROSTER_VARIABLE in os.environ else self._meet(local_size)
+            find = self._told if ROSTER_VARIABLE in os.environ else self._meet
+            self.roster, self._other_hosts = find(local_size)
         except MultiversoError as error:
             raise PlatoonError("the hosts cannot meet", error) from error
-        self.roster, self._other_hosts = met.roster, met.other_hosts
         self.size = self.roster.hosts
         self.global_size = self.roster.workers_num
         self.ranks_before = min(self.roster.local)
 
-    def _told(self, local_size: int) -> _Met:
+    def _told(self, local_size: int) -> tuple[Roster, OtherHosts | None]:
         """The launcher has said who is there."""
         from multiverso.launch.place import here
 
@@ -68,9 +59,9 @@ class Hosts:
                 f"{roster.names[roster.host]} was to have {counted(len(roster.local), 'worker')}, and this controller "
                 f"has devices for {local_size}: give the devices to the launcher (-D), and not to the controller"
             )
-        return _Met(roster, other_hosts)
+        return roster, other_hosts
 
-    def _meet(self, local_size: int) -> _Met:
+    def _meet(self, local_size: int) -> tuple[Roster, OtherHosts | None]:
         """The controllers are MPI processes, which tell each other."""
         try:
             from mpi4py import MPI
@@ -109,10 +100,10 @@ class Hosts:
             rehearsal=one_machine,
         )
         if len(names) == 1:
-            return _Met(roster, None)
+            return roster, None
         from multiverso.runtime.several_hosts.other_hosts import other_hosts_of
 
-        return _Met(roster, other_hosts_of(roster, None if listening is None else listening.detach()))
+        return roster, other_hosts_of(roster, None if listening is None else listening.detach())
 
     def node(self) -> Node:
         """Returns this host's node, which has found the first host's.
