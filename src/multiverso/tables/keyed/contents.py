@@ -1,23 +1,25 @@
-"""What a keyed table holds, as files: whole, what has changed since the last time, and for other programs."""
+"""What a keyed table holds: in batches, and as files, whole, since the last time, and for other programs."""
 
 from __future__ import annotations
 
 import os
-from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from multiverso.kernels.keyed.passes import GONE
+from multiverso.kernels.keyed.passes import GONE, KEY
 from multiverso.layout.keyed import NO_ROW
 from multiverso.runtime.session.replacing import leaves_values
+from multiverso.spec.table import checked_count
 from multiverso.tables.convert import Array
 from multiverso.tables.keyed import export, saving, snapshots
 from multiverso.tables.keyed.held import HeldKeyedTable
-from multiverso.tables.keyed.keys import Keys
+from multiverso.tables.keyed.keys import Keys, as_keys
+from multiverso.tables.keyed.progress import Call, Removing
 from multiverso.tables.keyed.saving import Content
 from multiverso.tables.keyed.snapshots import Snapshot
 
@@ -25,20 +27,27 @@ _MOST_AT_ONCE = 1 << 16
 
 
 class KeyedContents(HeldKeyedTable):
-    """The part of a keyed table that writes and reads files. Whoever inherits has the table's operations."""
+    """The part of a keyed table that goes through all that it holds, and writes and reads files."""
 
     @property
-    @abstractmethod
     def ticks(self) -> int:
-        """The table's time."""
+        """How often `tick` was called, by all workers; what ``Eviction.idle_ticks`` counts in."""
+        return self._memory.word("TICK")
 
-    @abstractmethod
-    def _remove(self, keys: npt.ArrayLike, timeout_seconds: float | None = None) -> npt.NDArray[np.bool_]:
-        """Removes keys, also between the rounds of a synchronous job."""
-
-    @abstractmethod
     def items(self, batch: int = _MOST_AT_ONCE) -> Iterator[tuple[Keys, Array]]:
-        """Yields all keys and their rows, in batches."""
+        """Yields all keys and their rows, in batches of at most ``batch`` keys, in no particular order.
+
+        Every key that has a row when the iteration begins comes exactly once, with the row as it is when its batch is
+        read, unless it is removed before; keys that get a row meanwhile may come or not.
+        """
+        batch = checked_count(batch, "batch")
+        size = self.dim * self._dtype.itemsize
+        for keys, _, kinds in self._passes.entries(batch):
+            keys = keys[kinds == KEY]
+            for start in range(0, keys.size, batch):
+                there, rows = self._calls.existing(keys[start : start + batch], size)
+                if there.size:
+                    yield there, rows.view(self._dtype)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes keys, rows and updater state to a safetensors file, whole or not at all.
@@ -138,3 +147,10 @@ class KeyedContents(HeldKeyedTable):
         self._memory.set_word("TICK", content.ticks)
         if content.uses is not None and self._spec.keeps_use:
             self._passes.note_use(content.keys, content.uses)
+
+    def _remove(self, keys: Any, timeout_seconds: float | None = None) -> npt.NDArray[np.bool_]:
+        array = as_keys(keys)
+        this_call, calls = Call(Removing(array.reshape(-1))), self._calls
+        removed = calls.remove(this_call, self._deadline(timeout_seconds)).reshape(array.shape)
+        calls.end(this_call)
+        return removed

@@ -126,6 +126,10 @@ class HeldKeyedTable(Table[KeyedSpec]):
 
     # -- inside ----------------------------------------------------------------------------------------------
 
+    def _deadline(self, timeout_seconds: float | None) -> Deadline | None:
+        """None: the session's own time from when it first has to wait."""
+        return None if timeout_seconds is None else self._session.start_deadline(timeout_seconds)
+
     def _flush_until(self, deadline: Deadline) -> None:
         """Finishes what a call that raised has left half; a ``close`` that raised has done so."""
         if not self._closed:

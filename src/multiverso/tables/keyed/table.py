@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from multiverso.compiling.on_demand import compile_update
-from multiverso.deadline import Deadline
 from multiverso.errors import NotInThisJobError, ShapeMismatchError
-from multiverso.kernels.keyed.passes import KEY
 from multiverso.runtime.session.current import current
 from multiverso.runtime.session.session import Session
 from multiverso.spec.table import check_name, checked_count, checked_dtype
 from multiverso.tables.convert import Array, Out, as_data, as_numpy
 from multiverso.tables.keyed.contents import KeyedContents
-from multiverso.tables.keyed.keys import Keys, as_keys, summed
-from multiverso.tables.keyed.progress import Adding, Call, Evicting, Removing
+from multiverso.tables.keyed.keys import as_keys, summed
+from multiverso.tables.keyed.progress import Adding, Call, Evicting
 from multiverso.tables.keyed.spec import Eviction, KeyedSpec
 from multiverso.tables.operations import ADD_ROWS, GET_ROWS
 from multiverso.tables.output import fresh, into
@@ -200,21 +197,6 @@ class KeyedTable(KeyedContents):
         array = as_keys(keys)
         return self._calls.contains(array.reshape(-1)).reshape(array.shape)
 
-    def items(self, batch: int = 65_536) -> Iterator[tuple[Keys, Array]]:
-        """Yields all keys and their rows, in batches of at most ``batch`` keys, in no particular order.
-
-        Every key that has a row when the iteration begins comes exactly once, with the row as it is when its batch is
-        read, unless it is removed before; keys that get a row meanwhile may come or not.
-        """
-        batch = checked_count(batch, "batch")
-        size = self.dim * self._dtype.itemsize
-        for keys, _, kinds in self._passes.entries(batch):
-            keys = keys[kinds == KEY]
-            for start in range(0, keys.size, batch):
-                there, rows = self._calls.existing(keys[start : start + batch], size)
-                if there.size:
-                    yield there, rows.view(self._dtype)
-
     # -- letting go ------------------------------------------------------------------------------------------
 
     def remove(self, keys: Any, *, timeout_seconds: float | None = None) -> npt.NDArray[np.bool_]:
@@ -236,22 +218,6 @@ class KeyedTable(KeyedContents):
         if self._rounds is not None:
             raise NotInThisJobError(f"{self!r} is in a synchronous job, where keys are not removed: their rows stay")
         return self._remove(keys, timeout_seconds)
-
-    def _remove(self, keys: Any, timeout_seconds: float | None = None) -> npt.NDArray[np.bool_]:
-        array = as_keys(keys)
-        this_call, calls = Call(Removing(array.reshape(-1))), self._calls
-        removed = calls.remove(this_call, self._deadline(timeout_seconds)).reshape(array.shape)
-        calls.end(this_call)
-        return removed
-
-    def _deadline(self, timeout_seconds: float | None) -> Deadline | None:
-        """None: the session's own time from when it first has to wait."""
-        return None if timeout_seconds is None else self._session.start_deadline(timeout_seconds)
-
-    @property
-    def ticks(self) -> int:
-        """How often `tick` was called, by all workers; what ``Eviction.idle_ticks`` counts in."""
-        return self._memory.word("TICK")
 
     def tick(self, *, seconds: float = _SHORT_SECONDS) -> int:
         """Lets the table's time go on by one, and evicts keys for a moment. Call it in one worker: each epoch, say.
