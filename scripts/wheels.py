@@ -23,15 +23,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-# Of the core, what compiles nothing of its own: no updater or rule written in a test, no kernel of a test's.
-TESTS = (
-    "test_table_calls.py",
-    "test_rounds.py",
-    "test_keyed.py",
-    "test_plain_arrays.py",
-    "test_saving.py",
-    "test_limits.py",
-)
+# Of the core, what has most to do with compiled code and with what CPython and NumPy look like inside.
+TESTS = ("table_calls", "rounds", "keyed", "plain_arrays", "saving", "limits", "compiling")
 NOT_OURS = ("pip", "setuptools", "_distutils_hack", "pkg_resources", "distutils-precedence", "numpy")
 
 
@@ -87,9 +80,10 @@ def tried(wheel: Path, python: str, tests: bool) -> dict[str, Any]:
         job = (folder / "venv" / "bin" / "multiverso", "run", "-n", "4", folder / "train.py")
         nowhere = {"cwd": folder, "HOME": "/proc", "XDG_CACHE_HOME": "/proc", "MULTIVERSO_CACHE_DIR": "/proc"}
         facts["first_run_seconds"], facts["second_run_seconds"] = (seconds_of(*job, **nowhere) for _ in range(2))
-        if tests:
-            run(*install, "pytest>=8", "pytest-timeout", "hypothesis", "greenlet")
-            files = [ROOT / "tests" / "core" / name for name in TESTS]
+        if tests:  # which have updaters of their own, so Numba beside the kernels that came compiled
+            run(*install, f"{wheel}[compile]", "pytest>=8", "pytest-timeout", "hypothesis", "greenlet", "twine>=6")
+            run(inside, "-m", "twine", "check", "--strict", *wheel.parent.glob("multiverso-*"))
+            files = [ROOT / "tests" / "core" / f"test_{name}.py" for name in TESTS]
             command: tuple[str | Path, ...] = (inside, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files)
             facts["tests"] = run(*command, PATH=f"{folder}/venv/bin:{os.environ['PATH']}").splitlines()[-1]
     return facts
