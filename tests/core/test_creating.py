@@ -13,6 +13,8 @@ from core_support import MODES, Worker, in_threads, outcome, together, wait_for
 import multiverso as mv
 from multiverso.errors import NodeLostError, OutOfMemoryError, StartupError, TableMismatchError, WaitTimeoutError
 from multiverso.runtime import Node, Session
+from multiverso.runtime.session.node_link import NodeLink
+from multiverso.spec.table import TableSpec
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -188,10 +190,24 @@ def test_a_creation_that_was_given_up_can_be_repeated() -> None:
         session.barrier()
         return table.number, table.get().tolist()
 
-    from multiverso.spec.table import TableSpec
-
     spec = TableSpec("array", 1, 3)
     assert together(work, 2) == [(1, [2.0, 2.0, 2.0])] * 2
+
+
+def test_a_creation_that_was_interrupted_without_a_word_can_be_repeated(
+    alone: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exception came again, while the session told its node of the first."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    spec = TableSpec("array", 1, 3, name="w")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(NodeLink, "give_up", lambda self, why=None: None)
+        alone.open_table(spec, interrupted)
+    table = mv.ArrayTableHandler(3, [1, 2, 3], name="w", session=alone)
+    assert table.get().tolist() == [1, 2, 3]
 
 
 def test_a_latecomer_of_an_elastic_job_finds_the_tables_by_their_order() -> None:

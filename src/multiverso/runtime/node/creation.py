@@ -107,7 +107,7 @@ class Creations:
             creation = self._creations[key] = Creation(key)
         elif worker_id in creation.waiting:
             self._void(creation, worker_id)  # its first call was interrupted, and nobody told us
-            creation = self._creations.setdefault(key, creation)
+            creation = self._creations.setdefault(key, Creation(key))  # anew where it came to nothing
         if creation.piece is not None and not creation.by_order:
             check_equal(creation.piece, spec)
         creation.waiting[worker_id] = Asked(connection, request, spec, mode)
