@@ -1,8 +1,7 @@
 """An exception between any two steps (Ctrl-C, an alarm's handler) while something begins or ends.
 
 The k-th moment at which the interpreter would look for signals, in the package's code in the calling thread,
-raises. A few dozen of all k are tried, other ones with
-MULTIVERSO_TEST_INTERRUPTIONS=1000.
+raises. Where all k would take long, a few dozen are tried; others with MULTIVERSO_TEST_INTERRUPTIONS=1000.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def run(function: Callable[[], Any], at: int | None) -> int:
     def call(frame: FrameType, event: str, arg: Any) -> Any:
         code = frame.f_code
         # a descriptor that the system has handed over belongs to nobody for a few bytecodes; only C could mend that
-        if not code.co_filename.startswith(PACKAGE) or code.co_name == "receive":
+        if not code.co_filename.startswith(PACKAGE) or code.co_name in ("receive", "_received"):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return step
@@ -77,9 +76,9 @@ def run(function: Callable[[], Any], at: int | None) -> int:
     return count
 
 
-def points(total: int) -> Iterator[int]:
-    """Some of the numbers from 1 to ``total``: the first, the last, and others evenly between."""
-    return iter(sorted({1, total, *(int(x) for x in np.linspace(1, total, min(total, POINTS)))}))
+def points(total: int, most: int = POINTS) -> Iterator[int]:
+    """At most so many of the numbers from 1 to ``total``: the first, the last, and others evenly between."""
+    return iter(sorted({1, total, *(int(x) for x in np.linspace(1, total, min(total, most)))}))
 
 
 def held() -> tuple[set[str], set[str]]:
@@ -195,7 +194,7 @@ def test_a_creation_that_was_interrupted_is_finished_by_the_same_call(initial: s
 
                 try:
                     once(None)
-                    for at in points(once(None)):
+                    for at in points(once(None), 3000):
                         once(at)
                 finally:
                     rounds.clear()

@@ -382,6 +382,7 @@ def test_a_child_that_is_forked_while_a_session_starts_lets_go_of_all(monkeypatc
 def test_importing_loads_no_framework_and_no_numba_and_starts_nothing() -> None:
     text = """
 import os, sys, threading
+import ctypes  # Debian's libffi keeps a descriptor of its own file
 os.environ.clear()
 before = set(os.listdir("/proc/self/fd"))
 import multiverso.cli.main

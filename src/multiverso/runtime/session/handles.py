@@ -43,7 +43,11 @@ class Handles:
 
     def add(self, table: str, handle: Handle) -> None:
         """Takes in an object, in one step: either it is there, or it can be made again."""
-        self._of.setdefault(table, []).append(handle)
+        self.list_of(table).append(handle)
+
+    def list_of(self, table: str) -> list[Handle]:
+        """Returns the list itself of a table's objects, for :meth:`Holdings.keep`."""
+        return self._of.setdefault(table, [])
 
     def remove(self, table: str, handle: Handle) -> None:
         """Takes one out, which may be gone already."""

@@ -15,6 +15,7 @@ from multiverso.kernels import waits
 from multiverso.layout import words as at
 from multiverso.memory.segment import Segment
 from multiverso.memory.shared import SharedMemory
+from multiverso.runtime.session.handles import Handle
 from multiverso.runtime.session.node_link import NodeLink
 from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.view import SessionView
@@ -142,13 +143,17 @@ class Holdings:
             return None
         return [worker for worker in session.live_workers() if worker != session.worker_id]
 
-    def keep(self, number: int, shard: Shard) -> None:
-        """Notes that a table has been taken over by its handler."""
-        if number in self.tables:
-            return
-        self.tables[number] = shard
-        if shard.spec.name is None:
-            self._created += 1
+    def keep(self, number: int, shard: Shard, handles: list[Handle], new: list[Handle]) -> None:
+        """Notes that a table has been taken over, and by which of its handlers.
+
+        All of it or nothing: no call stands between the first step and the last, so no signal's handler runs there.
+        """
+        by_order = shard.spec.name is None
+        handles += new
+        if number not in self.tables:
+            self.tables[number] = shard
+            if by_order:
+                self._created += 1
 
     def share(
         self, spec: MemorySpec, initialise: Callable[[SharedMemory], None] | None, deadline: Deadline

@@ -254,7 +254,7 @@ class Session(InProcess):
         with self._lock:
             number, shard = self._holdings.open_table(spec, fill, master, deadline)
             if keep:
-                self._holdings.keep(number, shard)
+                self._holdings.keep(number, shard, [], [])
             return number, shard
 
     def shared_memory(
@@ -318,8 +318,7 @@ class Session(InProcess):
     def adopt(self, handle: Handle, number: int, shard: Shard) -> None:
         """Takes in a table's handler, to flush it at barriers and to end it at the end; the table is open now."""
         with self._lock:
-            self._holdings.keep(number, shard)
-            self.handles.add(table_key(number), handle)
+            self._holdings.keep(number, shard, self.handles.list_of(table_key(number)), [handle])
 
     def dismiss(self, handle: Handle, number: int) -> None:
         """Forgets a handler that is closed; with its table's last one this worker's part in the table ends.
