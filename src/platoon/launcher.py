@@ -295,4 +295,6 @@ def _fail(text: str, code: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from multiverso_program import platoon_launcher  # so that a late Ctrl-C ends it as it ends the program
+
+    sys.exit(platoon_launcher())

@@ -47,16 +47,16 @@ mv.init()
 me, how = mv.worker_id(), sys.argv[1]
 if me == 0 and how in ("worker", "code"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it has to tell what it sees before it is ended
-mv.barrier()
-if me == 1 and how == "worker":
-    os.kill(os.getpid(), signal.SIGKILL)
-if how == ("leader", "code")[me]:
-    sys.exit(7)
-if me == 1 and how == "node":
-    os.kill(os.getppid(), signal.SIGKILL)
-if me == 0 and how == "coordinator":
-    os.kill(os.getppid(), signal.SIGKILL)
 try:
+    mv.barrier()  # one that is slow to leave it may hear there already that another has died since
+    if me == 1 and how == "worker":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == ("leader", "code")[me]:
+        sys.exit(7)
+    if me == 1 and how == "node":
+        os.kill(os.getppid(), signal.SIGKILL)
+    if me == 0 and how == "coordinator":
+        os.kill(os.getppid(), signal.SIGKILL)
     mv.barrier()
 except mv.errors.WorkerLostError as error:
     print("lost", error.worker_ids, error, flush=True)
