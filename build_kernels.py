@@ -2,9 +2,10 @@
 
 python build_kernels.py FOLDER [LEVEL ...]
 
-One library for each level of processor, and a manifest that says which sources each group of kernels was made of. The
-libraries need nothing but libc and the Python that opens them. Two builds with the same Numba give the same bytes: the
-groups of a dtype are always translated one after another by one process.
+One library for each level of processor of this machine, or of MULTIVERSO_BUILD_MACHINE (x86_64 or aarch64; wants the
+linker of that one, as binutils-aarch64-linux-gnu is), and a manifest that says which sources each group of kernels was
+made of. The libraries need nothing but libc and the Python that opens them. Two builds with the same Numba give the
+same bytes: the groups of a dtype are always translated one after another by one process.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _ROOT = Path(__file__).resolve().parent
 _GLIBC = "2_17"  # as old as Python's own wheels go: nothing newer is called
-_LINK = ("ld", "-shared", "-s", "-z", "text", "-z", "noexecstack", "-z", "relro", "-z", "now", "--build-id=none")
+_MACHINE = os.environ.get("MULTIVERSO_BUILD_MACHINE") or platform.machine()
+_LINKER = "ld" if platform.machine() == _MACHINE else f"{_MACHINE}-linux-gnu-ld"
+_LINK = (_LINKER, "-shared", "-s", "-z", "text", "-z", "noexecstack", "-z", "relro", "-z", "now", "--build-id=none")
 
 Group = tuple[str, str, str | None]
 """What holds it ("module" or "loops"), the module's name, and the dtype of its tables, if any."""
@@ -47,7 +50,7 @@ class KernelsHook(BuildHookInterface[Any]):
         subprocess.run([sys.executable, __file__, self._folder.name], env=kept, check=True)
         build_data["force_include"][self._folder.name] = "multiverso/compiling/libraries"
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-manylinux_{_GLIBC}_{platform.machine()}"
+        build_data["tag"] = f"py3-none-manylinux_{_GLIBC}_{_MACHINE}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Removes what lay beside the wheel."""
@@ -87,14 +90,13 @@ def build(folder: Path, groups: Sequence[Group], levels: Sequence[str]) -> None:
             files = sorted(str(path) for path in Path(objects).glob(f"{level}.*.o"))
             library = str(folder / f"{level}.so")
             subprocess.run([*_LINK, f"--version-script={exported}", "-o", library, *files], check=True)
-    manifest = {"machine": platform.machine(), "groups": described}
+    manifest = {"machine": _MACHINE, "groups": described}
     (folder / MANIFEST).write_text(json.dumps(manifest) + "\n")
 
 
 def _compile(share: Sequence[Group], levels: Sequence[str], objects: str) -> dict[str, dict[str, Any]]:
     """Writes the object files of some groups, and returns what the manifest says of each."""
-    # What Numba translates is optimised here and for each level; it is to see the least of them, not this processor.
-    os.environ.update(NUMBA_OPT="0", NUMBA_CPU_NAME="x86-64-v2", NUMBA_CPU_FEATURES="", NUMBA_DISABLE_JIT="0")
+    prepare()
     from multiverso.compiling import compiler, on_demand, sources
     from multiverso.compiling.object_code import group_of
 
@@ -103,20 +105,31 @@ def _compile(share: Sequence[Group], levels: Sequence[str], objects: str) -> dic
         translated = compiler.translate(kind, name, dtype)
         group = group_of(name, dtype)
         for level in levels:
-            Path(objects, f"{level}.{group}.o").write_bytes(compiler.emit(translated, _machine(level)).content)
+            Path(objects, f"{level}.{group}.o").write_bytes(compiler.emit(translated, machine_of(level)).content)
         names = [symbol.removeprefix(f"{group}.") for symbol in translated.symbols]
         digest = sources.digest_of(on_demand.sources_behind(name))
         described[group] = {"digest": digest, "names": names}
     return described
 
 
-def _machine(level: str) -> Any:
+def prepare() -> None:
+    """Before anything else of multiverso: what is translated in this process is for any processor of the machine."""
+    # Numba's own optimising would be for this processor; `compiler.optimise` does all of it, for each level.
+    os.environ.update(NUMBA_OPT="0", NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="", NUMBA_DISABLE_JIT="0")
+    import numba  # noqa: F401  # which has to see what it runs on
+
+    platform.machine = lambda: _MACHINE  # our own modules know system calls by their numbers
+
+
+def machine_of(level: str) -> Any:
+    """Returns what LLVM compiles for: a level of :data:`multiverso.compiling.prebuilt.LEVELS`."""
     import llvmlite.binding as llvm
 
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    target = llvm.Target.from_triple(f"{platform.machine()}-unknown-linux-gnu")
-    return target.create_target_machine(cpu=level, opt=3, reloc="pic", codemodel="default")
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    target = llvm.Target.from_triple(f"{_MACHINE}-unknown-linux-gnu")
+    cpu, features = (level, "") if _MACHINE == "x86_64" else ("generic", "+" + level.removeprefix("arm"))
+    return target.create_target_machine(cpu=cpu, features=features, opt=3, reloc="pic", codemodel="default")
 
 
 def _write_facts(file: Path, level: str) -> None:
@@ -129,7 +142,7 @@ def _write_facts(file: Path, level: str) -> None:
     module = ir.Module()
     facts = ir.GlobalVariable(module, ir.ArrayType(ir.IntType(64), 2), PYTHON_FACTS)
     facts.initializer = ir.Constant(facts.value_type, None)
-    file.write_bytes(_machine(level).emit_object(llvm.parse_assembly(str(module))))
+    file.write_bytes(machine_of(level).emit_object(llvm.parse_assembly(str(module))))
 
 
 if __name__ == "__main__":
@@ -137,4 +150,4 @@ if __name__ == "__main__":
     os.environ["PYTHONPATH"], os.environ["PYTHONHASHSEED"] = str(_ROOT / "src"), "0"
     from multiverso.compiling.prebuilt import LEVELS
 
-    build(Path(sys.argv[1]), everything(), sys.argv[2:] or list(LEVELS))
+    build(Path(sys.argv[1]), everything(), sys.argv[2:] or list(LEVELS[_MACHINE]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -58,7 +59,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def opened(libraries: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process takes kernels from there, as from a wheel."""
     monkeypatch.setattr(prebuilt, "FOLDER", libraries)
-    monkeypatch.setattr(prebuilt, "LEVELS", {LEVEL: set()})
+    monkeypatch.setattr(prebuilt, "LEVELS", {platform.machine(): {LEVEL: set()}})
     prebuilt._opened.cache_clear()
     yield
     prebuilt._opened.cache_clear()
@@ -129,12 +130,13 @@ def test_a_library_made_of_other_sources_is_not_used(opened: None, tmp_path: Pat
 def test_the_best_library_is_taken_that_the_processor_can_run(
     libraries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int
 ) -> None:
-    levels = list(prebuilt.LEVELS)[::-1]
+    of_machine = prebuilt.LEVELS["x86_64"]
+    levels = list(of_machine)[::-1]
     for level in levels:
         (tmp_path / f"{level}.so").write_bytes((libraries / f"{LEVEL}.so").read_bytes())
     (tmp_path / prebuilt.MANIFEST).write_bytes((libraries / prebuilt.MANIFEST).read_bytes())
     monkeypatch.setattr(prebuilt, "FOLDER", tmp_path)
-    flags = prebuilt.LEVELS[levels[more - 1]] | {"fpu", "sse2"}
+    flags = of_machine[levels[more - 1]] | {"fpu", "sse2"}
     for seen, level in ((flags, levels[more - 1]), (flags - {"popcnt"}, None)):
         monkeypatch.setattr(prebuilt, "_flags_of_this_processor", lambda seen=seen: seen)
         prebuilt._opened.cache_clear()
@@ -196,7 +198,7 @@ def test_a_wheels_kernels_run_where_numba_and_llvmlite_cannot_be_imported(librar
 import sys; sys.path.insert(0, {str(HERE)!r}); sys.modules["numba"] = sys.modules["llvmlite"] = None
 from pathlib import Path
 from multiverso.compiling import prebuilt
-prebuilt.FOLDER = Path({str(libraries)!r}); prebuilt.LEVELS = {{{LEVEL!r}: set()}}
+prebuilt.FOLDER = Path({str(libraries)!r}); prebuilt.LEVELS = {{{platform.machine()!r}: {{{LEVEL!r}: set()}}}}
 import numpy as np, small_kernels
 data = np.arange(4, dtype="f4")
 assert small_kernels.scale.compiled("float32")(data, np.array([1, 3]), 10, 0) == 4

@@ -282,6 +282,18 @@ def _linked(parts: list[str]) -> bytes:
 
 def emit(translated: Translated, machine: Any) -> Code:
     """Optimises a group of kernels, checks that nothing unknown is needed, and compiles it for a processor."""
+    whole = optimise(translated, machine)
+    needed = {f.name for f in whole.functions if f.is_declaration and not f.name.startswith("llvm.")}
+    needed |= {g.name for g in whole.global_variables if g.is_declaration}
+    unknown = needed - LIBC - PYTHON
+    if unknown:
+        raise RuntimeError(f"compiled kernels {translated.symbols} need {sorted(unknown)}, which they must not")
+    whole.verify()
+    return Code(translated.symbols, tuple(sorted(needed)), machine.emit_object(whole))
+
+
+def optimise(translated: Translated, machine: Any) -> Any:
+    """Returns a group of kernels as an LLVM module, optimised for a processor."""
     whole = llvm.parse_bitcode(translated.bitcode)
     whole.triple, whole.data_layout = machine.triple, str(machine.target_data)
     for function in whole.functions:
@@ -293,13 +305,7 @@ def emit(translated: Translated, machine: Any) -> Code:
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(whole, builder)
     _simplify(whole, machine)
-    needed = {f.name for f in whole.functions if f.is_declaration and not f.name.startswith("llvm.")}
-    needed |= {g.name for g in whole.global_variables if g.is_declaration}
-    unknown = needed - LIBC - PYTHON
-    if unknown:
-        raise RuntimeError(f"compiled kernels {translated.symbols} need {sorted(unknown)}, which they must not")
-    whole.verify()
-    return Code(translated.symbols, tuple(sorted(needed)), machine.emit_object(whole))
+    return whole
 
 
 def _nothing_is_counted() -> ir.Module:

@@ -20,11 +20,15 @@ from multiverso.compiling.sources import digest_of
 
 FOLDER = Path(__file__).parent / "libraries"
 MANIFEST = "manifest.json"
-# The x86-64 psABI's levels, the best first: what each adds to the next, in the words of /proc/cpuinfo.
+# The best first, with what each needs, in the words of /proc/cpuinfo: the x86-64 psABI's levels; and Armv8.1, which
+# changes a word atomically in one instruction.
 _V2 = {"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"}
 _V3 = {*_V2, "abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"}
 _V4 = {*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-LEVELS = {"x86-64-v4": _V4, "x86-64-v3": _V3, "x86-64-v2": _V2}
+LEVELS: dict[str, dict[str, set[str]]] = {
+    "x86_64": {"x86-64-v4": _V4, "x86-64-v3": _V3, "x86-64-v2": _V2},
+    "aarch64": {"armv8.1a": {"atomics"}, "armv8a": set()},
+}
 
 
 def addresses_of(name: str, dtype: str | None, sources: Sequence[Path]) -> dict[str, int] | None:
@@ -57,7 +61,7 @@ def _opened() -> tuple[ctypes.CDLL | None, dict[str, Any]]:
         if manifest["machine"] != platform.machine():
             return None, {}
         flags = _flags_of_this_processor()
-        best = next(name for name, needed in LEVELS.items() if needed <= flags)
+        best = next(name for name, needed in LEVELS[manifest["machine"]].items() if needed <= flags)
         library = ctypes.CDLL(str(FOLDER / f"{best}.so"))
         PythonFacts.in_dll(library, PYTHON_FACTS)[:] = list(PYTHON_FACTS_HERE)
     except (OSError, ValueError, KeyError, StopIteration):  # none here, or none for this machine or its libc
@@ -67,7 +71,7 @@ def _opened() -> tuple[ctypes.CDLL | None, dict[str, Any]]:
 
 def _flags_of_this_processor() -> set[str]:
     with open("/proc/cpuinfo", encoding="latin-1") as file:  # a line for each core, of which the first tells
-        return next((set(line.split()) for line in file if line.startswith("flags")), set())
+        return next((set(line.split()) for line in file if line.startswith(("flags", "Features"))), set())
 
 
 def _address(library: ctypes.CDLL, symbol: str) -> int:

@@ -80,8 +80,10 @@ def pass_through(control: Address, base: Address, me: Int, progress: Int) -> Int
         progress: number of a row word, or -1 - the hash pattern of a segment.
     """
     owner = owner_of(base, me)
-    rows = add64(base + at.NEXT_ROW, 0) >> 16  # changed by nothing: whoever gets a row afterwards has seen it, too
-    blocks = (rows >> load_acquire64(base + at.SHIFT)) + 1
+    word = load_acquire64(base + at.NEXT_ROW)
+    while compare_swap64(base + at.NEXT_ROW, word, word) != word:  # whoever gets a row afterwards has met it, too
+        word = load_acquire64(base + at.NEXT_ROW)
+    blocks = (word >> 16 >> load_acquire64(base + at.SHIFT)) + 1
     first = base + load_acquire64(base + at.ROW_WORDS)
     for word in range(max(progress, 0), blocks if progress >= 0 else 0):
         while True:
