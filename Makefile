@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test quick check bench figures chaos exact pauses again pythons ray buckets engines fuzz interrupts interleave simulate mutants golden wheels docs clean distclean
+.PHONY: help demo test quick check bench figures chaos exact pauses again pythons ray buckets engines fuzz interrupts interleave simulate mutants golden wheels aarch64 docs clean distclean
 
 # Whatever is active outside must not reach the environments made here.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONWARNINGS CONDA_PREFIX
@@ -122,6 +122,9 @@ engines: .venv/.full ## real sshd and real Slurm on machines that are namespaces
 
 wheels: .venv/.dev ## the wheel with all kernels compiled, twice, and the source archive; tried without Numba (ARGS="--once --tests")
 	@$(BIN)/python scripts/wheels.py $(ARGS)
+
+aarch64: .venv/.dev ## the wheel for aarch64, built here and tried in a Debian for arm64 under qemu (root; some 20 minutes)
+	@ROOT="$(ROOT)" bash scripts/aarch64.sh $(PYTEST_ARGS)
 
 docs: .venv/.dev ## the documentation, served on http://127.0.0.1:8000
 	$(BIN)/mkdocs serve
