@@ -215,11 +215,14 @@ def armv8(e: _Execution) -> bool:
     dependent = by_data | by_address | by_control
     dependent |= {(a, c) for a, b in by_address for b2, c in po if b2 == b and c.part == "W"}
     dependent |= {(a, c) for a, b in by_data | by_address for w, c in e.rf if w == b and c.thread == b.thread}
+    own_co = [(a, b) for a, b in e.co if a.thread == b.thread]
+    dependent |= {(a, c) for a, b in by_data | by_control for b2, c in own_co if b2 == b}
     pairs = {(a, b) for a, b in po if a.step.kind == "C" and a.position == b.position}
     atomic = pairs | {(w, r) for _, w in pairs for w2, r in e.rf if w2 == w and r.thread == w.thread and r.is_acquire}
     barriers = _between(e, ["release", "seq_cst"])  # both are `dmb ish`
     barriers |= {(a, b) for a, b in _between(e, ["acquire"]) if a.part == "R"}  # `dmb ishld`
     barriers |= {(a, b) for a, b in po if a.is_acquire or b.is_release or (a.is_release and b.is_acquire)}
+    barriers |= {(a, c) for a, b in po if b.is_release for b2, c in own_co if b2 == b}
     observed = chain(_external(e.rf), _external(e.fr), _external(e.co))
     return _is_coherent(e) and _is_acyclic(chain(observed, dependent, atomic, barriers))
 
