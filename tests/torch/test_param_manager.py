@@ -218,8 +218,8 @@ def test_a_parameter_that_was_pointed_elsewhere_is_still_shared(alone: None) -> 
         (lambda: nn.LazyLinear(2), ValueError, "weight has no memory yet"),
         (lambda: nn.Linear(2, 2, device="meta"), ValueError, "weight has no memory yet"),
         (lambda: nn.Linear(2, 2, dtype=torch.complex64), DtypeMismatchError, "complex64"),
-        (lambda: nn.ReLU(), ValueError, "nothing to share"),
         (lambda: nn.ParameterList([nn.Parameter(torch.eye(2).to_sparse())]), TypeError, "dense"),
+        (nn.ReLU, ValueError, "parameters and buffers; this ReLU has none"),
     ],
 )
 def test_what_cannot_be_shared_is_refused_before_any_table_is_made(

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import multiverso as mv
 import multiverso.torch as mvt
-from multiverso.errors import ShapeMismatchError
+from multiverso.errors import DtypeMismatchError, ShapeMismatchError
 from multiverso.testing.laws import Job, run_jobs, unless_raised
 
 
@@ -94,3 +96,10 @@ def test_the_names_of_the_torch_binding() -> None:
     table.add([1, 2, 3], sync=True)
     mvt.barrier()
     assert table.get().dtype == torch.float16
+
+
+def test_any_table_may_be_given_a_dtype_of_torchs() -> None:
+    assert mv.ArrayTableHandler(3, dtype=torch.int64).get().dtype == np.int64
+    assert mv.KeyedTable(3, dtype=torch.float32).dtype == np.float32
+    with pytest.raises(DtypeMismatchError, match=r"got torch\.float16 \(16-bit data go into a float32 table"):
+        mv.ArrayTableHandler(3, dtype=torch.float16)

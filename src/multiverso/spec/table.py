@@ -228,11 +228,11 @@ def checked_count(value: Any, what: str) -> int:
 
 
 def checked_dtype(value: Any) -> str:
-    """Returns the name of a table's dtype."""
+    """Returns the name of a table's dtype, given as NumPy's or as torch's."""
     try:
         name = str(np.dtype(value).name)
     except TypeError:
-        name = str(value)
+        name = str(value).removeprefix("torch.")
     if name not in DTYPES:
         raise DtypeMismatchError(
             f"a table's dtype is one of {', '.join(DTYPES)}; got {value!r} "

@@ -99,6 +99,10 @@ class ParamManager(Resumable):
         self._flight: _Flight | None = None
         dense, self._sparse = _grouped(self._structure, overlap, lookups_of(module))
         self._groups: list[InPlace | Staged] = [*dense, *self._sparse]
+        if not self._groups:
+            raise ValueError(
+                f"ParamManager(module) shares parameters and buffers; this {type(module).__name__} has none"
+            )
         self._shared = SharedParams(
             [group.initial() for group in dense if not group.averaged],
             [group.initial() for group in dense if group.averaged],
