@@ -70,6 +70,12 @@ def together(
         return in_threads([partial(work, made, i) for i in range(workers)])
 
 
+def let_die(session: Session) -> None:
+    """Lets go of a worker's life without a word, as the kernel does for a killed process; this one lives on."""
+    session._takes_part = False
+    session._liveness.release()
+
+
 def outcome(function: Callable[[], Any]) -> Any:
     """Returns what a call returns, or the error that it raises."""
     try:

@@ -44,7 +44,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def code() -> Code:
     """The object code of the small kernels, for float32."""
     on_demand.ensure("module", NAME, "float32")
-    found = object_cache.read(on_demand._file_name(NAME, "float32"))
+    found = object_cache.read(on_demand.file_name(NAME, "float32"))
     assert found is not None
     return found
 
@@ -127,10 +127,10 @@ def test_a_damaged_file_is_noticed(code: Code) -> None:
 
 
 def test_code_that_cannot_be_linked_is_compiled_again(cache: Path, code: Code, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = on_demand._file_name(NAME, "float32")
+    file = on_demand.file_name(NAME, "float32")
     object_cache.write(file, Code(("other",), code.needed, code.content))
-    monkeypatch.setattr(on_demand, "_built_by_a_child", lambda *_: code)
-    assert set(on_demand._load("module", NAME, "float32")) == {"scale", "clear"}
+    monkeypatch.setattr(on_demand, "built_by_a_child", lambda *_: code)
+    assert set(on_demand.link_group("module", NAME, "float32")) == {"scale", "clear"}
     assert object_cache.read(file) == code
 
 
@@ -143,7 +143,7 @@ def test_one_process_compiles_what_several_threads_ask_for(
         built.append(what)
         return code
 
-    monkeypatch.setattr(on_demand, "_built_by_a_child", build)
+    monkeypatch.setattr(on_demand, "built_by_a_child", build)
     threads = [threading.Thread(target=on_demand.ensure, args=("module", NAME, "float32")) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -181,7 +181,7 @@ def test_a_slow_compilation_says_that_it_goes_on(
         assert errors.enough.wait(60), errors.getvalue()
         return code
 
-    monkeypatch.setattr(on_demand, "_built_by_a_child", slow)
+    monkeypatch.setattr(on_demand, "built_by_a_child", slow)
     monkeypatch.setattr(notice, "EVERY_SECONDS", 0.01)
     monkeypatch.setattr(sys, "stderr", errors)
     on_demand.ensure("module", NAME, "float32")
@@ -232,15 +232,15 @@ def test_without_any_cache_kernels_are_compiled_all_the_same(
     cache: Path, code: Code, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_cache.files, "own_directory", nowhere)
-    monkeypatch.setattr(on_demand, "_built_by_a_child", lambda *_: code)
+    monkeypatch.setattr(on_demand, "built_by_a_child", lambda *_: code)
     with pytest.warns(RuntimeWarning, match="each process compiles them anew"):
-        assert set(on_demand._load("module", NAME, "float32")) == {"scale", "clear"}
+        assert set(on_demand.link_group("module", NAME, "float32")) == {"scale", "clear"}
 
 
 def test_a_full_disk_keeps_nobody_from_working(cache: Path, code: Code, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_cache.files, "write_whole", nowhere)
-    monkeypatch.setattr(on_demand, "_built_by_a_child", lambda *_: code)
-    assert set(on_demand._load("module", NAME, "float32")) == {"scale", "clear"}
+    monkeypatch.setattr(on_demand, "built_by_a_child", lambda *_: code)
+    assert set(on_demand.link_group("module", NAME, "float32")) == {"scale", "clear"}
 
 
 def nowhere(*_: Any, **__: Any) -> Any:
@@ -286,17 +286,17 @@ def test_what_was_compiled_of_a_source_that_has_changed_is_not_kept(
     if when == "while it compiles":
         compiler.build = lambda *_: source.write_text("a = 20\n") and code
     on_demand.ensure("module", "changing", "float32", compiler)
-    kept = object_cache.read(on_demand._file_name("changing", "float32"))
+    kept = object_cache.read(on_demand.file_name("changing", "float32"))
     assert kept == (code if when == "never" else None)
     assert ("not kept" in capfd.readouterr().err) == (when != "never")
 
 
 def test_a_child_that_hangs_is_ended(cache: Path, code: Code, monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that fails: what is wrong is said by compiling here."""
-    monkeypatch.setattr(on_demand, "_BUILD_SECONDS", 0.0)
-    assert on_demand._built_by_a_child("module", NAME, "float32") is None
-    monkeypatch.setattr(on_demand, "_BUILD_SECONDS", 60.0)
-    assert on_demand._built_by_a_child("module", "no_such_module", "float32") is None
+    monkeypatch.setattr(on_demand, "BUILD_SECONDS", 0.0)
+    assert on_demand.built_by_a_child("module", NAME, "float32") is None
+    monkeypatch.setattr(on_demand, "BUILD_SECONDS", 60.0)
+    assert on_demand.built_by_a_child("module", "no_such_module", "float32") is None
 
 
 def test_a_forked_child_does_not_keep_a_lock_that_its_parent_has_let_go(cache: Path) -> None:
@@ -374,7 +374,7 @@ def test_warming_up_compiles_every_module_of_kernels() -> None:
 
 def test_every_loop_of_ours_is_compiled_from_its_module() -> None:
     for make in updaters.BY_NAME.values():
-        assert on_demand._is_ours(make().apply)
+        assert on_demand.is_ours(make().apply)
 
 
 def test_functions_are_replaced_without_touching_their_modules() -> None:

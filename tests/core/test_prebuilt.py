@@ -60,9 +60,9 @@ def opened(libraries: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process takes kernels from there, as from a wheel."""
     monkeypatch.setattr(prebuilt, "FOLDER", libraries)
     monkeypatch.setattr(prebuilt, "LEVELS", {platform.machine(): {LEVEL: set()}})
-    prebuilt._opened.cache_clear()
+    prebuilt.open_library.cache_clear()
     yield
-    prebuilt._opened.cache_clear()
+    prebuilt.open_library.cache_clear()
 
 
 def taken_and_made(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, int], dict[str, int]]:
@@ -72,8 +72,8 @@ def taken_and_made(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> tup
     assert prebuilt.level() == LEVEL
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(prebuilt, "FOLDER", HERE / "nowhere")
-        prebuilt._opened.cache_clear()
-        made = on_demand._load(kind, name, "float32")
+        prebuilt.open_library.cache_clear()
+        made = on_demand.link_group(kind, name, "float32")
     assert set(made) == set(taken)
     assert set(made.values()).isdisjoint(taken.values())
     return taken, made
@@ -138,10 +138,10 @@ def test_the_best_library_is_taken_that_the_processor_can_run(
     monkeypatch.setattr(prebuilt, "FOLDER", tmp_path)
     flags = of_machine[levels[more - 1]] | {"fpu", "sse2"}
     for seen, level in ((flags, levels[more - 1]), (flags - {"popcnt"}, None)):
-        monkeypatch.setattr(prebuilt, "_flags_of_this_processor", lambda seen=seen: seen)
-        prebuilt._opened.cache_clear()
+        monkeypatch.setattr(prebuilt, "processor_flags", lambda seen=seen: seen)
+        prebuilt.open_library.cache_clear()
         assert prebuilt.level() == level
-    prebuilt._opened.cache_clear()
+    prebuilt.open_library.cache_clear()
 
 
 def test_two_builds_give_the_same_bytes(libraries: Path, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_library_needs_no_other(libraries: Path) -> None:
 
 
 def test_without_numba_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_demand, "_numba", lambda: None)
+    monkeypatch.setattr(on_demand, "find_numba", lambda: None)
 
     def double(values, delta, state, stride, hyper, count):  # type: ignore[no-untyped-def]
         for i in range(count):
@@ -184,11 +184,11 @@ def test_numba_is_looked_for_where_no_handler_of_a_signal_runs(monkeypatch: pyte
     """An exception in the middle left the import lock held: every later import waited for ever."""
     threads: list[int] = []
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: threads.append(threading.get_ident()))
-    on_demand._numba.cache_clear()
+    on_demand.find_numba.cache_clear()
     try:
-        assert on_demand._numba() is None
+        assert on_demand.find_numba() is None
     finally:
-        on_demand._numba.cache_clear()
+        on_demand.find_numba.cache_clear()
     assert threads
     assert threading.main_thread().ident not in threads
 

@@ -12,27 +12,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_support import MODES, in_threads, outcome, wait_for
+from core_support import MODES, in_threads, let_die, outcome, wait_for
 
 import multiverso as mv
 from multiverso.checkpoints.manifests import read_generations
 from multiverso.checkpoints.stores import open_store
 from multiverso.errors import DeadlockError, MultiversoError, StartupError
 from multiverso.layout import words as at
-from multiverso.memory.words import store32
 from multiverso.params import SharedParams
 from multiverso.runtime import Node, Session
-from multiverso.runtime.node.numbers import Numbers
+from multiverso.runtime.node import numbers
 
 
 @pytest.fixture
 def dead(monkeypatch: pytest.MonkeyPatch) -> Callable[[Session], None]:
     """Lets go of a worker's life as the kernel does for a process that was killed; this one lives on."""
-    monkeypatch.setattr(Numbers, "_has_ended", lambda self, worker_id: True)
+    monkeypatch.setattr(numbers, "has_ended", lambda pid: True)
 
     def die(session: Session) -> None:
-        session._takes_part = False  # it does not say that it leaves
-        session._liveness.release()
+        let_die(session)
         wait_for(lambda: session.control.liveness(session.worker_id) == at.LOST)
 
     return die
@@ -371,16 +369,11 @@ def test_a_process_whose_exit_code_nobody_has_asked_for_yet_has_ended(
             raise OSError(errno.ENOSYS, "Function not implemented")
 
         monkeypatch.setattr(os, "pidfd_open", refuse)
-    with Node(2, on_lost="continue", replaces=True) as node:
-        child = os.fork()
-        if not child:
-            os.kill(os.getpid(), signal.SIGKILL)
-        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-        control = node._members.control
-        store32(control.block(1) + at.PID, child)
-        assert node._members._numbers._has_ended(1)
-        store32(control.block(1) + at.PID, os.getpid())
-        assert not node._members._numbers._has_ended(1)
-        os.waitpid(child, 0)
-        store32(control.block(1) + at.PID, child)
-        assert node._members._numbers._has_ended(1)
+    child = os.fork()
+    if not child:
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    assert numbers.has_ended(child)
+    assert not numbers.has_ended(os.getpid())
+    os.waitpid(child, 0)
+    assert numbers.has_ended(child)

@@ -272,7 +272,7 @@ def test_a_host_that_is_lost_while_it_is_dialled_holds_nobody_up(monkeypatch: py
     with socket.create_server(("127.0.0.1", 0)) as unplugged, Fabric(1, 2, new_credentials(False)) as fabric:
         fabric.listen()
         fabric.attach(1, new_shard(CHUNKS))
-        dialling = fabric._ends[0]
+        dialling = fabric.ends[0]
         fabric.connect(0, unplugged.getsockname()[:2])
         with unplugged.accept()[0]:  # it is connected, and nothing is said
             fabric.regroup([1])
@@ -304,7 +304,7 @@ def test_what_cannot_be_sent_ends_the_connection_and_goes_over_the_next(
         for fabric, shard in zip(made, shards, strict=True):
             fabric.attach(1, shard)
         barrier(made)
-        link, raised = made[0]._links[1], list[bool]()
+        link, raised = made[0].links[1], list[bool]()
         take = link.next
 
         def fails_once(*arguments: Any) -> Any:
@@ -330,7 +330,7 @@ def test_memory_that_is_missing_where_anybody_sends_costs_a_connection(
         for fabric, shard in zip(made, shards, strict=True):
             fabric.attach(1, shard)
         barrier(made)
-        peer, link, raised = made[0]._ends[1], made[0]._links[1], list[bool]()
+        peer, link, raised = made[0].ends[1], made[0].links[1], list[bool]()
         take, wait, connections = link.next, link.wait, peer.traffic.connections
 
         def is_here() -> bool:

@@ -76,7 +76,7 @@ def test_a_host_gets_in_beside_as_many_idle_strangers_as_may_be_and_the_log_tell
             idle = []
             for number in range(listener.STRANGERS):
                 idle.append(stack.enter_context(socket.create_connection(roster.coordinator)))
-                wait_for(lambda number=number: len(centre._listener._strangers) == number + 1)
+                wait_for(lambda number=number: len(centre.listener.strangers) == number + 1)
             first_port = idle[0].getsockname()[1]
             heard: list[Any] = []
             second = Outpost(roster.on(1), ("127.0.0.1", 1), heard.append)
@@ -84,7 +84,7 @@ def test_a_host_gets_in_beside_as_many_idle_strangers_as_may_be_and_the_log_tell
             assert not heard
             idle[0].settimeout(30)
             assert idle[0].recv(1) == b""
-            assert len(centre._listener._strangers) == listener.STRANGERS - 1
+            assert len(centre.listener.strangers) == listener.STRANGERS - 1
             second.close()
         for each in idle[1:]:
             each.settimeout(30)
@@ -117,10 +117,10 @@ def test_a_connection_that_gets_no_thread_is_closed_and_the_next_one_comes_in(mo
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_keeps_neither_the_port_nor_those_who_knock() -> None:
     with control_port() as (centre, roster), socket.create_connection(roster.coordinator):
-        wait_for(lambda: len(centre._listener._strangers) == 1)
+        wait_for(lambda: len(centre.listener.strangers) == 1)
         child = os.fork()
         if child == 0:
-            sockets = [centre._listener._port, *centre._listener._strangers]
+            sockets = [centre.listener._port, *centre.listener.strangers]
             os._exit(any(each.fileno() >= 0 for each in sockets))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_support import in_threads, outcome, together, wait_for
+from core_support import in_threads, let_die, outcome, together, wait_for
 from rehearsing import rehearsal
 
 from multiverso.deadline import Deadline
@@ -109,7 +109,7 @@ def test_a_worker_that_dies_is_named_with_its_host_on_the_others() -> None:
         def die(_: int) -> None:
             session = job.session(1)
             session.barrier()
-            session._takes_part = False  # as one that ends without shutdown()
+            let_die(session)
             session.shutdown()
 
         error, _ = in_threads([lambda: stay(0), lambda: die(1)])
@@ -128,7 +128,7 @@ def test_the_others_go_on_without_a_lost_worker_where_they_are_to() -> None:
                 table.add(np.ones(10))
                 session.barrier()
                 if worker_id == 2:
-                    session._takes_part = False
+                    let_die(session)
                     return None
                 session.barrier()
                 return table.get().tolist()

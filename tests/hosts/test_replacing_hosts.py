@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from core_support import in_threads, wait_for
+from core_support import in_threads, let_die, wait_for
 from rehearsing import Rehearsal, rehearsal
 
 import multiverso as mv
@@ -42,7 +42,7 @@ from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.layout import words as at
 from multiverso.runtime import Node, Session
 from multiverso.runtime.collective.reducer import Reducer
-from multiverso.runtime.node.numbers import Numbers
+from multiverso.runtime.node import numbers
 from multiverso.runtime.several_hosts import moving
 from multiverso.runtime.several_hosts.exchanged_tables import ExchangedTables
 from multiverso.runtime.several_hosts.moving import Mover
@@ -67,7 +67,7 @@ def lose(job: Rehearsal, host: int, sessions: dict[int, Session]) -> None:
     """Ends a host's node, as its death would, and waits until the others know."""
     for worker in job.roster.workers_of(host):
         session = sessions.pop(worker)
-        session._takes_part = False  # it does not say that it leaves
+        let_die(session)
         session.shutdown()
     job.nodes[host].close()
     for worker in job.roster.workers_of(host):
@@ -131,7 +131,7 @@ def test_hosts_that_are_lost_one_after_another_come_again(mode: str) -> None:
 def test_what_all_load_together_waits_for_who_is_there_again_unless_the_others_have_passed_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Numbers, "_has_ended", lambda self, worker_id: True)
+    monkeypatch.setattr(numbers, "has_ended", lambda pid: True)
 
     def open_table(session: Session) -> Any:
         return mv.MatrixTableHandler(4, 2, updater="momentum", session=session)
@@ -144,8 +144,7 @@ def test_what_all_load_together_waits_for_who_is_there_again_unless_the_others_h
         saved = tables[0].get().tolist()
         tables[0].save(tmp_path / "saved")
         dead = sessions.pop(1)
-        dead._takes_part = False  # it does not say that it leaves
-        dead._liveness.release()
+        let_die(dead)
         wait_for(lambda: sessions[2].control.liveness(1) == at.LOST)
         all_do(sessions, lambda session: tables[session.worker_id].load(tmp_path / "saved"))
         tables[0].add(np.ones((4, 2)))
@@ -173,7 +172,7 @@ def test_what_is_left_of_the_lost_host_is_refused() -> None:
         tables[0].add(np.ones(4))
         all_do(sessions, lambda session: session.barrier())
         old, old_session = job.nodes[1], sessions[1]
-        straggler = old._hosts._fabric  # type: ignore[attr-defined]
+        straggler = old.hosts.fabric  # type: ignore[attr-defined]
         with anew(job, 1):
             again = job.session(1)  # while the old node is there, and not lost yet
             table = mv.ArrayTableHandler(4, session=again)
@@ -183,7 +182,7 @@ def test_what_is_left_of_the_lost_host_is_refused() -> None:
             again.barrier()
             in_threads([sessions[0].barrier, again.barrier])
             assert tables[0].get().tolist() == table.get().tolist() == [2.0] * 4
-            assert straggler.peers._incarnation in job.nodes[0]._hosts._fabric.peers._fenced  # type: ignore[attr-defined]
+            assert straggler.peers._incarnation in job.nodes[0].hosts.fabric.peers._fenced  # type: ignore[attr-defined]
             old_session.shutdown()
             for session in (sessions[0], again):
                 session.shutdown()

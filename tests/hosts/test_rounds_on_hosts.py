@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_support import in_threads, outcome, wait_for
+from core_support import in_threads, let_die, outcome, wait_for
 from rehearsing import rehearsal
 
 from multiverso.errors import SnapshotError, StartupError, WorkerLostError
@@ -16,7 +16,7 @@ from multiverso.hosts.values.codecs import Wire
 from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.layout import words as at
 from multiverso.runtime import Node, Session
-from multiverso.runtime.node.numbers import Numbers
+from multiverso.runtime.node import numbers
 from multiverso.runtime.session import holdings
 from multiverso.tables import ArrayTableHandler, MatrixTableHandler, loading
 from multiverso.tables.collection import load_all, save_all
@@ -92,7 +92,7 @@ def test_rounds_on_several_hosts_have_the_bits_of_one_host() -> None:
                 if cutting.wait(0.02):
                     return
                 for node, peer in ((job.nodes[1], 0), (job.nodes[2], 1)):
-                    node._hosts._fabric.interrupt(peer)  # type: ignore[attr-defined]
+                    node.hosts.fabric.interrupt(peer)  # type: ignore[attr-defined]
 
         cutter = threading.Thread(target=cut)
         cutter.start()
@@ -107,7 +107,7 @@ def test_rounds_on_several_hosts_have_the_bits_of_one_host() -> None:
 
 def test_a_worker_in_a_dead_ones_place_joins_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the dead one had added and not read is gone. A host without a worker gets all from another."""
-    monkeypatch.setattr(Numbers, "_has_ended", lambda self, worker_id: True)
+    monkeypatch.setattr(numbers, "has_ended", lambda pid: True)
     monkeypatch.setattr(holdings, "_LONGEST_SECONDS", 0.1)  # the others stand still meanwhile
     size = 300_000
 
@@ -138,8 +138,7 @@ def test_a_worker_in_a_dead_ones_place_joins_the_next_round(monkeypatch: pytest.
             for worker in dead:
                 tables[worker][0].add(np.full(size, 100.0))
                 gone.append(sessions[worker])
-                sessions[worker]._takes_part = False  # it does not say that it leaves
-                sessions[worker]._liveness.release()
+                let_die(sessions[worker])
             for session in sessions:
                 for worker in dead:
                     wait_for(lambda s=session, d=worker: s.control.liveness(d) == at.LOST)  # type: ignore[misc]
@@ -327,7 +326,7 @@ def test_a_table_travels_its_own_way() -> None:
         return [table.get().reshape(-1).tolist() for table in tables]
 
     with rehearsal(1, 1) as job:
-        held = job.nodes[0]._hosts._fabric._tables._held  # type: ignore[attr-defined]
+        held = job.nodes[0].hosts.fabric.tables.held  # type: ignore[attr-defined]
         results = job.run(work, exchange=ExchangeOptions.of(wire="bfloat16", every=0.5))
     assert results == [[[3.0] * 9] * 3] * 2
     assert [(one.wire.number, one.every.seconds, one.every.changes) for one in held.values()] == [

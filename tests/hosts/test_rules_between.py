@@ -70,7 +70,7 @@ def test_a_push_for_which_memory_was_missing_moves_the_values_once(rule: str, mo
         shards = [new_shard(SPEC) for _ in made]
         for fabric, shard in zip(made, shards, strict=True):
             fabric.attach(1, shard, rule=rule, every=NEVER)
-            pool = fabric._links[1 - fabric.host]._state.pool
+            pool = fabric.links[1 - fabric.host]._state.pool
 
             def take(nbytes: int, of: Any = pool.take) -> Any:
                 if getattr(missing, "now", False) and next(times, None) is not None:
@@ -80,7 +80,7 @@ def test_a_push_for_which_memory_was_missing_moves_the_values_once(rule: str, mo
 
             monkeypatch.setattr(pool, "take", take)
         adders = [Adder(shard) for shard in shards]
-        held = [fabric._tables._held[1] for fabric in made]
+        held = [fabric.tables.held[1] for fabric in made]
         barrier(made)
         monkeypatch.setattr(SharedValues, "step", then_none)
         rounds = [[np.full(SPEC.elements, 4.0), np.full(SPEC.elements, 8.0)]] * 3

@@ -183,15 +183,15 @@ def test_workers_tell_each_other_across_hosts() -> None:
 def test_a_table_that_comes_to_be_while_its_node_ends_does_not_keep_that() -> None:
     """What follows the clocks of a job's first table began after what ends it had looked."""
     with rehearsal(1, 1) as job:
-        other_hosts: Any = job.nodes[1]._hosts
-        end = other_hosts._fabric.close
+        other_hosts: Any = job.nodes[1].hosts
+        end = other_hosts.fabric.close
 
         def end_late() -> None:
             end()
             tables = other_hosts.tables
             tables._clocks = Clocks(tables._control.address, [1], dict, tables.fabric, tables.mover, tables._tell)
 
-        other_hosts._fabric.close = end_late
+        other_hosts.fabric.close = end_late
         in_threads([job.nodes[1].close])
 
 

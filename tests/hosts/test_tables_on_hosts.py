@@ -164,7 +164,7 @@ def test_sums_of_whole_numbers_are_exact_after_a_barrier_however_they_travel(exc
 
 def _held(job: Rehearsal) -> list[dict[int, Any]]:
     """What each host holds of its tables, by number: filled when they are made."""
-    return [node._hosts._fabric._tables._held for node in job.nodes]  # type: ignore[attr-defined]
+    return [node.hosts.fabric.tables.held for node in job.nodes]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("between", ["mean", "local_sgd", "diloco", "diloco:1,0.5"])

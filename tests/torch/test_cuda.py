@@ -123,7 +123,7 @@ def test_modules_on_several_devices(alone: None) -> None:
             p.fill_(7)
     manager.sync_all_param()
     assert [p.device.type for p in model.parameters()] == ["cuda", "cuda", "cpu", "cpu"]
-    np.testing.assert_allclose(manager._shared._flats[0].shared.table.get(), 7)
+    np.testing.assert_allclose(next(iter(manager.saved_tables().values())).get(), 7)
     model.cpu()
     with pytest.raises(RuntimeError, match="move or convert the module first"):
         manager.sync_all_param()

@@ -22,9 +22,13 @@ import multiverso as mv
 from multiverso.errors import ClosedError, DtypeMismatchError, NotInitializedError
 from multiverso.testing.laws import Job, call, unless_raised, when_asked
 from multiverso.torch import ParamManager, SharedOptimizer
-from multiverso.torch.groups import InPlace
 
 SECONDS = 100
+
+
+def table_of(manager: ParamManager) -> Any:
+    """Its parameters' table: the first of those that are saved."""
+    return next(iter(manager.saved_tables().values()))
 
 
 @pytest.fixture
@@ -186,10 +190,10 @@ def test_a_module_that_has_changed_is_refused(alone: None, change: str) -> None:
         model[1].append(nn.Linear(2, 1))
     with torch.no_grad():
         model[1][0].weight.fill_(5)
-    version = manager._shared._flats[0].shared.table.version
+    version = table_of(manager).version
     with pytest.raises(RuntimeError, match="came later"):
         manager.sync_all_param()
-    assert manager._shared._flats[0].shared.table.version == version, "nothing was exchanged"
+    assert table_of(manager).version == version, "nothing was exchanged"
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -209,7 +213,7 @@ def test_a_parameter_that_was_pointed_elsewhere_is_still_shared(alone: None) -> 
     manager.sync_all_param()
     elsewhere += 1
     manager.sync_all_param()
-    np.testing.assert_array_equal(manager._shared._flats[0].shared.table.get(), 4)
+    np.testing.assert_array_equal(table_of(manager).get(), 4)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +264,7 @@ def test_other_memory_formats_and_recurrent_layers(alone: None) -> None:
     (out.sum() + model.conv(torch.ones(1, 3, 5, 5)).sum()).backward()
     optimizer.step()
     assert not torch.equal(model.conv.weight, before)
-    table = manager._shared._flats[0].shared.table.get()
+    table = table_of(manager).get()
     np.testing.assert_array_equal(
         np.sort(table), np.sort(torch.cat([p.detach().flatten() for p in model.parameters()]))
     )
@@ -280,7 +284,7 @@ def small_changes(dtype: Any) -> Any:
     for _ in range(3):
         manager.sync_all_param()  # no training: no change
     mv.barrier()
-    return (model.weight.dtype, model.weight.detach().float().numpy(), manager._shared._flats[0].shared.table.get())
+    return (model.weight.dtype, model.weight.detach().float().numpy(), table_of(manager).get())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -321,16 +325,17 @@ def test_overlapped_exchanges_lose_nothing(sync: bool) -> None:
 
 def test_overlapped_steps_are_counted_while_an_exchange_runs(alone: None) -> None:
     manager = ParamManager(nn.Linear(2, 2), overlap=True, every=2)
-    exchange = manager._shared._exchange
+    table = table_of(manager)
+    exchange = table.exchange
     may_end, number = threading.Semaphore(0), 0
 
-    def slow() -> None:
+    def slow(*arguments: Any, **options: Any) -> None:
         nonlocal number
         assert may_end.acquire(timeout=SECONDS)
         number += 1
-        exchange()
+        exchange(*arguments, **options)
 
-    manager._shared._exchange = slow  # type: ignore[method-assign]
+    table.exchange = slow
     due = []
     for _ in range(8):
         if due[-2:] == [True, False]:
@@ -346,12 +351,13 @@ def test_an_overlapped_exchange_that_failed_raises_at_the_next_step() -> None:
     mv.init()
     model = nn.Linear(2, 2)
     manager = ParamManager(model, overlap=True, every=2)
-    exchange = manager._shared._exchange
-    manager._shared._exchange = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    faulty = table_of(manager)
+    exchange = faulty.exchange
+    faulty.exchange = lambda *_, **__: 1 / 0
     assert [manager.step(), manager.step()] == [False, True]
     with pytest.raises(ZeroDivisionError):
         manager.flush()
-    manager._shared._exchange = exchange  # type: ignore[method-assign]
+    faulty.exchange = exchange
     assert [manager.step(), manager.step()] == [True, False], "the next step takes up what has failed"
     manager.flush()
     mv.shutdown()
@@ -368,7 +374,7 @@ def test_every_by_steps_and_by_time(alone: None) -> None:
 def test_a_hook_exchanges_after_each_step_until_it_is_removed(alone: None) -> None:
     model = network()
     manager = ParamManager(model)
-    table = manager._shared._flats[0].shared.table
+    table = table_of(manager)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     handle = manager.attach(optimizer)
     before = table.version
@@ -384,7 +390,7 @@ def test_the_wrapper_is_an_optimizer_like_any_other(alone: None) -> None:
     plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     optimizer = SharedOptimizer(plain, model, every=2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    table = optimizer.manager._shared._flats[0].shared.table
+    table = table_of(optimizer.manager)
     before = table.version
     train(model, optimizer, 4, scheduler.step)
     assert table.version == before + 2
@@ -419,7 +425,13 @@ def test_swapped_arguments_and_strangers_are_refused_in_words(alone: None) -> No
 
 def test_rules_by_name(alone: None) -> None:
     model = nn.Linear(2, 2)
-    assert ParamManager(model, rule="easgd")._shared._flats[0].shared.rule == mv.rules.easgd(0.9)
+    manager = ParamManager(model, rule="easgd")
+    before = table_of(manager).get()
+    with torch.no_grad():
+        model.weight += 1
+        model.bias += 1
+    manager.sync_all_param()
+    np.testing.assert_allclose(table_of(manager).get(), before + 0.9, rtol=1e-5)  # 0.9 by the number of workers
     made = dict(mv.stats()["tables"])
     for rule, error, words in (
         ("eagsd", ValueError, "no rule is named 'eagsd'; there are asgd, easgd"),
@@ -446,7 +458,7 @@ def test_statistics_by_name(alone: None) -> None:
     model = nn.Linear(2, 2)
     model.register_buffer("average", torch.ones(3))
     manager = ParamManager(model, statistics=["average"])
-    assert [group.averaged for group in manager._groups] == [False, True]
+    assert list(manager.saved_tables()) == ["table-0-parameters", "table-1-statistics"]
     with pytest.raises(ValueError, match="typo"):
         ParamManager(model, statistics=["typo"])
 
@@ -454,7 +466,8 @@ def test_statistics_by_name(alone: None) -> None:
 def test_batch_normalisation_in_place(alone: None) -> None:
     model = network()
     manager = ParamManager(model)
-    assert all(isinstance(group, InPlace) for group in manager._groups)
+    first, *others = (parameter.untyped_storage().data_ptr() for parameter in model.parameters())
+    assert set(others) == {first}, "all lie in one memory, which is exchanged where it is"
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), 3, manager.sync_all_param)
     assert model[1].num_batches_tracked == 3
     assert (model[1].running_var > 0).all()

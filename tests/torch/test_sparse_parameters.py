@@ -26,6 +26,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks are impl
 ROWS, DIM = 4096, 8  # the least that is exchanged by rows
 
 
+def tables_by_rows(manager: ParamManager) -> list[Any]:
+    return [table for name, table in manager.saved_tables().items() if name.endswith("rows")]
+
+
 @pytest.fixture
 def session() -> Iterator[Session]:
     with Node(1) as node, Session(node.address, timeout_seconds=30) as made:
@@ -78,7 +82,7 @@ def test_one_worker_gets_what_whole_exchanges_give(options: dict[str, Any], sess
     for how in ({"whole_every": 1}, {}):
         model = Net()
         manager = ParamManager(model, session=session, **{**options, **how})
-        assert [rows is not None for rows in manager._shared.by_rows] == [how == {}] * 2
+        assert len(tables_by_rows(manager)) == (0 if how else 2)
         train(model, torch.optim.SGD(model.parameters(), lr=0.02), range(17), manager.step)
         while_training = values(model)
         manager.sync_all_param()
@@ -178,16 +182,16 @@ def test_what_changes_other_rows_is_exchanged_whole(session: Session) -> None:
 def test_what_is_not_exchanged_by_rows(session: Session) -> None:
     tied = Net()
     tied.register_parameter("again", tied.words.weight)  # used we do not know how
-    assert len(ParamManager(tied, session=session)._sparse) == 1
+    assert len(tables_by_rows(ParamManager(tied, session=session))) == 1
     for model, options in (
         (Net(sparse=False), {}),
         (Net(rows=100 * 67), {"overlap": True}),
         (Net().bfloat16(), {}),
         (Net(rows=ROWS - 1), {}),
     ):
-        assert not ParamManager(model, session=session, **options)._sparse  # type: ignore[arg-type]
+        assert not tables_by_rows(ParamManager(model, session=session, **options))  # type: ignore[arg-type]
     for rule in ("easgd", mv.rules.downpour(fetch=2, push=3)):
-        assert ParamManager(Net(), rule=rule, session=session)._shared.by_rows == [None, None]
+        assert not tables_by_rows(ParamManager(Net(), rule=rule, session=session))
     with pytest.raises(ValueError, match="whole_every"):
         ParamManager(Net(), whole_every=0, session=session)
 
@@ -236,7 +240,7 @@ def test_exceptions_between_any_two_steps_lose_nothing(session: Session) -> None
     nn.init.zeros_(words.weight)
     manager = ParamManager(words, session=session)
     optimizer = torch.optim.SGD(words.parameters(), lr=1)
-    table = manager._shared.by_rows[0].table  # type: ignore[union-attr]
+    table = tables_by_rows(manager)[0]
     failures = 0
 
     def again(what: Any) -> Any:
@@ -279,7 +283,7 @@ def test_copies_of_a_model_stand_alone_and_it_outlives_the_job() -> None:
             torch.save(model, file)
             file.seek(0)
             loaded = torch.load(file, weights_only=False)
-            for table in (rows.table for rows in manager._shared.by_rows if rows):
+            for table in tables_by_rows(manager):
                 table.add(np.ones((ROWS, DIM)))
             manager.step()
             assert torch.equal(twin(batch(0)), loaded(batch(0)))

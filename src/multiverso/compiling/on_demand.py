@@ -31,7 +31,7 @@ from multiverso.turns import uninterrupted
 
 _HERE = Path(__file__).parent
 _lock = threading.RLock()
-_BUILD_SECONDS = 600.0
+BUILD_SECONDS = 600.0
 Group = tuple[str, str, str | None]
 """``"module"`` for one of kernels or ``"loops"``, the name of that module, and the dtype of the tables, if any."""
 
@@ -58,7 +58,7 @@ def load_module(name: str, dtype: str | None) -> dict[str, Callable[..., Any]]:
     """Returns the compiled kernels that a module declares for a dtype, or (None) those without one, by name."""
     from multiverso.compiling.functions import callable_at
 
-    addresses = _load("module", name, dtype)
+    addresses = link_group("module", name, dtype)
     return {kernel: callable_at(kernel, address) for kernel, address in addresses.items()}
 
 
@@ -69,8 +69,8 @@ def load_loop(function: Callable[..., None], dtype: str) -> int:
     Our own come from the cache. A user's is compiled by Numba in this process: nothing tells what it is made of.
     The code lives as long as the process.
     """
-    if _is_ours(function):
-        return _load("loops", function.__module__, dtype)[function.__name__]
+    if is_ours(function):
+        return link_group("loops", function.__module__, dtype)[function.__name__]
     require_numba(f"{function.__qualname__}: an updater or rule of your own")
     with _lock, telling(f"compiling {function.__qualname__} for {dtype}"), _compiler() as compiler:
         compiled = uninterrupted(lambda: compiler.compile_loop(function, dtype))
@@ -90,7 +90,7 @@ def ensure(kind: str, name: str, dtype: str | None, process: CompilerProcess | N
     """
     if not _is_there(name, dtype):
         require_numba(_why(name, dtype))
-        _build(kind, name, dtype, _file_name(name, dtype), process)
+        _build(kind, name, dtype, file_name(name, dtype), process)
 
 
 def ensure_all(groups: Sequence[Group]) -> None:
@@ -135,7 +135,7 @@ def ensure_all(groups: Sequence[Group]) -> None:
 def _is_there(name: str, dtype: str | None) -> bool:
     if prebuilt.addresses_of(name, dtype, sources_behind(name)) is not None:
         return True
-    return _numba() is not None and object_cache.read(_file_name(name, dtype)) is not None
+    return find_numba() is not None and object_cache.read(file_name(name, dtype)) is not None
 
 
 def _why(name: str, dtype: str | None) -> str:
@@ -143,7 +143,7 @@ def _why(name: str, dtype: str | None) -> str:
 
 
 @functools.cache
-def _numba() -> ModuleSpec | None:
+def find_numba() -> ModuleSpec | None:
     """Returns where Numba is. An exception of a signal in the middle would leave the import lock held for ever."""
     return uninterrupted(lambda: importlib.util.find_spec("numba"))
 
@@ -157,13 +157,14 @@ def require_numba(why: str) -> None:
     Raises:
         ModuleNotFoundError: it is not installed.
     """
-    if _numba() is None:
+    if find_numba() is None:
         raise ModuleNotFoundError(
             f'{why} must be compiled, and Numba is not installed: pip install "multiverso[compile]"', name="numba"
         )
 
 
-def _is_ours(function: Callable[..., None]) -> bool:
+def is_ours(function: Callable[..., None]) -> bool:
+    """Whether a loop is one of this package's modules, so that it can be kept on disk."""
     module = function.__module__ or ""  # none of what is made by `exec`, as at some prompts
     found = getattr(sys.modules.get(module), function.__name__, None)
     return module.startswith("multiverso.") and found is function
@@ -172,7 +173,8 @@ def _is_ours(function: Callable[..., None]) -> bool:
 # -- from disk, or else from the compiler ----------------------------------------------------------------------
 
 
-def _load(kind: str, name: str, dtype: str | None) -> dict[str, int]:
+def link_group(kind: str, name: str, dtype: str | None) -> dict[str, int]:
+    """Returns the addresses of a group's functions in this process, compiled first where they are not on disk."""
     with _lock:
         found = prebuilt.addresses_of(name, dtype, sources_behind(name))
         if found is not None:
@@ -180,7 +182,7 @@ def _load(kind: str, name: str, dtype: str | None) -> dict[str, int]:
         require_numba(_why(name, dtype))
         from multiverso.compiling.linking import link
 
-        file = _file_name(name, dtype)
+        file = file_name(name, dtype)
         code = object_cache.read(file)
         if code is None and (kind, name, dtype) in _AT_FIRST and object_cache.cache_directory() is not None:
             ensure_all(_AT_FIRST)
@@ -198,7 +200,8 @@ def _by_kernel(addresses: dict[str, int]) -> dict[str, int]:
     return {symbol.rpartition(".")[2]: address for symbol, address in addresses.items()}
 
 
-def _file_name(name: str, dtype: str | None) -> str:
+def file_name(name: str, dtype: str | None) -> str:
+    """Returns what the cache calls a group's object code."""
     return f"{group_of(name, dtype)}-{digest_of(sources_behind(name), *_machine())}"
 
 
@@ -227,7 +230,7 @@ def _processor() -> tuple[str, str, str]:
 
 def _numba_version() -> list[str]:
     """Returns the names of Numba's metadata: ``importlib.metadata`` takes as long to import as all else here."""
-    found = _numba()
+    found = find_numba()
     if found is None or found.origin is None:
         return []
     return sorted(name for name in os.listdir(Path(found.origin).parent.parent) if name.startswith("numba-"))
@@ -244,7 +247,7 @@ def _build(kind: str, name: str, dtype: str | None, file: str, process: Compiler
         words = f"compiling kernels ({what})"
         begin = f"{words}, once on this machine (up to half a minute) ..."
         with contextlib.nullcontext() if process else telling(words, begin) as seconds:
-            code = process.build(kind, name, dtype, _BUILD_SECONDS) if process else _built_by_a_child(kind, name, dtype)
+            code = process.build(kind, name, dtype, BUILD_SECONDS) if process else built_by_a_child(kind, name, dtype)
             code = code or _built_here(kind, name, dtype)
         unchanged = are_unchanged(paths, stamps)
         if unchanged:
@@ -256,10 +259,10 @@ def _build(kind: str, name: str, dtype: str | None, file: str, process: Compiler
         return code
 
 
-def _built_by_a_child(kind: str, name: str, dtype: str | None) -> Code | None:
+def built_by_a_child(kind: str, name: str, dtype: str | None) -> Code | None:
     """Returns what a child process has compiled, or None where none can be started or it has failed."""
     with CompilerProcess() as process:
-        return process.build(kind, name, dtype, _BUILD_SECONDS)
+        return process.build(kind, name, dtype, BUILD_SECONDS)
 
 
 def child(parent: int, writing: int) -> None:

@@ -39,7 +39,7 @@ def addresses_of(name: str, dtype: str | None, sources: Sequence[Path]) -> dict[
         dtype: for tables of this dtype, or None for what needs none.
         sources: what they are made of, see ``on_demand.sources_behind``.
     """
-    library, groups = _opened()
+    library, groups = open_library()
     group = group_of(name, dtype)
     made = groups.get(group)
     if library is None or made is None or made["digest"] != digest_of(sources):
@@ -49,18 +49,18 @@ def addresses_of(name: str, dtype: str | None, sources: Sequence[Path]) -> dict[
 
 def level() -> str | None:
     """Returns the level of the library that this process takes kernels from, or None where it takes none."""
-    library, _ = _opened()
+    library, _ = open_library()
     return None if library is None else Path(library._name).stem
 
 
 @functools.cache
-def _opened() -> tuple[ctypes.CDLL | None, dict[str, Any]]:
+def open_library() -> tuple[ctypes.CDLL | None, dict[str, Any]]:
     """Opens the best library that this processor can run, and reads what is in it."""
     try:
         manifest = json.loads((FOLDER / MANIFEST).read_text())
         if manifest["machine"] != platform.machine():
             return None, {}
-        flags = _flags_of_this_processor()
+        flags = processor_flags()
         best = next(name for name, needed in LEVELS[manifest["machine"]].items() if needed <= flags)
         library = ctypes.CDLL(str(FOLDER / f"{best}.so"))
         PythonFacts.in_dll(library, PYTHON_FACTS)[:] = list(PYTHON_FACTS_HERE)
@@ -69,7 +69,8 @@ def _opened() -> tuple[ctypes.CDLL | None, dict[str, Any]]:
     return library, manifest["groups"]
 
 
-def _flags_of_this_processor() -> set[str]:
+def processor_flags() -> set[str]:
+    """Returns what this processor can do, in the kernel's words."""
     with open("/proc/cpuinfo", encoding="latin-1") as file:  # a line for each core, of which the first tells
         return next((set(line.split()) for line in file if line.startswith(("flags", "Features"))), set())
 

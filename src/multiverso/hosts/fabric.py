@@ -65,7 +65,7 @@ class Fabric:
         self.host, self.hosts = host, hosts
         self.peers = Peers(host, hosts, credentials, bind)
         self._pace = Pace(share)
-        self._tables = HeldTables(host, hosts)
+        self.tables = HeldTables(host, hosts)
         self._lost: set[int] = set()
         self._lock = threading.RLock()
         self._settled = threading.Condition()
@@ -74,22 +74,22 @@ class Fabric:
         self._threads: list[threading.Thread] = []
         self.rounds = Rounds(host, range(hosts), self._wake, self._end_turn)
         # by the other host's number; with a rule between hosts there is one to this host itself
-        self._links: dict[int, Link] = {}
+        self.links: dict[int, Link] = {}
         self._neighbours: dict[int, Neighbour] = {}
-        self._ends: dict[int, Peer | Loop] = {}
+        self.ends: dict[int, Peer | Loop] = {}
         for peer in range(hosts):
             if peer != host:
                 self._open(peer)
 
     def _open(self, peer: int) -> None:
-        link = self._links[peer] = Link(self.host, peer, self._pace, settled=self._tell_settled)
+        link = self.links[peer] = Link(self.host, peer, self._pace, settled=self._tell_settled)
         neighbour = self._neighbours[peer] = Neighbour(self.rounds, peer)
         carried = Several(neighbour, link)  # rounds first: workers wait for them
-        self._ends[peer] = self.peers.open(DATA, peer, carried, self._pace)
+        self.ends[peer] = self.peers.open(DATA, peer, carried, self._pace)
 
     def _wake(self, peer: int) -> None:
         """There is something of a round to send."""
-        self._ends[peer].pump()
+        self.ends[peer].pump()
 
     # -- connections -----------------------------------------------------------------------------------------
 
@@ -131,20 +131,20 @@ class Fabric:
             control: address of the job's control segment, which tells whose locks are a dead worker's; 0: nobody's.
             rule: what a home makes of what hosts push, see ``hosts/values/options.py``; from the first ``take`` on.
         """
-        self._tables.rest.share(control)
+        self.tables.rest.share(control)
         chunk_bytes = chunk_bytes_of(shard.spec.elements * shard.spec.itemsize, self.hosts)
         copy = Copy(shard, chunk_bytes, control)  # it may have to compile: nobody waits for that
         with self._lock:
-            held = self._tables.add(table_id, copy, wire, every, rule)
-            if held.outer is not None and self.host not in self._links:
-                link = self._links[self.host] = Link(self.host, self.host, self._pace, settled=self._tell_settled)
-                self._ends[self.host] = Loop(link)
+            held = self.tables.add(table_id, copy, wire, every, rule)
+            if held.outer is not None and self.host not in self.links:
+                link = self.links[self.host] = Link(self.host, self.host, self._pace, settled=self._tell_settled)
+                self.ends[self.host] = Loop(link)
             for link in self._links_of(held):
-                self._tables.attach_to(link, table_id)
+                self.tables.attach_to(link, table_id)
         self._poke()
 
     def _links_of(self, held: Held) -> list[Link]:
-        return [link for peer, link in self._links.items() if peer != self.host or held.outer is not None]
+        return [link for peer, link in self.links.items() if peer != self.host or held.outer is not None]
 
     def attach_rounds(
         self,
@@ -164,7 +164,7 @@ class Fabric:
             overwritten: where the other hosts have the table already: the last turns that were given to
                 :meth:`overwrite` before this one came, and whose values. It gets values by :meth:`refill`.
         """
-        self._tables.rest.share(control)
+        self.tables.rest.share(control)
         memory = RoundMemory(shard, control, local)
         with self._lock:  # a lost host's place is made free meanwhile, or not: none is left idle
             for neighbour in self._neighbours.values():
@@ -191,7 +191,7 @@ class Fabric:
             self._tell_settled()
             return
         with self._lock:
-            held = self._tables.remove(table_id)
+            held = self.tables.remove(table_id)
             for link in self._links_of(held):
                 link.detach(table_id)
         held.close()
@@ -223,8 +223,8 @@ class Fabric:
         for number in () if take else in_rounds:
             self.rounds.begin(number)
         with self._lock:
-            ends = {peer: end for peer, end in self._ends.items() if not self._went(peer)}
-            tickets = {peer: self._links[peer].settle(take, wanted) for peer in ends}
+            ends = {peer: end for peer, end in self.ends.items() if not self._went(peer)}
+            tickets = {peer: self.links[peer].settle(take, wanted) for peer in ends}
         for end in ends.values():
             end.pump()
         self._receive_for(tickets, ends)
@@ -243,8 +243,8 @@ class Fabric:
 
         if take:  # the values that all begin with are there
             with self._lock:
-                for table_id in self._tables.ruled:
-                    for link in self._links.values() if wanted is None or table_id in wanted else ():
+                for table_id in self.tables.ruled:
+                    for link in self.links.values() if wanted is None or table_id in wanted else ():
                         link.begin_ruling(table_id)
 
     def _receive_for(self, tickets: Mapping[int, Ticket], ends: Mapping[int, Peer | Loop]) -> None:
@@ -256,7 +256,7 @@ class Fabric:
 
     def _went(self, peer: int) -> bool:
         """Returns whether a host is lost and the others continue without it."""
-        survivors = self._tables.survivors
+        survivors = self.tables.survivors
         return peer in self._lost and bool(survivors) and peer not in survivors[-1]
 
     def _check(self, left: Iterable[int], asked: Mapping[int, Peer | Loop]) -> None:
@@ -269,7 +269,7 @@ class Fabric:
         if self._closing.is_set():
             raise MultiversoError(f"the fabric of host {self.host} is closed")
         for peer in left:
-            now = self._ends[peer]
+            now = self.ends[peer]
             if peer in self._lost or now is not asked[peer]:
                 raise MultiversoError(f"host {peer} is lost")
             failed = now.failed
@@ -299,18 +299,18 @@ class Fabric:
             MultiversoError: this host is not among them, or the lost one was never there.
         """
         hosts = sorted(set(live))
-        if self.host not in hosts or not set(hosts) <= {self.host, *self._ends}:
+        if self.host not in hosts or not set(hosts) <= {self.host, *self.ends}:
             raise MultiversoError(f"host {self.host} cannot continue as one of the hosts {hosts}")
-        gone = [end for end in self._ends.values() if isinstance(end, Peer) and end.number not in hosts]
+        gone = [end for end in self.ends.values() if isinstance(end, Peer) and end.number not in hosts]
         for peer in gone:
             self._lost.add(peer.number)
             if (dialling := self.peers.end(peer)) is not None:
                 self._threads.append(dialling)
         with self._lock:
-            self._tables.rehome(hosts, [self._links[peer.number] for peer in gone], self._links)
+            self.tables.rehome(hosts, [self.links[peer.number] for peer in gone], self.links)
             for peer in gone:  # it may come again: nothing is known of it then
                 self._open(peer.number)
-                self._tables.attach_all_to(self._links[peer.number])
+                self.tables.attach_all_to(self.links[peer.number])
         self.rounds.regroup(hosts)
         self._tell_settled()
         self._poke()
@@ -323,7 +323,7 @@ class Fabric:
             lost: those that are lost now.
             epoch: how often hosts were lost or came again.
         """
-        self._tables.survivors = [list(left) for left in survivors]
+        self.tables.survivors = [list(left) for left in survivors]
         self._lost = set(lost)
         self.rounds.begin_anew([host for host in range(self.hosts) if host not in self._lost], epoch)
 
@@ -340,13 +340,13 @@ class Fabric:
         while not self._closing.is_set():
             now = time.monotonic()
             with self._lock:
-                moved = self._tables.look(resting)
+                moved = self.tables.look(resting)
             passing, waits = True, [0.0] if moved else []
-            for peer, link in list(self._links.items()):
+            for peer, link in list(self.links.items()):
                 if (left := link.look(now)) is not None:
                     waits.append(left)
                     if left == 0.0:
-                        self._ends[peer].pump()
+                        self.ends[peer].pump()
                 passing &= link.passing
             before, used = used, time.thread_time()
             self._pace.spent(now, used - before)
@@ -355,11 +355,11 @@ class Fabric:
                 self._closing.wait(min(_LATER_SECONDS, pause))
             elif resting and not self._closing.is_set():
                 # it has looked since workers know that they are to wake it
-                self._tables.rest.sleep(_LATER_SECONDS)
+                self.tables.rest.sleep(_LATER_SECONDS)
             resting = not waits
 
     def _poke(self) -> None:
-        for end in list(self._ends.values()):
+        for end in list(self.ends.values()):
             end.poke()
 
     # -- the rest ------------------------------------------------------------------------------------------------
@@ -368,30 +368,30 @@ class Fabric:
         """Returns what ``multiverso top`` shows: bytes and frames for each peer, processor time, connections."""
         peers = {
             number: {
-                **asdict(self._links[number].traffic),
+                **asdict(self.links[number].traffic),
                 **asdict(peer.traffic),
                 "connected": peer.connected,
                 "failed": peer.failed,
             }
-            for number, peer in self._ends.items()
+            for number, peer in self.ends.items()
             if isinstance(peer, Peer)
         }
         return {"host": self.host, "cpu_seconds": self._pace.spent_seconds, "peers": peers}
 
     def interrupt(self, peer: int) -> None:
         """Cuts the connection to a peer, as a fault of the network would: for tests."""
-        end = self._ends[peer]
+        end = self.ends[peer]
         assert isinstance(end, Peer)
         end.interrupt()
 
     def close(self) -> None:
         """Ends all threads and connections. May be called again."""
         self._closing.set()
-        self._tables.rest.wake()
+        self.tables.rest.wake()
         self._tell_settled()
         self.peers.shut()
-        self._tables.close()
-        self.peers.close(end for end in self._ends.values() if isinstance(end, Peer))
+        self.tables.close()
+        self.peers.close(end for end in self.ends.values() if isinstance(end, Peer))
         self.peers.join()
         for thread in self._threads:
             thread.join()

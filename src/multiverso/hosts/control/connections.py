@@ -122,7 +122,7 @@ class Centre:
         self._watching = threading.Thread(target=self._watch, name="multiverso-hosts-watch", daemon=True)
         self._watching.start()
         me = _hello(roster, incarnation=0, generation=1)  # nobody asks for the coordinator's
-        self._listener = Listener(port, credentials_of(roster), me, self._let_in, "multiverso-hosts")
+        self.listener = Listener(port, credentials_of(roster), me, self._let_in, "multiverso-hosts")
 
     def _new_talk(self, host: int) -> Talk:
         def take(body: memoryview) -> None:
@@ -153,13 +153,13 @@ class Centre:
             time.sleep(_LOOK_SECONDS / 10)
         with self._lock:  # from here on nobody is let in, nor takes a lost one's place
             self._closing.set()
-        self._listener.shut()
+        self.listener.shut()
         for talk in self._talks.values():
             talk.end("its node has ended")
         flushed = Deadline.after(FLUSH_SECONDS)  # of all together: one whose host is stopped takes all of it
         for talk in self._talks.values():
             talk.close(flushed)
-        self._listener.join()
+        self.listener.join()
         self._watching.join(_JOIN_SECONDS)
 
     def _let_in(self, channel: Channel, theirs: Hello) -> None:

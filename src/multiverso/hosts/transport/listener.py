@@ -74,7 +74,7 @@ class Listener:
         self._welcome, self._name = welcome, name
         self._refusals, self._crowds = Seldom(_LOG_SECONDS), Seldom(_LOG_SECONDS)
         self._changed = threading.Condition()
-        self._strangers: dict[socket.socket, None] = {}  # in the order in which they came
+        self.strangers: dict[socket.socket, None] = {}  # in the order in which they came
         self._threads: list[threading.Thread] = []
         self._closing = threading.Event()
         self._accepting = threading.Thread(target=self._accept, name=f"{name}-accept", daemon=True)
@@ -102,13 +102,13 @@ class Listener:
                 if self._closing.is_set():  # `shut` waits for those that it finds
                     connection.close()
                     return
-                self._strangers[connection] = None
+                self.strangers[connection] = None
             thread = threading.Thread(target=self._let_in, args=(connection,), name=f"{self._name}-admit", daemon=True)
             try:
                 thread.start()
             except RuntimeError:  # the system gives no thread, perhaps not for long
                 with self._changed:
-                    del self._strangers[connection]
+                    del self.strangers[connection]
                 connection.close()
                 self._closing.wait(_AGAIN_SECONDS)
                 continue
@@ -117,15 +117,15 @@ class Listener:
     def _make_room(self) -> bool:
         """Ends the connection that came first, if there are as many as there may be; returns whether there is room."""
         with self._changed:
-            if len(self._strangers) < STRANGERS:
+            if len(self.strangers) < STRANGERS:
                 return True
-            first = next(iter(self._strangers))
+            first = next(iter(self.strangers))
             self._crowds.log(
                 f"{STRANGERS} connections at {_place(self.address)} have not shown that they belong to this job, "
                 f"as many as may be: the first of them, from {_peer(first)}, was closed to make room for the next"
             )
             _end(first)
-            return self._changed.wait_for(lambda: first not in self._strangers, _ROOM_SECONDS)
+            return self._changed.wait_for(lambda: first not in self.strangers, _ROOM_SECONDS)
 
     def _let_in(self, connection: socket.socket) -> None:
         peer = _peer(connection)
@@ -139,7 +139,7 @@ class Listener:
             return
         finally:
             with self._changed:
-                del self._strangers[connection]
+                del self.strangers[connection]
                 self._changed.notify_all()
         self._welcome(channel, theirs)
 
@@ -149,8 +149,8 @@ class Listener:
         _end(self._port)  # whoever waits in accept gets an OSError
         self._port.close()
         with self._changed:
-            self._changed.wait_for(lambda: not self._strangers, _LEAVE_SECONDS)
-            for connection in self._strangers:
+            self._changed.wait_for(lambda: not self.strangers, _LEAVE_SECONDS)
+            for connection in self.strangers:
                 _end(connection)
 
     def join(self) -> None:
@@ -163,7 +163,7 @@ class Listener:
     def forget(self) -> None:
         """In a forked child: releases the sockets."""
         self._port.close()
-        for connection in self._strangers:
+        for connection in self.strangers:
             connection.close()
 
 

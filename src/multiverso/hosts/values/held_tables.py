@@ -36,7 +36,7 @@ class HeldTables:
     def __init__(self, host: int, hosts: int) -> None:
         self._host, self._hosts = host, hosts
         self.survivors: list[list[int]] = []
-        self._held: dict[int, Held] = {}
+        self.held: dict[int, Held] = {}
         self._versions = Versions()
         self.rest = Rest()
 
@@ -46,7 +46,7 @@ class HeldTables:
         Raises:
             MultiversoError: there is one of this number.
         """
-        if number in self._held:
+        if number in self.held:
             raise MultiversoError(f"table {number} is attached already")
         # rounded, a difference goes too far, and a variance may be small beside what has the same scale
         coded = Wire.of("native" if copy.convex else wire, copy.dtype)
@@ -58,32 +58,32 @@ class HeldTables:
         if ruled.name != "sum":
             alive = len(self.survivors[-1]) if self.survivors else self._hosts
             outer = SharedValues.of(ruled, alive, copy, number)
-        held = self._held[number] = Held(copy, Changes(copy.version), homes, coded, every or Every(), outer)
+        held = self.held[number] = Held(copy, Changes(copy.version), homes, coded, every or Every(), outer)
         self._watch()
         return held
 
     def remove(self, number: int) -> Held:
         """Forgets a table; returns it, to be closed once no link has it."""
-        held = self._held.pop(number)
+        held = self.held.pop(number)
         self._watch()
         return held
 
     def _watch(self) -> None:
-        self._versions.watch({number: held.copy for number, held in self._held.items()})
+        self._versions.watch({number: held.copy for number, held in self.held.items()})
 
     def attach_to(self, link: Link, number: int) -> None:
         """Gives a table to a link."""
-        link.attach(number, self._held[number], len(self.survivors))
+        link.attach(number, self.held[number], len(self.survivors))
 
     def attach_all_to(self, link: Link) -> None:
         """Gives all tables to a link."""
-        for number in self._held:
+        for number in self.held:
             self.attach_to(link, number)
 
     @property
     def ruled(self) -> list[int]:
         """The tables with a rule between hosts."""
-        return [number for number, held in self._held.items() if held.outer is not None]
+        return [number for number, held in self.held.items() if held.outer is not None]
 
     def rehome(self, hosts: list[int], gone: Iterable[Link], left: Mapping[int, Link]) -> None:
         """Gives what lived at lost hosts new homes.
@@ -95,7 +95,7 @@ class HeldTables:
         """
         self.survivors.append(hosts)
         lost = list(gone)
-        for number, held in self._held.items():
+        for number, held in self.held.items():
             homes = rehomed(held.homes, hosts)
             moved = [chunk for chunk, home in enumerate(held.homes) if homes[chunk] != home]
             agreed: dict[int, Array] = {}
@@ -120,14 +120,14 @@ class HeldTables:
             self.rest.announce()
         moved = False
         for number, version in self._versions.read().items():
-            changes = self._held[number].changes
+            changes = self.held[number].changes
             moved |= changes.version != version
             changes.version = version
         return moved
 
     def close(self) -> None:
         """Refuses whatever would still go into a table's memory."""
-        for held in list(self._held.values()):
+        for held in list(self.held.values()):
             held.copy.close()
 
 

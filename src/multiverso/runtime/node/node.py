@@ -79,7 +79,7 @@ class Node(InProcess):
         self._entrance = Entrance(listener, secret)
         self._deaths = Deaths(self._mailbox, self._closing.is_set)
         self._connections: dict[int, Connection] = {}
-        self._hosts = other_hosts or Hosts()
+        self.hosts = other_hosts or Hosts()
         self._membership: Membership | None = None
         self._served: Requests | None = None
         self._failed: Exception | None = None
@@ -92,9 +92,9 @@ class Node(InProcess):
             self.address = self._entrance.address
             self._mailbox.open()
             self._deaths.open()
-            self._hosts.meet(self._mailbox.post_order)
-            self._membership = Membership(workers, on_lost, self._deaths, self._hosts, replaces)
-            self._served = Requests(self._entrance, self._membership, time.monotonic(), self._hosts)
+            self.hosts.meet(self._mailbox.post_order)
+            self._membership = Membership(workers, on_lost, self._deaths, self.hosts, replaces)
+            self._served = Requests(self._entrance, self._membership, time.monotonic(), self.hosts)
             self._thread.start()
             self._started.wait()
             if self._failed is not None:
@@ -135,7 +135,7 @@ class Node(InProcess):
         Returns:
             False when it has stopped, or the node has ended, before that.
         """
-        return self._hosts.stay(self._closing, stopped)
+        return self.hosts.stay(self._closing, stopped)
 
     @property
     def had_workers(self) -> bool:
@@ -182,7 +182,7 @@ class Node(InProcess):
             self._end()
         else:
             self._thread.join()
-        self._hosts.close()  # after the thread that does what it hears from other hosts
+        self.hosts.close()  # after the thread that does what it hears from other hosts
         self._deaths.join()
         self._mailbox.close()
         self._over = True
@@ -281,12 +281,12 @@ class Node(InProcess):
             if callable(order):
                 order()
             else:
-                self._hosts.obey(order, self._members, self._closing.set)
+                self.hosts.obey(order, self._members, self._closing.set)
         for how, worker_id, life in self._mailbox.ends():
             worker = self._members.attached.get(worker_id)
             if how == "absent":
                 self._members.absent(worker_id)
-                self._hosts.look()
+                self.hosts.look()
             elif worker is not None and worker.connection.life == life:
                 self._settle(worker_id, at.GONE if how == "left" else at.LOST)
 
@@ -299,10 +299,10 @@ class Node(InProcess):
 
     def _settle(self, worker_id: int, liveness: int) -> None:
         worker = self._members.attached.get(worker_id)
-        if self._hosts.several and worker is not None:
+        if self.hosts.several and worker is not None:
             self._hear_out(worker.connection)
         self._members.settle(worker_id, liveness)
-        self._hosts.look()
+        self.hosts.look()
         self._notice_end()
 
     def _notice_end(self) -> None:

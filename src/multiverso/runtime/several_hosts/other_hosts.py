@@ -99,7 +99,7 @@ class OtherHosts(Hosts):
         self.is_entering = roster.times_replaced > 0
         self.over = threading.Event()
         self.reductions: Reductions | None = None
-        self._fabric, self._listener = fabric, listener
+        self.fabric, self._listener = fabric, listener
         self._closing = threading.Event()
         self._lost: set[int] = set()
         self._asking = Asking(self.report)
@@ -108,13 +108,13 @@ class OtherHosts(Hosts):
     def meet(self, post: Callable[[Order | Alone | Callable[[], None]], None]) -> None:
         """See `Hosts.meet`."""
         self._post = post
-        self._messages = Messages(self._fabric.peers, self._deliver)
+        self._messages = Messages(self.fabric.peers, self._deliver)
         self._centre = self._meet(self._listener)
 
     def _meet(self, listener: socket.socket | None) -> Centre | Outpost:
         """Begins to listen for the other hosts, and to talk with the coordinator."""
         roster = self.roster
-        address = self._fabric.listen()
+        address = self.fabric.listen()
         if roster.addresses:  # it listens at all of its addresses; this is the one that others know
             address = (roster.addresses[roster.host], address[1])
         if not roster.leads:
@@ -138,7 +138,7 @@ class OtherHosts(Hosts):
     ) -> HostCreations:
         """From here on this host's workers are told of, and remote ones shown in its memory. Called once."""
         assert self._centre is not None
-        roster, fabric, tell = self.roster, self._fabric, self._centre.report
+        roster, fabric, tell = self.roster, self.fabric, self._centre.report
         control.span_hosts()
         self.control = control
         self._shards: Callable[[], Mapping[int, Shard]] = lambda: catalogue.shards
@@ -170,7 +170,7 @@ class OtherHosts(Hosts):
             self._mover.close()
             self.reductions.close()
             self.tables.close()
-        self._fabric.close()
+        self.fabric.close()
         if self._centre is not None:
             self._centre.close()
         if begun:
@@ -308,13 +308,13 @@ class OtherHosts(Hosts):
             log(f"{self.roster.names[host]} is lost: {why}")
         if self.control.continues:
             with self._mover.regrouping():
-                self._fabric.regroup([h for h in range(self.roster.hosts) if h not in self._lost])
+                self.fabric.regroup([h for h in range(self.roster.hosts) if h not in self._lost])
         else:
-            self._fabric.lost(host)
+            self.fabric.lost(host)
 
     def _let_in(self, host: int, address: Address) -> None:
         self._lost.discard(host)
-        self._fabric.joined(host)
+        self.fabric.joined(host)
         if host < self.roster.host:
             self._connect(host, address)
 
@@ -324,7 +324,7 @@ class OtherHosts(Hosts):
         self.times_replaced = self.roster.times_replaced
         self.tables.exchange = ExchangeOptions.from_message(order.options["exchange"])
         self._lost = set(order.lost)
-        self._fabric.begin_anew(order.survivors, self._lost, order.epoch)
+        self.fabric.begin_anew(order.survivors, self._lost, order.epoch)
         for line in order.workers:
             write_line(self.control, line, None)
         self.barriers.begin_at(order.released)
@@ -341,7 +341,7 @@ class OtherHosts(Hosts):
 
     def _connect(self, peer: int, address: Address) -> None:
         """Of two hosts the higher one connects."""
-        self._mover.put(functools.partial(self._fabric.connect, peer, address))
+        self._mover.put(functools.partial(self.fabric.connect, peer, address))
 
     def remote_statistics(self) -> dict[int, dict[int, dict[str, float]]]:
         """See `Hosts.remote_statistics`."""
@@ -349,7 +349,7 @@ class OtherHosts(Hosts):
 
     def links(self) -> list[dict[str, Any]]:
         """Returns what went to and came from each other host with the tables' values, for `multiverso top`."""
-        counted = self._fabric.statistics()["peers"]
+        counted = self.fabric.statistics()["peers"]
         return [
             {
                 "host": self.roster.names[peer],
