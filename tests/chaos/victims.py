@@ -62,6 +62,12 @@ def while_attaching(address: str, worker_id: int, end: str, pipe: Connection) ->
     Session(address, worker_id)
 
 
+def shard_of(session: Session) -> Any:
+    """The memory of its only table."""
+    [shard] = session.tables().values()
+    return shard
+
+
 def _publish(session: Session, base: int) -> None:
     """Says that what was added is ready for the first round, as a worker that leaves does."""
     progress = np.zeros(at.ROUND_MEMBERS, np.int64)
@@ -73,7 +79,8 @@ def alone_in_a_round(address: str, end: str, pipe: Connection) -> None:
     """The only one in a round, which is decided; dies before or while it folds when it is told to."""
     session = Session(address, sync=True, start_timeout_seconds=60)
     table = mv.ArrayTableHandler(SIZE, 1.0, name="t", session=session)
-    base, line = table._shard.base, table._shard.line(0)
+    shard = shard_of(session)
+    base, line = shard.base, shard.line(0)
     table.add(np.full(SIZE, 10.0))
     _publish(session, base)
     store64(line + at.PROPOSALS + 8, 1)
@@ -81,7 +88,7 @@ def alone_in_a_round(address: str, end: str, pipe: Connection) -> None:
     pipe.send("decided")
     pipe.recv()
     if end == "while_folding":
-        table._shard.segment.array(table._shard.places.buffers[1], SIZE, "f4")[:] = -1
+        shard.segment.array(shard.places.buffers[1], SIZE, "f4")[:] = -1
     die()
 
 
@@ -94,7 +101,7 @@ def node(workers: int, pipe: Connection) -> None:
 
 def holding_a_lock(session: Session, table: Any) -> None:
     """In the middle of an add: two stripes done, the third one half written under its lock."""
-    shard = table._shard
+    shard = shard_of(session)
     stripe = load64(shard.base + at.STRIPE_SIZE)
     for number in range(3):
         faults.hold_stripe(table, number)
@@ -118,14 +125,14 @@ def before_its_slot_is_ready(session: Session, table: Any) -> None:
 def staged(session: Session, table: Any) -> None:
     """Its slot is ready, and it dies before anything is decided or after, as it happens."""
     table.add(np.full(SIZE, 10.0))
-    _publish(session, table._shard.base)
+    _publish(session, shard_of(session).base)
     die()
 
 
 def _decided(session: Session, table: Any) -> int:
     """Takes part in the first step up to its decision, and returns its members."""
     table.add(np.full(SIZE, 10.0))
-    shard = table._shard
+    shard = shard_of(session)
     _publish(session, shard.base)
     while (seen := load64(shard.base + at.DECISIONS + 8)) >> 16 < 1:
         time.sleep(0.001)
@@ -140,7 +147,7 @@ def before_folding(session: Session, table: Any) -> None:
 def while_folding(session: Session, table: Any) -> None:
     """Half of its part is written, with something wrong."""
     lo, hi = _part(session, _decided(session, table))
-    shard = table._shard
+    shard = shard_of(session)
     new = shard.segment.array(shard.places.buffers[1], SIZE, "f4")
     new[lo : (lo + hi) // 2] = -1
     die()
@@ -157,7 +164,7 @@ def _part(session: Session, members: int) -> tuple[int, int]:
 def while_gathering(session: Session, table: Any) -> None:
     """Its part is folded, and others' are not."""
     members = _decided(session, table)
-    shard = table._shard
+    shard = shard_of(session)
     part = slice(*_part(session, members))
     old, new = (shard.segment.array(shard.places.buffers[i], SIZE, "f4") for i in (0, 1))
     slots = [

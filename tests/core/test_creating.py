@@ -288,8 +288,9 @@ def test_a_large_updater_state_begins_with_its_own_value(mode: str) -> None:
     updater = Updater("times", apply, states=(State("factor", 2.5),))
 
     def work(session: Session) -> Any:
-        table = mv.ArrayTableHandler(300_000, session=session, updater=updater)
-        state = table._shard.states()[0]
+        mv.ArrayTableHandler(300_000, session=session, updater=updater)
+        [shard] = session.tables().values()
+        state = shard.states()[0]
         return float(state.min()), float(state.max())
 
     assert together(work, 2, **MODES[mode]) == [(2.5, 2.5)] * 2

@@ -11,7 +11,7 @@ import pytest
 from core_support import in_threads, outcome
 
 from multiverso.errors import NodeLostError, WorkerLostError
-from multiverso.memory.heap import _left_in_groups
+from multiverso.memory.heap import left_in_groups
 from multiverso.runtime import Node, Session
 
 HEAD = """
@@ -110,9 +110,9 @@ def test_nested_control_groups_count(tmp_path: Path) -> None:
         (root / name).mkdir(parents=True, exist_ok=True)
         (root / name / "memory.max").write_text(f"{most}\n")
         (root / name / "memory.current").write_text(f"{used}\n")
-    assert _left_in_groups(groups, root) == [100]
+    assert left_in_groups(groups, root) == [100]
     (root / "outer" / "memory.stat").write_text("anon 1\ninactive_file 300\n")
-    assert _left_in_groups(groups, root) == [400]
+    assert left_in_groups(groups, root) == [400]
 
 
 def test_nobody_waits_for_a_worker_that_the_node_has_no_thread_to_watch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,7 +135,7 @@ def test_who_waits_for_a_version_is_woken(mode: str, monkeypatch: pytest.MonkeyP
 
     def work(session: Session) -> Any:
         table = mv.ArrayTableHandler(2, session=session)
-        base, came = table._shard.base, []
+        base, came = next(iter(session.tables().values())).base, []
         waiter = threading.Thread(target=lambda: came.append(table.wait_version(3, timeout_seconds=60)))
         waiter.start()
         for _ in range(3):

@@ -28,6 +28,11 @@ class Rehearsal:
         options = {"timeout_seconds": 30, "start_timeout_seconds": 30, **options}
         return Session(self.nodes[self.roster.host_of(worker_id)].address, worker_id, **options)
 
+    def lose(self, worker_id: int) -> None:
+        """Does what the node does when a worker's process is gone."""
+        node = self.nodes[self.roster.host_of(worker_id)]
+        node._mailbox.post_end("lost", worker_id, node._members.attached[worker_id].connection.life)
+
     def run(self, function: Callable[[Session], Any], **options: Any) -> list[Any]:
         """Runs ``function(session)`` as each worker of the job; returns their results in the workers' order."""
 

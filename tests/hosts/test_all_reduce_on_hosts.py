@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from core_support import bits, outcome
-from rehearsing import Rehearsal, rehearsal
+from rehearsing import rehearsal
 
 from multiverso.errors import InterruptedRoundError, ShapeMismatchError, WaitTimeoutError, WorkerLostError
 from multiverso.hosts.combining import CHUNK_BYTES, COMBINE, PIECE_BYTES, PIECES, SMALL_BYTES, Combining, Piece
@@ -293,12 +293,6 @@ def test_it_ends_no_round(sync: bool) -> None:
         assert job.run(work, sync=sync) == [([[4, 0], [4, 1], [4, 2]], [12, 18])] * 4
 
 
-def killed(job: Rehearsal, host: int, worker_id: int) -> None:
-    """What the node does when a worker's process is gone."""
-    node = job.nodes[host]
-    node._mailbox.post_end("lost", worker_id, node._members.attached[worker_id].connection.life)
-
-
 def test_who_is_missing_is_named_and_a_call_that_raised_goes_on() -> None:
     waited = threading.Event()
 
@@ -335,7 +329,7 @@ def test_a_death_and_a_leaving_are_errors_that_name_the_worker(monkeypatch: pyte
             told.wait(30)  # both have it
             if session.worker_id == 1:
                 if how == "dies":
-                    killed(job, 1, 1)
+                    job.lose(1)
                 else:
                     session.shutdown()
                 gone.set()

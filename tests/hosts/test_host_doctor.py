@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from multiverso.cli.host_doctor import Probe, _clocks, _encryption, _versions, examine_hosts
+from multiverso.cli.host_doctor import Probe, compare_clocks, compare_encryption, compare_versions, examine_hosts
 from multiverso.errors import StartupError
 
 
@@ -92,13 +92,13 @@ class Said(Probe):
 
 
 def test_different_versions_clocks_and_a_missing_extra_are_told() -> None:
-    found = _versions([Said("a"), Said("b", multiverso="2")])
+    found = compare_versions([Said("a"), Said("b", multiverso="2")])
     assert (found.state, found.text) == ("fail", "multiverso: 1 on a, 2 on b")
-    found = _versions([Said("a"), Said("b", cryptography="2")])
+    found = compare_versions([Said("a"), Said("b", cryptography="2")])
     assert (found.state, found.text) == ("warn", "cryptography: 1 on a, 2 on b")
-    found = _encryption([Said("a"), Said("b", pyopenssl=None)])
+    found = compare_encryption([Said("a"), Said("b", pyopenssl=None)])
     assert (found.state, found.text) == ("fail", "b cannot encrypt")
-    found = _clocks([Said("a"), Said("b", ahead=60)])
+    found = compare_clocks([Said("a"), Said("b", ahead=60)])
     assert (found.state, found.text) == ("warn", "b is 60.0 s ahead of a")
 
 

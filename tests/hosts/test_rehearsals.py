@@ -178,7 +178,7 @@ def test_what_is_no_list_of_hosts_is_refused(tmp_path: Path, hosts: str) -> None
 
 def test_addresses_of_ipv6_are_hosts_too() -> None:
     options = RunOptions("train.py", workers=2, hosts="me@[fd00::2],node-b", ssh="sh", encrypted=False)
-    roster, commands = launching._by_ssh(options, "job", os.environ)
+    roster, commands = launching.plan_by_ssh(options, "job", os.environ)
     assert roster.names == ("me@fd00::2", "node-b")  # which ssh takes
     assert roster.addresses == ("fd00::2", "node-b")
     assert "me@fd00::2" in commands[0].arguments
@@ -192,7 +192,7 @@ def test_ssh_is_told_for_how_long_a_host_may_be_silent(
     (tmp_path / "ssh").symlink_to("/bin/true")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     options = RunOptions("train.py", workers=2, hosts="node-a,node-b", ssh=ssh, encrypted=False, host_grace=60.0)
-    _, commands = launching._by_ssh(options, "job", os.environ)
+    _, commands = launching.plan_by_ssh(options, "job", os.environ)
     words = " ".join(commands[1].arguments)
     assert ("-o ServerAliveInterval=21 -o ServerAliveCountMax=3 node-b" in words) == told
 
@@ -204,17 +204,17 @@ def test_who_left_with_exit_code_0_while_others_needed_it_is_what_is_looked_for(
     ends = tuple(WorkerExit(host, 7, code, None, False, 1.0) for host, code in ((0, 143), (1, 0)))
     result = JobResult("failed", 143, ends[0], None, ends, 1.0)
     names = ("host-0", "host-1")
-    launching._tell(RunOptions("train.py", workers=2, hosts="2"), launching._Ended(result, names, lambda _: ""))
+    launching.tell_end(RunOptions("train.py", workers=2, hosts="2"), launching.Ended(result, names, lambda _: ""))
     assert "a worker ended with exit code 0 and without multiverso.shutdown()" in capfd.readouterr().err
 
 
 def test_what_cannot_be_said_on_a_full_disk_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A launcher of several hosts ended with a traceback, and with 1 in place of the code of what had failed."""
     end = WorkerExit(0, 7, 3, None, False, 1.0)
-    ended = launching._Ended(JobResult("failed", 3, end, None, (end,), 1.0), ("host-0",), lambda _: "")
+    ended = launching.Ended(JobResult("failed", 3, end, None, (end,), 1.0), ("host-0",), lambda _: "")
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stderr", full)
-        launching._tell(RunOptions("train.py", workers=1, hosts="1"), ended)
+        launching.tell_end(RunOptions("train.py", workers=1, hosts="1"), ended)
         monkeypatch.undo()
 
 

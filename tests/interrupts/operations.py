@@ -46,6 +46,12 @@ class Twin:
         return numbers(self.session.worker_id, self.number if step is None else step)
 
 
+def counts_of(session: Any, table: Any, *what: str) -> list[Any]:
+    """What this worker has done with a table."""
+    statistics = table._shard.statistics(session.worker_id)
+    return [statistics[each] for each in what or ("adds", "exchanges", "clock")]
+
+
 class Adding(Twin):
     updater = "add"
 
@@ -63,8 +69,7 @@ class Adding(Twin):
         ]
 
     def seen(self) -> Any:
-        statistics = self.table._shard.statistics(self.session.worker_id)
-        counted = [statistics[what] for what in ("adds", "exchanges", "clock")]
+        counted = counts_of(self.session, self.table)
         return super().seen(), counted, self.table.version, self.table.snapshot().tolist()
 
 
@@ -108,8 +113,7 @@ class Exchanging(Twin):
         return [exchange, exchange, lambda: self.table.add(self.more), exchange]
 
     def seen(self) -> Any:
-        statistics = self.table._shard.statistics(self.session.worker_id)
-        counted = [statistics[what] for what in ("adds", "exchanges", "clock")]
+        counted = counts_of(self.session, self.table)
         return self.local.tolist(), self.last.tolist(), counted, self.table.snapshot().tolist()
 
 
@@ -130,8 +134,7 @@ class Ruled(Twin):
         return [exchange, exchange, exchange]
 
     def seen(self) -> Any:
-        statistics = self.shared.table._shard.statistics(self.session.worker_id)
-        counted = [statistics[what] for what in ("adds", "exchanges", "clock")]
+        counted = counts_of(self.session, self.shared.table)
         own = [array.tolist() for array in self.shared._local_state]
         return self.local.tolist(), own, self.shared._calls, counted, self.shared.table.snapshot().tolist()
 
@@ -252,9 +255,8 @@ class Sharing(Twin):
         arrays = [*self.views.arrays, *self.views.statistics, *self.values, *self.views.centre(), *self.handed.centre()]
         counted = []
         for shared in (self.views, self.handed):
-            for flat in shared._flats:
-                statistics = flat.shared.table._shard.statistics(self.session.worker_id)
-                counted.append([statistics[what] for what in ("exchanges", "clock")])
+            tables = shared.saved_tables().values()
+            counted += [counts_of(self.session, table, "exchanges", "clock") for table in tables]
         return [array.tolist() for array in arrays], counted
 
 

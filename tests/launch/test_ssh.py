@@ -11,7 +11,7 @@ import pytest
 from multiverso.cli.main import run_command
 from multiverso.errors import StartupError
 from multiverso.launch import _ssh
-from multiverso.launch.hosts import _culprit
+from multiverso.launch.hosts import culprit_of
 from multiverso.launch.results import WorkerExit
 from multiverso.launch.ssh import DEFAULT_SSH, addresses_of, checked_names
 
@@ -52,7 +52,7 @@ def test_the_host_that_has_failed_is_named_and_not_one_that_was_ended_then() -> 
     consequence = WorkerExit(2, 1, 143, None, False, 0.1)
     for code in (_ssh.FAILED, 127, 7):
         failed = WorkerExit(1, 1, code, None, False, 0.1)
-        assert _culprit([ended, failed, consequence]) is failed
+        assert culprit_of([ended, failed, consequence]) is failed
 
 
 def test_the_end_of_ssh_by_a_signal_is_that_of_the_connection(tmp_path: Path) -> None:

@@ -63,6 +63,14 @@ def dealer() -> Iterator[Any]:
         each.close()
 
 
+def batches(controller: Echo) -> Any:
+    return controller._data()
+
+
+def refused(controller: Echo) -> int:
+    return controller._reporter.refused
+
+
 def still_serves(controller: Echo) -> None:
     with Worker(control_port=controller.control_port) as worker:
         worker.init_mb_sock()
@@ -75,14 +83,14 @@ def still_serves(controller: Echo) -> None:
 def test_who_speaks_nonsense_takes_no_minibatches(
     serving: Echo, dealer: Any, wait_until: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    ports = {"control": serving.control_port, "data": serving._data().port}
+    ports = {"control": serving.control_port, "data": batches(serving).port}
     nonsense = [b"", b"[]", os.urandom(4096), b"{}", b'{"long": 9}', b"[" * 50_000]
     for channel, port in ports.items():
         for said in nonsense:
             stranger = dealer(port, channel).connection
             with contextlib.suppress(OSError):
                 stranger.send(said)
-    wait_until(lambda: serving._data().look() or serving._reporter.refused >= 2 * (len(nonsense) - 1))
+    wait_until(lambda: batches(serving).look() or refused(serving) >= 2 * (len(nonsense) - 1))
     still_serves(serving)
     assert "refused a worker: it sent no message" in capfd.readouterr().err
 
@@ -98,13 +106,13 @@ def test_a_request_of_megabytes_is_answered(serving: Echo) -> None:
 
 
 def test_credits_without_end_are_not_kept(serving: Echo, dealer: Any) -> None:
-    batches = serving._data()
-    greedy = dealer(batches.port, "data")
+    sent = batches(serving)
+    greedy = dealer(sent.port, "data")
     for room in (1, MOST_ROOM - 1, 1, 0, -5, 10**30, True, None, "1"):
         greedy.tell({"do": "grant", "room": room})
-    batches.look()
-    assert len(batches._next) == MOST_ROOM
-    assert serving._reporter.refused == 7
+    sent.look()
+    assert len(sent._next) == MOST_ROOM
+    assert refused(serving) == 7
     greedy.close()
     still_serves(serving)
 
@@ -134,7 +142,7 @@ def test_requests_that_make_no_sense_are_answered_and_counted(serving: Echo, dea
         answer, _ = odd.ask({"do": "ask", **bad}, float("inf"), "an answer")
         assert "failed" in answer
     still_serves(serving)
-    assert serving._reporter.refused == len(BAD_REQUESTS)
+    assert refused(serving) == len(BAD_REQUESTS)
 
 
 def test_a_place_that_there_is_not_is_refused(serving: Echo, dealer: Any) -> None:
@@ -248,7 +256,7 @@ def test_another_user_learns_nothing_and_takes_nothing(
     serving: Echo, wait_until: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A program of another uid: the kernel says whose it is, and what it asks is not heard."""
-    names = [socket_name("control", serving.control_port or 0), socket_name("data", serving._data().port)]
+    names = [socket_name("control", serving.control_port or 0), socket_name("data", batches(serving).port)]
     child = os.fork()
     if child == 0:
         heard = 1
@@ -261,7 +269,7 @@ def test_another_user_learns_nothing_and_takes_nothing(
             traceback.print_exc()
         finally:
             os._exit(heard)
-    wait_until(lambda: serving._data().look() or serving._reporter.refused == 2)
+    wait_until(lambda: batches(serving).look() or refused(serving) == 2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     still_serves(serving)
     assert f"refused process {child}: it belongs to user {NOBODY}" in capfd.readouterr().err

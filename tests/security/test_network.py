@@ -123,7 +123,7 @@ def test_who_shows_no_certificate_or_speaks_an_older_tls_is_not_heard(newest: ss
 
 def test_what_hosts_are_told_by_ssh_has_no_secret_on_a_command_line() -> None:
     options = RunOptions("train.py", workers=2, hosts="one,two", ssh="sh", encrypted=False)
-    roster, commands = hosts._by_ssh(options, "job", os.environ)
+    roster, commands = hosts.plan_by_ssh(options, "job", os.environ)
     for command in commands:
         assert roster.credentials not in " ".join(command.arguments)
 
@@ -131,5 +131,5 @@ def test_what_hosts_are_told_by_ssh_has_no_secret_on_a_command_line() -> None:
 def test_a_rehearsal_listens_on_loopback_only() -> None:
     with ExitStack() as stack:
         options = RunOptions("train.py", workers=2, hosts="2")
-        roster, _ = hosts._rehearsal(options, "job", os.environ, stack)
+        roster, _ = hosts.plan_rehearsal(options, "job", os.environ, stack)
         assert roster.bind == roster.coordinator[0] == "127.0.0.1"

@@ -152,9 +152,9 @@ def examine_hosts(hosts: str, ssh: str, port: int) -> Iterator[Finding]:
             yield _found(probe)
         there = [probe for probe in probes if probe.said is not None]
         if len(there) > 1:
-            yield _versions(there)
-            yield _encryption(there)
-            yield _clocks(there)
+            yield compare_versions(there)
+            yield compare_encryption(there)
+            yield compare_clocks(there)
             yield from _ways(probes, port)
 
 
@@ -168,7 +168,8 @@ def _found(probe: Probe) -> Finding:
     return Finding(name, "ok", f"{said['name']}, {said['cores']} cores, {said['machine']}, at {said['address']}")
 
 
-def _versions(probes: list[Probe]) -> Finding:
+def compare_versions(probes: list[Probe]) -> Finding:
+    """Tells whether all hosts have the same versions of what has to be the same."""
     different: list[str] = []
     state: State = "ok"
     first = _said(probes[0])["versions"]
@@ -182,7 +183,8 @@ def _versions(probes: list[Probe]) -> Finding:
     return Finding("versions", state, "; ".join(different), "Install the same versions on all hosts.")
 
 
-def _encryption(probes: list[Probe]) -> Finding:
+def compare_encryption(probes: list[Probe]) -> Finding:
+    """Tells whether all hosts have what encrypts the connections between them."""
     needed = ("pyopenssl", "cryptography")
     without = [p.host for p in probes if any(_said(p)["versions"].get(package) is None for package in needed)]
     if not without:
@@ -191,7 +193,7 @@ def _encryption(probes: list[Probe]) -> Finding:
     return Finding("encryption", "fail", f"{', '.join(without)} cannot encrypt", advice)
 
 
-def _clocks(probes: list[Probe]) -> Finding:
+def compare_clocks(probes: list[Probe]) -> Finding:
     """Nothing of ours goes by the time of day, but logs are read side by side."""
     ahead: dict[str, float] = {}
     for probe in probes:

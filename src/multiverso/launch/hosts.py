@@ -75,17 +75,17 @@ def launch_on_hosts(options: RunOptions) -> int:
             ended = _start(options, starts)
             if not starts.again(ended.result, ended.code):
                 break
-            _tell(options, ended)
+            tell_end(options, ended)
             _say(starts.words())
             starts.pause()
     if ended.result.reason != "signal":
         let_signals_end_us()
-    _tell(options, ended)
+    tell_end(options, ended)
     return ended.code
 
 
 @dataclass(frozen=True)
-class _Ended:
+class Ended:
     """A job that is over.
 
     Attributes:
@@ -100,10 +100,11 @@ class _Ended:
 
     @property
     def code(self) -> int:
-        return _culprit(self.result.exits).code if self.result.reason == "failed" else self.result.exit_code
+        """The launcher's exit code."""
+        return culprit_of(self.result.exits).code if self.result.reason == "failed" else self.result.exit_code
 
 
-def _start(options: RunOptions, starts: Starts) -> _Ended:
+def _start(options: RunOptions, starts: Starts) -> Ended:
     """Runs the job once."""
     assert options.hosts is not None
     by_ssh = not options.hosts.isdecimal()
@@ -111,9 +112,9 @@ def _start(options: RunOptions, starts: Starts) -> _Ended:
     with ExitStack() as stack:
         environ = starts.environ(_environ(options), options.resume)
         if not by_ssh:
-            roster, commands = _rehearsal(options, job_id, environ, stack)
+            roster, commands = plan_rehearsal(options, job_id, environ, stack)
         else:
-            roster, commands = _by_ssh(options, job_id, environ)
+            roster, commands = plan_by_ssh(options, job_id, environ)
         shown = _Shown(roster.names)
         output = Output(shown)
         replacements = Replacements(options.replace)
@@ -172,10 +173,11 @@ def _start(options: RunOptions, starts: Starts) -> _Ended:
         result = job.run(starts.seconds_left, signals=starts.signals)
         for text in shown.folded():
             _say(text)
-        return _Ended(result, roster.names, output.last_words)
+        return Ended(result, roster.names, output.last_words)
 
 
-def _tell(options: RunOptions, ended: _Ended) -> None:
+def tell_end(options: RunOptions, ended: Ended) -> None:
+    """Says why a job on several hosts failed, if it did, and on which of them."""
     assert options.hosts is not None
     result = ended.result
     if result.reason == "timeout":
@@ -184,7 +186,7 @@ def _tell(options: RunOptions, ended: _Ended) -> None:
         _say(f"ended by a signal after {result.seconds:.1f} s.")
     if result.reason != "failed":
         return
-    culprit = _culprit(result.exits)
+    culprit = culprit_of(result.exits)
     name, said = ended.names[culprit.worker_id], ended.last_words(culprit.worker_id)
     if culprit.code == SSH_FAILED and not options.hosts.isdecimal():
         _say(f"{name} could not be reached by `{options.ssh}`, or the connection to it ended.{_quoted(said)}")
@@ -203,7 +205,7 @@ def _quoted(said: str) -> str:
     return f" Its last line: {said}" if said else ""
 
 
-def _rehearsal(
+def plan_rehearsal(
     options: RunOptions, job_id: str, given: Mapping[str, str], stack: ExitStack
 ) -> tuple[Roster, list[WorkerCommand]]:
     """Hosts host-0, host-1, ... that are all this machine."""
@@ -229,7 +231,7 @@ def _rehearsal(
     return roster, commands
 
 
-def _by_ssh(options: RunOptions, job_id: str, environ: Mapping[str, str]) -> tuple[Roster, list[WorkerCommand]]:
+def plan_by_ssh(options: RunOptions, job_id: str, environ: Mapping[str, str]) -> tuple[Roster, list[WorkerCommand]]:
     """Hosts by name, reached by ssh: the same folder and the same interpreter there as here."""
     assert options.hosts is not None
     names = checked_names("--hosts", options.hosts.split(","))
@@ -272,7 +274,7 @@ def _arguments(options: RunOptions) -> list[str]:
     ]
 
 
-def _culprit(exits: Sequence[WorkerExit]) -> WorkerExit:
+def culprit_of(exits: Sequence[WorkerExit]) -> WorkerExit:
     """Which host's part ended the job: one with a code of its own, then one that was killed, then any."""
 
     def order(end: WorkerExit) -> int:

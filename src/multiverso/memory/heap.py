@@ -178,10 +178,10 @@ def free_memory() -> int:
         free = next(int(row.split()[1]) * 1024 for row in rows if row.startswith("MemAvailable:"))
     except (OSError, StopIteration):
         free = os.sysconf("SC_AVPHYS_PAGES") * PAGE
-    return min([free, *_left_in_groups()])
+    return min([free, *left_in_groups()])
 
 
-def _left_in_groups(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[int]:
+def left_in_groups(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[int]:
     """Returns what each control group above this process still allows, nested ones included."""
     try:
         rows = proc.read_text().splitlines()
