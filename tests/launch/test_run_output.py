@@ -136,7 +136,7 @@ def ended_but_not_read(folder: Path, options: list[str]) -> Running:
 
 @pytest.mark.parametrize(
     ("options", "then", "code", "reason"),
-    [(["--on-failure", "continue"], "sys.exit(5)", 5, "finished"), (["--timeout", "8"], "rest()", 124, "timeout")],
+    [(["--on-failure", "continue"], "sys.exit(5)", 5, "finished"), (["--timeout", "15"], "rest()", 124, "timeout")],
 )
 def test_a_slow_reader_gets_everything(tmp_path: Path, options: list[str], then: str, code: int, reason: str) -> None:
     script(tmp_path, WAIT + "os.chdir(os.environ['HERE'])\n" + SOME + then)
